@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.models.accuracy import Accuracy, compare
+from nvfp4_cute.models.quantizing.budget import within_budget
 from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, largest_inputs, samples
 from nvfp4_cute.models.quantizing.checkpoint import Calibration, Method, Written, quantize_checkpoint
 from nvfp4_cute.nn.rounded import RoundedInput
@@ -41,7 +42,8 @@ class Way:
 
     Attributes:
         bits: of FORMATS. method: of quantize_checkpoint. stored: whether 4-bit activations have the scales of the calibration;
-            else each input has its own. options: of the command, and their values: "keep", "lm-head", "embedding".
+            else each input has its own. options: of the command, and their values: "keep", "lm-head", "embedding",
+            "layout", "budget".
     """
 
     bits: str
@@ -66,7 +68,7 @@ class Way:
 
     def arguments(self) -> dict[str, Any]:
         """The options as ``quantize_checkpoint`` takes them."""
-        given = dict(self.options)
+        given = {name: value for name, value in self.options if name != "budget"}
         kept = {"formats": {given.pop("keep"): "16bit"}} if "keep" in given else {}
         return {name.replace("-", "_"): value for name, value in given.items()} | kept
 
@@ -74,6 +76,10 @@ class Way:
 WAYS = (
     *(Way("W4A16", method) for method in ("nearest", "search", "gptq")),
     Way("W4A16", "gptq", options=(("keep", "*.v_proj"),)),
+    *(
+        Way("W4A16", "gptq", options=(("layout", "compressed-tensors"), ("budget", b)))
+        for b in ("4.75", "5.0")
+    ),
     Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "16bit"))),
     Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "mxfp8"))),
     Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "nvfp4"))),
@@ -123,9 +129,11 @@ def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor]) -> 
             if way.method == "gptq"
             else {"seen": largest_inputs(model, list(batches))}
         )
-    return quantize_checkpoint(
-        folder, out, format=FORMATS[way.bits], method=way.method, **way.arguments(), **given
-    )
+    options = {"format": FORMATS[way.bits], **way.arguments()}
+    if (budget := dict(way.options).get("budget")) is not None:
+        kinds = {"format": FORMATS[way.bits], "layout": options.get("layout", "modelopt")}
+        options["formats"] = within_budget(folder, model, batches, float(budget), **kinds)
+    return quantize_checkpoint(folder, out, method=way.method, **options, **given)
 
 
 def evaluate(

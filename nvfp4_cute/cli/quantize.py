@@ -15,6 +15,7 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq    columns make up for each other's errors
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
+  nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --budget 4.75    layers that lose most get more bits
   nvfp4-cute quantize MODEL --out DIR --lm-head nvfp4 --embedding mxfp8    the output layer and the embedding, too
 
 MODEL is a folder of config.json and safetensors files, one tensor an expert. --calibrate needs transformers (pip install
@@ -43,6 +44,10 @@ def add_parser(verbs: Verbs) -> None:
         "gptq: errors are made up for on the calibration text, block after block of the model",
     )  # fmt: skip
     parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help="layers to leave in 16 bits")
+    parser.add_argument(
+        "--budget", type=float, metavar="BITS",
+        help="mean bits a weight: layers that lose most on the calibration text get MXFP8 or stay in 16 bits",
+    )  # fmt: skip
     for option, what in (("--lm-head", "output layer"), ("--embedding", "embedding")):
         parser.add_argument(
             option, choices=LAYER_FORMATS, metavar="FORMAT",
@@ -59,19 +64,30 @@ def run(args: argparse.Namespace) -> int:
 
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
+    if args.budget and not args.calibrate:
+        raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
     config_of_16_bits(args.model)  # before a model is loaded to be calibrated
     given: dict[str, Any] = {}
+    formats = dict.fromkeys(args.keep, "16bit")
     if args.calibrate:
+        from nvfp4_cute.models.quantizing.budget import within_budget
         from nvfp4_cute.models.quantizing.calibrate import largest_inputs
 
         model, batches = _model_and_text(args)
+        if args.budget:
+            kinds = {"format": args.format, "layout": args.layout}
+            raised = within_budget(args.model, model, batches, args.budget, formats=formats, **kinds)
+            counts = {f: list(raised.values()).count(f) for f in dict.fromkeys(raised.values())}
+            each = ", ".join(f"{count} in {f}" for f, count in counts.items()) or "none"
+            print(f"layers with more bits within {args.budget} a weight: {each}")
+            formats |= raised
         if args.method == "gptq":
             given["calibration"] = Calibration(model, batches)
         else:
             given["seen"] = largest_inputs(model, batches)
     done = quantize_checkpoint(
         args.model, args.out, format=args.format, layout=args.layout, method=args.method,
-        formats=dict.fromkeys(args.keep, "16bit"), lm_head=args.lm_head, embedding=args.embedding, device=args.device, **given,
+        formats=formats, lm_head=args.lm_head, embedding=args.embedding, device=args.device, **given,
     )  # fmt: skip
     print(
         f"{args.out}: {done.layers} layers in {args.format}, {done.bytes_before / 1e9:.3f} GB to {done.bytes_after / 1e9:.3f} "

@@ -1,0 +1,170 @@
+"""Which layers get more bits, so that a model loses least within a mean number of bits a weight.
+
+What a layer costs is measured: the KL divergence of the model's predictions with that layer alone rounded from those of the
+16-bit model, on calibration text. In more bits it costs less by the square of the weights' errors: of small ones the divergence
+is a quadratic form of them. Costs of layers are taken to add up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.models.checkpoints.names import expert_of, spellings
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles
+from nvfp4_cute.models.quantizing.checkpoint import SIXTEEN
+from nvfp4_cute.models.quantizing.layouts import RECIPES, Recipe, weight_only
+from nvfp4_cute.models.quantizing.rules import Layer, Rules, layers_to_quantize
+from nvfp4_cute.models.quantizing.weights import quantized
+
+# Windows of the calibration text that costs are measured on; the model runs on each of them once a layer.
+WINDOWS = 1
+SIXTEEN_BITS = 16.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one layer.
+
+    Attributes:
+        kl: mean KL divergence, nats per token, of the model with this layer rounded.
+        error: squared error of the rounded weights; raised: that of more bits, by format.
+    """
+
+    kl: float
+    error: float
+    raised: Mapping[str, float]
+
+    def of(self, format: str | None) -> float:
+        """The divergence in a format; None: in that of all layers."""
+        if format is None:
+            return self.kl
+        return self.kl * self.raised[format] / max(self.error, 1e-300)
+
+
+def within_budget(
+    folder: str | Path,
+    model: Any,
+    batches: Sequence[torch.Tensor],
+    budget: float,
+    *,
+    format: str = "nvfp4",
+    layout: str = "modelopt",
+    formats: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Formats of layers that get more bits, by name: of ``quantize_checkpoint``.
+
+    Experts stay in ``format``: there are too many to be measured one by one.
+
+    Args:
+        folder: of the 16-bit checkpoint. model: it, loaded by transformers, in eval mode; unchanged when this returns.
+        batches: token ids, [1, n] each; the first ``WINDOWS`` count.
+        budget: mean of the bits a weight of the layers that ``format`` is for, scales included.
+        format, layout, formats: as of ``quantize_checkpoint``; what ``formats`` names stays so.
+
+    Raises:
+        ValueError: the budget is below the bits of ``format``, or there is no text.
+    """
+    recipe = RECIPES[format]
+    least = _bits(recipe, 1024)
+    if budget < least:
+        raise ValueError(
+            f"budget={budget} bits a weight; {format} takes {least}: pass more, or another format"
+        )
+    if not batches:
+        raise ValueError("no text to measure layers on; calibrate with a file")
+    own = {p: None if f == SIXTEEN else weight_only(f, layout) for p, f in (formats or {}).items()}
+    rules = Rules(recipe, own)
+    entries = TensorFiles(folder).entries
+    layers = [one for one in layers_to_quantize(entries, rules)[0] if one.recipe == recipe]
+    every, _ = layers_to_quantize(entries, Rules(recipe))
+    raised = (SIXTEEN,) if recipe.activations is None and layout == "modelopt" else ("mxfp8", SIXTEEN)
+    costs = measured(model, batches[:WINDOWS], layers, raised)
+    spare = budget * sum(_size(one) for one in every) - _taken(every, rules)
+    return chosen(layers, costs, spare)
+
+
+def chosen(layers: Sequence[Layer], costs: Mapping[str, Cost], spare: float) -> dict[str, str]:
+    """Formats by layer: steps to more bits that save most divergence a bit come first, as long as they fit.
+
+    Args:
+        costs: of those layers that may have more bits. spare: bits to spend.
+    """
+    steps = []
+    for layer in layers:
+        cost = costs.get(layer.name)
+        before, bits = None, _bits(layer.recipe, layer.shape[1])
+        for format in cost.raised if cost else ():
+            more = SIXTEEN_BITS if format == SIXTEEN else _bits(RECIPES[format], layer.shape[1])
+            assert cost is not None
+            spent = (more - bits) * _size(layer)
+            steps.append(((cost.of(before) - cost.of(format)) / spent, layer.name, before, format, spent))
+            before, bits = format, more
+    found: dict[str, str] = {}
+    for _, name, before, format, spent in sorted(steps, key=lambda step: -step[0]):
+        if spent <= spare and found.get(name) == before:
+            found[name] = format
+            spare -= spent
+    return found
+
+
+@torch.no_grad()
+def measured(
+    model: Any, batches: Sequence[torch.Tensor], layers: Sequence[Layer], raised: Sequence[str]
+) -> dict[str, Cost]:
+    """Costs by layer, of linear layers that the model has; ``raised``: formats of more bits, fewest first."""
+    modules = dict(model.named_modules())
+    expected = [_log_probabilities(model, ids) for ids in batches]
+    costs = {}
+    for layer in tqdm(layers, desc="sensitivity", leave=False, disable=None):
+        module: Any = next((modules[n] for n in spellings(layer.name) if n in modules), None)
+        if expert_of(layer.name) is not None or not isinstance(module, torch.nn.Linear):
+            continue
+        exact = module.weight.clone()
+        rounded = quantized(exact, layer.recipe.weights.name, search=True).dequantize().to(exact)
+        errors = {SIXTEEN: 0.0}
+        for format in raised:
+            if format != SIXTEEN and layer.shape[1] % RECIPES[format].group_size == 0:
+                other = quantized(exact, RECIPES[format].weights.name).dequantize().to(exact)
+                errors[format] = _squared(other, exact)
+        module.weight.copy_(rounded)
+        try:
+            found = [_kl(e, _log_probabilities(model, ids)) for e, ids in zip(expected, batches, strict=True)]
+        finally:
+            module.weight.copy_(exact)
+        ordered = {format: errors[format] for format in raised if format in errors}
+        costs[layer.name] = Cost(sum(found) / len(found), _squared(rounded, exact), ordered)
+    return costs
+
+
+def _log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids.to(model.device)).logits[0].float().log_softmax(-1)
+
+
+def _kl(expected: torch.Tensor, got: torch.Tensor) -> float:
+    return float((expected.exp() * (expected - got)).sum(1).double().mean())
+
+
+def _squared(values: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((values.float() - exact.float()).square().sum())
+
+
+def _size(layer: Layer) -> int:
+    return layer.shape[0] * layer.shape[1]
+
+
+def _bits(recipe: Recipe, k: int) -> float:
+    """Of a weight, in rows of ``k``."""
+    return 8 * recipe.weights.nbytes(1, k) / k
+
+
+def _taken(every: Sequence[Layer], rules: Rules) -> float:
+    """Bits of all layers before any gets more."""
+    kinds = [(one, rules.of(one.name)) for one in every]
+    return sum(
+        _size(one) * (_bits(kind, one.shape[1]) if isinstance(kind, Recipe) else SIXTEEN_BITS)
+        for one, kind in kinds
+    )
