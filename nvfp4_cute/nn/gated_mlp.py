@@ -64,24 +64,21 @@ class GatedMLP(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP's result, [..., H], of ``x`` [..., H]. Raises what LinearNVFP4 raises."""
-        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        modules: dict[str, Any] = self._modules  # a module looks its attributes up slowly
+        gate, up, down = modules["gate_proj"], modules["up_proj"], modules["down_proj"]
         is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)
-        if (
-            not self.is_fused
-            or is_split
-            or any(m._forward_hooks or m._forward_pre_hooks for m in (gate, up, down))
-        ):
+        if not self.is_fused or is_split or _has_hooks(gate) or _has_hooks(up) or _has_hooks(down):
             return down(self.act_fn(gate(x)) * up(x))
         rows, dtype = gate.rows(x)
         given = gate.given_input_scale()
-        sides = [Weights(m.packed_weight, m.weight_scale, m.alpha(given)) for m in (gate, up)]
-        hidden = down.input_global_scale if down.mode == "nvfp4" else None
-        sides.append(Weights(down.packed_weight, down.weight_scale, down.alpha(hidden)))
+        hidden = down._buffers["input_global_scale"] if down.mode == "nvfp4" else None
+        sides = Weights(*gate.parts(given)), Weights(*up.parts(given)), Weights(*down.parts(hidden))
         multiply: Any = torch.ops.nvfp4_cute.gated_mlp if torch.compiler.is_compiling() else gated_product
         finds = (gate.finds_input_scale, down.finds_input_scale)
         y = multiply(rows, *sides, given, hidden, *finds, self.activation, gate.mode, dtype, gate.backend)
-        if down.bias is not None:
-            y += down.bias.to(y.dtype)
+        bias = down._parameters["bias"]
+        if bias is not None:
+            y += bias.to(y.dtype)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)
 
     def _goes_together(self) -> bool:
@@ -100,6 +97,10 @@ class GatedMLP(torch.nn.Module):
     def extra_repr(self) -> str:
         """What lies between the layers, and whether it is part of their launch."""
         return f"activation={self.activation!r}, is_fused={self.is_fused}"
+
+
+def _has_hooks(layer: torch.nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def _loaded(mlp: GatedMLP, keys: object) -> None:

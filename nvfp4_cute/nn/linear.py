@@ -218,17 +218,15 @@ class LinearNVFP4(torch.nn.Module):
         if self.pre_decode:
             return functional.linear(x, self._fresh(), self.bias)
         rows, dtype = self.rows(x)
-        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
-        packed, scale = buffers["weight"], buffers["weight_scale"]
-        kept = self.kept(rows.dtype) if self.uses_kept(rows.shape[0]) else None
+        kept = self.kept(rows.dtype) if self.keep_decoded and self.uses_kept(rows.shape[0]) else None
         if kept is not None:
             y = functional.linear(rows, kept).to(dtype)
         else:
             given = self.given_input_scale()
-            alpha = self.alpha(given)
+            parts = self.parts(given)
             multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
             finds = self.finds_input_scale and self.mode == "nvfp4"
-            y = multiply(rows, packed, scale, alpha, given, finds, self.mode, dtype, self.backend)
+            y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend)
         bias = self._parameters["bias"]
         if bias is not None:
             y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
@@ -271,6 +269,11 @@ class LinearNVFP4(torch.nn.Module):
         """The global scale by which rows are quantized; None for 1, where it is found, and where rows are not quantized."""
         is_given = self.mode == "nvfp4" and not self.finds_input_scale
         return self._buffers["input_global_scale"] if is_given else None
+
+    def parts(self, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The 4-bit weights, their block scales, and ``alpha(given)``."""
+        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
+        return buffers["weight"], buffers["weight_scale"], self.alpha(given)
 
     def alpha(self, given: torch.Tensor | None) -> torch.Tensor:
         """The product of the weights' global scale and of what is given, which is kept, for eager calls on one stream of a GPU.
