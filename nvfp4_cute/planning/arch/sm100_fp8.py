@@ -194,14 +194,10 @@ def candidates(
 def _candidates() -> Iterator[KernelConfig]:
     for n in TILES_N:
         rows = KernelConfig((MMA_CTA_M, n, TILE_K), num_acc_stage=ACC_STAGES[-1])
-        # Of equal ones the first is chosen: pairs, which load less, where tokens are many.
         columns = replace(rows, swap_ab=True)
-        yield from (
-            replace(rows, use_2cta_instrs=True),
-            rows,
-            columns,
-            replace(columns, use_2cta_instrs=True),
-        )
+        for config in (rows, columns):
+            yield config
+            yield replace(config, use_2cta_instrs=True)
         # Few tiles of a long K: CTAs that would be idle take a part of it.
         yield from (replace(columns, split_k=split) for split in SPLITS[1:])
 
@@ -218,7 +214,8 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         num_sms: SMs of the device.
     """
     live = [size for size in problem.sizes if min(size) > 0]
-    return min(CANDIDATES, key=lambda config: _modelled_cycles(live, config, num_sms))
+    # Of equal ones pairs where tokens are rows, as many are: they load less.
+    return min(CANDIDATES, key=lambda c: (_modelled_cycles(live, c, num_sms), c.swap_ab == c.use_2cta_instrs))
 
 
 def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
