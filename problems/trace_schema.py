@@ -156,6 +156,7 @@ class Solution:
         entry_point: "FILE::FUNCTION", called with the inputs one after the other.
         writes_outputs: destination-passing style: the outputs follow the inputs as arguments; else they are returned.
         languages: as SOL-ExecBench names them, such as "cute_dsl".
+        binding: of C++ and CUDA, how Python calls it: "torch" or "tvm-ffi"; None takes the language's.
         sources: path -> text.
     """
 
@@ -327,6 +328,7 @@ def solution_json(solution: Solution) -> dict[str, Any]:
             "entry_point": solution.entry_point,
             "destination_passing_style": solution.writes_outputs,
             "dependencies": list(solution.dependencies),
+            **({"binding": solution.binding} if solution.binding else {}),
         },
         "sources": [{"path": path, "content": text} for path, text in solution.sources.items()],
     }

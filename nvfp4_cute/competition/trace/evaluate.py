@@ -21,6 +21,7 @@ from tqdm import tqdm
 from nvfp4_cute import env
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
 from nvfp4_cute.competition.trace import folder as sources
+from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.matching import FLASHINFER_BENCH, RULES, SOL_EXECBENCH, Rules
 from nvfp4_cute.competition.trace.score import score
 from nvfp4_cute.competition.trace.session import PASSED, TIMEOUT, Result, Settings
@@ -123,12 +124,14 @@ def _evaluate(request: Request) -> list[Result]:
 def _check(request: Request, workloads: list[Workload], solution: Solution) -> None:
     if request.workload is not None and not 0 <= request.workload < len(workloads):
         raise ValueError(f"--case {request.workload}: there are workloads 0 to {len(workloads) - 1}")
-    foreign = [name for name in solution.languages if name not in PYTHON_LANGUAGES]
+    known = (*PYTHON_LANGUAGES, *native.DEFAULTS)
+    foreign = [name for name in solution.languages if name not in known]
     if foreign:
         raise ValueError(
-            f"{solution.name} is written in {', '.join(foreign)}, which needs a compiler; here are run "
-            f"{', '.join(PYTHON_LANGUAGES)}"
+            f"{solution.name} is written in {', '.join(foreign)}; here are run {', '.join(known)}"
         )
+    if native.is_native(solution):
+        native.check(solution, _device(request.device))
 
 
 def _device(name: str) -> str:

@@ -23,6 +23,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
+from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.inputs import make_inputs
 from nvfp4_cute.competition.trace.matching import RULES, Errors, Rules
 from nvfp4_cute.competition.trace.score import floor, score
@@ -123,10 +124,13 @@ class Session:
         return torch.device("cuda" if self.settings.device == "cuda" else "cpu")
 
     def function(self) -> Callable[..., Any]:
-        """The entry point, imported when first asked for."""
+        """The entry point, imported or built when first asked for."""
         if self._function is None:
             name = self.solution.entry_file.removesuffix(".py").replace("/", ".")
             try:
+                if native.is_native(self.solution):
+                    self._function = native.build(self.solution, Path.cwd())
+                    return self._function
                 module: ModuleType = importlib.import_module(name)
                 self._function = getattr(module, self.solution.entry_name)
             except Exception as error:
