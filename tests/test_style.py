@@ -62,9 +62,11 @@ HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler, a driver, or an extra, so host modules do it inside the function that needs them.
 PYTEST_PLUGINS = {"cli.pytest_plugin"}
 # A module for the package that it is named after.
-INTEGRATIONS = {"models.transformers": {"transformers"}, "bench.triton_kernel": {"triton"}} | {
-    f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "linear", "parameters")
-}
+INTEGRATIONS = {
+    "models.transformers": {"transformers"},
+    "bench.triton_kernel": {"triton"},
+    "competition.trace.native": {"tvm_ffi"},
+} | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "linear", "parameters")}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
