@@ -20,9 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from itertools import combinations
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from tqdm import tqdm
 
 from nvfp4_cute.bench import processes, provenance, triton_matmul
 from nvfp4_cute.bench.blind_calls import BY_NAME, SETS
+from nvfp4_cute.bench.blind_errors import errors_of, summary_of, wrong_pairs
 from nvfp4_cute.bench.layers import INTERVAL_US
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
@@ -38,8 +37,6 @@ from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model.modelled import modelled_launches, recorded_chain
 from nvfp4_cute.text_table import text_table
 
-RANKED_GAP = 1.10
-"""Two measured times that differ by more must be predicted in the same order."""
 MAKER = "nvfp4-cute bench --predict"
 NEWEST = list(SETS)[-1]
 MODEL_OF_TIME = ("timing/", "gpus/timing_figures.py", "gpus/power.py")
@@ -200,24 +197,18 @@ def _call_of(run: Callable[[], object]) -> Callable[[int], object]:
 def comparison(record: dict[str, Any]) -> str:
     """Errors of predictions: a line a call, and the sum of it."""
     pairs = {name: (record["us"][name], us) for name, us in record["measured"].items()}
-    errors = {name: predicted / us - 1 for name, (predicted, us) in pairs.items()}
+    errors = errors_of(record)
     rows = [
         (name, f"{us:.2f}", f"{predicted:.2f}", f"{100 * errors[name]:+.0f} %")
         for name, (predicted, us) in pairs.items()
     ]
-    sizes = sorted(abs(error) for error in errors.values())
-    gaps = [
-        (one, other)
-        for (_, one), (_, other) in combinations(pairs.items(), 2)
-        if max(one[1], other[1]) > RANKED_GAP * min(one[1], other[1])
-    ]
-    wrong = sum((one[0] < other[0]) != (one[1] < other[1]) for one, other in gaps)
+    middle, nine, worst = summary_of(record)
+    wrong, gaps = wrong_pairs(record)
     lines = [
         f"{record['gpu']}: predicted {record['made']} by {_made_by(record)}; measured {record['measured_at']}.",
         text_table(("call", "measured us", "predicted us", "error"), rows, left=1),
-        f"{len(sizes)} calls: median error {100 * median(sizes):.1f} %, nine in ten within "
-        f"{100 * sizes[max(0, -(-9 * len(sizes) // 10) - 1)]:.0f} %, worst {100 * sizes[-1]:.0f} %; "
-        f"{wrong} of {len(gaps)} pairs whose times differ by over 10 % predicted in the wrong order.",
+        f"{len(errors)} calls: median error {100 * middle:.1f} %, nine in ten within {100 * nine:.0f} %, worst "
+        f"{100 * worst:.0f} %; {len(wrong)} of {gaps} pairs whose times differ by over 10 % predicted in the wrong order.",
         *(f"- not measured: {name}: {why}" for name, why in record["failed"].items()),
     ]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from nvfp4_cute.bench import ours, processes
+from nvfp4_cute.bench.blind_errors import newest, summary_of
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.bench.report import MODELLED, Time, Timer
@@ -72,8 +73,12 @@ def stated_error() -> str:
     """What is known of the model's error, in the words of its committed comparisons with an H200 and an H100."""
     text = VALIDATION.read_text() if VALIDATION.exists() else ""
     found = re.search(r"^(\d+ cases)\. Median error (.*?%), worst (.*?%)", text, re.M)
-    blind = re.search(r"GPU ran\): (\d+ calls),.*?median error (.*?%)", text, re.S)
     known = [f"on an H200 ({found[1]}, median {found[2]}, worst {found[3]})"] if found else []
-    known += [f"on an H100 ({blind[1]} predicted first, median {blind[2]})"] if blind else []
+    predicted = newest()
+    if predicted["measured"]:
+        middle = 100 * summary_of(predicted)[0]
+        known.append(
+            f"on an H100 ({len(predicted['measured'])} calls predicted first, median {middle:.1f} %)"
+        )
     comparison = f" {' and '.join(known)}" if known else ""
     return f"the model's error is known{comparison}, on Blackwell it is not: bench/results/timing_model.md"

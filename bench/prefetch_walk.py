@@ -197,7 +197,7 @@ def modelled() -> dict[str, float]:
 
 
 def figures() -> str:
-    """The table of results/timing_model.md: engines, boxes loaded later, loads beside prefetches, bursts."""
+    """The table of results/timing_h200.md: engines, boxes loaded later, loads beside prefetches, bursts."""
     both = measured(), modelled()
     rows = ["| what | measured | modelled | error |", "|---|---:|---:|---:|"]
     for nbytes, ctas, is_cold in ENGINES:
@@ -217,7 +217,7 @@ def figures() -> str:
 
 
 def walks() -> str:
-    """The table of results/timing_model.md: time of walks with prefetches over time without."""
+    """The table of results/timing_h200.md: time of walks with prefetches over time without."""
     both = measured(), modelled()
     rows = [
         "| CTAs that share | cycles a K tile | in turn | modelled | everybody | modelled |",

@@ -61,7 +61,7 @@ HOPPER: Figures = {
     "allocate": (0, "no tcgen05"),
 }
 
-H100_PROBE = "bench/probes/h100_probe.py on an H100 (1.98 GHz, driver 580.159)"
+H100_PROBE = "bench/probes/h100_probe.cu on an H100 (1.98 GHz, driver 580.159)"
 PROVED = "bench/results/prove-h100_sxm.json"
 
 H100: Figures = {
@@ -141,8 +141,8 @@ NEXT_US = {
 """us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 7 %, the worst 31 % "
-    "(32 groups in list form); 42 calls on an H100, predicted first, were modelled 24 % too fast (median), in part by a wrong "
-    "clock; no launch was measured on Blackwell (bench/results/timing_model.md)."
+    "(32 groups in list form); on 42 calls on an H100, predicted first, 24 %; no launch was measured on Blackwell "
+    "(bench/results/timing_model.md)."
 )
 
 CLOCK = {

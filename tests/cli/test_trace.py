@@ -10,6 +10,7 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute import cli
+from nvfp4_cute.bench.blind_errors import newest, summary_of
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.cli import trace
 from nvfp4_cute.gpus.targets import B200
@@ -67,10 +68,10 @@ def test_stated_error_is_that_of_the_committed_table():
 
 
 def test_stated_error_of_predictions_is_that_of_their_file():
-    stored = json.loads((Path(__file__).parents[2] / "bench/results/blind_h100.json").read_text())
-    calls, middle = re.search(r"Of (\d+) measured calls .*? median error ([\d.]+) %", stored["note"]).groups()
-    assert f"on an H100 ({calls} calls predicted first, median {middle} %)" in stated_error()
+    stored = newest()
+    middle = 100 * summary_of(stored)[0]
     assert (
-        f"{calls} calls on an H100, predicted first, were modelled {float(middle):.0f} % too fast"
-        in MODEL_ERROR
+        f"on an H100 ({len(stored['measured'])} calls predicted first, median {middle:.1f} %)"
+        in stated_error()
     )
+    assert f"on {len(stored['measured'])} calls on an H100, predicted first, {middle:.0f} %" in MODEL_ERROR

@@ -255,7 +255,7 @@ def test_prefetches_take_what_an_h200_took(words, error, case):
 
 @pytest.mark.slow
 def test_the_page_says_what_the_model_says_of_prefetches():
-    page = (Path(prefetch_walk.__file__).parent / "results/timing_model.md").read_text()
+    page = (Path(prefetch_walk.__file__).parent / "results/timing_h200.md").read_text()
     assert prefetch_walk.figures() in page and prefetch_walk.walks() in page
 
 
