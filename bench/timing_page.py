@@ -58,7 +58,8 @@ After the first set an H100 was probed (`bench/probes/h100_probe.txt`), with its
 - This H100 takes longer than the H200 for whatever waits for L2 to have stored: 3.33 us and not 2.75 for a launch between events,
   1.12 us and not 0.86 from a launch to the next, 1230 cycles and not 400 for a cluster barrier, which has a fence in front.
 - The clock: 1.64 GHz in the first 20 us of wgmma on all SMs, 1.92 GHz without wgmma; the model had 1.98, then 1.70 for all.
-- A warp issues no faster than the stalls in its control words say: 1.3 to 2.8 cycles an instruction in our kernels.
+- A warp issues no faster than the stalls in its control words say: 1.3 to 2.8 cycles an instruction in our kernels. The model
+  follows that on Hopper only: on Blackwell it would make dual GEMMs take up to 23 % longer, and no launch there was measured.
 
 The first set's line has times that were measured again the same evening; the first measurement said 23.9 %. The second set was
 predicted with what is on the list, and with nothing of its own times known. By kind:

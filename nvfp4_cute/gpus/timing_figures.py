@@ -215,6 +215,7 @@ def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
         "clock_hz": clock_source,
         "hbm_bandwidth": f"{hbm_source}, times {tiles}: {tiles_source}",
         "hbm_peak": hbm_source,
+        "follows_stalls": "compared with launches on an H100; on Blackwell nothing was",
         **dict.fromkeys(("num_sms", "l2_bytes", "matrix_rates"), "targets"),
     }
     values = {name: float(value) for name, (value, _) in figures.items()}
@@ -230,6 +231,7 @@ def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
         hbm_bandwidth=tiles * bandwidth / clock,
         hbm_peak=bandwidth / clock,
         l2_bytes=target.l2_bytes,
+        follows_stalls=target.arch == "sm_90a",
         launch=launch_us * 1e-6 * clock,
         next_launch=next_us[0] * 1e-6 * clock,
         next_programmatic=next_us[1] * 1e-6 * clock,

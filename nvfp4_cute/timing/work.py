@@ -13,8 +13,9 @@ def _compute(
     sim: Simulation, warp: Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
 ) -> float:
     sm, index, trace = warp.sm, warp.scheduler, warp.cta.grid.trace
-    path = max(path, slots * trace.pace)
-    slots *= trace.issue
+    if sim.constants.follows_stalls:
+        path = max(path, slots * trace.pace)
+        slots *= trace.issue
     if fresh and warp.cta.start <= warp.cta.grid.start:
         path += fresh * sim.constants.fetch
     issued = sm.schedulers[index] = worked(sim, sm, index, max(sm.schedulers[index], time), slots)

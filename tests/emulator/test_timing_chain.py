@@ -82,10 +82,11 @@ def test_a_programmatic_launch_has_gaps_of_its_own():
 def test_a_warp_issues_no_faster_than_its_machine_code_says():
     computes = launch((Op.COMPUTE, 1000.0, 0.0, 0.0, 10.0, 0))
     cycles = [
-        replay(B200, replace(computes, issue=issue, pace=pace)).cycles - B200.launch
-        for issue, pace in ((1, 1), (2, 1), (1, 3))
+        replay(replace(B200, follows_stalls=follows), replace(computes, issue=issue, pace=pace)).cycles
+        - B200.launch
+        for follows, issue, pace in ((True, 1, 1), (True, 2, 1), (True, 1, 3), (False, 2, 3))
     ]
-    assert cycles == pytest.approx([1000, 2000, 3000])
+    assert cycles == pytest.approx([1000, 2000, 3000, 1000])
 
 
 def test_without_a_trigger_the_end_of_the_first_starts_the_second():
