@@ -176,7 +176,8 @@ def picture(path: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
     )
     for label, points, marker, colour in series:
         if points:
-            axes.scatter(*zip(*points, strict=True), s=18, marker=marker, color=colour, label=label)
+            measured, predicted = zip(*points, strict=True)
+            axes.scatter(measured, predicted, s=18, marker=marker, color=colour, label=label)
     ends = (5, 200)
     for share, style in ((1.0, "-"), (1 - FAR, ":"), (1 + FAR, ":")):
         axes.plot(ends, [share * end for end in ends], style, color="black", linewidth=0.8)
