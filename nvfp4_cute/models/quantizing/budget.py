@@ -93,10 +93,10 @@ def chosen(layers: Sequence[Layer], costs: Mapping[str, Cost], spare: float) -> 
     Args:
         costs: of those layers that may have more bits. spare: bits to spend.
     """
-    steps = []
+    steps: list[tuple[float, str, str | None, str, float]] = []
     for layer in layers:
-        cost = costs.get(layer.name)
-        before, bits = None, _bits(layer.recipe, layer.shape[1])
+        cost, before = costs.get(layer.name), None
+        bits = _bits(layer.recipe, layer.shape[1])
         for format in cost.raised if cost else ():
             more = SIXTEEN_BITS if format == SIXTEEN else _bits(RECIPES[format], layer.shape[1])
             assert cost is not None
