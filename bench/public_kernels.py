@@ -111,8 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     limits = partial(run_one, sm_count=args.sm_count, timeout=args.timeout, cores=_free_cores(args.jobs))
     run = lambda case, setting: limits(case, setting, folder=folders[case.project])
-    results = run_all(cases, args.settings, run, args.jobs, Record(args.record), args.deadline)
-    heading = _heading(args.checkout, args.sm_count, sum(result.seconds for result in results.values()))
+    record = Record(args.record)
+    results = run_all(cases, args.settings, run, args.jobs, record, args.deadline)
+    heading = _heading(args.checkout, args.sm_count, results, record)
     table = results_table(cases, args.settings, results)
     passed = sum(result.passed for result in results.values())
     ran = sum(result.verdict != NOT_RUN for result in results.values())
@@ -217,10 +218,13 @@ class Record:
         """`path` None: nothing is kept."""
         self.path = path
         self.earlier: dict[tuple[str, str], Result] = {}
+        self.made: dict[tuple[str, str], str] = {}
         for line in path.read_text().splitlines() if path and path.is_file() else ():
             entry = json.loads(line)
             key = entry.pop("case"), entry.pop("setting")
-            self.earlier[key] = Result(**entry)
+            made = entry.pop("made")
+            if key not in self.earlier or not self.earlier[key].passed:
+                self.earlier[key], self.made[key] = Result(**entry), made
 
     def passed(self, case: Case, setting: str) -> Result | None:
         """The recorded result of a run if it passed."""
@@ -232,10 +236,12 @@ class Record:
         return self.earlier.get((str(case), setting), Result(NOT_RUN, 0.0))
 
     def add(self, case: Case, setting: str, result: Result) -> None:
-        """Append a result."""
+        """Append a result, and when and with what it was made."""
+        made = self.made[str(case), setting] = _made_now()
         if self.path is not None:
             with self.path.open("a") as file:
-                file.write(json.dumps({"case": str(case), "setting": setting, **asdict(result)}) + "\n")
+                entry = {"case": str(case), "setting": setting, **asdict(result), "made": made}
+                file.write(json.dumps(entry) + "\n")
 
 
 def run_all(
@@ -355,11 +361,13 @@ def _verdict(returncode: int, message: str) -> str:
 
 
 def _last_words(text: str) -> str:
-    """What the emulator reported, else pytest's first error, else the last line."""
+    """What the emulator reported, else the first error or hazard of a suite, else the last line."""
     report = text.rfind("nvfp4-cute emulate:")
     lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()
-    errors = [line for line in lines if line.startswith("E  ")]
-    return "\n".join(lines if report >= 0 else errors[:1] or lines[-1:])[:MESSAGE_CHARACTERS]
+    if report < 0:
+        found = [n for n, line in enumerate(lines) if re.match(r"E  |\d+ hazards? in kernel ", line)]
+        lines = lines[found[0] :][:2] if found else lines[-1:]
+    return "\n".join(lines)[:MESSAGE_CHARACTERS]
 
 
 def results_table(cases: Sequence[Case], settings: Sequence[str], results: Results) -> str:
@@ -390,18 +398,30 @@ def what_did_not_pass(results: Results) -> str:
     lines = []
     for (case, verdict), runs in ends.items():
         said = runs[0][1].splitlines() or [""]
-        first = said[1] if len(said) > 1 and said[0].startswith("nvfp4-cute emulate:") else said[0]
+        first = (
+            said[1]
+            if len(said) > 1 and re.search(r"hazards? in kernel|^nvfp4-cute emulate:", said[0])
+            else said[0]
+        )
+        first = re.sub(r" \(/[^)]*\)", "", first)  # where a module lies here
         settings = ", ".join(setting for setting, _ in runs)
         lines.append(f"- {case}, {settings}: {verdict}: {first[:LINE_CHARACTERS]}")
     return "\n".join(lines) or "Nothing."
 
 
-def _heading(checkout: Path, sm_count: int, seconds: float) -> str:
-    """When, what, and where: the facts that the table depends on."""
+def _made_now() -> str:
+    """The day and the versions that a result depends on."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in DISTRIBUTIONS)
+    return f"{datetime.now(UTC):%Y-%m-%d}: Python {platform.python_version()}, {versions}"
+
+
+def _heading(checkout: Path, sm_count: int, results: Results, record: Record) -> str:
+    """When, what, and with what: the facts that the table depends on."""
+    keys = [(str(case), setting) for case, setting in results]
+    made = "; ".join(sorted({record.made[key] for key in keys if key in record.made}))
+    seconds = sum(result.seconds for result in results.values())
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, CUTLASS {checkout_version(checkout)}, Python {platform.python_version()}, {versions}; "
-        f"virtual GPUs of {sm_count} SMs.\n"
+        f"{made}.\nCUTLASS {checkout_version(checkout)}; virtual GPUs of {sm_count} SMs. "
         "Seconds are processor time of a whole run: imports, compilation, emulation, the script's own reference. "
         f"All together: {seconds / 60:.0f} min."
     )

@@ -38,7 +38,7 @@ def test_a_failure_is_shown_and_makes_the_exit_code_1(checkout, runs, capsys):
     assert public_kernels.main([str(checkout)]) == 1
     assert sorted(runs) == sorted((c.script, s) for c in CASES for s in public_kernels.SETTINGS)
     out = capsys.readouterr().out
-    assert "what it said" in out and "4 of 8 runs pass; 2 configurations" in out and "CUTLASS 4.7.0," in out
+    assert "what it said" in out and "4 of 8 runs pass; 2 configurations" in out and "CUTLASS 4.7.0;" in out
     line = next(line for line in out.splitlines() if line.startswith("sm_90a   bad.py"))
     assert line.count("FAIL   1.5 s") == 4 and line.endswith("1,000")
 
