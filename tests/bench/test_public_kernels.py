@@ -84,6 +84,7 @@ def test_wrong_arguments(checkout, capsys, arguments, words):
     assert stop.value.code == 2 and words in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "script, verdict, words",
     [
@@ -104,6 +105,7 @@ def test_a_script_in_a_process_of_its_own(tmp_path, script, verdict, words):
     assert bool(result.message) == bool(words)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("selection", "verdict", "count"),
     [("fine", "pass", 2), ("fine or wrong", "FAIL", 3), ("nothing", "FAIL", 0)],

@@ -74,7 +74,7 @@ def test_tvm_ffi(check):
     assert run("tvm_ffi_calls")[0][check] is None
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("ffi", marks=needs_tvm_ffi)])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("ffi", marks=[needs_tvm_ffi, pytest.mark.slow])])
 def test_exported_objects_run_in_another_process(tmp_path, kind):
     """Two kernels of one name are told apart by their machine code, whose PTX was kept."""
     settings = {"NVFP4_CUTE_CACHE_DIR": str(tmp_path / "cache")}

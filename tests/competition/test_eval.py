@@ -260,6 +260,7 @@ benchmarks:
 """
 
 
+@pytest.mark.slow
 def test_a_problem_that_is_only_in_the_checkout_is_run_from_its_task_yml(tmp_path, capsys):
     folder = tmp_path / "checkout" / "sums" / "doubling"
     folder.mkdir(parents=True)

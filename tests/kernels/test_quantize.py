@@ -69,6 +69,7 @@ def test_shapes(backend, shape):
         check(spread(shape, torch.bfloat16, len(shape)), backend, scale_layout=scale_layout)
 
 
+@pytest.mark.sampled(3)
 @TWO_KINDS
 @pytest.mark.parametrize(
     ("shape", "global_scale"),

@@ -67,14 +67,14 @@ def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none"))
     )  # fmt: skip
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(330))
 def test_random_layers(seed):
     mode = ("eager", "lazy", f"random:{seed}")[seed % 3]
     check(drawn(seed), ARCHS[seed // 3 % 3], mode, seed=seed)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_layers_of_16_bit_rows(seed):
     """With whole numbers between the products, so that sums are exact in any order."""

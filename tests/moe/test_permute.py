@@ -75,6 +75,7 @@ def test_two_launches(arch, monkeypatch):
     check(some(200, 8, 40, 3), 40, arch, launches=2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_a_cluster(arch, mode, monkeypatch):

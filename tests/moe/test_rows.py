@@ -63,6 +63,7 @@ def check_copies(x, ids, experts, backend, mode, order, first_expert):
     assert_bitwise_equal(rows[:end], x[order.slots[:end].long() // ids.shape[1]])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ def check_sum(h, rows, weights, arch="sm_90a", mode="eager", **options):
     return got
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, top_k, n", [(1, 1, 8), (5, 8, 264), (3, 11, 600), (2, 16, 48)])
