@@ -50,9 +50,8 @@ def _bytes(device: torch.device, *shape: int) -> torch.Tensor:
 
 def _scales(device: torch.device, *shape: int) -> torch.Tensor:
     """E4m3 from 0.5 to 2."""
-    return (0x30 + _bytes(device, *shape) % 16 if device.type != "cpu" else _bytes(device, *shape)).view(
-        torch.float8_e4m3fn
-    )
+    codes = _bytes(device, *shape)
+    return (codes if device.type == "cpu" else 0x30 + codes % 16).view(torch.float8_e4m3fn)
 
 
 def _rows(device: torch.device, *shape: int) -> torch.Tensor:
@@ -62,8 +61,10 @@ def _rows(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.randn(shape, device=device, generator=generator).bfloat16()
 
 
-def _operand(device: torch.device, rows: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return _bytes(device, rows, NVFP4.row_bytes(k)), _scales(device, *NVFP4.scale_shape(rows, k))
+def _operand(device: torch.device, rows: int, k: int, *batches: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and blocked scales, [*batches, rows, K]."""
+    data = _bytes(device, *batches, rows, NVFP4.row_bytes(k))
+    return data, _scales(device, *batches, *NVFP4.scale_shape(rows, k))
 
 
 def _gemm(device: torch.device, m: int, n: int, k: int) -> Call:
@@ -97,10 +98,7 @@ def _ragged(device: torch.device, groups: int, mean: int, n: int, k: int) -> Cal
     rows = _sizes(groups, mean)
     a = _bytes(device, sum(rows), NVFP4.row_bytes(k))
     a_scale = _scales(device, *NVFP4.ragged_scale_shape(sum(rows), k, groups))
-    b, b_scale = (
-        _bytes(device, groups, n, NVFP4.row_bytes(k)),
-        _scales(device, groups, *NVFP4.scale_shape(n, k)),
-    )
+    b, b_scale = _operand(device, n, k, groups)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     return lambda backend: nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, offs, backend=backend)
 
@@ -117,10 +115,7 @@ def _list(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
 def _ragged_16bit(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
     rows = _sizes(groups, mean)
     x = _rows(device, sum(rows), k)
-    b, b_scale = (
-        _bytes(device, groups, n, NVFP4.row_bytes(k)),
-        _scales(device, groups, *NVFP4.scale_shape(n, k)),
-    )
+    b, b_scale = _operand(device, n, k, groups)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     return lambda backend: nvfp4_cute.grouped_gemm(x, b, None, b_scale, offs, backend=backend)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 RANKED_GAP = 1.10
 """Two measured times that differ by more must be predicted in the same order."""
-SETS = tuple(
+PREDICTIONS = tuple(
     Path(__file__).parent / "results" / name for name in ("blind_h100.json", "blind_h100_second.json")
 )
-"""Committed predictions, oldest first."""
+"""Committed files, oldest first."""
 
 
 def newest() -> dict[str, Any]:
     """The newest of them that were measured; without times where none was."""
-    found = [json.loads(path.read_text()) for path in SETS if path.exists()]
+    found = [json.loads(path.read_text()) for path in PREDICTIONS if path.exists()]
     return next((record for record in reversed(found) if record.get("measured")), {"us": {}, "measured": {}})
 
 

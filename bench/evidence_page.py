@@ -14,7 +14,7 @@ from nvfp4_cute.emulator.record.forms import Form
 RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "evidence.json"
 ON_HARDWARE = "sm_90a "
-"""Our kernels whose names begin so were measured and tested on an H200 (bench/results/h200.md): their forms are proven, too."""
+"""Our kernels whose names begin so were measured and tested on an H100 or H200: their forms are proven, too."""
 
 INTRODUCTION = """\
 Every form in which our kernels use the hardware and no public kernel that ran there does: opcodes with all modifiers, fields of
@@ -86,7 +86,7 @@ class Evidence:
 
     # ---- verdicts ----------------------------------------------------------------------------------------------------
     def is_proven(self, form: Form) -> bool:
-        """Whether a public kernel uses a form on the hardware, or a kernel of ours did on an H200."""
+        """Whether a public kernel uses a form on the hardware, or a kernel of ours did on an H100 or H200."""
         return form in self.public or any(name.startswith(ON_HARDWARE) for name in self.ours.get(form, ()))
 
     def open_forms(self) -> list[Form]:
@@ -164,7 +164,8 @@ def _projects(evidence: Evidence) -> str:
         rows.append(f"| {project.name} | {commit} | {len(runs)} | {', '.join(archs)} | {project.proof} |")
     ours = [name for name in evidence.kernels if name.startswith(ON_HARDWARE)]
     rows.append(
-        f"| ours on an H200 | | {len(ours)} kernels | sm_90a | measured and tested there: bench/results/h200.md |"
+        f"| ours on an H100 or H200 | | {len(ours)} kernels | sm_90a | measured and tested there: bench/results/h200.md, "
+        "bench/results/prove-h100_sxm.md |"
     )
     return "\n".join(
         ["| project | commit | runs | architectures | why it counts |", "|---|---|---|---|---|", *rows]

@@ -14,13 +14,11 @@ from statistics import median
 from typing import Any
 
 from nvfp4_cute.bench import published_kernels
-from nvfp4_cute.bench.blind_errors import SETS, errors_of, summary_of, wrong_pairs
+from nvfp4_cute.bench.blind_errors import PREDICTIONS, errors_of, summary_of, wrong_pairs
 from nvfp4_cute.bench.timing_model import copies
 
 RESULTS = Path(__file__).parent / "results"
-FIRST, SECOND, H200 = (
-    RESULTS / name for name in ("blind_h100.json", "blind_h100_second.json", "timing_h200.md")
-)
+H200 = RESULTS / "timing_h200.md"
 FAR = 0.15
 """Errors beyond this are listed."""
 
@@ -205,7 +203,7 @@ def page(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 def main() -> int:
     """Write page and picture."""
-    first, second = map(read, SETS)
+    first, second = map(read, PREDICTIONS)
     (RESULTS / "timing_model.md").write_text(page(first, second))
     picture(RESULTS / "timing_model.png", first, second)
     return 0

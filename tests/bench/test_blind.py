@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from nvfp4_cute import cli
-from nvfp4_cute.bench import blind, provenance, triton_matmul
+from nvfp4_cute.bench import blind, provenance, timing_page, triton_matmul
 from nvfp4_cute.bench.blind_calls import BY_NAME, MAKERS, SETS, Case
+from nvfp4_cute.bench.blind_errors import PREDICTIONS, summary_of
 from nvfp4_cute.gpus.targets import H100_SXM, detect
 
 SMALL = {
@@ -79,6 +80,15 @@ def test_comparison():
     text = blind.comparison(record)
     assert "3 calls: median error 10.0 %, nine in ten within 30 %, worst 30 %; 1 of 3 pairs" in text
     assert "predicted then by sources abc; measured now" in text and "not measured: d: why" in text
+
+
+def test_the_page_has_the_figures_of_the_committed_files():
+    text = (timing_page.RESULTS / "timing_model.md").read_text()
+    first, second = map(timing_page.read, PREDICTIONS)
+    lines = [timing_page.blind_line("first", first), timing_page.blind_line("second", second)]
+    lines.append(f"A median of {100 * summary_of(second)[0]:.1f} %")
+    for part in (*lines, timing_page.kinds(second), timing_page.far_ones(second)):
+        assert part in text, "run `python -m nvfp4_cute.bench.timing_page`"
 
 
 def test_refusals(tmp_path, capsys):

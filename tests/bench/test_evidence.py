@@ -24,13 +24,11 @@ MIN_RUNS, MIN_PROJECTS, MAX_UNPROVEN = 40, 4, 4
 def test_a_form_without_evidence_stands_on_the_page(name):
     forms, error = forms_of_name(name)
     assert not error
-    missing = [
-        str(f) for f in forms if f not in STORED.public and f"`{f}`" not in PAGE and not _is_proven_on_h200(f)
-    ]
+    missing = [str(f) for f in forms if f not in STORED.public and f"`{f}`" not in PAGE and not _is_proven(f)]
     assert not missing, "run `python -m nvfp4_cute.bench.evidence --ours-only` and look at what it lists"
 
 
-def _is_proven_on_h200(form):
+def _is_proven(form):
     return form in STORED.ours and STORED.is_proven(form)
 
 
