@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
-    if args.budget and not args.calibrate:
+    if args.budget is not None and not args.calibrate:
         raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
     config_of_16_bits(args.model)  # before a model is loaded to be calibrated
     given: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         from nvfp4_cute.models.quantizing.calibrate import largest_inputs
 
         model, batches = _model_and_text(args)
-        if args.budget:
+        if args.budget is not None:
             kinds = {"format": args.format, "layout": args.layout}
             raised = within_budget(args.model, model, batches, args.budget, formats=formats, **kinds)
             counts = {f: list(raised.values()).count(f) for f in dict.fromkeys(raised.values())}

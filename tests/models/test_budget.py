@@ -101,8 +101,12 @@ def test_the_mean_stays_within_the_budget(model, tmp_path, layout):
 
 
 def test_command(model, tmp_path, capsys):
-    command = ["quantize", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--budget", "5"]
-    assert main(command) == 1 and "--budget measures on a text" in capsys.readouterr().err
+    command = ["quantize", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--budget"]
+    for bits in ("5", "0"):
+        assert main([*command, bits]) == 1 and "--budget measures on a text" in capsys.readouterr().err
+    assert main([*command, "0", "--calibrate", "random"]) == 1
+    assert "budget=0.0 bits a weight; nvfp4 takes 4.5" in capsys.readouterr().err
+    command.append("5")
     assert main([*command, "--calibrate", "random", "--method", "gptq"]) == 0
     assert "layers with more bits within 5.0 a weight" in capsys.readouterr().out
     entry = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]

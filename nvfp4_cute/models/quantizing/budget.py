@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from nvfp4_cute.models.checkpoints.names import expert_of, spellings
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles
-from nvfp4_cute.models.quantizing.checkpoint import SIXTEEN
-from nvfp4_cute.models.quantizing.layouts import RECIPES, Recipe, weight_only
+from nvfp4_cute.models.quantizing.layouts import RECIPES, SIXTEEN, Recipe, weight_only
 from nvfp4_cute.models.quantizing.rules import Layer, Rules, layers_to_quantize
 from nvfp4_cute.models.quantizing.weights import quantized
 
@@ -76,8 +75,7 @@ def within_budget(
         )
     if not batches:
         raise ValueError("no text to measure layers on; calibrate with a file")
-    own = {p: None if f == SIXTEEN else weight_only(f, layout) for p, f in (formats or {}).items()}
-    rules = Rules(recipe, own)
+    rules = Rules(recipe, {p: weight_only(f, layout) for p, f in (formats or {}).items()})
     entries = TensorFiles(folder).entries
     layers = [one for one in layers_to_quantize(entries, rules)[0] if one.recipe == recipe]
     every, _ = layers_to_quantize(entries, Rules(recipe))
@@ -96,10 +94,11 @@ def chosen(layers: Sequence[Layer], costs: Mapping[str, Cost], spare: float) -> 
     steps: list[tuple[float, str, str | None, str, float]] = []
     for layer in layers:
         cost, before = costs.get(layer.name), None
+        if cost is None:
+            continue
         bits = _bits(layer.recipe, layer.shape[1])
-        for format in cost.raised if cost else ():
+        for format in cost.raised:
             more = SIXTEEN_BITS if format == SIXTEEN else _bits(RECIPES[format], layer.shape[1])
-            assert cost is not None
             spent = (more - bits) * _size(layer)
             steps.append(((cost.of(before) - cost.of(format)) / spent, layer.name, before, format, spent))
             before, bits = format, more
@@ -125,9 +124,11 @@ def measured(
             continue
         exact = module.weight.clone()
         rounded = quantized(exact, layer.recipe.weights.name, search=True).dequantize().to(exact)
-        errors = {SIXTEEN: 0.0}
+        errors: dict[str, float] = {}
         for format in raised:
-            if format != SIXTEEN and layer.shape[1] % RECIPES[format].group_size == 0:
+            if format == SIXTEEN:
+                errors[format] = 0.0
+            elif layer.shape[1] % RECIPES[format].group_size == 0:
                 other = quantized(exact, RECIPES[format].weights.name).dequantize().to(exact)
                 errors[format] = _squared(other, exact)
         module.weight.copy_(rounded)
@@ -135,8 +136,7 @@ def measured(
             found = [_kl(e, _log_probabilities(model, ids)) for e, ids in zip(expected, batches, strict=True)]
         finally:
             module.weight.copy_(exact)
-        ordered = {format: errors[format] for format in raised if format in errors}
-        costs[layer.name] = Cost(sum(found) / len(found), _squared(rounded, exact), ordered)
+        costs[layer.name] = Cost(sum(found) / len(found), _squared(rounded, exact), errors)
     return costs
 
 

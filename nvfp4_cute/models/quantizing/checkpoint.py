@@ -19,9 +19,9 @@ from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.models.quantizing.gptq import gptq
 from nvfp4_cute.models.quantizing.layerwise import Inputs, quantize_blocks
 from nvfp4_cute.models.quantizing.layouts import (
+    LAYER_FORMATS,
     LAYOUTS,
     RECIPES,
-    WEIGHT_ONLY,
     Recipe,
     announced,
     config_entry,
@@ -34,9 +34,6 @@ from nvfp4_cute.models.quantizing.weights import Rounding, check_finite, global_
 
 Method = Literal["nearest", "search", "gptq"]
 METHODS = ("nearest", "search", "gptq")
-SIXTEEN = "16bit"
-# Of single layers: formats of weights, whose activations stay in 16 bits; or that they stay as they are.
-LAYER_FORMATS = (*WEIGHT_ONLY, SIXTEEN)
 
 # What a folder has beside tensors and config.json, and what belongs to its model whatever its weights.
 NOT_COPIED = ("config.json", "hf_quant_config.json", INDEX)
@@ -139,9 +136,7 @@ def quantize_checkpoint(
     config = config_of_16_bits(source)
     files = TensorFiles(source)
     own = own | _ends(files, config, lm_head, embedding)
-    rules = Rules(
-        RECIPES[format], {p: None if f == SIXTEEN else weight_only(f, layout) for p, f in own.items()}
-    )
+    rules = Rules(RECIPES[format], {p: weight_only(f, layout) for p, f in own.items()})
     layers, left_out = layers_to_quantize(files.entries, rules)
     if not layers:
         raise CheckpointError(

@@ -62,10 +62,18 @@ WEIGHT_ONLY = {
     "mxfp4": Recipe(MXFP4, "W4A16_MXFP4", "mxfp4-pack-quantized", False),
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", False),
 }
+SIXTEEN = "16bit"
+# Of single layers: formats of weights, whose activations stay in 16 bits; or that they stay as they are.
+LAYER_FORMATS = (*WEIGHT_ONLY, SIXTEEN)
 
 
-def weight_only(format: str, layout: str) -> Recipe:
-    """The recipe of a layer whose weights alone are quantized; of MXFP8 in ModelOpt's layout, whose activations are, too."""
+def weight_only(format: str, layout: str) -> Recipe | None:
+    """The recipe of a layer whose weights alone are quantized; of MXFP8 in ModelOpt's layout, whose activations are, too.
+
+    None of "16bit": the layer stays as it is.
+    """
+    if format == SIXTEEN:
+        return None
     return RECIPES["mxfp8"] if (format, layout) == ("mxfp8", "modelopt") else WEIGHT_ONLY[format]
 
 
