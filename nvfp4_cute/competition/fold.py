@@ -30,6 +30,7 @@ from nvfp4_cute.competition.fold_values import (
     is_pure,
     is_same,
     parameters,
+    spreads,
 )
 
 MAX_PASSES = 400
@@ -46,6 +47,8 @@ LARGE = 1 << 16
 KNOWN = (ast.Attribute, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.Subscript, ast.UnaryOp)
 PLAIN = (type(None), bool, int, str, float, Symbol)
 Group = list[Edit]
+# Touches a line twice: no group with these edits is made.
+IMPOSSIBLE: Group = [Cut(1, 1), Cut(1, 1)]
 
 
 def fold(lines: Sequence[Any], entry_points: Iterable[str]) -> list[Any]:
@@ -318,9 +321,7 @@ class _Pass:
             call = self.world.parents[read]
             if not (isinstance(call, ast.Call) and call.func is read):
                 return None
-            if any(isinstance(a, ast.Starred) for a in call.args) or any(
-                k.arg is None for k in call.keywords
-            ):
+            if spreads(call):
                 return None
             found.append(call)
         return found
@@ -390,11 +391,7 @@ class _Pass:
         for load in self.world.loads["cls"]:
             call = self.world.parents[load]
             if self.world.is_inside(load, owner):
-                if (
-                    not (isinstance(call, ast.Call) and call.func is load)
-                    or any(isinstance(a, ast.Starred) for a in call.args)
-                    or any(k.arg is None for k in call.keywords)
-                ):
+                if not (isinstance(call, ast.Call) and call.func is load) or spreads(call):
                     return None
                 found.append(call)
         return found
@@ -770,7 +767,7 @@ class _Pass:
         index = [first for first, _ in items].index(argument)
         keyword_only = function.args.kwonlyargs
         if keyword_only == [argument]:  # the star before it goes as well: leave such a parameter to people
-            return [Cut(1, 1), Cut(1, 1)]
+            return IMPOSSIBLE
         return [self._item(items, index)]
 
     def _without_argument(self, call: ast.Call, name: str, position: int | None) -> Group:

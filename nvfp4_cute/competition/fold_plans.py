@@ -13,7 +13,7 @@ from enum import Enum
 from types import FunctionType
 from typing import Any
 
-from nvfp4_cute.competition.fold_values import FUNCTIONS, UNKNOWN, Symbol, World, calls, parameters
+from nvfp4_cute.competition.fold_values import FUNCTIONS, UNKNOWN, Symbol, World, calls, is_same, parameters
 from nvfp4_cute.competition.sources import is_stdlib
 
 CONFIG = "KernelConfig"
@@ -117,7 +117,7 @@ class Plans:
     def one(self, node: ast.expr) -> Any:
         """The value that is the same for all configs: a number, a text, a bool, None, or a tuple of such; else UNKNOWN."""
         found = self.values(node)
-        if found is None or any(not _is_same(v, found[0]) for v in found):
+        if found is None or any(not is_same(v, found[0]) for v in found):
             return UNKNOWN
         if type(found[0]) is External:
             return Symbol(repr(found[0]))
@@ -212,7 +212,7 @@ class Plans:
             self._of_type[kind] = None  # type: ignore[assignment]
             makers = [f for f in self.world.functions.values() if self.is_plan(f) and _returned(f) == kind]
             calls = [call for maker in makers for call in self.calls_from_outside(maker)]
-            found = [self._call(call) for call in calls]
+            found = [self.values(call) for call in calls]
             if found and len(makers) == 1 and all(f is not None and f == found[0] for f in found):
                 self._of_type[kind] = found[0]  # type: ignore[assignment]
         return self._of_type[kind]
@@ -323,7 +323,7 @@ class Plans:
         function = self.world.functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
         if function is None or not self.is_plan(function) or not self.configs or not call.args:
             return False
-        return self.world.type_of(call.args[0]) == CONFIG and self._call(call) == self.configs
+        return self.world.type_of(call.args[0]) == CONFIG and self.values(call) == self.configs
 
     def is_planned(self, node: ast.expr) -> bool:
         """Whether there is more in an expression than Python's operators on named numbers."""
@@ -363,19 +363,12 @@ class Plans:
             )
         return name in BUILTINS or (name in self.world.classes and name in self.pure)
 
-    def _call(self, call: ast.Call) -> list[Any] | None:
-        """As :meth:`_values` of a call, and once."""
-        if call not in self._known:
-            self._known[call] = None
-            self._known[call] = self._values(call)
-        return self._known[call]
-
     def tables(self) -> Iterator[tuple[ast.FunctionDef, list[str]]]:
         """Functions whose values differ by config, with the lines that their bodies become."""
         for function in self.world.functions.values():
             if not self.is_plan(function) or not self.configs:
                 continue
-            found = [self._call(call) for call in self.calls_from_outside(function)]
+            found = [self.values(call) for call in self.calls_from_outside(function)]
             if not found or any(f is None or f != found[0] for f in found) or found[0] == self.configs:
                 continue
             argument = next(
@@ -459,7 +452,3 @@ def _is_frozen(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         return value.__dataclass_params__.frozen  # type: ignore[attr-defined]
     return isinstance(value, (*SIMPLE, External, type, range, Enum, FunctionType))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)

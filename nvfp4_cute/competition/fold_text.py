@@ -5,14 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
-
-
-class SourceLine(Protocol):
-    """A line with the place that it came from: ``bundle.Line``."""
-
-    text: str
-    reasons: tuple[str, ...]
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Text:
     """The lines, edited pass by pass."""
 
     def __init__(self, lines: list[Any]):
-        """`lines`: dataclasses with ``text`` and ``reasons``."""
+        """`lines`: ``bundle.Line``, or other dataclasses with ``text`` and ``reasons``."""
         self.lines = lines
 
     def tree(self) -> ast.Module:

@@ -490,10 +490,11 @@ def calls(world: World, name: str) -> list[ast.Call] | None:
             found.append(parent)
         elif not is_annotation(world, load) and not isinstance(parent, ast.Attribute):
             return None
-    return None if any(_spreads(call) for call in found) else found
+    return None if any(spreads(call) for call in found) else found
 
 
-def _spreads(call: ast.Call) -> bool:
+def spreads(call: ast.Call) -> bool:
+    """Whether a call has arguments behind a star."""
     return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
 
 
