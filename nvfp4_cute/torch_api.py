@@ -57,7 +57,7 @@ RECIPE_OF_SCALE = {
     torch.float8_e8m0fnu: ScalingType.BlockWise1x32,
 }
 """What the dtype of block scales says where the signature names no recipe, as torch has it."""
-FP8_BLOCK = 128
+FP8_BLOCK = FP8_1x128.block_k
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CONTRACTIONS = ((), (1, 0), (-1, -2))
 """``contraction_dim`` of [M, K] @ [K, N]."""
@@ -94,7 +94,7 @@ def scaled_mm(
     Args:
         mat_a: [M, K], K-major; of packed fp4 [M, K/2].  mat_b: [K, N], K-major, the ``.t()`` of [N, K].
         scale_a, scale_b: block scales in the 128x4 layout, any shape; of NVFP4 perhaps a list of these and a float32 global
-            scale.
+            scale; float32 ones of FP8 in rows, as the module says.
         scale_recipe_a, scale_recipe_b: ``ScalingType``, or a list with one for each scale.
         swizzle_a, swizzle_b: ``SwizzleType.SWIZZLE_32_4_4``, or a list that begins with it; of float32 scales none.
         bias: [N], added in float32 before the rounding, by a pass of its own over a float32 result.

@@ -1,8 +1,8 @@
 """Two numbers that ranks tell each other, for which the host waits: no launch, and on one host no collective.
 
-Processes of one host have a page of shared memory. A word of 64 bits a rank holds both numbers and a mark of the turn, so that it
-is stored at once, and needs nothing to order it. Turns use two rows of words in turn: a rank tells the next numbers after it has
-read all of the last ones, so nobody overwrites what another has still to read.
+Processes of one host have a page of shared memory. A word of 64 bits a rank holds both numbers and a mark of the round, so that
+it is stored at once, and needs nothing to order it. Rounds use two rows of words alternately: a rank tells the next numbers after
+it has read all of the last ones, so nobody overwrites what another has still to read.
 """
 
 import mmap
@@ -20,8 +20,9 @@ from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts.exchange import EAGER_SECONDS, POLL_SECONDS, gather, lost_text, timeout_of
 
 FOLDER = Path("/dev/shm")
-# Of a word: the mark of a turn, 1 to 3; 32 bits of the checksum, plus 1; the rest are tokens.
+# Of a word: the mark of a round, 1 to 3; 32 bits of the checksum, plus 1; the rest are tokens.
 MARK_BITS, CHECKSUM_BITS = 2, 32
+MARK, CHECKSUM = (1 << MARK_BITS) - 1, (1 << CHECKSUM_BITS) - 1
 # Of a rank that has given up.
 GONE = -1
 
@@ -32,7 +33,7 @@ class Board:
     def __init__(self, memory: mmap.mmap, rank: int, ranks: int, seconds: float):
         self._words = np.frombuffer(memory, np.int64)[: 2 * ranks].reshape(2, ranks)
         self._rank, self._seconds = rank, seconds
-        self._turn = 0
+        self._round = 0
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -41,15 +42,15 @@ class Board:
 
     def tell(self, checksum: int, tokens: int) -> list[tuple[int, int]] | None:
         """Both numbers of every rank; None where one did not come in time, or has given up."""
-        self._turn += 1
-        row, mark = self._words[self._turn % 2], 1 + self._turn // 2 % 3
+        self._round += 1
+        row, mark = self._words[self._round % 2], 1 + self._round // 2 % 3
         row[self._rank] = (tokens << CHECKSUM_BITS | (checksum + 1)) << MARK_BITS | mark
         began = time.monotonic()
         while True:
             words = row.tolist()
-            if all(word & 3 == mark and word != GONE for word in words):
+            if all(word & MARK == mark and word != GONE for word in words):
                 numbers = [word >> MARK_BITS for word in words]
-                return [(one % (1 << CHECKSUM_BITS) - 1, one >> CHECKSUM_BITS) for one in numbers]
+                return [((one & CHECKSUM) - 1, one >> CHECKSUM_BITS) for one in numbers]
             passed = time.monotonic() - began
             if passed > self._seconds or GONE in words:
                 self._words[:, self._rank] = GONE
@@ -95,8 +96,8 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Board | None:
     number = int(gather(group, torch.tensor([number], device=device))[0, 0])
     memory = own if rank == 0 else _opened(number, Board.nbytes(ranks), is_new=False)
     have = gather(group, torch.tensor([int(memory is not None)], device=device))
-    if own is not None:
-        _path(number).unlink(missing_ok=True)
+    if rank == 0:
+        _path(number).unlink(missing_ok=True)  # of a file that could not be mapped, too
     if memory is None or not have.all():
         return None
     return Board(memory, rank, ranks, timeout_of(group, device).total_seconds())

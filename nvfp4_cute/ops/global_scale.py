@@ -10,6 +10,8 @@ from nvfp4_cute.launch.simt import GlobalScaleTask
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES
 from nvfp4_cute.planning.arch.simt import AMAX_VALUES, amax_ctas
 
+# Factors of ``launch_table.GlobalScale``.
+MAX_TIMES = 2
 # Extents are 32-bit numbers.
 MAX_VALUES = 2**31
 
@@ -29,8 +31,12 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
         float32 without dimensions: the scale, then the products.
 
     Raises:
-        UnsupportedTarget: no kernel for the GPU.
+        ValueError: there are more than two ``times``. UnsupportedTarget: no kernel for the GPU.
     """
+    if len(times) > MAX_TIMES:
+        raise ValueError(
+            f"times are {len(times)} factors; a launch has up to {MAX_TIMES}: multiply the others by the result"
+        )
     rows = x.detach() if x.requires_grad else x
     rows = rows if x.ndim == 2 else _as_rows(rows)
     if torch.compiler.is_compiling() or not _is_for_kernel(rows, backend):
@@ -64,8 +70,7 @@ def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list
     made = [torch.empty((), dtype=torch.float32, device=x.device) for _ in range(1 + len(times))]
     ctas = amax_ctas(x.numel())
     partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.float32, device=x.device)
-    times_0, times_1 = (*times, None, None)[:2]
-    out, product_0, product_1 = (*made, None, None)[:3]
-    assert out is not None
-    task = GlobalScaleTask(x, times_0, times_1, out, product_0, product_1, partials)
+    times_0, times_1 = (*times, None, None)[:MAX_TIMES]
+    product_0, product_1 = (*made[1:], None, None)[:MAX_TIMES]
+    task = GlobalScaleTask(x, times_0, times_1, made[0], product_0, product_1, partials)
     return task, made if partials is None else [*made, partials]

@@ -72,6 +72,12 @@ def test_quantize_finds_it():
     assert torch.equal(got.scale.view(torch.uint8), want.scale.view(torch.uint8)) and len(observer.stats) == 2
 
 
+@pytest.mark.parametrize("backend", ["reference", "emulator:sm_90a"])
+def test_a_third_factor_is_refused(backend):
+    with pytest.raises(ValueError, match="3 factors; a launch has up to 2"):
+        find_global_scale(torch.ones(1, 8).half(), *[torch.ones(())] * 3, backend=backend)
+
+
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_on_a_gpu(dtype):

@@ -1,10 +1,12 @@
-"""experts.board: what ranks tell each other in shared memory, turn by turn; a rank that does not come."""
+"""experts.board: what ranks tell each other in shared memory, round by round; a rank that does not come."""
 
 import mmap
 import threading
 
 import pytest
+import torch
 
+from nvfp4_cute.experts import board
 from nvfp4_cute.experts.board import GONE, Board
 
 
@@ -45,3 +47,16 @@ def test_a_rank_that_gave_up_is_known_at_once():
     assert second._words[:, 0].tolist() == [GONE] * 2
     second._seconds = 600.0
     assert second.tell(5, 6) is None
+
+
+def test_a_page_that_cannot_be_mapped_leaves_no_file(tmp_path, monkeypatch):
+    def no_memory(file, nbytes):
+        assert nbytes == Board.nbytes(1) and len(list(tmp_path.iterdir())) == 1
+        raise OSError("no memory")
+
+    monkeypatch.setattr(board, "FOLDER", tmp_path)
+    monkeypatch.setattr(board.mmap, "mmap", no_memory)
+    monkeypatch.setattr(board, "gather", lambda group, own: own[None])
+    monkeypatch.setattr(board.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(board.dist, "get_world_size", lambda group: 1)
+    assert board._make(None, torch.device("cpu")) is None and not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from nvfp4_cute import LinearNVFP4, dequantize
-from nvfp4_cute.nn import decoded
+from nvfp4_cute.nn import decoded, kept
 from nvfp4_cute.nn.decoded import KEPT_ROWS
 from nvfp4_cute.nn.fuse import fuse
 from nvfp4_cute.nn.gated_mlp import GatedMLP
@@ -140,3 +140,14 @@ def test_models(count):
     assert len(count) == 3 + 6
     few = keep_decoded(copy.deepcopy(model), leave=["*"])
     assert not few.layers and few.nbytes == 0
+
+
+def test_what_does_not_fit_is_left(monkeypatch):
+    """Bytes beside the reserve decide, layer by layer."""
+    model = torch.nn.ModuleDict({"small": LinearNVFP4(64, 32, activations="16bit")})
+    model["large"] = LinearNVFP4(64, 96, activations="16bit")
+    monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: 20_000 - reserved_bytes)
+    done = keep_decoded(model, reserved_bytes=10_000)
+    assert done.layers == ["small"] and done.nbytes == 2 * 64 * 32
+    assert done.left == {"large": "12288 bytes more do not fit beside the reserve"}
+    assert [layer.keep_decoded for layer in model.values()] == [True, False]

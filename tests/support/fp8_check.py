@@ -42,7 +42,7 @@ def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
 def check_list_masked_and_batched(chosen, backend):
     """Sizes of their own, an empty group, a last block of fewer rows; rows of no group are left as they are."""
     options = {"out_dtype": torch.float32}
-    a, b = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))], []
+    a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
     b = [weights_of(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
     with observe(check=True):
         got = nv.grouped_gemm(a, b, config=chosen, backend=backend, **options)
