@@ -124,8 +124,11 @@ class GroupedGemmSm100:
 
     def _plans(self) -> tuple[SmemPlan, TmemMap, Boxes]:
         """Shared memory, tensor memory, and what is loaded at once."""
-        plan = self.config, self.num_b, self.formats
-        return smem_plan(*plan), tmem_map(*plan), make_boxes(self.config, self.formats)
+        return (
+            smem_plan(self.config, self.num_b, self.formats),
+            tmem_map(self.config, self.num_b, self.formats),
+            make_boxes(self.config, self.formats),
+        )
 
     def _scales(self, views_m: list, views_n: list):
         """Scales that are multiplied outside tensor cores; None where there are none."""

@@ -294,6 +294,7 @@ class _Pass:
                     yield from self._constant_parameters(member, None, 1)
         yield from self._second_names()
         yield from self._constant_attributes()
+        yield from self._class_constants()
         yield from self._constant_locals()
 
     def _second_names(self) -> Iterator[Group]:
@@ -421,6 +422,23 @@ class _Pass:
             yield [*(self._use(read, value) for read in reads), *self._without(statement)]
         elif not reads and self._is_harmless(statement.value):
             yield self._without(statement)
+
+    def _class_constants(self) -> Iterator[Group]:
+        """What a class has for all of its objects: constants where methods read it, nothing where none does."""
+        for owner in self.world.classes.values():
+            if _is_dataclass(owner) or owner.bases:
+                continue
+            for node in owner.body:
+                if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+                    continue
+                name = node.targets[0].id
+                reads = self.world.attributes[name]
+                own = [n for n in reads if ast.unparse(n.value) == "self" and self.world.is_inside(n, owner)]
+                if len(own) < len(reads) or self.world.loads[name] or name in self.world.texts:
+                    continue
+                value = self._one_value([node.value])
+                if value is not UNKNOWN or (not reads and self._is_harmless(node.value)):
+                    yield [*(self._use(read, value) for read in reads), *self._without(node)]
 
     def _constant_property(self, name: str, owner: ast.ClassDef, node: ast.FunctionDef) -> Iterator[Group]:
         body = [n for n in node.body if not _is_text(n)]

@@ -146,7 +146,10 @@ class Text:
         self.lines = kept
 
     def shorten_headings(self, heading: str) -> None:
-        """Sections with neither function nor class need no heading; one blank line below each of the others."""
+        """Sections with neither function nor class need no heading; one blank line below each of the others.
+
+        Of a heading the first paragraph stays, and all of it over a kernel.
+        """
         starts = [number for number, line in enumerate(self.lines) if line.text.startswith(heading)]
         ends = [*starts, len(self.lines)]
         kept = self.lines[: ends[0]]
@@ -156,6 +159,8 @@ class Text:
             top, rest = section[:stop], section[stop:]
             if not any(re.match(r"\s*(def|class) ", line.text) for line in rest):
                 top = []
+            if not any(line.text.strip() == "@cute.kernel" for line in rest):
+                top = top[: next((n for n, line in enumerate(top) if line.text == "#"), len(top))]
             while len(rest) > 1 and not rest[0].text and not rest[1].text:
                 rest = rest[1:]
             kept += [*top, *rest]
