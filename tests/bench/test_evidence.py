@@ -19,7 +19,7 @@ MIN_RUNS, MIN_PROJECTS, MAX_UNPROVEN = 40, 4, 4
 
 
 # ---- our kernels against the page ------------------------------------------------------------------------------------
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_form_without_evidence_stands_on_the_page(name):
     forms, error = forms_of_name(name)

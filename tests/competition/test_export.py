@@ -146,7 +146,7 @@ def test_command_writes_file_and_map(tmp_path, capsys):
 def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
     """The submission, its map, and what a harness needs beside it; where one is there, none is written."""
     output, lines, beside = (tmp_path / name for name in ("submission.py", "lines.tsv", "bench.py"))
-    command = ["export", "nvfp4_gemm", "--format", "pygpubench", "-o", str(output), "--map", str(lines)]
+    command = ["export", "nvfp4_gemv", "--format", "pygpubench", "-o", str(output), "--map", str(lines)]
     for there in (output, lines, beside):
         there.write_text("mine")
         assert cli.main(command) == 1

@@ -67,7 +67,7 @@ def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none"))
     )  # fmt: skip
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(330))
 def test_random_layers(seed):
     mode = ("eager", "lazy", f"random:{seed}")[seed % 3]

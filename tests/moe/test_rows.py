@@ -63,7 +63,7 @@ def check_copies(x, ids, experts, backend, mode, order, first_expert):
     assert_bitwise_equal(rows[:end], x[order.slots[:end].long() // ids.shape[1]])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
