@@ -55,10 +55,12 @@ def read_object(path: Path, keys: Sequence[str], maker: str) -> dict[str, Any]:
         keys: that it has at least. maker: what writes such files, for the message.
 
     Raises:
-        ValueError: it is no such file. OSError: it cannot be read.
+        ValueError: there is no such file. OSError: it cannot be read.
     """
     try:
         found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; name one that {maker} wrote") from None
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); name a file that {maker} wrote") from None
     missing = list(keys) if not isinstance(found, dict) else [key for key in keys if key not in found]

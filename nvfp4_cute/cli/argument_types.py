@@ -66,6 +66,14 @@ def output_file(text: str) -> Path:
     return path
 
 
+def output_folder(text: str) -> Path:
+    """A folder, or the name of one that is to be made."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise ArgumentTypeError(f"{text} is a file; name a folder")
+    return path
+
+
 def sizes_by_axis(text: str) -> dict[str, tuple[int, ...]]:
     """``N=256,K=512,M=1:16``: sizes of axes; colons between several sizes of one. A size may be a pair, ``8+16``."""
     found: dict[str, tuple[int, ...]] = {}

@@ -37,6 +37,11 @@ OPTIONS = {
     "layers": ("target", "containing", "jobs", "results", "json", "save"),
     "ep": ("containing", "tokens", "ranks", "results", "json", "plot", "save"),
 }
+# What models or measures, and says nothing where committed or given results are shown.
+TIMING_OPTIONS = (
+    "suites", "containing", "target", "explain", "like_harness", "json", "save", "jobs", "results", "tokens", "ranks", "predict",
+    "against", "recordings",
+)  # fmt: skip
 OTHER_OPTIONS = ("containing", "target", "explain", "like_harness", "json", "plot", "save")
 
 
@@ -100,7 +105,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--recordings",
-        type=Path,
+        type=types.output_folder,
         metavar="FOLDER",
         help="with --predict: keep what the emulator records of each call, and model it again from there",
     )
@@ -109,7 +114,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--results",
-        type=Path,
+        type=types.output_file,
         metavar="FILE",
         help="keep each modelled time, or that of ep, and go on from there; what --against measured",
     )
@@ -140,15 +145,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the chosen cases' times, or why their configs were chosen; return 0."""
     options: tuple[str, ...]
     if args.compare:
-        options = ("suites", "containing", "target", "explain", "like_harness", "json", "html", "save")
+        options = (*TIMING_OPTIONS, "html")
         types.refuse_given(args, options, lambda name: f"--compare reads two results: leave out {name}")
         return compare.run(args.compare, args.plot)
     if args.html:
-        options = ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save")
+        options = (*TIMING_OPTIONS, "plot")
         types.refuse_given(args, options, lambda name: f"--html shows committed results: leave out {name}")
         return gallery.run(args.html)
     if args.predict or args.against:
         return _blind(args)
+    types.refuse_given(
+        args, ("recordings",), lambda name: f"--{name} keeps what --predict records: pass --predict FILE, too"
+    )
     if "ep" in args.suites:
         return _over_ranks(args)
     types.refuse_given(
@@ -209,7 +217,7 @@ def _over_ranks(args: argparse.Namespace) -> int:
 
 
 def _blind(args: argparse.Namespace) -> int:
-    options = ("suites", "containing", "explain", "like_harness", "json", "plot", "save")
+    options = ("suites", "containing", "explain", "like_harness", "json", "plot", "save", "tokens", "ranks")
     why = "predictions are of calls of their own: leave out {}"
     types.refuse_given(args, options, why.format)
     from nvfp4_cute.bench import blind

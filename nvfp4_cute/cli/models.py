@@ -245,8 +245,10 @@ def run_eval(args: argparse.Namespace) -> int:
     import torch
 
     from nvfp4_cute.models.accuracy import compare, quantized_copy
-    from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, largest_inputs, samples
+    from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, check_text, largest_inputs, samples
 
+    for text in filter(None, (args.text, args.calibrate)):
+        check_text(text)
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:

@@ -38,7 +38,9 @@ def add_parser(verbs: Verbs) -> None:
         help="only these (default: all)",
     )
     parser.add_argument("--fresh", action="store_true", help="do again what an earlier run did")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: here)")
+    parser.add_argument(
+        "--out", type=types.output_folder, metavar="DIR", help="folder of the report (default: here)"
+    )
     parser.add_argument(
         "--emulator", metavar="GPU", help="emulate this GPU or architecture instead of using one"
     )

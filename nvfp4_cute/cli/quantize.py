@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 
 EXAMPLES = """\
@@ -32,7 +33,7 @@ def add_parser(verbs: Verbs) -> None:
     text = "Quantize the weights of a checkpoint and write one that ModelOpt's or compressed-tensors' readers take, and ours."
     parser = add_verb(verbs, "quantize", text, EXAMPLES)
     parser.add_argument("model", type=Path, help="folder of a 16-bit model")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--out", type=types.output_folder, required=True, help="folder to write")
     parser.add_argument(
         "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit activations, too"
     )
@@ -60,19 +61,25 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate if asked for, quantize, and say what was done."""
+    from nvfp4_cute.models.checkpoints.tensors import check_has_no_tensors
     from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
 
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
     if args.budget is not None and not args.calibrate:
         raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
-    config_of_16_bits(args.model)  # before a model is loaded to be calibrated
+    # All of this before a model is loaded to be calibrated.
+    config_of_16_bits(args.model)
+    check_has_no_tensors(args.out)
     given: dict[str, Any] = {}
     formats = dict.fromkeys(args.keep, "16bit")
     if args.calibrate:
-        from nvfp4_cute.models.quantizing.budget import within_budget
-        from nvfp4_cute.models.quantizing.calibrate import largest_inputs
+        from nvfp4_cute.models.quantizing.budget import check_budget, within_budget
+        from nvfp4_cute.models.quantizing.calibrate import check_text, largest_inputs
 
+        check_text(args.calibrate)
+        if args.budget is not None:
+            check_budget(args.budget, args.format)
         model, batches = _model_and_text(args)
         if args.budget is not None:
             kinds = {"format": args.format, "layout": args.layout}

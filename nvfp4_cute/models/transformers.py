@@ -368,6 +368,10 @@ def load(
         The model, in eval mode.
     """
     check_activations(activations)
+    if decode and keep_decoded:
+        raise ValueError(
+            "decode=True leaves no 4-bit weights that decoded ones could lie beside; pass decode or keep_decoded, not both"
+        )
     # A name that is no folder, such as "owner/name", transformers fetches from its hub.
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")

@@ -4,11 +4,13 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.state import keeping_dtype
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.quantize import quantize
+
+ID_DTYPES = (torch.int32, torch.int64)
 
 
 class QuantizedEmbedding(torch.nn.Module):
@@ -32,7 +34,7 @@ class QuantizedEmbedding(torch.nn.Module):
         torch.Size([1, 2, 64])
 
     Raises:
-        ValueError: ``table`` is no matrix, or has float32 scales.
+        TypeError: ``table`` is not block-scaled. ValueError: it is no matrix, or has float32 scales.
     """
 
     weight: torch.Tensor
@@ -43,6 +45,11 @@ class QuantizedEmbedding(torch.nn.Module):
         self, table: BlockScaledTensor, *, dtype: torch.dtype = torch.bfloat16, backend: str = "auto"
     ):
         super().__init__()
+        if not isinstance(table, BlockScaledTensor):
+            raise TypeError(
+                f"table is a {type(table).__name__}; pass a BlockScaledTensor: quantize(table), or call "
+                "QuantizedEmbedding.from_embedding(embedding)"
+            )
         if len(table.shape) != 2 or table.format.scale.bits != 8:
             raise ValueError(
                 f"table has shape {tuple(table.shape)} and format {table.format.name}; an embedding has [V, K] of NVFP4, MXFP4 "
@@ -62,9 +69,10 @@ class QuantizedEmbedding(torch.nn.Module):
         """With the table of ``embedding`` quantized, on its device and of its dtype.
 
         Raises:
-            TypeError: another module, or a class derived from torch.nn.Embedding, which may compute something else.
+            TypeError: no format, another module, or a class derived from torch.nn.Embedding, which may compute something else.
             ValueError: an embedding with ``max_norm``, which changes the rows that it gives; K is no multiple of the block.
         """
+        check_is_format("format", format)
         reason = reason_against(embedding)
         if reason is not None:
             raise reason
@@ -76,8 +84,12 @@ class QuantizedEmbedding(torch.nn.Module):
         """Rows of the table, [..., K] of ``dtype``, of ``ids``, integers [...] from 0 to V - 1.
 
         Raises:
-            IndexError: on the CPU, an id beyond the table.
+            TypeError: ids of another dtype. IndexError: on the CPU, an id beyond the table.
         """
+        if ids.dtype not in ID_DTYPES:
+            raise TypeError(
+                f"ids has dtype {ids.dtype}; expected rows of the table in int32 or int64: pass ids.long()"
+            )
         flat = ids.reshape(-1)
         rows = dequantize(self._gathered(flat), self.dtype, backend=self.backend)
         return rows.view(*ids.shape, self.embedding_dim)

@@ -17,6 +17,7 @@ from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.planning.arch import ARCHS, mmas_of
+from nvfp4_cute.problem import OUT_DTYPES
 
 Activations = Literal["fp8", "16bit"]
 
@@ -87,16 +88,21 @@ class LinearFP8(torch.nn.Module):
             [..., N] of ``result_dtype(x)``.
 
         Raises:
-            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            TypeError: ``x`` has another dtype. ValueError: it has another K. UnsupportedProblem: ``x`` has a gradient to follow.
             And what ``quantize`` and ``gemm`` refuse.
         """
         check_tensors({"x": x})
+        dtype = result_dtype(x)
+        if dtype not in OUT_DTYPES:
+            raise TypeError(
+                f"x is {x.dtype}; the layer multiplies float16, bfloat16 and float32: pass x.float()"
+            )
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
             )
         rows = x.reshape(-1, self.in_features)
-        y = (self._by_fp8 if self.activations == "fp8" else self._by_16_bits)(rows, result_dtype(x))
+        y = (self._by_fp8 if self.activations == "fp8" else self._by_16_bits)(rows, dtype)
         if self.bias is not None:
             y += self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)

@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.options import check_patterns
 
 # Part of a GPU's memory that stays free: for activations and caches of keys and values.
 RESERVED_PART = 0.25
@@ -41,12 +42,20 @@ def keep_decoded(
     Args:
         leave: patterns of fnmatch on names. reserved_bytes: that stay free on each GPU; None: a quarter of its memory.
 
+    Raises:
+        TypeError: ``model`` is no module, or ``leave`` one string.
+
     Example:
         >>> from nvfp4_cute import LinearNVFP4
         >>> model = torch.nn.ModuleDict({"up": LinearNVFP4(64, 128, activations="16bit")})
         >>> keep_decoded(model).layers
         ['up']
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; pass a torch.nn.Module, whose LinearNVFP4 layers keep weights"
+        )
+    check_patterns("leave", leave)
     done = Kept()
     for names, layer, members in tqdm([*_products(model)], desc="decoded weights", leave=False, disable=None):
         reason = next(

@@ -114,6 +114,10 @@ class LinearNVFP4(torch.nn.Module):
                 f"layer's input to {max(-(-in_features // K_STEP), 1) * K_STEP}"
             )
         check_activations(activations)
+        if pre_decode and keep_decoded:
+            raise ValueError(
+                "pre_decode=True multiplies all rows by decoded weights, keep_decoded=True many rows: pass one of the two"
+            )
         if isinstance(input_scale, str) and input_scale != "auto":
             raise ValueError(f'input_scale={input_scale!r} is not "auto", None or a number')
         if isinstance(input_scale, torch.Tensor) and input_scale.numel() != 1:

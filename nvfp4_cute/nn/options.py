@@ -1,4 +1,4 @@
-"""Options that a layer's constructor has and that what the layer is made of decides."""
+"""Checks of options: those that what a layer is made of decides, and patterns of names."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,3 +11,9 @@ def refuse(options: Mapping[str, Any], decided: Collection[str], giver: str) -> 
             raise TypeError(
                 f"{name}={options[name]!r} is given, and {giver} decides it: leave it out, or change {giver} before"
             )
+
+
+def check_patterns(name: str, patterns: object) -> None:
+    """Raise TypeError for one string, whose characters would be the patterns."""
+    if isinstance(patterns, str):
+        raise TypeError(f"{name}={patterns!r} is one string; pass a list of patterns: [{patterns!r}]")

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from nvfp4_cute.nn.activations import Activations
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.options import check_patterns
 
 # Output layers lose most, and are run once for all layers before them.
 KEEP = ("lm_head",)
@@ -49,7 +50,8 @@ def replace_linears(
         keep: patterns of fnmatch on names.
 
     Raises:
-        KeyError: ``input_scale`` has numbers, and none for a layer. TypeError: the model itself is a linear layer, or no module.
+        KeyError: ``input_scale`` has numbers, and none for a layer. TypeError: the model itself is a linear layer, or no module;
+            ``keep`` is one string.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8))
@@ -62,6 +64,7 @@ def replace_linears(
         raise TypeError(
             f"model is a {type(model).__name__}; pass a torch.nn.Module, which is changed in place"
         )
+    check_patterns("keep", keep)
     done = Replaced()
     linears = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     owners = _owners(model)

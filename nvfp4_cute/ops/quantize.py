@@ -70,8 +70,9 @@ def quantize(
             in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
             up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
         global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
-            (computed from what is quantized in passes of their own), or None. Of [batches..., M, K], such as the weights of
-            all experts, also one a batch: a tensor or list [batches...], or "per_batch" (computed). NVFP4 alone has one.
+            (computed from what is quantized, of 16-bit ``x`` by ``ops.global_scale`` in launches before), or None. Of
+            [batches..., M, K], such as the weights of all experts, also one a batch: a tensor or list [batches...], or
+            "per_batch" (computed). NVFP4 alone has one.
         global_scale_inv: the inverse convention, by this name only.
         scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K / block]); None for the format's own.
         scale_rounding: of scales that are powers of two, "up" or "down" (``formats.block_scales.scale_codes``).

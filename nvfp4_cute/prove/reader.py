@@ -11,11 +11,15 @@ from nvfp4_cute.text_table import text_table
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A report from a file. Raises ValueError for a file that is none, OSError for one that cannot be read."""
+    """A report from a file. Raises ValueError where there is no report, OSError for a file that cannot be read."""
     try:
         found = json.loads(path.read_text())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is no text: {error}") from error
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; give the prove-<gpu>.json that a run wrote") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{path.name} is no JSON ({error}); give the prove-<gpu>.json that a run wrote"
+        ) from error
     report.check(found)
     return found
 

@@ -100,6 +100,11 @@ def test_refusals(tmp_path, capsys):
         (f"bench --against {path} --target H100", "leave out target"),
         (f"bench dense --predict {path}", "leave out suites"),
         (f"bench --predict {path} --results x", "leave out results"),
+        (f"bench --predict {path} --tokens 8", "leave out tokens"),
+        (
+            f"bench --against {path}s",
+            f"there is no file {path}s; name one that nvfp4-cute bench --predict wrote",
+        ),
     ):
         assert cli.main(line.split()) == 1
         assert message in capsys.readouterr().err

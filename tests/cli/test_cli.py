@@ -96,6 +96,12 @@ def test_arguments_that_make_no_sense_exit_with_2(arguments, capsys):
         ("tune --m 0 --n 16 --k 16", "argument --m: 0 has no row at all"),
         ("trace nvfp4_gemm -o nowhere/t.json", "argument -o/--out: there is no folder nowhere"),
         ("export nvfp4_gemm -o .", "argument -o/--output: . is a folder; name a file"),
+        ("bench --target B200 --results nowhere/r.json", "argument --results: there is no folder nowhere"),
+        (
+            f"bench --predict p.json --recordings {__file__}",
+            f"argument --recordings: {__file__} is a file; name a folder",
+        ),
+        (f"quantize m --out {__file__}", f"argument --out: {__file__} is a file; name a folder"),
         ("eval submission.py --baseline nowhere.json", "argument --baseline: there is no file nowhere.json"),
     ],
 )

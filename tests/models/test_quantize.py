@@ -246,6 +246,25 @@ def test_a_quantized_model_is_refused_before_it_is_loaded(more, tmp_path, capsys
     assert "is quantized already; pass the 16-bit model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--calibrate", "nowhere.txt"], 'there is no file nowhere.txt; pass a text file, or "random"'),
+        (["--calibrate", "random", "--budget", "4"], "budget=4.0 bits a weight; nvfp4 takes 4.5: pass more"),
+        (
+            ["--calibrate", "random", "--budget", "nan"],
+            "budget=nan bits a weight; nvfp4 takes 4.5: pass more",
+        ),
+    ],
+)
+def test_what_calibration_would_end_with_is_said_before_it(options, message, tmp_path, capsys):
+    folder, _ = source(tmp_path / "in")
+    command = ["quantize", str(folder), "--out", str(tmp_path / "out"), *options]
+    assert main(command) == 1 and message in capsys.readouterr().err
+    assert main([*command[:3], str(folder), "--calibrate", "random"]) == 1
+    assert "has safetensors files already; name an empty folder" in capsys.readouterr().err
+
+
 def test_a_pattern_that_matches_nothing_is_said(tmp_path, capsys):
     folder, _ = source(tmp_path / "in")
     arguments = ["quantize", str(folder), "--out", str(tmp_path / "out"), "--format", "nvfp4a16", "--keep"]

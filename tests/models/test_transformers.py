@@ -173,3 +173,8 @@ def test_another_model_is_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 512}))
     with pytest.raises(CheckpointError, match=r"mlp\..*_proj is .* in the checkpoint"):
         ours.load(folder, dtype=torch.bfloat16)
+
+
+def test_weights_are_decoded_in_one_way():
+    with pytest.raises(ValueError, match="pass decode or keep_decoded, not both"):
+        ours.load(FOLDERS[0], decode=True, keep_decoded=True)

@@ -70,5 +70,13 @@ def test_refusals():
         QuantizedEmbedding.from_embedding(Scaled(4, 32))
     with pytest.raises(ValueError, match="max_norm"):
         QuantizedEmbedding.from_embedding(torch.nn.Embedding(4, 32, max_norm=1.0))
+    with pytest.raises(
+        TypeError, match="ids has dtype torch.float32; expected rows of the table in int32 or int64"
+    ):
+        embedding_of(NVFP4, 64)(ids().float())
+    with pytest.raises(TypeError, match="format='mxfp4' is no BlockFormat"):
+        QuantizedEmbedding.from_embedding(torch.nn.Embedding(4, 32), "mxfp4")
+    with pytest.raises(TypeError, match="table is a Tensor; pass a BlockScaledTensor"):
+        QuantizedEmbedding(torch.ones(4, 32))
     with pytest.raises(ValueError, match="fp8_128x128; an embedding has"):
         QuantizedEmbedding(quantize(torch.ones(4, 128), format=FP8_128x128))

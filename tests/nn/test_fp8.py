@@ -80,6 +80,10 @@ def test_what_a_linear_layer_refuses():
     layer = LinearFP8(weights(128, 256))
     with pytest.raises(ValueError, match=r"x has shape \[4, 128\]; expected \[..., 256\]"):
         layer(rows(4, 128))
+    with pytest.raises(
+        TypeError, match="x is torch.int32; the layer multiplies float16, bfloat16 and float32"
+    ):
+        layer(rows(4, 256).int())
     with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
         layer(rows(4, 256).requires_grad_())
     with pytest.raises(ValueError, match="weight is MXFP4"):

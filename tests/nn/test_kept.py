@@ -151,3 +151,16 @@ def test_what_does_not_fit_is_left(monkeypatch):
     assert done.layers == ["small"] and done.nbytes == 2 * 64 * 32
     assert done.left == {"large": "12288 bytes more do not fit beside the reserve"}
     assert [layer.keep_decoded for layer in model.values()] == [True, False]
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="pass one of the two"):
+        LinearNVFP4(64, 64, pre_decode=True, keep_decoded=True)
+    with pytest.raises(TypeError, match="model is a str; pass a torch.nn.Module"):
+        keep_decoded("model")
+    with pytest.raises(
+        TypeError, match=r"leave='lm_head' is one string; pass a list of patterns: \['lm_head'\]"
+    ):
+        keep_decoded(torch.nn.ModuleDict(), leave="lm_head")
+    with pytest.raises(TypeError, match="keep='lm_head' is one string"):
+        replace_linears(torch.nn.ModuleDict(), keep="lm_head")

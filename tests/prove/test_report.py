@@ -161,7 +161,10 @@ def test_the_browser_page_as_a_person_sees_it(width, tmp_path):
         ("{}", "no report of `nvfp4-cute prove`"),
         (json.dumps({"tool": "nvfp4-cute prove", "schema": 99}), "has schema 99"),
         (json.dumps({"tool": "nvfp4-cute prove", "schema": 1}), "'made' is missing"),
-        ("no json", "Expecting value"),
+        (
+            "no json",
+            "prove.json is no JSON (Expecting value: line 1 column 1 (char 0)); give the prove-<gpu>.json",
+        ),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path, capsys, text, message):
@@ -169,6 +172,8 @@ def test_what_is_no_report_is_refused(tmp_path, capsys, text, message):
     path.write_text(text)
     assert cli.main(["prove", "--read", str(path)]) == 1
     assert message in capsys.readouterr().err
+    assert cli.main(["prove", "--read", f"{path}s"]) == 1
+    assert f"there is no file {path}s; give the prove-<gpu>.json" in capsys.readouterr().err
 
 
 # ---- predictions -----------------------------------------------------------------------------------------------

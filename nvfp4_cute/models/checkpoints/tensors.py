@@ -171,6 +171,12 @@ def _header(path: Path) -> dict[str, Entry]:
     return entries
 
 
+def check_has_no_tensors(folder: Path) -> None:
+    """Raise FileExistsError for a folder that has safetensors files; it need not exist."""
+    if any(folder.glob("*.safetensors")):
+        raise FileExistsError(f"{folder} has safetensors files already; name an empty folder")
+
+
 class TensorWriter:
     """Writes a checkpoint folder, tensor after tensor, in files of at most ``shard_bytes``; holds one tensor at a time.
 
@@ -192,8 +198,7 @@ class TensorWriter:
     ):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if any(self.folder.glob("*.safetensors")):
-            raise FileExistsError(f"{self.folder} has safetensors files already; name an empty folder")
+        check_has_no_tensors(self.folder)
         self._shards = _shards(shapes, shard_bytes)
         self._place = {name: number for number, shard in enumerate(self._shards) for name in shard}
         self._files: dict[int, tuple[BinaryIO, int]] = {}

@@ -68,11 +68,7 @@ def within_budget(
         ValueError: the budget is below the bits of ``format``, or there is no text.
     """
     recipe = RECIPES[format]
-    least = _bits(recipe, 1024)
-    if budget < least:
-        raise ValueError(
-            f"budget={budget} bits a weight; {format} takes {least}: pass more, or another format"
-        )
+    check_budget(budget, format)
     if not batches:
         raise ValueError("no text to measure layers on; calibrate with a file")
     rules = Rules(recipe, {p: weight_only(f, layout) for p, f in (formats or {}).items()})
@@ -83,6 +79,15 @@ def within_budget(
     costs = measured(model, batches[:WINDOWS], layers, raised)
     spare = budget * sum(_size(one) for one in every) - _taken(every, rules)
     return chosen(layers, costs, spare)
+
+
+def check_budget(budget: float, format: str) -> None:
+    """Raise ValueError where weights of ``format`` take more than ``budget`` bits each."""
+    least = _bits(RECIPES[format], 1024)
+    if not budget >= least:
+        raise ValueError(
+            f"budget={budget} bits a weight; {format} takes {least}: pass more, or another format"
+        )
 
 
 def chosen(layers: Sequence[Layer], costs: Mapping[str, Cost], spare: float) -> dict[str, str]:

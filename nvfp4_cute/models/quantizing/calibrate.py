@@ -28,6 +28,12 @@ class Seen:
     experts: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+def check_text(text: str) -> None:
+    """Raise FileNotFoundError for what is neither a file nor "random"."""
+    if text != "random" and not Path(text).is_file():
+        raise FileNotFoundError(f'there is no file {text}; pass a text file, or "random" for random tokens')
+
+
 def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
     """Token ids to run, [1, n] each.
 
@@ -37,6 +43,7 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
     Raises:
         FileNotFoundError: no such file. ValueError: the model has no tokenizer, or the file no text.
     """
+    check_text(text)
     if text == "random":
         g = torch.Generator().manual_seed(0)
         return [torch.randint(0, vocabulary, (1, RANDOM_TOKENS), generator=g) for _ in range(RANDOM_SAMPLES)]
