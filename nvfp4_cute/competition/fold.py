@@ -624,6 +624,8 @@ class _Pass:
                 if all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key, _ in pairs):
                     given = ", ".join(f"{key.value}={self._source(value)}" for key, value in pairs)  # type: ignore[union-attr]
                     yield [self._put(node, given, INLINED)]
+            elif isinstance(node, ast.Starred):
+                yield from self._spread(node)
             body = getattr(node, "body", None)
             if not isinstance(node, ast.FunctionDef) or len(body or []) < 2:
                 continue
@@ -641,6 +643,27 @@ class _Pass:
                     *self._without(last),
                     self._put(before, f"return {self._source(before.value)}", INLINED),
                 ]
+
+    def _spread(self, node: ast.Starred) -> Iterator[Group]:
+        """Arguments behind a star: the parts of a tuple that the statement before makes."""
+        name, function = node.value, self.world.enclosing(node, (*FUNCTIONS, ast.Lambda))
+        if (
+            not isinstance(self.world.parents[node], ast.Call)
+            or not isinstance(name, ast.Name)
+            or not isinstance(function, ast.FunctionDef)
+        ):
+            return
+        bound = self.world.bound_in(function, name.id)
+        for before, statement in pairwise(function.body):
+            if (
+                isinstance(before, ast.Assign)
+                and before.targets == bound
+                and isinstance(before.value, ast.Tuple)
+                and before.value.elts
+                and is_pure(before.value)
+                and self.world.is_inside(node, statement)
+            ):
+                yield [self._put(node, ", ".join(map(self._source, before.value.elts)), INLINED)]
 
     def _returned_at_once(
         self, function: ast.FunctionDef, before: ast.stmt, last: ast.stmt

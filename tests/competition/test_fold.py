@@ -393,7 +393,37 @@ def test_functions_of_one_expression_and_what_fits_a_line():
     )
 
 
+def test_arguments_behind_a_star():
+    check(
+        """
+        def area(a, b, unit):
+            return lost(a, b) if unit else a
+
+
+        def lost(a, b):
+            while a:
+                a -= b
+            return a
+
+
+        def main(x):
+            sizes = x.m, x.n, True
+            return area(*sizes) + area(*sizes)
+        """,
+        """
+        def lost(a, b):
+            while a:
+                a -= b
+            return a
+
+        def main(x):
+            return lost(x.m, x.n) + lost(x.m, x.n)
+        """,
+    )
+
+
 UNTOUCHED = {
+    "a star of what changes": "def f(x, y):\n    return x if y else 0\n\n\ndef main(x):\n    y = x.m, True\n    x.m = 3\n    return f(*y)",
     "two values": "def f(x, y):\n    return x if y else 0\n\n\ndef main(x):\n    return f(x, True) + f(x, False)",
     "used as a value": "def f(x, y):\n    return x if y else 0\n\n\ndef main(x):\n    return map(f, x, f(x, True))",
     "spread": "def f(x, y):\n    return x if y else 0\n\n\ndef main(x):\n    return f(*x, y=True)",
