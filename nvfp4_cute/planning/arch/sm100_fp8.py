@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
+from nvfp4_cute.planning.arch import fp8
 from nvfp4_cute.planning.arch.base import (
     Mma,
     foreign_option_reason,
@@ -39,12 +40,13 @@ from nvfp4_cute.problem import Form, GroupedProblem
 ARCHS = limits.ARCHS
 KERNEL = "sm100.fp8.grouped_gemm.Fp8GemmSm100"
 OPTIONS = limits.OPTIONS
-PAIR: Formats = (FP8_1x128, FP8_128x128)
+PAIR = fp8.PAIR
 MMA = {PAIR: Mma("f8f6f4", 32, element_bits=8)}
 # Of instruction descriptors (PTX ISA 9.7.16.4.2): fp32 accumulators, e4m3 on both sides.
 MMA_TYPES = 1 << 4
 OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
+interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters
 TILE_K = FP8_1x128.block_k
 # Warpgroups that promote, each half of the columns.
@@ -54,9 +56,8 @@ PROMOTING_WARPS = PROMOTING_GROUPS * EPI_WARPS
 TILES_N = (64, 128)
 # Accumulators: of 128 columns, four fill tensor memory.
 ACC_STAGES = (2, 4)
-# K tiles whose scales are in shared memory: as many as outlast the latency of device memory. They begin where 16-byte units do.
-SCALE_STAGES = 16
-SCALE_ALIGN_BYTES = 16
+# K tiles whose scales are in shared memory: as many as outlast the latency of device memory.
+SCALE_STAGES, SCALE_ALIGN_BYTES = 16, fp8.SCALE_ALIGN_BYTES
 DEFAULT_CONFIG = KernelConfig((MMA_CTA_M, 128, TILE_K), num_acc_stage=ACC_STAGES[-1])
 
 
@@ -117,8 +118,7 @@ def scale_counts(config: KernelConfig) -> tuple[int, int]:
 
 def scale_stage_bytes(config: KernelConfig) -> int:
     """Of the scales of a K tile, each fp32."""
-    nbytes = sum(scale_counts(config)) * FP8_128x128.scale.bits // 8
-    return -(-nbytes // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES
+    return fp8.aligned_scale_bytes(sum(scale_counts(config)) * FP8_128x128.scale.bits // 8)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8SmemPlan:
@@ -163,16 +163,6 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     return launch_reason(
         config, smem_plan(config), smem_plan(replace(config, num_ab_stage=None)).num_ab_stage
     )
-
-
-def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed: this kernel multiplies by one operand."""
-    return None if weight_layout == "separate" else f"weight_layout={weight_layout!r}: FP8 has no dual GEMM"
-
-
-def quantized_reason(config: KernelConfig) -> str | None:
-    """Why NVFP4 results cannot be computed."""
-    return "FP8 products have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"
 
 
 def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> bool:

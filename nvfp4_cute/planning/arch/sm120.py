@@ -35,6 +35,7 @@ from nvfp4_cute.planning.arch.base import (
     one_cta_per_sm,
     operands_on_sides,
 )
+from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.problem import Form, GroupedProblem
@@ -121,8 +122,6 @@ MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
 FP32_BYTES = 4
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
-# Fp32 scales of a stage begin where 16-byte units do.
-SCALE_ALIGN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -378,7 +377,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
 
 def _scale_stage_bytes(format: BlockFormat, rows: int, k: int) -> int:
     """Of one operand: of blocked scales whole blocks, whatever part of their rows a tile uses."""
-    return -(-format.scale_bytes(rows, k) // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES
+    return aligned_scale_bytes(format.scale_bytes(rows, k))
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
-from nvfp4_cute.planning.arch import sm90
+from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.planning.arch import fp8, sm90
 from nvfp4_cute.planning.arch.base import (
     Mma,
     never_in_turns,
@@ -32,11 +32,12 @@ from nvfp4_cute.problem import Form, GroupedProblem
 ARCHS = ("sm_90a",)
 KERNEL = "sm90.fp8.grouped_gemm.Fp8GemmSm90"
 OPTIONS = ("multicast_n",)
-PAIR: Formats = (FP8_1x128, FP8_128x128)
+PAIR = fp8.PAIR
 MMA = {PAIR: Mma("e4m3", 32, element_bits=8)}
 OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = False, False, True
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
+interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
 resident_clusters = sm90.resident_clusters
 # Halves of 128 rows of weights that a tile may have, and its most tokens: sums of all halves and products of one are registers.
 MAX_TOKENS = {1: 192, 2: 128}
@@ -44,8 +45,6 @@ TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: max(MAX_TOKENS.values()), 2: 128, 4: 64, 8: 16}
 TOKEN_STEP = 8
-# Fp32 scales of a stage begin where 16-byte units do.
-SCALE_ALIGN_BYTES = 16
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
 
 
@@ -118,7 +117,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> 
     plan = Fp8Smem(
         b_stage_bytes=formats[1].row_bytes(k) * weights,
         a_stage_bytes=formats[0].row_bytes(k) * tokens,
-        scale_stage_bytes=-(-scales // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES,
+        scale_stage_bytes=fp8.aligned_scale_bytes(scales),
         num_ab_stage=config.num_ab_stage or 0,
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
     )
@@ -152,16 +151,6 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         return f"split_k={config.split_k} with M tile {weights}: sums of one block are exchanged; use M tile {TILE_WEIGHTS}"
     plan = partial(smem_plan, num_b=num_b, formats=formats)
     return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
-
-
-def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed: this kernel multiplies by one operand."""
-    return None if weight_layout == "separate" else f"weight_layout={weight_layout!r}: FP8 has no dual GEMM"
-
-
-def quantized_reason(config: KernelConfig) -> str | None:
-    """Why NVFP4 results cannot be computed."""
-    return "FP8 products have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"
 
 
 def candidates(
