@@ -64,42 +64,17 @@ class Chain:
         return self.memory
 
 
-def time_ptx(
-    constants: Constants,
-    ptx: str | Program,
-    entry: str | None = None,
-    grid: int | Sequence[int] = 1,
-    block: int | Sequence[int] = 32,
-    args: Sequence[Any] = (),
-    *,
-    cluster: int | Sequence[int] = 1,
-    smem_bytes: int = 0,
-    machine_code: MachineCode | None = None,
-    with_data: bool = False,
-    timeline: bool = False,
-) -> Timing:
+def time_ptx(constants: Constants, *launch: Any, timeline: bool = False, **options: Any) -> Timing:
     """Model the time of one kernel of a PTX text on a GPU.
 
     Args:
-        constants: of the GPU.  ptx ... machine_code: as `record_ptx` takes them.
-        with_data, timeline: as of a `Clock`.
+        constants: of the GPU.  launch, options: as `record_ptx` takes them behind the number of SMs.
+        timeline: as of a `Clock`.
 
     Raises:
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
     """
-    trace = record_ptx(
-        constants.num_sms,
-        ptx,
-        entry,
-        grid,
-        block,
-        args,
-        cluster=cluster,
-        smem_bytes=smem_bytes,
-        machine_code=machine_code,
-        with_data=with_data,
-    )
-    return replay(constants, trace, timeline=timeline)
+    return replay(constants, record_ptx(constants.num_sms, *launch, **options), timeline=timeline)
 
 
 def record_ptx(
