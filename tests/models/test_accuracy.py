@@ -6,29 +6,16 @@ import math
 
 import pytest
 import torch
+from tiny_models import EXPERTS, model_of
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
 )
 
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
-
 from nvfp4_cute.cli import main  # noqa: E402
 from nvfp4_cute.models.accuracy import compare, quantized_copy  # noqa: E402
 from nvfp4_cute.models.quantizing.calibrate import largest_inputs  # noqa: E402
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
-
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 32, "vocab_size": 128,
-}  # fmt: skip
-EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
-
-
-def model_of(kind="llama", **fields):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **SIZES, initializer_range=0.2, **fields)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 def windows():
@@ -63,7 +50,7 @@ def test_numbers_by_hand():
 
 
 def test_a_model_beside_itself():
-    model = model_of()
+    model = model_of(dtype=torch.bfloat16)
     found = compare(model, copy.deepcopy(model), windows())
     assert (found.kl, found.same_choice, found.ratio, found.layers) == (0, 1, 1, {})
 
@@ -71,7 +58,7 @@ def test_a_model_beside_itself():
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_ways(kind):
     """Four bits of weights lose less than four bits of both; every quantized layer has its error."""
-    model = model_of(kind, **(EXPERTS if kind == "qwen3_moe" else {}))
+    model = model_of(kind, torch.bfloat16, **(EXPERTS if kind == "qwen3_moe" else {}))
     seen = largest_inputs(model, windows())
     made = {
         "16bit": quantized_copy(model, "16bit"), "nvfp4": quantized_copy(model, "nvfp4"),
@@ -87,7 +74,7 @@ def test_ways(kind):
 
 
 def test_command(tmp_path, capsys):
-    model_of().save_pretrained(tmp_path / "in")
+    model_of(dtype=torch.bfloat16).save_pretrained(tmp_path / "in")
     quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16")
     command = ["models", "eval", str(tmp_path / "in"), "--text", "random", "--tokens", "100"]
     assert main([*command, "--json", "--calibrate", "random"]) == 0

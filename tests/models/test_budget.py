@@ -5,12 +5,11 @@ import json
 
 import pytest
 import torch
+from tiny_models import model_of
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
 )
-
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from nvfp4_cute.cli import main  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
@@ -19,10 +18,6 @@ from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa:
 from nvfp4_cute.models.quantizing.layouts import RECIPES  # noqa: E402
 from nvfp4_cute.models.quantizing.rules import Layer  # noqa: E402
 
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 32, "vocab_size": 128,
-}  # fmt: skip
 MXFP8_BITS = 8.25
 
 
@@ -36,9 +31,7 @@ def cost(kl, raised=("mxfp8", "16bit")):
 
 @pytest.fixture
 def model(tmp_path):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("llama", **SIZES, initializer_range=0.2)
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    made = model_of()
     made.save_pretrained(tmp_path / "in")
     return made
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from tiny_models import EXPERTS, model_of
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
@@ -21,18 +22,6 @@ from nvfp4_cute.models.quantizing.layerwise import quantize_blocks  # noqa: E402
 from nvfp4_cute.models.quantizing.layouts import LAYOUTS, RECIPES  # noqa: E402
 from nvfp4_cute.models.quantizing.rules import Rules, groups, layers_to_quantize  # noqa: E402
 from nvfp4_cute.models.quantizing.weights import quantized  # noqa: E402
-
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 32, "vocab_size": 128,
-}  # fmt: skip
-EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
-
-
-def model_of(kind="llama", dtype=torch.float32, **fields):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **SIZES, initializer_range=0.2, **fields)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def windows(count=8, seed=1):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tiny_models import SIZES, config_of, model_of
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
@@ -23,21 +24,17 @@ from nvfp4_cute.nn.decoded import KEPT_ROWS  # noqa: E402
 from nvfp4_cute.nn.embedding import QuantizedEmbedding  # noqa: E402
 from nvfp4_cute.nn.linear import LinearNVFP4  # noqa: E402
 
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 32, "vocab_size": 160,
-}  # fmt: skip
+ONE_LAYER = {"num_hidden_layers": 1, "vocab_size": 160}
 EMBEDDING, OUTPUT = "model.embed_tokens", "lm_head"
 
 
-def config_of(tied):
-    return AutoConfig.for_model("qwen3", **SIZES, initializer_range=0.2, tie_word_embeddings=tied)
+def tied_or_apart(tied):
+    return model_of("qwen3", torch.bfloat16, **ONE_LAYER, tie_word_embeddings=tied)
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "apart"])
 def model(request, tmp_path):
-    torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config_of(request.param), dtype=torch.bfloat16).eval()
+    made = tied_or_apart(request.param)
     made.save_pretrained(tmp_path / "in")
     return made
 
@@ -97,7 +94,7 @@ def test_command(model, tmp_path, capsys):
 
 
 def test_an_embedding_that_scales_its_rows(tmp_path):
-    config = AutoConfig.for_model("gemma3_text", **SIZES)
+    config = AutoConfig.for_model("gemma3_text", **SIZES | ONE_LAYER)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "in")
     quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16", embedding="nvfp4")
     with pytest.raises(CheckpointError, match="may scale or change rows.*without --embedding"):
@@ -107,7 +104,7 @@ def test_an_embedding_that_scales_its_rows(tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_random_model(tied):
     torch.manual_seed(0)
-    model = random_model(config_of(tied), "all", "cpu")
+    model = random_model(config_of("qwen3", **ONE_LAYER, tie_word_embeddings=tied), "all", "cpu")
     table, output = model.get_input_embeddings(), model.get_output_embeddings()
     assert isinstance(output, LinearNVFP4) and (table.weight is output.packed_weight) == tied
     assert table.format.name == ("nvfp4" if tied else "mxfp8_e4m3")
@@ -118,7 +115,7 @@ def test_random_model(tied):
 def test_kept_decoded_weights(tmp_path, capsys):
     """Loaded so, many rows are multiplied by decoded weights; the inspection says their size; a missing folder is named."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config_of(True), dtype=torch.bfloat16).save_pretrained(tmp_path / "in")
+    tied_or_apart(True).save_pretrained(tmp_path / "in")
     quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16")
     kept, decoded = (
         ours.load(tmp_path / "out", dtype=torch.bfloat16, **{o: True}) for o in ("keep_decoded", "decode")
