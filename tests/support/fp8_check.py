@@ -53,7 +53,8 @@ def check_list_masked_and_batched(chosen, backend):
     for out, settings in zip(outs, ({"config": chosen, "backend": backend}, {}), strict=True):
         nv.grouped_gemm(x, w, masked_m=sizes, out=out, **settings, **options)
     assert torch.equal(bits(outs[0]), bits(outs[1]))
-    assert_bitwise_equal(nv.gemm(x, w, backend=backend, **options), nv.gemm(x, w, **options))
+    got = nv.gemm(x, w, config=chosen, backend=backend, **options)
+    assert_bitwise_equal(got, nv.gemm(x, w, **options))
 
 
 def check_rounding_and_pitch(out_dtype, backend):
