@@ -169,25 +169,31 @@ def test_refusals():
             call()
 
 
+def check_on_gpu(seed):
+    """The bits of the layer token by token; a captured graph follows ids and weights that change; nothing waits."""
+    layer = drawn(seed)
+    options = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in layer.options.items()}
+    tensors = [t.cuda() for t in layer.arguments()[:3]]
+    w13, w2 = (
+        ExpertWeights(w.data.cuda(), w.scale.cuda(), w.global_scale.cuda()) for w in (layer.w13, layer.w2)
+    )
+    assert_bitwise_equal(moe(*tensors, w13, w2, **options).cpu(), naive(layer), seed=seed)
+    if not len(layer.x):
+        return
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = moe(*tensors, w13, w2, **options)
+    order = torch.randperm(len(layer.x), generator=torch.Generator().manual_seed(seed))
+    tensors[1].copy_(layer.ids[order])
+    tensors[2].copy_(layer.weights[order])
+    graph.replay()
+    layer.ids, layer.weights = layer.ids[order], layer.weights[order]
+    assert_bitwise_equal(y.cpu(), naive(layer), seed=seed)
+
+
 @pytest.mark.gpu("sm_90a")
-def test_gpu_layer_and_graph():
-    """The bits of the emulator; a captured graph follows ids and weights that change; nothing waits."""
-    for seed in range(8):
-        layer = drawn(seed)
-        options = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in layer.options.items()}
-        tensors = [t.cuda() for t in layer.arguments()[:3]]
-        w13, w2 = (
-            ExpertWeights(w.data.cuda(), w.scale.cuda(), w.global_scale.cuda()) for w in (layer.w13, layer.w2)
-        )
-        assert_bitwise_equal(moe(*tensors, w13, w2, **options).cpu(), naive(layer), seed=seed)
-        if not len(layer.x):
-            continue
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = moe(*tensors, w13, w2, **options)
-        order = torch.randperm(len(layer.x), generator=torch.Generator().manual_seed(seed))
-        tensors[1].copy_(layer.ids[order])
-        tensors[2].copy_(layer.weights[order])
-        graph.replay()
-        layer.ids, layer.weights = layer.ids[order], layer.weights[order]
-        assert_bitwise_equal(y.cpu(), naive(layer), seed=seed)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("first", range(0, 1000, 10))
+def test_gpu_random_layers(first):
+    for seed in range(first, first + 10):
+        check_on_gpu(seed)
