@@ -563,6 +563,15 @@ def test_exit_with_a_store_in_flight():
     assert_found(cut.replace(READ, ""), "exit", r"may exit before bulk store")
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_exit_with_a_small_copy_in_flight(waited):
+    """PTX ISA does not forbid it, and CUTLASS's sgemm_sm80 tutorial does it: a note."""
+    copy = f"cp.async.ca.shared.global [%r1+{DATA}], [%rd1], 4;\n"
+    body = in_thread(0, copy) + ("cp.async.wait_all;\n" if waited else "")
+    notes = [(severity, kind) for severity, kind, _ in remarks(body)]
+    assert notes == ([] if waited else [("note", "exit")])
+
+
 REMOTE = (
     init(1, sync="barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;")
     + """setp.eq.and.u32 %p5, %r6, 1, %p0;

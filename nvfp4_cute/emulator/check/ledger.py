@@ -30,9 +30,14 @@ class Site:
     inst: Inst
     atomic: bool = False
 
+    @property
+    def instruction(self) -> str:
+        """Opcode and modifiers, such as ``cp.async.ca.shared.global``."""
+        return ".".join((self.inst.opcode, *self.inst.mods))
+
     def __str__(self) -> str:
         """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
-        words = ".".join((self.inst.opcode, *self.inst.mods))
+        words = self.instruction
         name = ".".join(words.split(".")[:2])
         for start, readable, part in _NAMES:
             if words.startswith(start) and part in words:
