@@ -6,6 +6,7 @@ The shims (torch_shim, cuda_shim, dsl_shim) answer a script's questions from it.
 import copy
 import dataclasses
 import itertools
+import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from nvfp4_cute.errors import EmulatorError
 
 GIB = 1 << 30
 MIB = 1 << 20
+LOWEST_ADDRESS = 1 << 46
+"""Tensor maps of ragged tensors (QuACK, Triton) begin up to 2^30 rows below their tensor, and must not begin below 0."""
+
 ALLOCATION_ALIGN = 512
 """Alignment of device memory in bytes, as torch's CUDA allocator gives it; kernels rely on it (tensor maps: 128)."""
 
@@ -283,8 +287,10 @@ class VirtualGpu(Emulator):
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray:
-    """Uninitialised host memory, uint8, aligned as device memory is."""
+    """Uninitialised host memory, uint8, aligned as device memory is, and not below LOWEST_ADDRESS."""
     raw = np.empty(max(nbytes, 1) + ALLOCATION_ALIGN, np.uint8)
+    if raw.ctypes.data < LOWEST_ADDRESS:  # the heap of an interpreter that is linked to a fixed address
+        raw = np.frombuffer(mmap.mmap(-1, raw.size), np.uint8)
     start = -raw.ctypes.data % ALLOCATION_ALIGN
     return raw[start : start + max(nbytes, 1)]
 
