@@ -1,5 +1,7 @@
 """Grouped GEMMs of operands in other formats than NVFP4, of every pair that a family's table has, on the emulator."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from format_cases import NAN_CODES, Groups
@@ -8,7 +10,7 @@ from oracle import assert_bitwise_equal
 from stage_release import unfinished_reads
 
 import nvfp4_cute as nv
-from nvfp4_cute import KernelConfig
+from nvfp4_cute import KernelConfig, UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe, on_emulator
 from nvfp4_cute.cli import compile
 from nvfp4_cute.compile.cache import get_kernel
@@ -113,14 +115,19 @@ def test_every_form_with_what_is_chosen(arch, pair, form, dual):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("m_major", [False, True])
 @every_pair
-def test_results_of_16_bits_and_of_columns(arch, pair, m_major, out_dtype):
+def test_results_of_16_bits(arch, pair, out_dtype):
+    groups_of(pair, SIZES, seed=3).check("list", f"emulator:{arch}", out_dtype=out_dtype)
+
+
+@pytest.mark.slow
+@every_pair
+def test_results_whose_columns_are_contiguous(arch, pair):
+    """Refused where tokens are decoded before the product: that kernel writes rows."""
     groups = groups_of(pair, SIZES, seed=3)
-    if m_major:
+    decodes_first = arch == "sm_90a"
+    with pytest.raises(UnsupportedProblem, match="columns") if decodes_first else nullcontext():
         groups.check("list", f"emulator:{arch}", m_major=True)
-    else:
-        groups.check("list", f"emulator:{arch}", out_dtype=out_dtype)
 
 
 @pytest.mark.sampled(1)
