@@ -1,4 +1,4 @@
-"""The plug-in in vLLM on the CPU: tokens beside those of transformers, what it takes, and what it refuses.
+"""The plug-in in vLLM on the CPU: layers and tokens beside those of transformers, what it takes, and what it refuses.
 
 More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of whose folders is one.
 """
@@ -18,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm instal
 
 import vllm_tokens  # noqa: E402
 from checkpoint_files import MODELOPT  # noqa: E402
+from lockstep import Lockstep, Recorded, closeness  # noqa: E402
 from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
 from nvfp4_cute.models import transformers as ours  # noqa: E402
@@ -59,10 +60,9 @@ def changed(folder, to, change):
     return to
 
 
-def check_tokens(folder, got, tolerance=0.0):
+def check_tokens(folder, got, tolerance):
     """Each token is the one that transformers gives the highest logit after the same tokens, or that less ``tolerance``."""
-    # Some loaders of transformers keep the dtype of the file for names that they change.
-    model = torch.nn.Module.float(ours.load(folder, dtype=torch.float32))
+    model = transformers_model(folder)
     for prompt, answer in zip(vllm_tokens.PROMPTS, got, strict=True):
         assert len(answer) == vllm_tokens.TOKENS
         with torch.no_grad():
@@ -71,12 +71,45 @@ def check_tokens(folder, got, tolerance=0.0):
         assert (logits.amax(1) - chosen).max() <= tolerance
 
 
+def transformers_model(folder):
+    # Some loaders of transformers keep the dtype of the file for names that they change.
+    return torch.nn.Module.float(ours.load(folder, dtype=torch.float32))
+
+
+def check_in_lockstep(folder, llm):
+    """vLLM's layers and transformers' give equal bits of equal rows; what lies between differs by the order of sums, and so do
+    logits; tokens are equal wherever that cannot turn them.
+    """
+    served, logits = vllm_tokens.model_of(llm), []
+    hook = served.logits_processor.register_forward_hook(lambda module, inputs, out: logits.append(out))
+    with Recorded(served) as recorded:
+        got = vllm_tokens.tokens(llm)
+    hook.remove()
+    model, prompts, hidden = transformers_model(folder), vllm_tokens.PROMPTS, []
+    model.lm_head.register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0][0]))
+    starts, steps = torch.tensor([0, *map(len, prompts)]).cumsum(0), vllm_tokens.TOKENS
+    assert len(logits) == steps
+    for i, (prompt, answer) in enumerate(zip(prompts, got, strict=True)):
+        # The first step has the rows of all prompts, each step after it one a prompt.
+        own_rows, later = torch.arange(starts[i], starts[i + 1]), torch.arange(steps - 1)
+        expected = recorded.over(steps, torch.cat([own_rows, starts[-1] + i + len(prompts) * later]))
+        with torch.no_grad(), Lockstep(model, expected) as lockstep:
+            own = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
+        lockstep.check()
+        # Rows of the output layer differ as those of other layers do, and the order of its own sums is another one.
+        h, w = hidden[-1][len(prompt) - 1 :], model.lm_head.weight
+        bound = 2 * closeness(w.shape[1]) * h.abs().amax(1, keepdim=True) * w.abs().sum(1)
+        theirs = torch.stack([step[i, : own.shape[1]] for step in logits])
+        assert ((own - theirs).abs() <= bound).all()
+        chosen = torch.tensor(answer).unsqueeze(1)
+        assert (own.amax(1) - own.gather(1, chosen)[:, 0] <= 2 * bound.amax(1)).all()
+
+
 @pytest.mark.parametrize("folder", [f for f in FOLDERS if is_taken(f)], ids=lambda p: p.name)
-def test_tokens_are_those_of_transformers(folder):
+def test_layers_are_those_of_transformers(folder):
     with vllm_tokens.engine(folder) as llm:
         assert llm.llm_engine.vllm_config.model_config.quantization == "nvfp4_cute"
-        got = vllm_tokens.tokens(llm)
-    check_tokens(folder, got)
+        check_in_lockstep(folder, llm)
 
 
 def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
@@ -85,8 +118,7 @@ def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
     change = lambda name, t: t * next((f for end, f in factors.items() if name.endswith(end)), 1)
     folder = changed(MOE, tmp_path / "m", lambda n, t: change(n, t) if n.endswith("_scale_2") else t)
     with vllm_tokens.engine(folder) as llm:
-        got = vllm_tokens.tokens(llm)
-    check_tokens(folder, got)
+        check_in_lockstep(folder, llm)
 
 
 @pytest.mark.slow

@@ -42,6 +42,11 @@ def tokens(llm):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def model_of(llm):
+    """The torch.nn.Module that an engine of one process runs."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+
+
 if __name__ == "__main__":
     with engine(sys.argv[1], int(sys.argv[2])) as llm:
         print("tokens", json.dumps(tokens(llm)))

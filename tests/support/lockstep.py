@@ -1,0 +1,123 @@
+"""Two programs that compute one model, compared layer by layer: quantized layers of the second read what those of the first read.
+
+A 4-bit step turns the last bit of a float32 sum into a difference of a third: two programs whose sums have other orders differ in
+tokens. Given equal rows, quantized layers have to give equal bits, and what lies between them may differ by its sums' order.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
+from nvfp4_cute.nn.linear import LinearNVFP4
+
+UNIT = 2.0**-24
+"""How far float32 rounds, relatively."""
+
+
+def closeness(terms: int) -> float:
+    """How far two orders of one float32 sum lie apart, of the sum of magnitudes: each is off by at most a unit a term."""
+    return 2 * terms * UNIT
+
+
+@dataclass
+class Readers:
+    """Calls of quantized layers that read one tensor, such as those of q, k and v.
+
+    Attributes:
+        inputs: what they read; of experts also numbers and weights of experts. outputs: what each of them gave.
+    """
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+
+
+def quantized_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Layers whose products are 4-bit ones."""
+    return [m for m in model.modules() if isinstance(m, LinearNVFP4 | RoutedExperts | SortedExperts)]
+
+
+class Recorded:
+    """What quantized layers of a model read and wrote while it is entered, in the order of calls, as rows.
+
+    Attributes:
+        readers: of all calls.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._model, self._last = model, None
+        self.readers: list[Readers] = []
+
+    def __enter__(self) -> "Recorded":
+        self._hooks = [layer.register_forward_hook(self._keep) for layer in quantized_layers(self._model)]
+        return self
+
+    def __exit__(self, *error) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def over(self, steps: int, rows: torch.Tensor) -> list[Readers]:
+        """Calls of the same layers in all steps as one, ``rows`` of those of all steps behind each other."""
+        count, left = divmod(len(self.readers), steps)
+        assert not left
+        of_layers = [self.readers[number::count] for number in range(count)]
+        joined = lambda tensors: [torch.cat(parts)[rows] for parts in zip(*tensors, strict=True)]
+        return [
+            Readers(joined([c.inputs for c in calls]), joined([c.outputs for c in calls]))
+            for calls in of_layers
+        ]
+
+    def _keep(self, layer, inputs, output) -> None:
+        if inputs[0] is not self._last:
+            self.readers.append(Readers([rows_of(t) for t in inputs]))
+        self._last = inputs[0]
+        self.readers[-1].outputs.append(rows_of(output))
+
+
+class Lockstep(Recorded):
+    """Has quantized layers read what was recorded elsewhere, and compares.
+
+    Args:
+        expected: what layers of the other program read and wrote, one entry for all that read one tensor.
+    """
+
+    def __init__(self, model: torch.nn.Module, expected: list[Readers]):
+        super().__init__(model)
+        self._expected, self._count, self._read = expected, 0, None
+
+    def __enter__(self) -> "Lockstep":
+        super().__enter__()
+        self._hooks += [m.register_forward_pre_hook(self._replace) for m in quantized_layers(self._model)]
+        return self
+
+    def _replace(self, layer, inputs) -> tuple[torch.Tensor, ...]:
+        if inputs[0] is not self._read:
+            self._given = self._next(inputs)
+        self._read = inputs[0]
+        return self._given
+
+    def _next(self, inputs) -> tuple[torch.Tensor, ...]:
+        known = self._expected[self._count]
+        self._count += 1
+        rows = rows_of(inputs[0])
+        bound = closeness(rows.shape[1]) * known.inputs[0].abs().amax(1, keepdim=True)
+        assert ((rows - known.inputs[0]).abs() <= bound).all(), f"rows of layer {self._count - 1}"
+        if len(inputs) > 1:
+            _, ids, weights = inputs
+            ids, order = ids.sort(1)
+            expected_ids, expected_order = known.inputs[1].sort(1)
+            assert torch.equal(ids, expected_ids.to(ids.dtype))
+            distance = weights.gather(1, order) / known.inputs[2].gather(1, expected_order) - 1
+            assert distance.abs().max() <= closeness(rows.shape[1])
+        return tuple(theirs.reshape(t.shape) for t, theirs in zip(inputs, known.inputs, strict=True))
+
+    def check(self) -> None:
+        """All layers were called, and gave equal bits."""
+        assert len(self.readers) == len(self._expected)
+        for number, (ours, theirs) in enumerate(zip(self.readers, self._expected, strict=True)):
+            assert torch.equal(torch.cat(ours.outputs, 1), torch.cat(theirs.outputs, 1)), f"layer {number}"
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, [rows, columns]."""
+    return tensor.detach().reshape(-1, tensor.shape[-1]).clone()
