@@ -25,6 +25,11 @@ class Decoded:
         """Nothing of it is stored or copied."""
         return {"values": None, "_made_of": ()}
 
+    @property
+    def nbytes(self) -> int:
+        """That are taken now."""
+        return 0 if self.values is None else self.values.nbytes
+
     def of(
         self,
         data: torch.Tensor,

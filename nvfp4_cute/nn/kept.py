@@ -21,7 +21,8 @@ class Kept:
     """What ``keep_decoded`` did.
 
     Attributes:
-        layers: names of layers whose decoded weights are kept. left: name -> why others are not. nbytes: of the former.
+        layers: names of layers whose decoded weights are kept. left: name -> why others are not. nbytes: of what is kept,
+            by this call or by those before it.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -36,8 +37,9 @@ def keep_decoded(
 
     From ``decoded.KEPT_ROWS`` rows on such a layer multiplies by them, with torch: prefill then is that of a 16-bit model, in the
     memory of both. Fewer rows are multiplied by 4-bit weights as before. Layers that multiply 4-bit activations stay as they are.
-    Call it after ``fuse``. Weights are decoded here, and again where they have changed: state dicts may be loaded, tensors be
-    swapped (``torch.func.functional_call``).
+    Weights are decoded here, and again where they have changed: state dicts may be loaded, tensors be swapped
+    (``torch.func.functional_call``). Another call, such as one after ``fuse``, decides anew for all layers: what is kept already
+    takes no more memory, and what is to be left gives it back.
 
     Args:
         leave: patterns of fnmatch on names. reserved_bytes: that stay free on each GPU; None: a quarter of its memory.
@@ -64,13 +66,17 @@ def keep_decoded(
         if layer.mode != "16bit" or layer.pre_decode:
             reason = "its products do not take 16-bit activations and 4-bit weights"
         nbytes = layer.out_features * layer.in_features * layer.kept_dtype.itemsize
-        if reason is None and nbytes > _room(layer.packed_weight.device, reserved_bytes):
-            reason = f"{nbytes} bytes more do not fit beside the reserve"
+        for member in members:  # from before they became one product
+            member.forget_kept()
+        more = nbytes - layer.kept_nbytes
+        if reason is None and more > 0 and more > _room(layer.packed_weight.device, reserved_bytes):
+            reason = f"{more} bytes more do not fit beside the reserve"
+        for one in (layer, *members):
+            one.keep_decoded = reason is None
         if reason is not None:
+            layer.forget_kept()
             done.left.update(dict.fromkeys(names, reason))
             continue
-        for one in (layer, *members):
-            one.keep_decoded = True
         layer.kept()
         done.layers += names
         done.nbytes += nbytes

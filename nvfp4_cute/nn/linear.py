@@ -247,6 +247,15 @@ class LinearNVFP4(torch.nn.Module):
         return self._kept.of(*parts, (self.out_features, self.in_features), dtype or self.kept_dtype)
 
     @property
+    def kept_nbytes(self) -> int:
+        """Bytes that kept weights take now."""
+        return self._kept.nbytes
+
+    def forget_kept(self) -> None:
+        """Give the memory of kept weights back; a product that wants them makes them anew."""
+        self._kept = Decoded()
+
+    @property
     def kept_dtype(self) -> torch.dtype:
         """Of the rows that a layer of ``dtype`` multiplies."""
         return KERNEL_DTYPE if self.dtype == torch.float32 else self.dtype
@@ -376,7 +385,8 @@ class LinearNVFP4(torch.nn.Module):
         fixed = {id(self._buffers[name]) for name in FIXED if self._buffers[name] is not None}
         move = state.keeping_dtype(fn)
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed_weight.device)).dtype
-        self.decoded, self._kept = None, Decoded()
+        self.decoded = None
+        self.forget_kept()
         super()._apply(lambda t: move(t) if id(t) in fixed else fn(t), recurse)
         self.mode = mode_of(self.activations, self.backend, self.packed_weight.device)
         self._decode_ahead()

@@ -153,6 +153,31 @@ def test_what_does_not_fit_is_left(monkeypatch):
     assert [layer.keep_decoded for layer in model.values()] == [True, False]
 
 
+def test_another_call_decides_anew(monkeypatch, count):
+    """What is kept takes no more room, once or as one product; what is left gives its memory back."""
+    model = torch.nn.ModuleDict({"attention": Block(), "one": torch.nn.Linear(64, 96)}).bfloat16()
+    replace_linears(model, activations="16bit")
+    nbytes = 2 * 64 * (128 + 128 + 64 + 96)
+    monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: nbytes)
+    first = keep_decoded(model)
+    assert first.nbytes == nbytes and len(first.layers) == len(count) == 4
+    monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: 0)
+    assert keep_decoded(model) == first and len(count) == 4
+    monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: nbytes)
+    fuse(model)
+    again = keep_decoded(model)
+    assert sorted(again.layers) == sorted(first.layers) and again.nbytes == nbytes and len(count) == 5
+    layers = [m for m in model.modules() if isinstance(m, LinearNVFP4)]
+    held = [layer.kept_nbytes for layer in layers]
+    assert sorted(held) == [0, 0, 0, 2 * 64 * 96] and layers[0].shared[0].whole.kept_nbytes == nbytes - sum(
+        held
+    )
+    few = keep_decoded(model, leave=["attention.*"])
+    assert few.layers == ["one"] and few.nbytes == 2 * 64 * 96 and not layers[0].shared[0].whole.kept_nbytes
+    model["attention"](rows())
+    assert len(count) == 5
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="pass one of the two"):
         LinearNVFP4(64, 64, pre_decode=True, keep_decoded=True)
