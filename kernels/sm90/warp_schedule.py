@@ -87,5 +87,5 @@ class WarpSchedule:
 
     @classmethod
     def of_weight_only(cls, ctas_per_sm: int) -> "WarpSchedule":
-        """Where tokens have 16 bits and no warp decodes any: of one CTA an SM, or of two."""
-        return cls(0, 0, *((96, 40) if ctas_per_sm == 2 else (232, 40)))
+        """Where tokens have 16 bits and no warp decodes any: of one CTA an SM, or of two, where LOAD needs 21 registers."""
+        return cls(0, 0, *((104, 32) if ctas_per_sm == 2 else (232, 40)))
