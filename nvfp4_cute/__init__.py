@@ -50,6 +50,8 @@ FP8_1x128: "BlockFormat"
 """A block-scaled format: e4m3 elements, a float32 scale for 128 values of a row (DeepSeek-V3's activations)."""
 FP8_128x128: "BlockFormat"
 """A block-scaled format: e4m3 elements, a float32 scale for 128 values of each of 128 rows (DeepSeek-V3's weights)."""
+INT8: "BlockFormat"
+"""Integers from -128 to 127 with a float32 scale a row: a token's, or an output channel's (SmoothQuant, W8A8)."""
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {
@@ -60,6 +62,7 @@ _MODULES = {
     "EmulatorError": "errors",
     "FP8_128x128": "formats.block_format",
     "FP8_1x128": "formats.block_format",
+    "INT8": "formats.block_format",
     "RankError": "errors",
     "KernelConfig": "planning.config",
     "LinearNVFP4": "nn.linear",

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.codecs import decode
 from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     # Not through tanh, which rounds to -1 where the result is small.
@@ -47,6 +48,11 @@ def grouped_gemm_reference(
     A kernel accumulates in float32 and must give the same bits where float32 holds every partial sum exactly;
     elsewhere it may differ by its own roundings.
 
+    Of INT8 the scales are a row's, and sums of products of integers are exact in kernels, too. So are these roundings all that
+    there are, and every kernel gives these bits: the sum is rounded to float32; times ``b_scale`` of its column in float32; times
+    ``a_scale`` of its row in float32 (the order of CUTLASS's epilogue in vLLM); times ``alpha``; to ``out_dtype``. With
+    ``out_dtype=torch.int32`` the sums themselves are the result: scales are not read.
+
     Args:
         a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0. Of other formats, their bytes.
         b: the same, ``[N_g, K_g/2]``.
@@ -54,7 +60,7 @@ def grouped_gemm_reference(
             for "rowmajor" ``[M_g, K_g/16]``. Of other formats, their scales, as many as their blocks.
         b_scale: the same for ``b``.
         alpha: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
-        out_dtype: float16, bfloat16, float32 or float64.
+        out_dtype: float16, bfloat16, float32 or float64; of INT8 int32, too.
         scale_layout: of both scales, where formats have blocked ones; others have rows.
         a_format, b_format: what the bytes of ``a`` and ``b`` stand for; any two records.
 
@@ -64,8 +70,9 @@ def grouped_gemm_reference(
     Raises:
         TypeError, ValueError: lengths, shapes or dtypes that do not fit each other.
     """
-    if out_dtype not in OUT_DTYPES:
-        raise TypeError(f"out_dtype={out_dtype}: use one of {', '.join(map(str, OUT_DTYPES))}")
+    dtypes = INTEGER_DTYPES if (a_format, b_format) == INT8_PAIR else OUT_DTYPES
+    if out_dtype not in dtypes:
+        raise TypeError(f"out_dtype={out_dtype}: use one of {', '.join(map(str, dtypes))}")
     lengths = {"a": len(a), "b": len(b), "a_scale": len(a_scale), "b_scale": len(b_scale)}
     if alpha is not None:
         lengths["alpha"] = len(alpha)
@@ -76,7 +83,10 @@ def grouped_gemm_reference(
     outputs = []
     for group_idx in range(len(a)):
         operands = (a[group_idx], b[group_idx], a_scale[group_idx], b_scale[group_idx])
-        acc = _accumulate(*operands, scale_layout, a_format, b_format).to(acc_dtype)
+        if (a_format, b_format) == INT8_PAIR and out_dtype != torch.float64:
+            acc = _integer_products(*operands, out_dtype)
+        else:
+            acc = _accumulate(*operands, scale_layout, a_format, b_format).to(acc_dtype)
         if alpha is not None:
             acc = acc * torch.as_tensor(alpha[group_idx], dtype=torch.float32, device=acc.device).to(
                 acc_dtype
@@ -302,6 +312,20 @@ def expand_operand(
     return _expand(data, _rowmajor_scale(data, scale, scale_layout, format), format)
 
 
+def _integer_products(a, b, a_scale, b_scale, out_dtype: torch.dtype) -> torch.Tensor:
+    """``[M, N]``: sums of products of integers as int32, or times both scales in float32."""
+    one_a, one_b = (torch.ones(len(x), 1, dtype=torch.float32, device=x.device) for x in (a, b))
+    # Sums under 2^53 are exact in float64, in any order.
+    sums = _accumulate(a, b, one_a, one_b, "rowmajor", INT8, INT8)
+    if out_dtype == torch.int32:
+        return sums.to(torch.int32)
+    of_rows, of_columns = (
+        _rowmajor_scale(x, scale, "rowmajor", INT8)
+        for x, scale in zip((a, b), (a_scale, b_scale), strict=True)
+    )
+    return sums.float() * of_columns.T * of_rows
+
+
 def _accumulate(
     a, b, a_scale, b_scale, scale_layout: ScaleLayout, a_format: BlockFormat, b_format: BlockFormat
 ) -> torch.Tensor:
@@ -323,7 +347,8 @@ def _accumulate(
 
 
 def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-    values = decode(data.view(torch.uint8), format.element, torch.float64).unflatten(-1, (-1, format.block_k))
+    decoded = decode(data.view(torch.uint8), format.element, torch.float64)
+    values = decoded.unflatten(-1, (-1, format.block_of(decoded.shape[-1])))
     scale = decode(rowmajor_scale, format.scale, torch.float64)
     if format.block_rows > 1:
         scale = scale.repeat_interleave(format.block_rows, dim=0)[: len(data)]

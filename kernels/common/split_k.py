@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 
+from . import ptx
 from .ring import CONSUMER_PHASE, PRODUCER_PHASE
 from .versions import inline_ptx
 
@@ -69,7 +70,7 @@ def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, turn: Int
     """Send this thread's sums to the receiver, once that has read those of the tile before.
 
     Args:
-        acc: fp32, compact; a multiple of 4.
+        acc: fp32 or int32, compact; a multiple of 4.
         receiver: a CTA of the cluster, not this one.
         turn: 0 and 1 in turn: parity of the tiles before.
     """
@@ -79,7 +80,7 @@ def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, turn: Int
     target = address_in_cta(partial.address + sender * (chunks * partial.chunk_bytes), receiver)
     barrier = address_in_cta(partial.full.toint(), receiver)
     for chunk in cutlass.range_constexpr(chunks):
-        values = [acc[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)]
+        values = [_as_float(acc[CHUNK_VALUES * chunk + i]) for i in range(CHUNK_VALUES)]
         store_async(target + chunk * partial.chunk_bytes, values, barrier)
 
 
@@ -103,7 +104,8 @@ def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32)
         for chunk in cutlass.range_constexpr(chunks):
             values = load_chunk(address + chunk * partial.chunk_bytes)
             for i in cutlass.range_constexpr(CHUNK_VALUES):
-                acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + values[i]
+                sent = values[i] if acc.element_type is Float32 else ptx.bits_of(values[i]).to(Int32)
+                acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + sent
         address += chunks * partial.chunk_bytes
 
 
@@ -114,6 +116,11 @@ def give_room(partial: PartialSums):
     lane = cute.arch.lane_idx()
     if lane < partial.split and lane != cute.arch.block_idx_in_cluster():
         cute.arch.mbarrier_arrive(partial.empty, lane)
+
+
+def _as_float(value: Float32 | Int32) -> Float32:
+    """A sum as what travels: an integer's bits."""
+    return value if isinstance(value, Float32) else ptx.float_of(value.to(Uint32))
 
 
 def wait_for_cluster(barrier: Int32, parity: Int32) -> None:

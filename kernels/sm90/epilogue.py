@@ -85,7 +85,7 @@ class Results:
         """Of the tile."""
         return self.count // self.block_values * BLOCK_TOKENS
 
-    def value(self, index: int) -> Float32:
+    def value(self, index: int) -> Float32 | Int32:
         """Result ``index``: column ``index % block_values // 2`` of the lane's, token ``index % 2`` of the block's."""
         if self.kind.num_products == 1:
             return self._scaled(index, self.alphas[0])
@@ -95,8 +95,13 @@ class Results:
         ]
         return gate(*products, self.kind.activation, self.limit)
 
-    def _scaled(self, index: int, alpha: Float32) -> Float32:
-        """Without the factors of decoding. Exact but for overflow, which then is the result's; then times alpha."""
+    def _scaled(self, index: int, alpha: Float32) -> Float32 | Int32:
+        """Without the factors of decoding. Exact but for overflow, which then is the result's; then times alpha.
+
+        Sums of integers are what they are.
+        """
+        if self.kind.dtype is Int32:
+            return self.acc[index]
         return self.acc[index] * self.factor * alpha
 
     def here(self) -> "Results":
@@ -166,7 +171,7 @@ def _store_words(results: Results, origin: Int64, pitch: Int64, rows: Int32, col
             if at < rows and across < columns:
                 address = origin + (Int64(at) * pitch + across) * 4
                 out = cute.make_tensor(
-                    cute.make_ptr(Float32, address, cute.AddressSpace.gmem), cute.make_layout(1)
+                    cute.make_ptr(results.kind.dtype, address, cute.AddressSpace.gmem), cute.make_layout(1)
                 )
                 out[0] = results.value(block * results.block_values + value)
 

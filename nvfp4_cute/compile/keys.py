@@ -32,7 +32,7 @@ class KernelKey:
         arch: such as ``sm_100a``; one of ``planning.arch.ARCHS``.
         config: resolved KernelConfig without a CTA count.
         num_groups: slots of the list form; 1 in the other forms, whose code serves any number of groups.
-        out_dtype: torch.float16, bfloat16 or float32, or "nvfp4".
+        out_dtype: torch.float16, bfloat16 or float32, or "nvfp4"; int32 of sums of integers.
         has_alpha: whether a factor per group is read.
         form: how the operands arrive: list, ragged or masked.
         out_m_major: whether columns of the output are contiguous, not rows.
@@ -169,5 +169,6 @@ def cutlass_dtype(dtype: OutDtype):
         torch.float16: cutlass.Float16,
         torch.bfloat16: cutlass.BFloat16,
         torch.float32: cutlass.Float32,
+        torch.int32: cutlass.Int32,
         NVFP4: cutlass.Float4E2M1FN,
     }[dtype]

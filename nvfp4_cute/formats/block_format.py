@@ -12,6 +12,8 @@ MXFP8_E4M3       e4m3       ue8m0        1 x 32         no            the same
 MXFP8_E5M2       e5m2       ue8m0        1 x 32         no            the same
 FP8_1x128        e4m3       fp32         1 x 128        no            DeepSeek-V3 report, section 3.3: activations
 FP8_128x128      e4m3       fp32         128 x 128      no            the same: weights
+INT8             s8         fp32         1 x K          no            SmoothQuant (arXiv 2211.10438), section 3: a token's
+                                                                      and an output channel's scale
 ===============  =========  ===========  =============  ============  ==================================================
 
 Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of two values in a byte the even k is the low nibble.
@@ -35,6 +37,12 @@ ATOM_SHAPE = (32, 4, 4)
 
 ScaleLayout = Literal["blocked", "rowmajor"]
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("blocked", "rowmajor")
+
+
+# Of formats with a scale a row, whose rows are whole 16-byte units: K is a multiple of so many elements of 8 bits.
+ROW_K_MULTIPLE = 16
+# Sums of products of bytes, -128 * -128 at most, stay within int32 over so many of K.
+MAX_INTEGER_K = (2**31 - 1) // 2**14
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ E4M3 = NumberType("e4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m3f
 E5M2 = NumberType("e5m2", 8, 57344.0, 15, ("uint8", "float8_e5m2"), "float8_e5m2")
 UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m3fn")
 UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "float8_e8m0fnu")
+# Symmetric: quantization does not give -128, which operands may have.
+S8 = NumberType("s8", 8, 127.0, 6, ("uint8", "int8"), "int8")
 FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
 
 
@@ -74,7 +84,7 @@ class BlockFormat:
         name: in messages, keys and names of kernels.
         element: of the data.
         scale: of the block scales.
-        block_k: values along K that share a scale.
+        block_k: values along K that share a scale; 0 where all of a row do.
         block_rows: rows that share one.
         has_global_scale: whether a float32 factor of the whole tensor belongs to it.
         scale_layout: as kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
@@ -134,12 +144,26 @@ class BlockFormat:
         """What data may be stored as."""
         return torch_dtypes(self.element.dtypes)
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether elements are integers, whose products tensor cores add up exactly."""
+        return self.element == S8
+
     # ---- scales ----------------------------------------------------------------------------------------------
 
     @property
     def k_multiple(self) -> int:
         """K is a multiple of this: blocks are whole."""
-        return self.block_k
+        return self.block_k or ROW_K_MULTIPLE
+
+    def block_of(self, k: int) -> int:
+        """Values of a row of ``k`` that share a scale."""
+        return self.block_k or k
+
+    @property
+    def blocks(self) -> str:
+        """Rows and values of a block, as messages write them."""
+        return f"{self.block_rows} x {self.block_k or 'K'}"
 
     def padded_k(self, k: int) -> int:
         """The least valid K that is not under ``k``."""
@@ -147,16 +171,16 @@ class BlockFormat:
 
     def num_k_blocks(self, k: int) -> int:
         """Scales of a row of ``k`` elements. Raises ValueError unless ``k`` is a positive multiple of the block."""
-        if k <= 0 or k % self.block_k:
+        if k <= 0 or k % self.k_multiple:
+            what = "block size" if self.block_k else "rows of whole 16-byte units"
             raise ValueError(
-                f"K={k} is not a positive multiple of {self.block_k} ({self.title} block size); pad K to "
-                f"{self.padded_k(k)}"
+                f"K={k} is not a positive multiple of {self.k_multiple} ({self.title} {what}); pad K to {self.padded_k(k)}"
             )
-        return k // self.block_k
+        return k // self.block_of(k)
 
     def scale_row_bytes(self, k: int) -> int:
         """Bytes of the scales along ``k`` elements, the last block perhaps in part; no padding."""
-        return -(-k // self.block_k) * self.scale.bits // 8
+        return -(-k // self.block_of(k)) * self.scale.bits // 8
 
     @property
     def scale_atom(self) -> tuple[int, int]:
@@ -170,12 +194,12 @@ class BlockFormat:
 
     @property
     def atom_k(self) -> int:
-        """Elements along K that the scales of one atom belong to."""
+        """Elements along K that the scales of one atom belong to; 0 where those are all."""
         return self.scale_atom[1] * self.block_k
 
     def scale_atoms(self, rows: int, k: int) -> tuple[int, int]:
         """Atoms of the scales of ``rows`` rows of ``k`` elements: along rows, and along K; the last ones perhaps in part."""
-        return -(-rows // self.atom_rows), -(-k // self.atom_k)
+        return -(-rows // self.atom_rows), -(-k // (self.atom_k or k))
 
     def scale_shape(self, rows: int, k: int, layout: ScaleLayout | None = None) -> tuple[int, ...]:
         """Shape of stored scales: ``(rm, rk, 32, 4, 4)`` blocked, ``(row blocks, k blocks)`` row-major.
@@ -185,7 +209,7 @@ class BlockFormat:
         """
         if (layout or self.scale_layout) == "blocked":
             return (-(-rows // ATOM_ROWS), -(-k // (ATOM_COLS * self.block_k)), *ATOM_SHAPE)
-        return -(-rows // self.block_rows), -(-k // self.block_k)
+        return -(-rows // self.block_rows), -(-k // self.block_of(k))
 
     def ragged_scale_shape(self, rows: int, k: int, groups: int) -> tuple[int, ...]:
         """Shape of blocked scales of groups that lie one after another in ``rows`` rows, whatever their sizes are.
@@ -233,14 +257,16 @@ MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, UE8M0, block_k=32)
 MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, UE8M0, block_k=32)
 FP8_1x128 = BlockFormat("fp8_1x128", E4M3, FP32, block_k=128, scale_layout="rowmajor")
 FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128, scale_layout="rowmajor")
+INT8 = BlockFormat("int8", S8, FP32, block_k=0, scale_layout="rowmajor")
 # Of ``a`` and of ``b``, or of the M side and the N side of an MMA.
 Formats = tuple[BlockFormat, BlockFormat]
 NVFP4_PAIR: Formats = (NVFP4, NVFP4)
+INT8_PAIR: Formats = (INT8, INT8)
 MXFP8 = (MXFP8_E4M3, MXFP8_E5M2)
 MXFP8_PAIRS: tuple[Formats, ...] = tuple((a, b) for a in MXFP8 for b in MXFP8)
 # MXFP8 beside MXFP4, on either side.
 MIXED_PAIRS: tuple[Formats, ...] = (*((a, MXFP4) for a in MXFP8), *((MXFP4, b) for b in MXFP8))
-FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128)}
+FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128, INT8)}
 
 
 def format_named(name: str) -> BlockFormat:

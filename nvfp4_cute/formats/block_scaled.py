@@ -27,8 +27,8 @@ class BlockScaledTensor:
 
     Attributes:
         data: ``[..., bytes of K]``, of a dtype of the format: K/2 of e2m1, K of others.
-        scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]``, where blocks have 128 rows as many rows fewer;
-            "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
+        scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]`` (of INT8 ``[..., 1]``), where blocks have 128 rows
+            as many rows fewer; "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
         global_scale: float32 tensor, the factor one multiplies by to dequantize, without dimensions, or [batches...], one a
             batch; None means 1. Only formats that have one may be given one.
         shape: of the unpacked values.
@@ -370,7 +370,7 @@ def quantize(
     if g is not None and g.ndim:
         return _quantize_each(x, g, scale_layout)
     values = at_least_float32(x.detach()).float()
-    blocks = values.unflatten(-1, (-1, format.block_k))
+    blocks = values.unflatten(-1, (-1, format.block_of(x.shape[-1])))
     amax = _over_rows_of_blocks(blocks.abs().amax(dim=-1), format)
     codes = scale_codes(amax, format, g, scale_rounding)
     divisor = decode(codes, format.scale)
@@ -448,7 +448,8 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     values = decode(t.data, t.format.element, compute)
     scale = _to_rows(decode(rowmajor_scale(t), t.format.scale, compute), t.format, t.shape)
-    expanded = (values.unflatten(-1, (-1, t.format.block_k)) * scale.unsqueeze(-1)).flatten(-2)
+    block = t.format.block_of(t.shape[-1])
+    expanded = (values.unflatten(-1, (-1, block)) * scale.unsqueeze(-1)).flatten(-2)
     if t.global_scale is not None:
         factor = t.global_scale.to(compute)
         expanded = expanded * (factor[..., None, None] if factor.ndim else factor)

@@ -1,4 +1,4 @@
-"""Numbers of block-scaled formats: the e2m1, e4m3, e5m2 and ue8m0 codecs. Any device; nothing here needs a GPU.
+"""Numbers of block-scaled formats: the e2m1, e4m3, e5m2, s8 and ue8m0 codecs. Any device; nothing here needs a GPU.
 
 Which of them a format has is said by its record (``block_format``). Of e2m1, two values share a byte, the even k in the low
 nibble.
@@ -9,6 +9,7 @@ format   code                                  finite values                    
 e2m1     sign, 2 exponent, 1 mantissa bit      0, .5, 1, 1.5, 2, 3, 4, 6, both signs    nearest, ties to even code
 e4m3     sign, 4 exponent, 3 mantissa bits     0, 2^-9 ... 448, both signs; 0x7F NaN    nearest, ties to even code
 e5m2     sign, 5 exponent, 2 mantissa bits     0, 2^-16 ... 57344, both; 0x7C infinity  nearest, ties to even code
+s8       two's complement                      -127 ... 127; -128 is decoded, too       nearest, ties to even integer
 ue8m0    8 exponent bits                       2^-127 ... 2^127; 0xFF NaN               up, or toward zero
 =======  ====================================  =======================================  =========================
 
@@ -137,6 +138,24 @@ def decode_e5m2(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torc
     return _lookup("e5m2", codes.view(torch.uint8), dtype)
 
 
+def encode_s8(x: torch.Tensor) -> torch.Tensor:
+    """Round to integers: nearest, ties to even, saturating at 127 on both sides, NaN to 0.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape.
+
+    Returns:
+        uint8 of the same shape, two's complement; ``.view(torch.int8)`` is free.
+    """
+    whole = at_least_float32(x).round().clamp(-127, 127)
+    return whole.masked_fill(torch.isnan(whole), 0).to(torch.int8).view(torch.uint8)
+
+
+def decode_s8(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of integers (int8, or uint8 in two's complement) as float32 or float64, exactly."""
+    return codes.view(torch.int8).to(dtype)
+
+
 def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Values of block scales as the tensor cores read them: e4m3 with the sign bit ignored, 0x7F and 0xFF NaN.
 
@@ -222,11 +241,13 @@ ENCODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "e2m1": lambda x: pack_e2m1(encode_e2m1(x)),
     "e4m3": encode_e4m3,
     "e5m2": encode_e5m2,
+    "s8": encode_s8,
 }
 DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "e2m1": decode_packed_e2m1,
     "e4m3": decode_e4m3,
     "e5m2": decode_e5m2,
+    "s8": decode_s8,
     "ue4m3": decode_ue4m3,
     "ue8m0": decode_ue8m0,
     "fp32": lambda scale, dtype: scale.to(dtype),
@@ -238,7 +259,7 @@ def encode(x: torch.Tensor, number: NumberType) -> torch.Tensor:
 
     Args:
         x: float16, bfloat16, float32 or float64.
-        number: e2m1, e4m3 or e5m2.
+        number: e2m1, e4m3, e5m2 or s8.
     """
     return ENCODERS[number.name](x)
 

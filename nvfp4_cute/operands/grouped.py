@@ -135,7 +135,8 @@ def check_lists(
         ValueError: a shape, stride, alignment, count or device is wrong, or an output overlaps something.
         UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
     """
-    rules.check_out_dtype(result.dtype, result.global_scale)
+    rules.check_out_dtype(result.dtype, result.global_scale, (a_format, weights[0].format))
+    rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
     takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
@@ -328,7 +329,8 @@ def check_device_groups(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
-    rules.check_out_dtype(result.dtype, result.global_scale)
+    rules.check_out_dtype(result.dtype, result.global_scale, (a_format, weights[0].format))
+    rules.check_no_factor(result.dtype, weights[0].alpha)
     takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)

@@ -100,7 +100,8 @@ def check_gemm(
     rules.check_scale_layout(scale_layout)
     rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=out_dtype != NVFP4)
     rules.check_result_format(out_dtype)
-    rules.check_choice("out_dtype", out_dtype, (*OUT_DTYPES, NVFP4))
+    rules.check_choice("out_dtype", out_dtype, (*rules.out_dtypes(formats), NVFP4))
+    rules.check_no_factor(out_dtype, alpha)
     is_quantized = out_dtype == NVFP4
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     plain = {} if is_quantized else rules.given(out=out)

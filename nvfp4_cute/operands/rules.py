@@ -10,9 +10,12 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
     FORMATS,
+    INT8_PAIR,
+    MAX_INTEGER_K,
     SCALE_LAYOUTS,
     TMA_ALIGN_BYTES,
     BlockFormat,
+    Formats,
     ScaleLayout,
     check_is_format,
 )
@@ -178,7 +181,17 @@ def packed_rows(label: str, letter: str, data: torch.Tensor, fmt: BlockFormat = 
         raise UnsupportedProblem(
             f"{label}: {letter}={num_rows}, K={k} exceeds the 32-bit limit {INT32_MAX}; split the problem"
         )
+    check_sums(k, fmt)
     return k_major_rows(f"{label} (K={k})", label, rows)
+
+
+def check_sums(k: int, fmt: BlockFormat) -> None:
+    """Raises UnsupportedProblem where sums of ``k`` products of integers may not fit int32."""
+    if fmt.is_integer and k > MAX_INTEGER_K:
+        raise UnsupportedProblem(
+            f"K={k} exceeds {MAX_INTEGER_K}: sums of so many products of {fmt.title} values, up to 2^14 each, may exceed int32; "
+            "split K, and add float32 results"
+        )
 
 
 def activation_rows(label: str, letter: str, x: torch.Tensor) -> torch.Tensor:
@@ -276,7 +289,7 @@ def _row_scales(
     accepted = [[*one], [*one, 1]] if batches in (None, 1) else [[*one, batches]]
     if list(scale.shape) not in accepted:
         raise ValueError(
-            f"{label} has shape {list(scale.shape)}; expected {accepted[0]}: a scale for {fmt.block_rows} x {fmt.block_k} values"
+            f"{label} has shape {list(scale.shape)}; expected {accepted[0]}: a scale for {fmt.blocks} values"
         )
     rows = batches_first(scale).contiguous()
     # Of an extent of 1 torch leaves any stride.
@@ -427,16 +440,29 @@ def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
 # ---- results ---------------------------------------------------------------------------------------------------
 
 
-def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any) -> None:
+def out_dtypes(formats: Formats) -> tuple[torch.dtype, ...]:
+    """Of results of ``a`` and ``b`` of these formats, quantized ones aside: of integers their sums, too."""
+    return (*OUT_DTYPES, torch.int32) if formats == INT8_PAIR else OUT_DTYPES
+
+
+def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats) -> None:
     """Raises TypeError for a dtype that no kernel writes, ValueError for a global scale that nothing uses."""
     check_result_format(out_dtype)
-    if out_dtype != NVFP4 and out_dtype not in OUT_DTYPES:
-        raise TypeError(
-            f"out_dtype={out_dtype!r} is not supported; use {dtype_names(OUT_DTYPES)} or {NVFP4!r}"
-        )
+    dtypes = out_dtypes(formats)
+    if out_dtype != NVFP4 and out_dtype not in dtypes:
+        raise TypeError(f"out_dtype={out_dtype!r} is not supported; use {dtype_names(dtypes)} or {NVFP4!r}")
     if out_global_scale is not None and out_dtype != NVFP4:
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
+        )
+
+
+def check_no_factor(out_dtype: OutDtype, alpha: Any) -> None:
+    """Raises ValueError for a factor of results that are sums of integers."""
+    if out_dtype == torch.int32 and alpha is not None:
+        raise ValueError(
+            "alpha is given and out_dtype=torch.int32, sums of integers that nothing is multiplied with; leave alpha out, or "
+            "take out_dtype=torch.float32"
         )
 
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.rules import check_formats
+from nvfp4_cute.problem import OutDtype
 
 
 class Parts(NamedTuple):
@@ -51,6 +52,23 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
         scales = [_scale_of(x, layout) for x in given]
         return Parts([x.data for x in given], scales, stacked, given[0].format)
     return Parts(given, scale, None, format)
+
+
+def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockFormat, k_axis: int = 1) -> Any:
+    """``scale``; where none is given and results are sums of integers, room for one, which nothing reads.
+
+    Args:
+        data: of one operand, or a list. k_axis: of K in a tensor of three dimensions.
+    """
+    if scale is not None or out_dtype != torch.int32 or format != INT8:
+        return scale
+    if isinstance(data, list | tuple):
+        return [scale_or_room(None, x, out_dtype, format) for x in data]
+    if not isinstance(data, torch.Tensor) or data.ndim < 2:
+        return None
+    shape = list(data.shape)
+    shape[k_axis] = 1
+    return torch.empty(shape, dtype=torch.float32, device=data.device)
 
 
 def _scale_of(given: BlockScaledTensor, layout: ScaleLayout) -> torch.Tensor:

@@ -18,7 +18,7 @@ from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import flat_outputs, one_result
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
-from nvfp4_cute.operands.whole import batched_parts, times
+from nvfp4_cute.operands.whole import batched_parts, scale_or_room, times
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
@@ -113,10 +113,12 @@ def gemm(
         out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor as it would
             be returned, its scales contiguous; None allocates.
         out_dtype: float16, bfloat16, float32, or "nvfp4": the result quantized for the next layer, as ``grouped_gemm``
-            does it; N a multiple of 16.
+            does it; N a multiple of 16. Of INT8 also int32: the sums of products of integers,
+            exact; no scale is read, and both may be left out.
         out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device, for all batches.
         scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] of FP8_1x128,
-            ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128. Scales whose rows are not contiguous are copied.
+            ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128, [M, 1(, L)] and [N, 1(, L)] of INT8.
+            Scales whose rows are not contiguous are copied.
         backend, config: as of ``grouped_gemm``.
 
     Returns:
@@ -142,6 +144,8 @@ def gemm(
         a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
         b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)
+        a_scale = scale_or_room(a_scale, a, out_dtype, a_format)
+        b_scale = scale_or_room(b_scale, b, out_dtype, b_format)
     is_quantized = out_dtype == NVFP4
     if is_quantized and a_scale is None:
         raise UnsupportedProblem('out_dtype="nvfp4" with 16-bit a: call quantize on the result')

@@ -18,7 +18,7 @@ from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
-from nvfp4_cute.operands.whole import parts, times
+from nvfp4_cute.operands.whole import parts, scale_or_room, times
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype
@@ -163,12 +163,14 @@ def grouped_gemm(
             group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates,
             a list's in one piece where a call is repeated: memory is free when the last of them goes. With "nvfp4": an
             NVFP4Tensor a group, whose data and scale are written, or (data, scale) as it would be returned.
-        out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
+        out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16. Of
+            INT8 also int32: the sums of products of integers, exact; no scale is read, and both may be left out.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
         scale_layout: "blocked" or, in list form, "rowmajor". Float32 scales always have rows, and none of padding: ``a_scale``
             [rows, K/128] of FP8_1x128 (a group's, all groups' of the ragged form, [G, M_max, K/128] of the masked one),
-            ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128. Scales whose rows are not contiguous are copied.
+            ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128; of INT8 [rows, 1] and [(G, )N, 1]. Scales whose
+            rows are not contiguous are copied.
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
@@ -197,6 +199,8 @@ def grouped_gemm(
         a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
         b, b_scale, factor_b, b_format = parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)
+        a_scale = scale_or_room(a_scale, a, out_dtype, a_format, -1)
+        b_scale = scale_or_room(b_scale, b, out_dtype, b_format, -1)
     if torch.compiler.is_compiling():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip

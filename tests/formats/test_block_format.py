@@ -19,6 +19,7 @@ BY_HAND = {
     "mxfp8_e5m2": (384, 12, (2, 3, 32, 4, 4), 2 * 3 * 512),
     "fp8_1x128": (384, 3, (200, 3), 200 * 3 * 4),
     "fp8_128x128": (384, 3, (2, 3), 2 * 3 * 4),
+    "int8": (384, 1, (200, 1), 200 * 4),
 }
 
 
@@ -38,10 +39,9 @@ def test_sizes(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_k_of_broken_blocks_is_refused(name):
     f = format_named(name)
-    for k, padded in ((f.block_k + 1, 2 * f.block_k), (0, f.block_k), (-f.block_k, f.block_k)):
-        with pytest.raises(
-            ValueError, match=rf"K={k} is not .* of {f.block_k} \({f.title}.*pad K to {padded}$"
-        ):
+    step = 16 if name == "int8" else f.block_k
+    for k, padded in ((step + 1, 2 * step), (0, step), (-step, step)):
+        with pytest.raises(ValueError, match=rf"K={k} is not .* of {step} \({f.title}.*pad K to {padded}$"):
             f.num_k_blocks(k)
 
 
@@ -61,6 +61,8 @@ def test_the_numbers_are_those_of_torch_and_of_the_codecs(name):
         assert {8 * dtype.itemsize for dtype in dtypes} == {max(number.bits, 8)}
         if number.name == "e2m1":
             assert number.max == max(codecs.E2M1_VALUES)
+        elif number.name == "s8":
+            assert number.max == torch.iinfo(dtypes[-1]).max
         else:
             assert number.max == torch.finfo(dtypes[-1]).max
         assert 2.0**number.max_exponent <= number.max < 2.0 ** (number.max_exponent + 1)

@@ -1,14 +1,16 @@
-"""Grouped GEMM on sm_90a: FP8 x FP8 with fp32 scales -> fp16, bf16 or fp32.
+"""Grouped GEMM on sm_90a: FP8 x FP8 and INT8 x INT8 with fp32 scales -> fp16, bf16 or fp32, or int32 sums.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e4m3, K-major; SFA (M_g, K_g / 128)
 fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x 128; C (M_g, N_g), N-major. Forms as of
 ``..grouped_gemm``. Scales of 128 values of K allow tensor cores to sum up as many, and no more: their sums are promoted to fp32
 ones by both scales (DeepSeek-V3 report, section 3.3.2).
 
+Of INT8, SFA (M_g, 1) and SFB (N_g, 1) are scales of rows: tensor cores add up all of K in int32, and no warp loads scales.
+
 Roles (warps):  MATH 0-7 | LOAD of scales 8 | LOAD of weights 10 | LOAD of tokens 11; 9 idles.
 
 One ring (producer -> consumer), full arrivals / empty arrivals:
-  stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B and A + 32 (a lane's scales)   empty: 8 (one a warp), of a pair 16
+  stages  LOAD -> MATH  num_ab_stage  full: 2 + bytes of B and A, of FP8 + 32 (a lane's scales)  empty: 8 (a warp's), of a pair 16
 
 A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
 K tiles; the first one adds up (``common.split_k``). CTAs are persistent.
@@ -18,12 +20,14 @@ Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameter
 
 from typing import Literal
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, Uint8
+from cutlass import Int32, Int64, Uint8
 
+from nvfp4_cute.formats.block_format import BlockFormat, FP8_1x128, FP8_128x128
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
-from nvfp4_cute.planning.arch.sm90_fp8 import ctas_per_sm, smem_plan
+from nvfp4_cute.planning.arch.sm90_fp8 import ctas_per_sm, promotes, smem_plan
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import ScalePair, Scales
@@ -51,10 +55,11 @@ class Fp8GemmSm90:
         config: resolved KernelConfig that ``planning.arch.sm90_fp8.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; of INT8 also Int32, the sums.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
         activation, weight_layout, has_limit: of dual GEMMs, which this kernel does not compute: None, "separate", False.
+        a_format, b_format: a pair of ``planning.arch.sm90_fp8.MMA``.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Fp8GemmSm90:
         activation: None = None,
         weight_layout: Literal["separate"] = "separate",
         has_limit: Literal[False] = False,
+        a_format: BlockFormat = FP8_1x128,
+        b_format: BlockFormat = FP8_128x128,
     ):
         self.config = config
         self.form = form
@@ -76,7 +83,9 @@ class Fp8GemmSm90:
         self.has_alpha = has_alpha
         self.name = name
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
-        self.smem = smem_plan(config)
+        formats = a_format, b_format
+        self.promotes = promotes(formats)
+        self.smem = smem_plan(config, formats=formats)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -125,6 +134,8 @@ class Fp8GemmSm90:
         smem = SmemAllocator()
         weights, tokens, scales = (
             smem.allocate_array(Uint8, num_stage * nbytes, byte_alignment=OPERAND_ALIGN_BYTES).toint()
+            if nbytes
+            else None
             for nbytes in (plan.b_stage_bytes, plan.a_stage_bytes, plan.scale_stage_bytes)
         )
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
@@ -135,7 +146,8 @@ class Fp8GemmSm90:
         # Barriers
         if warp_idx == 0:
             with cute.arch.elect_one():
-                init_ring(ring, NUM_LOAD_WARPS + WARP_SIZE, schedule.num_math_warps * config.multicast_n)
+                arrivals = NUM_LOAD_WARPS + (WARP_SIZE if self.promotes else 0)
+                init_ring(ring, arrivals, schedule.num_math_warps * config.multicast_n)
                 init_ring(exchange, 1, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
         meet(config)
@@ -156,6 +168,8 @@ class Fp8GemmSm90:
                     config=config,
                     partial=partial,
                     ring=ring,
+                    row_scales=None if self.promotes or self.kind.dtype is Int32 else scale_pair,
+                    promotes=self.promotes,
                 )
             )
 
@@ -163,8 +177,9 @@ class Fp8GemmSm90:
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
             load = LoadArgs(descriptors, scale_pair, weights, tokens, scales, plan, config, tiles, ring)
-            if warp_idx == schedule.num_math_warps:
-                run_load_scales(load)
+            if cutlass.const_expr(self.promotes):
+                if warp_idx == schedule.num_math_warps:
+                    run_load_scales(load)
             if warp_idx == schedule.first_load_warp_id:
                 run_load_weights(load)
             if warp_idx == schedule.first_load_warp_id + 1:

@@ -26,7 +26,8 @@ class LoadArgs:
     Attributes:
         descriptors: tensor maps: weights on the M side, tokens on the N side.
         scale_pair: in global memory.
-        weights, tokens, scales: shared addresses of stage 0; of scales those of the tokens, then one a half of the weights.
+        weights, tokens, scales: shared addresses of stage 0; of scales those of the tokens, then one a half of the weights;
+            None of INT8.
         ring: full: an arrival and the bytes of either TMA warp, and one of each lane that copies scales.
     """
 
@@ -34,7 +35,7 @@ class LoadArgs:
     scale_pair: ScalePair
     weights: Int32
     tokens: Int32
-    scales: Int32
+    scales: Int32 | None
     smem: Fp8Smem
     config: KernelConfig
     tiles: WalkedTiles

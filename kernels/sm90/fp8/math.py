@@ -1,8 +1,9 @@
-"""MATH role: two warpgroups that multiply weights by tokens, promote the products of each K tile, and store the results.
+"""MATH role: two warpgroups that multiply weights by tokens, and store the results.
 
 Each warpgroup has 64 rows of every 128 of the weights as MMA-M, and all tokens of the tile as MMA-N: the result is C
-transposed. An MMA adds up 128 values of K at most; then what it has is multiplied by both scales and added to sums in fp32,
-while the tensor cores work for the other warpgroup.
+transposed. Of FP8 an MMA adds up 128 values of K at most; then what it has is multiplied by both scales and added to sums in
+fp32, while the tensor cores work for the other warpgroup. Integers are added up over all of K; rows' scales, which are asked for
+before, multiply the sums.
 """
 
 from dataclasses import dataclass, replace
@@ -15,22 +16,26 @@ from nvfp4_cute.planning.arch.sm90 import TILE_WEIGHTS
 from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, halves
 from nvfp4_cute.planning.config import KernelConfig
 
-from ...common.fp32_scales import SCALE_BYTES, promote
+from ...common.fp32_scales import SCALE_BYTES, ScalePair, promote
 from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
+from ...common.row_scales import RowScales, load_row_scales
 from ...common.shared_access import load_shared
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
 from ..math import behind_reads, finish_tile
-from ..tile_walk import WalkedTiles
+from ..tile_walk import WalkedTiles, sides_of_cta
 from ..warp_schedule import GROUP_THREADS
+from ..weight_rows import output_column
 from ..wgmma import MMA_M
-from .wgmma import Turns, matrix, multiply, rows_apart
+from .wgmma import Turns, add_products, finish, matrix, multiply, rows_apart
 
 # Tokens of which a lane has two, side by side.
 STEP_TOKENS = 8
+# From a lane's row of an MMA to its other one.
+LANE_ROWS_APART = 8
 # Registers that sums, products and scales may take: then scales are read while tensor cores work.
 MOST_HELD = 200
 
@@ -41,6 +46,8 @@ class MathArgs:
 
     Attributes:
         weights, tokens, scales: shared addresses of stage 0, as of ``load.LoadArgs``.
+        row_scales: of integers, in global memory; None where there are none, or results are sums.
+        promotes: whether scales are of K tiles.
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         tiles: what the CTA computes.
         partial: where the first CTA of a cluster gets the others' sums.
@@ -48,7 +55,7 @@ class MathArgs:
 
     weights: Int32
     tokens: Int32
-    scales: Int32
+    scales: Int32 | None
     staging_address: Int32
     smem: Fp8Smem
     tiles: WalkedTiles
@@ -57,6 +64,8 @@ class MathArgs:
     config: KernelConfig
     partial: PartialSums
     ring: Ring
+    row_scales: ScalePair | None
+    promotes: bool
 
 
 @cute.jit
@@ -64,26 +73,82 @@ def run_math(args: MathArgs):
     """For each tile: add up its K tiles, then scale, convert and store."""
     tiles, num_tokens = args.tiles, args.config.work_tile_mnk[0]
     # Value 4i + 2h + e of a block of 128 rows: row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
-    sums = cute.make_rmem_tensor((num_tokens // 2, halves(args.config)), Float32)
+    dtype = Float32 if args.promotes else Int32
+    sums = cute.make_rmem_tensor((num_tokens // 2, halves(args.config)), dtype)
     stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // GROUP_THREADS)
     turns = Turns.of(group, num_tokens)
-    turns.begin()
+    if cutlass.const_expr(args.promotes):
+        turns.begin()
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        stage, phase = _accumulate(args, sums, group, turns, part.count, stage, phase)
-        turn = finish_tile(args.partial, sums, turn, lambda: _store(args, sums, part.tile))
+        scales = _row_scales(args, part.tile)
+        if cutlass.const_expr(args.promotes):
+            stage, phase = _accumulate(args, sums, group, turns, part.count, stage, phase)
+        else:
+            stage, phase = _add_up(args, sums, group, part.count, stage, phase)
+        turn = finish_tile(args.partial, sums, turn, lambda: _store(args, sums, scales, part.tile))
         place = tiles.next(place)
-    turns.end()
+    if cutlass.const_expr(args.promotes):
+        turns.end()
 
 
-def _store(args: MathArgs, sums: cute.Tensor, tile: WorkTile):
+def _row_scales(args: MathArgs, tile: WorkTile) -> RowScales | None:
+    """Of the lane's rows of weights and of its tokens."""
+    if args.row_scales is None:
+        return None
+    weights, tokens = sides_of_cta(args.config, tile)
+    row, token = output_column(args.kind), 2 * (cute.arch.thread_idx()[0] % 4)
+    rows = [
+        row + block * TILE_WEIGHTS + half * LANE_ROWS_APART
+        for block in range(halves(args.config))
+        for half in (0, 1)
+    ]
+    columns = [
+        token + step + e for step in range(0, args.config.work_tile_mnk[0], STEP_TOKENS) for e in (0, 1)
+    ]
+    return RowScales(
+        load_row_scales(args.row_scales.weights, tile, weights, rows),
+        load_row_scales(args.row_scales.tokens, tile, tokens, columns),
+        b_on_m=True,
+    )
+
+
+def _store(args: MathArgs, sums: cute.Tensor, scales: RowScales | None, tile: WorkTile):
     """Each block of 128 rows of weights as a tile of its own."""
     blocks = halves(args.config)
     for block in range(blocks):
         part = replace(tile, tile_n_idx=tile.tile_n_idx * blocks + block)
-        store_tile(sums[None, block], args.outputs, args.kind, part, args.config, args.staging_address, 0)
+        acc = sums[None, block]
+        if scales is not None:
+            acc = scales.results(acc, 2 * block)
+        store_tile(acc, args.outputs, args.kind, part, args.config, args.staging_address, 0)
+
+
+@cute.jit
+def _add_up(args: MathArgs, sums: cute.Tensor, group: Int32, count: Int32, stage: Int32, phase: Int32):
+    """Sum so many K tiles of integers. A stage is released when the MMAs of the next one are under way."""
+    num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], halves(args.config), args.config.multicast_n
+    sums.fill(0)
+    emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
+    weights, tokens = matrix(args.weights) + rows_apart(group * MMA_M), matrix(args.tokens)
+    stage_rows, before = args.config.cta_tile_shape_mnk[0], Int32(0)
+    for i in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(args.ring.full(stage), phase)
+        uniform_stage = cute.arch.make_warp_uniform(stage)
+        rows = [
+            weights + rows_apart(uniform_stage * stage_rows + block * TILE_WEIGHTS) for block in range(blocks)
+        ]
+        add_products(sums, rows, tokens + rows_apart(uniform_stage * num_tokens), num_tokens)
+        if i > 0:
+            arrive_lanes(emptied + before, num_cta)
+        before = stage
+        stage, phase = next_stage(args.ring, stage, phase)
+    finish(sums)
+    if count > 0:
+        arrive_lanes(emptied + before, num_cta)
+    return stage, phase
 
 
 @cute.jit

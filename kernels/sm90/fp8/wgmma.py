@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm
+from cutlass._mlir.dialects import llvm, vector
 
 from ..wgmma import DISTANCE, MMA_M, TOKEN_UNITS, UNIT_BYTES, UPPER_WORD
 
@@ -22,6 +22,18 @@ from ..wgmma import DISTANCE, MMA_M, TOKEN_UNITS, UNIT_BYTES, UPPER_WORD
 MMA_K = 32
 STEPS = 128 // MMA_K
 STEP_UNITS = MMA_K // UNIT_BYTES
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of MMA: types of sums and operands, and literals behind the predicate: signs that only floats have."""
+
+    types: str
+    signs: str = ""
+
+
+FP8 = Kind("f32.e4m3.e4m3", ", 1, 1")
+INTEGERS = Kind("s32.s8.s8")
 
 
 def matrix(address: Int32) -> Int32:
@@ -82,25 +94,13 @@ def multiply(weights: Int32, tokens: Int32, num_tokens: int, turns: Turns) -> li
     """
     count = num_tokens // 2
     names = [f"${i}" for i in range(count + 4)]
-    sums = ", ".join(names[:count])
-    lines = [
-        ".reg .pred first, further;",
-        ".reg .b64 a, b;",
-        "setp.ne.b32 first, 0, 0;",
-        "setp.eq.b32 further, 0, 0;",
-        f"mov.b64 a, {{{names[count]}, {UPPER_WORD:#x}}};",
-        f"mov.b64 b, {{{names[count + 1]}, {UPPER_WORD:#x}}};",
-    ]
+    lines = [".reg .pred first, further;", "setp.ne.b32 first, 0, 0;", "setp.eq.b32 further, 0, 0;"]
+    lines += _descriptors(*names[count : count + 2])
     if turns.is_used:
         lines.append(f"bar.sync {names[count + 2]}, {TURN_THREADS};")
     lines.append("wgmma.fence.sync.aligned;")
     for step in range(STEPS):
-        if step:
-            lines += [f"add.s64 a, a, {STEP_UNITS};", f"add.s64 b, b, {STEP_UNITS};"]
-        lines.append(
-            f"wgmma.mma_async.sync.aligned.m{MMA_M}n{num_tokens}k{MMA_K}.f32.e4m3.e4m3 {{{sums}}}, a, b, "
-            f"{'further' if step else 'first'}, 1, 1;"
-        )
+        lines += _mma(FP8, num_tokens, names[:count], step, "further" if step else "first")
         if turns.is_used and step == STEPS - 2:
             lines.append("wgmma.commit_group.sync.aligned;")
     lines.append("wgmma.commit_group.sync.aligned;")
@@ -115,3 +115,62 @@ def multiply(weights: Int32, tokens: Int32, num_tokens: int, turns: Turns) -> li
         has_side_effects=True,
     )
     return [Float32(llvm.extractvalue(Float32.mlir_type, results, [i])) for i in range(count)]
+
+
+def add_products(sums: cute.Tensor, weights: list, tokens: Int32, num_tokens: int) -> None:
+    """Begin to add products of 64 rows of weights of every block and so many tokens over a K tile, int8 in shared memory.
+
+    Those of the K tile before are done when this returns; :func:`finish` waits for the last ones.
+
+    Args:
+        sums: int32, (VALUE, BLOCK): values as :func:`multiply` returns them.
+        weights, tokens: ``matrix``, of every block of weights, the same in all lanes of a warpgroup.
+    """
+    count, values = num_tokens // 2, cute.size(sums)
+    # Results come first among the operands of the block; the first inputs are in the same registers.
+    names = [f"${i}" for i in range(2 * values + len(weights) + 1)]
+    lines = [".reg .pred further;", "setp.eq.b32 further, 0, 0;", "wgmma.fence.sync.aligned;"]
+    for block, matrix_name in enumerate(names[2 * values : -1]):
+        own = names[block * count : (block + 1) * count]
+        lines += ["{", *_descriptors(matrix_name, names[-1])]
+        for step in range(STEPS):
+            lines += _mma(INTEGERS, num_tokens, own, step, "further")
+        lines.append("}")
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1;"]
+    _update(sums, [*weights, tokens], lines)
+
+
+def finish(sums: cute.Tensor) -> None:
+    """Wait until all products are in the sums."""
+    _update(sums, [], ["wgmma.wait_group.sync.aligned 0;"])
+
+
+def _update(sums: cute.Tensor, words: list, lines: list[str]) -> None:
+    """A block of PTX that changes sums: its operands are the new ones, the old ones in the same registers, and words."""
+    count, before = cute.size(sums), sums.load().ir_value()
+    inputs = [vector.extract(before, [], [i]) for i in range(count)]
+    results = llvm.inline_asm(
+        ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>"),
+        [*inputs, *(word.ir_value() for word in words)],
+        "\n".join(["{", *lines, "}"]),
+        ",".join(["=r"] * count + [str(i) for i in range(count)] + ["r"] * len(words)),
+        has_side_effects=True,
+    )
+    after = [llvm.extractvalue(Int32.mlir_type, results, [i]) for i in range(count)]
+    stored = vector.from_elements(ir.VectorType.get([count], Int32.mlir_type), after)
+    sums.store(cute.TensorSSA(stored, sums.shape, Int32))
+
+
+def _descriptors(weights: str, tokens: str) -> list[str]:
+    """Registers a and b: descriptors with these lower words."""
+    words = {"a": weights, "b": tokens}
+    moved = [f"mov.b64 {name}, {{{word}, {UPPER_WORD:#x}}};" for name, word in words.items()]
+    return [".reg .b64 a, b;", *moved]
+
+
+def _mma(kind: Kind, num_tokens: int, sums: list[str], step: int, accumulates: str) -> list[str]:
+    """MMA ``step`` of a K tile, behind the one before."""
+    lines = [f"add.s64 a, a, {STEP_UNITS};", f"add.s64 b, b, {STEP_UNITS};"] if step else []
+    shape = f"m{MMA_M}n{num_tokens}k{MMA_K}"
+    operands = f"{{{', '.join(sums)}}}, a, b, {accumulates}{kind.signs}"
+    return [*lines, f"wgmma.mma_async.sync.aligned.{shape}.{kind.types} {operands};"]

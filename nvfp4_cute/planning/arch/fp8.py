@@ -1,11 +1,26 @@
-"""What kernels of FP8 operands with fp32 scales have in common on all architectures: the pair, and what they do not compute."""
+"""What kernels of 8-bit operands with fp32 scales have in common on all architectures: the pairs, and what they do not compute.
 
-from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
+FP8 has a scale for 128 values of K: sums of a K tile are promoted. INT8 has one for a row: sums over all of K are exact in int32,
+and results are scaled.
+"""
+
+from nvfp4_cute.formats.block_format import FP32, INT8_PAIR, Formats, FP8_1x128, FP8_128x128
 from nvfp4_cute.planning.config import KernelConfig
 
 PAIR: Formats = (FP8_1x128, FP8_128x128)
+PAIRS: tuple[Formats, ...] = (PAIR, INT8_PAIR)
 # Fp32 scales of a stage begin where 16-byte units do.
 SCALE_ALIGN_BYTES = 16
+
+
+def promotes(formats: Formats) -> bool:
+    """Whether products of a K tile are multiplied by fp32 scales and added to the sums, not by MMAs."""
+    return formats[0].scale == FP32 and formats[0].block_k > 0
+
+
+def has_row_scales(formats: Formats) -> bool:
+    """Whether scales are fp32, one a row: sums over all of K are multiplied by them."""
+    return formats[0].scale == FP32 and formats[0].block_k == 0
 
 
 def aligned_scale_bytes(nbytes: int) -> int:
@@ -15,9 +30,11 @@ def aligned_scale_bytes(nbytes: int) -> int:
 
 def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
     """Why weights of ``base.INTERLEAVE`` cannot be computed: these kernels multiply by one operand."""
-    return None if weight_layout == "separate" else f"weight_layout={weight_layout!r}: FP8 has no dual GEMM"
+    if weight_layout == "separate":
+        return None
+    return f"weight_layout={weight_layout!r}: operands with fp32 scales have no dual GEMM"
 
 
 def no_quantized_reason(config: KernelConfig) -> str | None:
     """Why NVFP4 results cannot be computed."""
-    return "FP8 products have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"
+    return "products of operands with fp32 scales have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"

@@ -10,17 +10,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.formats.block_format import (
-    FP32,
     MIXED_PAIRS,
     MXFP4,
     MXFP8_PAIRS,
     NVFP4_PAIR,
     BlockFormat,
     Formats,
-    FP8_1x128,
-    FP8_128x128,
 )
 from nvfp4_cute.gpus import verdicts
+from nvfp4_cute.planning.arch import fp8
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
@@ -35,7 +33,7 @@ from nvfp4_cute.planning.arch.base import (
     one_cta_per_sm,
     operands_on_sides,
 )
-from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes
+from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes, has_row_scales, promotes
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.problem import Form, GroupedProblem
@@ -56,10 +54,7 @@ BARRIER_BYTES = 1024
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4", 64),
-    **{
-        pair: Mma("mxf8f6f4", 32, element_bits=8)
-        for pair in (*MXFP8_PAIRS, *MIXED_PAIRS, (FP8_1x128, FP8_128x128))
-    },
+    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in (*MXFP8_PAIRS, *MIXED_PAIRS, fp8.PAIR)},
 }
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
@@ -194,7 +189,7 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results of FP8, which there are not.
+    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results by fp32 scales, which there are not.
 
     K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
     Nobody has run vectors of ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120 and told of it.
@@ -206,7 +201,8 @@ def candidates(
         form: makes no difference here.
         formats: of ``a`` and of ``b``, which decide the K tile.
     """
-    if promotes(formats) and (num_b > 1 or weight_layout != "separate" or is_quantized):
+    has_fp32_scales = promotes(formats) or has_row_scales(formats)
+    if has_fp32_scales and (num_b > 1 or weight_layout != "separate" or is_quantized):
         return ()
     may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
     kind = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
@@ -221,16 +217,11 @@ def candidates(
     )
 
 
-def promotes(formats: Formats) -> bool:
-    """Whether products of a K tile are multiplied by fp32 scales and added to the sums, not by MMAs."""
-    return formats[0].scale == FP32
-
-
 def tiles_k(formats: Formats) -> tuple[int, ...]:
     """Elements of K that a K tile may have: rows of the swizzle, and whole scale atoms."""
     mma = MMA[formats]
     found = map(mma.elements, K_TILE_ROW_BYTES)
-    return tuple(k for k in found if all(k % format.atom_k == 0 for format in formats))
+    return tuple(k for k in found if all(k % (format.atom_k or k) == 0 for format in formats))
 
 
 def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
@@ -346,7 +337,9 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
     row_bytes = MMA[formats].row_bytes(k)
-    sfa, sfb = map(_scale_stage_bytes, formats_on_sides(config, formats), (m, n), (k, k))
+    sfa, sfb = 0, 0
+    if not has_row_scales(formats):
+        sfa, sfb = map(_scale_stage_bytes, formats_on_sides(config, formats), (m, n), (k, k))
     gap_m, gap_n = (MMA[formats].gap_bytes(format, k) for format in formats_on_sides(config, formats))
     num_m, num_n = operands_on_sides(config, num_b)
     tile_sums_bytes = num_b * m * n * FP32_BYTES

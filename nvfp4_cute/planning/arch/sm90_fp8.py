@@ -1,8 +1,8 @@
-"""sm_90a, FP8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
+"""sm_90a, FP8 and INT8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
 
-``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; a K tile is one block of scales, 128
-values. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens. ``split_k``: the CTAs of a
-cluster share a tile's K tiles.
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; a K tile is 128 values, of FP8 one
+block of scales. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens. ``split_k``: the CTAs
+of a cluster share a tile's K tiles.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.formats.block_format import INT8_PAIR, Formats
 from nvfp4_cute.planning.arch import fp8, sm90
 from nvfp4_cute.planning.arch.base import (
     Mma,
@@ -32,8 +32,8 @@ from nvfp4_cute.problem import Form, GroupedProblem
 ARCHS = ("sm_90a",)
 KERNEL = "sm90.fp8.grouped_gemm.Fp8GemmSm90"
 OPTIONS = ("multicast_n",)
-PAIR = fp8.PAIR
-MMA = {PAIR: Mma("e4m3", 32, element_bits=8)}
+PAIR, promotes = fp8.PAIR, fp8.promotes
+MMA = {PAIR: Mma("e4m3", 32, element_bits=8), INT8_PAIR: Mma("s8", 32, element_bits=8)}
 OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = False, False, True
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
@@ -45,6 +45,8 @@ TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: max(MAX_TOKENS.values()), 2: 128, 4: 64, 8: 16}
 TOKEN_STEP = 8
+# Of integers, more tokens than so many come in steps twice as long (PTX ISA 9.7.15.2).
+FINE_INTEGER_TOKENS = 32
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
 
 
@@ -52,9 +54,9 @@ DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap
 class Times:
     """Model of a launch in us.
 
-    Source: fitted to 183 times of 12 products on an H100 80GB HBM3 (2026-11-25, ``bench/notes``), which the model meets to 7.2 %
-    (root mean square), before warpgroups took turns. The chosen candidate takes 1.1 % longer than the fastest on the average,
-    4.5 % at most.
+    Source: fitted to 183 times of 12 products of FP8 on an H100 80GB HBM3 (2026-11-25, ``bench/notes``), which the model meets
+    to 7.2 % (root mean square), before warpgroups took turns. The chosen candidate takes 1.1 % longer than the fastest on the
+    average, 4.5 % at most. INT8 was not fitted.
 
     Attributes:
         k_tile, k_tile_per_token: of a K tile of 128 rows of weights, where memory and latencies decide.
@@ -87,7 +89,7 @@ class Fp8Smem(RingSmem):
 
     Attributes:
         b_stage_bytes, a_stage_bytes: weights, tokens.
-        scale_stage_bytes: fp32 scales of the tokens, then one of each half of the weights.
+        scale_stage_bytes: fp32 scales of the tokens, then one of each half of the weights; none of INT8.
     """
 
     b_stage_bytes: int
@@ -113,7 +115,7 @@ def ctas_per_sm(config: KernelConfig) -> int:
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8Smem:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     weights, tokens, k = config.cta_tile_shape_mnk
-    scales = (tokens + halves(config)) * FP32_BYTES
+    scales = (tokens + halves(config)) * FP32_BYTES if fp8.promotes(formats) else 0
     plan = Fp8Smem(
         b_stage_bytes=formats[1].row_bytes(k) * weights,
         a_stage_bytes=formats[0].row_bytes(k) * tokens,
@@ -139,6 +141,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     if weights % TILE_WEIGHTS or most is None:
         return f"cta_tile_shape_mnk={shape}: a tile has one or two blocks of 128 rows of weights; use M tile {TILE_WEIGHTS}"
     step = TOKEN_STEP * config.multicast_n
+    if formats == INT8_PAIR and tokens > FINE_INTEGER_TOKENS:
+        step = max(step, 2 * TOKEN_STEP)
     if not step <= tokens <= most or tokens % step:
         nearest = min(max(-(-tokens // step) * step, step), most)
         return (
