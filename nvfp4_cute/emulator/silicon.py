@@ -135,6 +135,13 @@ RULES = (
         "note",
     ),
     Rule(
+        "remote-access-order",
+        "A warp accesses another CTA's shared memory when it knows that this CTA runs.",
+        "Access it behind a wait for the cluster barrier, or behind another message of that CTA",
+        ALL,
+        "CUDA programming guide on distributed shared memory; facebookexperimental/triton #2292",
+    ),
+    Rule(
         "remote-arrival-scope",
         "Ordinary stores that another CTA of the cluster relies on are not ordered by an arrival on its mbarrier alone: without "
         "`.release.cluster` an arrival has the scope of its CTA.",

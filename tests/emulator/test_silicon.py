@@ -137,6 +137,18 @@ def test_pairs_allocate_when_both_run():
     assert not checked(body=told + PAIR_ALLOC + CLUSTER_BARRIER + PAIR_DEALLOC, **PAIR)
 
 
+@pytest.mark.parametrize(
+    "access", ["st.shared::cluster.b32 [%r9+1024], %r0;", "ld.shared::cluster.b32 %r10, [%r9+1024];"]
+)
+def test_memory_of_a_cta_that_may_not_run_yet(access):
+    remote = "xor.b32 %r9, %r6, 1;\nmapa.shared::cluster.u32 %r9, %r1, %r9;\n" + in_thread(0, access)
+    fill = "@%p0 st.shared.b32 [%r1+1024], 0;\n" if access[:2] == "ld" else ""
+    run_clean(fill + CLUSTER_BARRIER + remote + CLUSTER_BARRIER, **PAIR)
+    found = checked(body=remote + CLUSTER_BARRIER, **PAIR)
+    found = [hazard for hazard in found if hazard.rule]  # nobody wrote what is loaded, either
+    assert_named(found, "remote-access-order", r"does not know that the CTA of rank 1 runs")
+
+
 def test_pairs_free_when_both_have_allocated():
     body = CLUSTER_BARRIER + PAIR_ALLOC + PAIR_DEALLOC
     assert_raised(

@@ -23,6 +23,7 @@ KINDS = {
     "proxy-fence": "Ordinary stores that the async proxy reads without fence.proxy.async",
     "uninitialised": "A read of memory that nobody wrote",
     "mbarrier": "An mbarrier used before its initialisation is visible, or with counts that do not balance",
+    "named-barrier": "An arrival at a named barrier that may be taken for one of another round",
     "tensor-memory": "Tensor memory outside the allocation, of another warp's quadrant, leaked, or freed early",
     "register": "A register read before the asynchronous operation that writes it was waited for",
     "double-store": "Two writes of one place of global memory that nothing orders",

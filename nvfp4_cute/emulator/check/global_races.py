@@ -61,18 +61,26 @@ class Told:
 
     Attributes:
         knowledge: as in `clocks`, or None for nothing.  clusters: by cluster, how many of its releases.
+        fenced: the same of writes that a proxy fence has handed to the async proxy.
     """
 
     knowledge: np.ndarray | None = None
     clusters: dict[int, int] = field(default_factory=dict)
+    fenced: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: "Told") -> None:
         """Join what another one says."""
         if other.knowledge is not None:
             known = self.knowledge
             self.knowledge = other.knowledge.copy() if known is None else joined(known, other.knowledge)
-        for cluster, order in other.clusters.items():
-            self.clusters[cluster] = max(order, self.clusters.get(cluster, 0))
+        _raise(self.clusters, other.clusters)
+        _raise(self.fenced, other.fenced)
+
+
+def _raise(counts: dict[int, int], others: dict[int, int]) -> None:
+    """Take the greater of the two counts of each cluster."""
+    for cluster, count in others.items():
+        counts[cluster] = max(count, counts.get(cluster, 0))
 
 
 class GlobalRaces:
@@ -86,6 +94,7 @@ class GlobalRaces:
         self._shadows: dict[int, GlobalShadow] = {}
         self._told: dict[Any, Told] = {}
         self._known: dict[int, int] = {}
+        self._fenced: dict[int, int] = {}
         self._pending: dict[Warp, Told] = {}
         self._at_fence: dict[Warp, Told] = {}
         self._relaxed = False
@@ -118,7 +127,7 @@ class GlobalRaces:
         """
         self._cluster += 1
         self._releases = 1
-        self._known, self._pending, self._at_fence = {}, {}, {}
+        self._known, self._fenced, self._pending, self._at_fence = {}, {}, {}, {}
         for key in [key for key in self._told if not isinstance(key, int)]:
             del self._told[key]
         for told in self._told.values():
@@ -179,10 +188,11 @@ class GlobalRaces:
         mine = np.where(own, epochs, NOBODY)
         late = first_unordered(actor.knowledge[SEEN], mine)
         if late is None:
-            late = self._foreign(shadow, index, ~own & (epochs != NOBODY), clusters)
+            late = self._foreign(shadow, index, ~own & (epochs != NOBODY), clusters, self._known)
         unfenced = False
         if late is None and actor.proxy and not write:
-            late, unfenced = self._unfenced(shadow, index, mine, actor)
+            late = self._unfenced(shadow, index, epochs, own, actor)
+            unfenced = late is not None
         checker = self.checker
         if late is None:
             if self.silicon.narrow and not (write or atomic):
@@ -226,27 +236,35 @@ class GlobalRaces:
         return f"global memory at {shadow.start + GLOBAL_GRANULE * int(granule):#x} (`{found.name}`)"
 
     def _foreign(
-        self, shadow: GlobalShadow, index: np.ndarray, others: np.ndarray, clusters: np.ndarray
+        self,
+        shadow: GlobalShadow,
+        index: np.ndarray,
+        others: np.ndarray,
+        clusters: np.ndarray,
+        known: dict[int, int],
     ) -> int | None:
-        """Position of a write of another cluster that this one has not learnt of."""
+        """Position of a write of another cluster that is not among those `known`."""
         if not others.any():
             return None
         for cluster in np.unique(clusters[others]).tolist():
-            known = self._known.get(cluster, 0)
-            late = others & (clusters == cluster) & (shadow.order[index] > known)
+            late = others & (clusters == cluster) & (shadow.order[index] > known.get(cluster, 0))
             if late.any():
                 return int(late.argmax())
         return None
 
     def _unfenced(
-        self, shadow: GlobalShadow, index: np.ndarray, epochs: np.ndarray, actor: Actor
-    ) -> tuple[int | None, bool]:
+        self, shadow: GlobalShadow, index: np.ndarray, epochs: np.ndarray, own: np.ndarray, actor: Actor
+    ) -> int | None:
+        """Position of a generic write that no fence has handed to the async proxy."""
         sites = self.checker.sites
         generic = np.array(
             [sites[n].inst.opcode in ("st", "atom", "red") for n in shadow.sites[index].tolist()]
         )
-        late = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
-        return late, late is not None
+        late = first_unordered(actor.knowledge[FENCED], np.where(generic & own, epochs, NOBODY))
+        if late is not None:
+            return late
+        others = generic & ~own & (epochs != NOBODY)
+        return self._foreign(shadow, index, others, shadow.clusters[index], self._fenced)
 
     # ---- synchronisation through memory ------------------------------------------------------------
     def acquire(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
@@ -280,13 +298,19 @@ class GlobalRaces:
             self._learn(warp, unfenced)
         self._at_fence[warp] = self._publish(warp)
 
+    def proxy_fence(self) -> None:
+        """A warp hands the generic writes that its cluster knows of to the async proxy."""
+        _raise(self._fenced, {**self._known, self._cluster: self._releases})
+        self._releases += 1
+
     def _learn(self, warp: "Warp", told: Told) -> None:
         if told.knowledge is not None:
             self.checker.clock(warp).learn(told.knowledge)
-        for cluster, order in told.clusters.items():
-            self._known[cluster] = max(order, self._known.get(cluster, 0))
+        _raise(self._known, told.clusters)
+        _raise(self._fenced, told.fenced)
 
     def _publish(self, warp: "Warp") -> Told:
-        told = Told(self.checker.clock(warp).publish(), {**self._known, self._cluster: self._releases})
+        clusters = {**self._known, self._cluster: self._releases}
+        told = Told(self.checker.clock(warp).publish(), clusters, dict(self._fenced))
         self._releases += 1
         return told

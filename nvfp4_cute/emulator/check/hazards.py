@@ -21,7 +21,7 @@ and volatile ones on global memory together with fences (`global_races`).
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -55,6 +55,9 @@ SMALL_COPY = re.compile(r"cp\.async\.(?!bulk)")
 PTX ISA does not forbid it, and CUTLASS's `examples/cute/tutorial/sgemm_sm80.cu` leaves its last copies so.
 """
 
+NamedGate: TypeAlias = "tuple[Cta, int, int]"
+"""A round of a named barrier: CTA, number of the barrier, number of the round."""
+
 USES = "uses"
 """Component of a warp's clock that numbers its loads from tensor memory as their registers are used."""
 
@@ -85,6 +88,8 @@ class Checker:
         self.shared: dict[Cta, Shadow] = {}
         self.tensor: dict[Cta, TensorShadow] = {}
         self._gates: dict[Any, np.ndarray] = {}
+        self._round_components: dict[tuple[Cta, int], int] = {}
+        self._rounds: dict[NamedGate, dict[Warp, int]] = {}
         self._uses: dict[
             int, int
         ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
@@ -132,6 +137,7 @@ class Checker:
     def _forget(self) -> None:
         self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
         self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
+        self._round_components, self._rounds = {}, {}
         self.early_releases.begin()
         self.silicon.begin()
 
@@ -367,6 +373,35 @@ class Checker:
         published = self._clocks[warp].publish(self.site(warp, pc))
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
+
+    def round_in(self, warp: "Warp", pc: int, gate: "NamedGate") -> None:
+        """A warp arrives at a named barrier: it must know that the last round is over, or it may have been part of that."""
+        cta, which, rounds = gate
+        clock, component = self._clocks[warp], self._round_component(cta, which)
+        clock.knowledge = self.components.fit(clock.knowledge)
+        joined_before = self._rounds.setdefault(gate, {})
+        other = joined_before.get(warp)
+        if other is None and clock.knowledge[SEEN, component] >= rounds:
+            joined_before[warp] = self.site(warp, pc)
+            return
+        site = self.sites[self.site(warp, pc)]
+        if other is not None:
+            said = f"{site} arrives at named barrier {which}, where its warp has arrived and nobody has waited since"
+        else:
+            said = f"{site} arrives at named barrier {which} and does not know that its last round is over"
+        text = f"{said}: it may be taken for another warp's arrival"
+        self.report("named-barrier", site, None if other is None else self.sites[other], text)
+
+    def round_out(self, warp: "Warp", gate: "NamedGate") -> None:
+        """A warp that waited at a named barrier knows that the round is over."""
+        cta, which, rounds = gate
+        self._clocks[warp].completed(self._round_component(cta, which), rounds + 1)
+
+    def _round_component(self, cta: "Cta", which: int) -> int:
+        found = self._round_components.get((cta, which))
+        if found is None:
+            found = self._round_components[cta, which] = self.components.new()
+        return found
 
     def gate_out(self, warp: "Warp", gate: Any) -> None:
         """A warp learns what those who arrived at the gate knew."""

@@ -104,6 +104,13 @@ class SiliconChecks:
                 f"{site} does not know that the CTA of rank {peer.rank} has allocated",
             )
 
+    def remote_access(self, warp: "Warp", site: "Site", target: "Cta") -> None:
+        """A warp accesses the shared memory of another CTA."""
+        if not self.checker.clock(warp).knowledge[SEEN, self._lives[target]]:
+            self.report(
+                "remote-access-order", site, f"{site} does not know that the CTA of rank {target.rank} runs"
+            )
+
     # ---- scopes ------------------------------------------------------------------------------------------
     def stores_relied_on(self, epochs: np.ndarray, sites: np.ndarray, actor: "Actor", what: str) -> None:
         """An access to what others wrote: does a scope that is wide enough order ordinary stores of other CTAs?

@@ -81,6 +81,7 @@ def _shared_access(
         checker.access_shared(cta, place, actor, write=write, epochs=epochs)
         if cta is not warp.cta:
             checker.touch(cta, actor)
+            checker.silicon.remote_access(warp, checker.sites[actor.site], cta)
 
 
 def _keys(warp: "Warp", space: str, addresses: np.ndarray) -> list[Any]:
@@ -212,6 +213,8 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
             checker.fence_barriers(warp)
         if proxy:
             checker.clock(warp).fence()
+            if not any("shared" in word for word in words):
+                checker.globals.proxy_fence()
         return step(warp)
 
     return run if barriers or ordering else step
@@ -250,10 +253,12 @@ def _fencing(step: Step) -> Step:
     return run
 
 
-def _gated(step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool) -> Step:
+def _gated(
+    step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool, named: bool = False
+) -> Step:
     """A step that arrives at a gate, and passes it when it is done.
 
-    gate_of: the gate that an arrival now belongs to; evaluated before the step.
+    gate_of: the gate that an arrival now belongs to; evaluated before the step.  named: it is one of a named barrier.
     """
 
     def run(warp: "Warp") -> Any:
@@ -264,11 +269,16 @@ def _gated(step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool
         if arriving:
             if result is not None and warp.pending is None:
                 return result  # lanes of the warp are missing: it has not arrived
+            if named:
+                checker.round_in(warp, pc, gate)
             checker.gate_in(warp, pc, gate)
             if waits:
                 checker.passing[warp] = gate
         if waits and result is None:
-            checker.gate_out(warp, checker.passing.pop(warp))
+            gate = checker.passing.pop(warp)
+            checker.gate_out(warp, gate)
+            if named:
+                checker.round_out(warp, gate)
         return result
 
     return run
@@ -287,17 +297,17 @@ def _named_gate(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], Any]
 
 @WATCHERS.register("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
 def _bar_sync(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=True)
+    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=True, named=True)
 
 
 @WATCHERS.register("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
 def _bar_red(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, b.pc, _named_gate(inst, b, 1), waits=True)
+    return _gated(step, b.pc, _named_gate(inst, b, 1), waits=True, named=True)
 
 
 @WATCHERS.register("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
 def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=False)
+    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=False, named=True)
 
 
 @WATCHERS.register("barrier.cluster.arrive")

@@ -1,0 +1,114 @@
+"""Bug reports of public kernels, made anew: the checker finds each fault in every mode, and nothing without it."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
+
+import bug_reports
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import from_dlpack
+
+from nvfp4_cute.compile.compiler import compile_jit
+from nvfp4_cute.emulator.fronts.driver import run_ptx
+from nvfp4_cute.emulator.machine import Machine
+from nvfp4_cute.errors import EmulatorError
+
+WORDS = 2048
+MODES = ("eager", "lazy", "random:3")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A kernel of `bug_reports` and what the checker says of it.
+
+    Attributes:
+        source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
+            CTAs of a cluster.  wrong: modes that show it without the checker, by an error or by other results.
+    """
+
+    kernel: str
+    source: str
+    kind: str
+    text: str
+    shape: tuple[int, int, int] = (1, 64, 1)
+    wrong: tuple[str, ...] = ()
+
+
+LATE, ALWAYS = ("lazy", "random:3"), MODES
+TWO_CTAS, FOUR_WARPS = (2, 64, 2), (1, 128, 1)
+REPORTS = (
+    Report("issuer_waits", "TransformerEngine #3417", "race", "bulk store", wrong=LATE),
+    Report("groups_off_by_one", "DeepEP #657", "race", r"bulk load .* while bulk store .* may still read"),
+    Report("store_in_a_loop", "Fuser #5448", "race", "bulk store", wrong=LATE),
+    Report("no_proxy_fence", "FlashKDA #24", "proxy-fence", r"bulk store .* no fence\.proxy\.async"),
+    Report("epilogue_alias", "Fuser #3960", "race", r"ld\.shared .* st\.shared", wrong=ALWAYS),
+    Report("copies_after_the_loop", "Fuser #2005", "race", r"cp\.async"),
+    Report("mailbox", "cuda-oxide #1066", "hang", "barrier", wrong=ALWAYS),
+    Report("parity_of_a_ring", "TileLang #3087", "race|mbarrier", "bulk load|arrivals", wrong=ALWAYS),
+    Report("every_lane_arrives", "Triton #9498", "mbarrier", "32 arrivals with 1 of 1", wrong=ALWAYS),
+    Report("two_initialisers", "TIRx-kernels #6", "mbarrier", "again while it is in use", wrong=ALWAYS),
+    Report("no_init_fence", "TIRx-kernels #9", "mbarrier", r"without a fence\.mbarrier_init"),
+    Report("barrier_of_more_threads", "FlashMLA #57", "hang", "1 of 2 warps", wrong=ALWAYS),
+    Report("two_arrivals", "vLLM #26026", "named-barrier", "its warp has arrived|last round", wrong=("eager", "lazy")),
+    Report("one_barrier_for_two_pairs", "FlashInfer #4533", "named-barrier", "its last round is over", FOUR_WARPS, ("random:3",)),
+    Report("peer_not_started", "facebookexperimental/triton #2292", "silicon", "remote-access-order: ", TWO_CTAS),
+    Report("peer_barrier_not_ready", "facebookexperimental/triton #652", "mbarrier", "nothing orders them", TWO_CTAS),
+    Report("local_arrival_elsewhere", "TVM #20074", "rule", "not in the shared memory", TWO_CTAS, ALWAYS),
+    Report("peer_still_reads", "humming #56", "race", r"bulk load .* of cta 1,0,0", TWO_CTAS, ("random:3",)),
+    Report("flag_then_bulk_copy", "DeepEP #621", "proxy-fence", r"bulk load .* global memory", (2, 64, 1)),
+    Report("address_not_published", "CUTLASS #2835", "race", r"tcgen05\.alloc", FOUR_WARPS, ALWAYS),
+    Report("freed_by_the_first", "TIRx-kernels #19", "race", r"tcgen05\.dealloc .* frees", FOUR_WARPS, ALWAYS),
+    Report("not_allocated", "CUTLASS #2230", "tensor-memory", "not allocated", FOUR_WARPS, ALWAYS),
+)  # fmt: skip
+
+
+@cache
+def ptx_of(report: Report, fixed: bool) -> str:
+    grid, block, cluster = report.shape
+    kernel = getattr(bug_reports, report.kernel)
+
+    @cute.jit
+    def launch(src: cute.Tensor, out: cute.Tensor):
+        kernel(src, out, fixed).launch(grid=(grid, 1, 1), block=(block, 1, 1), cluster=(cluster, 1, 1))
+
+    tensors = [from_dlpack(torch.zeros(WORDS, dtype=torch.int32)) for _ in range(2)]
+    return compile_jit("sm_100a", launch, *tensors, no_jit_engine=True)[1]
+
+
+def run(report: Report, mode: str, *, fixed: bool, check: bool = False):
+    """(words that the kernel stored, findings, error or None)."""
+    grid, block, cluster = report.shape
+    machine, out, error = Machine(148, mode=mode, check=check), np.zeros(WORDS, np.int32), None
+    args = [np.arange(1, WORDS + 1, dtype=np.int32), out]
+    try:
+        run_ptx(
+            ptx_of(report, fixed), None, grid, block, args, cluster=cluster, smem_bytes=8192, machine=machine
+        )
+    except EmulatorError as raised:
+        error = raised
+    return out, machine.checker.hazards if check else [], error
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.kernel)
+def test_report(report):
+    right, _, error = run(report, "eager", fixed=True)
+    assert error is None
+    wrong = []
+    for mode in MODES:
+        out, found, error = run(report, mode, fixed=True, check=True)
+        assert (error, found) == (None, [])
+        np.testing.assert_array_equal(out, right)
+        _, found, _ = run(report, mode, fixed=False, check=True)
+        named = [h for h in found if h.severity == "error" and re.fullmatch(report.kind, h.kind)]
+        assert any(re.search(report.text, h.text) for h in named), f"{mode}: {found}"
+        out, _, error = run(report, mode, fixed=False)
+        if error is not None or not np.array_equal(out, right):
+            wrong.append(mode)
+    assert tuple(wrong) == report.wrong

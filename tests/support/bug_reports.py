@@ -1,0 +1,567 @@
+"""Faults that people reported of public kernels, each made anew as a small CuTe DSL kernel with and without it.
+
+A kernel takes `src` and `out` (Int32, 1-D) and `fixed`. Shared memory is used by address, so that copies and barriers are the
+instructions themselves.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.arch import inline_ptx
+
+WARP = 32
+NBYTES = 1024
+"""Bytes of one stage."""
+
+
+# ---- pieces -----------------------------------------------------------------------------------------------------------
+@cute.jit
+def shared(nbytes: cutlass.Constexpr, align: cutlass.Constexpr = 128):
+    """Address of new shared memory."""
+    return cutlass.memory.SmemAllocator().allocate(nbytes, align).toint()
+
+
+@cute.jit
+def address(tensor: cute.Tensor, words):
+    """Global address of an element."""
+    return tensor.iterator.toint() + Int64(words) * 4
+
+
+@cute.jit
+def put(at, value):
+    inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[Int32(at), Int32(value)])
+
+
+@cute.jit
+def get(at):
+    return inline_ptx("ld.shared.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[Int32(at)])
+
+
+@cute.jit
+def init(bar, count: cutlass.Constexpr):
+    inline_ptx(f"mbarrier.init.shared.b64 [{{$r0}}], {count};", read_only_args=[Int32(bar)])
+
+
+@cute.jit
+def fence_init():
+    inline_ptx("fence.mbarrier_init.release.cluster;")
+
+
+@cute.jit
+def arrive(bar):
+    inline_ptx("mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[Int32(bar)])
+
+
+@cute.jit
+def wait(bar, parity):
+    inline_ptx(
+        "{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.shared.b64 P, [{$r0}], {$r1}, 1000000; @P bra.uni DONE; bra.uni AGAIN; DONE: }",
+        read_only_args=[Int32(bar), Int32(parity)],
+    )
+
+
+@cute.jit
+def load(to, source, bar, nbytes: cutlass.Constexpr = NBYTES):
+    """A bulk copy from global memory that an mbarrier counts."""
+    inline_ptx(
+        f"mbarrier.arrive.expect_tx.shared.b64 _, [{{$r2}}], {nbytes};\n"
+        f"cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{{$r0}}], [{{$r1}}], {nbytes}, [{{$r2}}];",
+        read_only_args=[Int32(to), Int64(source), Int32(bar)],
+    )
+
+
+@cute.jit
+def store(to, source, nbytes: cutlass.Constexpr = NBYTES):
+    """A bulk copy to global memory, a group of its own."""
+    inline_ptx(
+        f"cp.async.bulk.global.shared::cta.bulk_group [{{$r0}}], [{{$r1}}], {nbytes};\ncp.async.bulk.commit_group;",
+        read_only_args=[Int64(to), Int32(source)],
+    )
+
+
+@cute.jit
+def stored(groups: cutlass.Constexpr = 0, read: cutlass.Constexpr = ".read"):
+    inline_ptx(f"cp.async.bulk.wait_group{read} {groups};")
+
+
+@cute.jit
+def fence_async():
+    inline_ptx("fence.proxy.async.shared::cta;")
+
+
+@cute.jit
+def sync(number: cutlass.Constexpr, threads: cutlass.Constexpr):
+    inline_ptx(f"barrier.sync {number}, {threads};")
+
+
+@cute.jit
+def remote(at, rank):
+    """shared::cluster address of a place in another CTA."""
+    return inline_ptx(
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[Int32(at), Int32(rank)],
+    )
+
+
+@cute.jit
+def place():
+    """Thread, warp and lane."""
+    tidx = cute.arch.thread_idx()[0]
+    return tidx, tidx // WARP, tidx % WARP
+
+
+@cute.jit
+def barriers(count: cutlass.Constexpr, arrivals: cutlass.Constexpr):
+    """Addresses of mbarriers that thread 0 initialises, visible to the CTA."""
+    first = shared(8 * count, 8)
+    if cute.arch.thread_idx()[0] == 0:
+        for i in cutlass.range_constexpr(count):
+            init(first + 8 * i, arrivals[i])
+        fence_init()
+    cute.arch.sync_threads()
+    return first
+
+
+# ---- shared memory and its copies ---------------------------------------------------------------------------------------
+@cute.kernel
+def issuer_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Bulk groups belong to the thread that issued them: a wait of another one waits for nothing."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    for turn in cutlass.range(2, unroll=1):
+        put(buffer + 4 * tidx, tidx + turn)
+        fence_async()
+        cute.arch.sync_threads()
+        if tidx == 0:
+            store(address(out, 256 * turn), buffer, 256)
+        if cutlass.const_expr(fixed):
+            if tidx == 0:
+                stored()
+        elif tidx == WARP:
+            stored()
+        cute.arch.sync_threads()
+    if tidx == 0:
+        stored()
+
+
+@cute.kernel
+def groups_off_by_one(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A stage is loaded again while one group, its own, may be pending."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(2 * NBYTES), barriers(2, (1, 1))
+    if tidx == 0:
+        load(buffer, address(src, 0), bars)
+        load(buffer + NBYTES, address(src, 256), bars + 8)
+        for turn in cutlass.range_constexpr(2):
+            stage = buffer + turn * NBYTES
+            wait(bars + 8 * turn, 0)
+            store(address(out, 256 * turn), stage)
+            stored(0 if fixed else 1)
+            load(stage, address(src, 512 + 256 * turn), bars + 8 * turn)
+        for turn in cutlass.range_constexpr(2):
+            wait(bars + 8 * turn, 1)
+            store(address(out, 512 + 256 * turn), buffer + turn * NBYTES)
+        stored()
+
+
+@cute.kernel
+def store_in_a_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The wait for stores stands behind the loop that reuses their buffer."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    for turn in cutlass.range(2, unroll=1):
+        put(buffer + 4 * tidx, tidx * turn)
+        fence_async()
+        cute.arch.sync_threads()
+        if tidx == 0:
+            store(address(out, 256 * turn), buffer, 256)
+            if cutlass.const_expr(fixed):
+                stored()
+        cute.arch.sync_threads()
+    if tidx == 0:
+        stored()
+
+
+@cute.kernel
+def no_proxy_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A barrier orders threads, not what they wrote with what a bulk copy reads."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    put(buffer + 4 * tidx, tidx)
+    if cutlass.const_expr(fixed):
+        fence_async()
+    cute.arch.sync_threads()
+    if tidx == 0:
+        store(address(out, 0), buffer, 256)
+        stored()
+
+
+@cute.kernel
+def epilogue_alias(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The output tile lies where an input of the epilogue does, which a slower warp still reads."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    if tidx == 0:
+        load(buffer, address(src, 0), bars, 256)
+    wait(bars, 0)
+    value = get(buffer + 4 * (63 - tidx)) + 1
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    put(buffer + 4 * tidx, value)
+    fence_async()
+    cute.arch.sync_threads()
+    if tidx == 0:
+        store(address(out, 0), buffer, 256)
+        stored()
+
+
+@cute.kernel
+def copies_after_the_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The last prefetch of a loop, which nobody needs, is under way when its stage is used for something else."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    at = Int32(buffer + 4 * tidx)
+    copy = "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;\ncp.async.commit_group;"
+    inline_ptx(copy, read_only_args=[at, address(src, tidx)])
+    inline_ptx("cp.async.wait_group 0;")
+    value = get(at)
+    inline_ptx(copy, read_only_args=[at, address(src, 64 + tidx)])
+    if cutlass.const_expr(fixed):
+        inline_ptx("cp.async.wait_group 0;")
+    put(at, value * 2)
+    out[tidx] = get(at)
+    inline_ptx("cp.async.wait_group 0;")
+
+
+@cute.kernel
+def mailbox(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A slot with one barrier, for "full": the next tile may be written before everybody has read this one."""
+    tidx, warp, lane = place()
+    slot, bars = shared(16, 16), barriers(2, (1, 1))
+    for turn in cutlass.range(3, unroll=1):
+        if tidx == 0:
+            if cutlass.const_expr(fixed):
+                wait(bars + 8, (turn & 1) ^ 1)
+            put(slot, turn + 7)
+            arrive(bars)
+        if warp == 1:
+            wait(bars, turn & 1)
+            tile = get(slot)
+            if lane == 0:
+                out[turn] = tile
+                if cutlass.const_expr(fixed):
+                    arrive(bars + 8)
+
+
+# ---- mbarriers and named barriers ----------------------------------------------------------------------------------------
+@cute.kernel
+def parity_of_a_ring(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """One barrier that completes each turn is waited for with the parity of a ring of two stages."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(2 * NBYTES), barriers(2, (1, 1))
+    for turn in cutlass.range_constexpr(4):
+        if tidx == 0:
+            if cutlass.const_expr(turn > 0):
+                wait(bars + 8, (turn - 1) % 2 if fixed else (turn // 2 + 1) % 2)
+            load(buffer, address(src, 64 * turn), bars, 128)
+        if warp == 1:
+            wait(bars, turn % 2)
+            value = get(buffer + 4 * lane)
+            out[32 * turn + lane] = value
+            cute.arch.sync_warp()
+            if lane == 0:
+                arrive(bars + 8)
+
+
+@cute.kernel
+def every_lane_arrives(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """All lanes arrive on a barrier that expects one arrival."""
+    tidx, warp, lane = place()
+    bars = barriers(1, (1,))
+    if warp == 0:
+        if cutlass.const_expr(fixed):
+            if lane == 0:
+                arrive(bars)
+        else:
+            arrive(bars)
+    wait(bars, 0)
+    out[tidx] = tidx
+
+
+@cute.kernel
+def two_initialisers(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A thread of every warp initialises the barriers, where one of the CTA should."""
+    tidx, warp, lane = place()
+    bar = shared(8, 8)
+    if (tidx if fixed else lane) == 0:
+        init(bar, 64)
+        fence_init()
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    arrive(bar)
+    wait(bar, 0)
+    out[tidx] = tidx
+
+
+@cute.kernel
+def no_init_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The async proxy uses a barrier whose initialisation was not made visible to it."""
+    tidx, warp, lane = place()
+    buffer, bar = shared(NBYTES), shared(8, 8)
+    if tidx == 0:
+        init(bar, 1)
+        if cutlass.const_expr(fixed):
+            fence_init()
+    cute.arch.sync_threads()
+    if tidx == 0:
+        load(buffer, address(src, 0), bar, 256)
+    wait(bar, 0)
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def barrier_of_more_threads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A named barrier for all threads in a branch that half of them take."""
+    tidx, warp, lane = place()
+    if warp == 0:
+        sync(1, WARP if fixed else 2 * WARP)
+    out[tidx] = tidx
+
+
+@cute.kernel
+def two_arrivals(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A warp without work arrives for two tiles where the loader waits for each."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    for turn in cutlass.range(2, unroll=1):
+        if warp == 0:
+            if cutlass.const_expr(fixed):
+                sync(1, 2 * WARP)
+            else:
+                inline_ptx("barrier.arrive 1, 64;")
+        else:
+            put(buffer + 4 * lane, turn)
+            sync(1, 2 * WARP)
+    out[tidx] = tidx
+
+
+@cute.kernel
+def one_barrier_for_two_pairs(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Two pairs of warps exchange through one named barrier, so a warp may go on with the wrong partner."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    if warp < 2:
+        put(buffer + 4 * tidx, tidx)
+        sync(1, 2 * WARP)
+        out[tidx] = get(buffer + 4 * (tidx ^ WARP))
+    elif cutlass.const_expr(fixed):
+        put(buffer + 4 * tidx, tidx)
+        sync(2, 2 * WARP)
+        out[tidx] = get(buffer + 4 * (tidx ^ WARP))
+    else:
+        put(buffer + 4 * tidx, tidx)
+        sync(1, 2 * WARP)
+        out[tidx] = get(buffer + 4 * (tidx ^ WARP))
+
+
+# ---- clusters -----------------------------------------------------------------------------------------------------------
+@cute.kernel
+def peer_not_started(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A store to the other CTA's shared memory before anything says that it runs."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer = shared(NBYTES)
+    if cutlass.const_expr(fixed):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    inline_ptx(
+        "st.shared::cluster.b32 [{$r0}], {$r1};",
+        read_only_args=[remote(buffer + 4 * tidx, rank ^ 1), Int32(tidx + 100 * rank)],
+    )
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    out[64 * rank + tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def peer_barrier_not_ready(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """An arrival at the other CTA's barrier, which that one may not have initialised."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    bars = barriers(1, (1,))
+    if cutlass.const_expr(fixed):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    if tidx == 0:
+        inline_ptx(
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];",
+            read_only_args=[remote(bars, rank ^ 1)],
+        )
+    wait(bars, 0)
+    out[64 * rank + tidx] = tidx
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+@cute.kernel
+def local_arrival_elsewhere(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The form of an arrival for the own CTA, with the address of another one's barrier."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    bars = barriers(1, (1,))
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    if tidx == 0:
+        form = "release.cluster.shared::cluster" if fixed else "shared"
+        inline_ptx(f"mbarrier.arrive.{form}.b64 _, [{{$r0}}];", read_only_args=[remote(bars, rank ^ 1)])
+    wait(bars, 0)
+    out[64 * rank + tidx] = tidx
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+@cute.kernel
+def peer_still_reads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A multicast copy into both CTAs, of which only the issuer's own has said that its epilogue is over."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer, bars = shared(NBYTES), barriers(2, (1, 2 if fixed else 1))
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    for turn in cutlass.range_constexpr(2):
+        if tidx == 0:
+            inline_ptx("mbarrier.arrive.expect_tx.shared.b64 _, [{$r0}], 256;", read_only_args=[Int32(bars)])
+            if rank == 0:
+                if cutlass.const_expr(turn > 0):
+                    wait(bars + 8, 0)
+                inline_ptx(
+                    "{ .reg .b16 MASK; mov.b16 MASK, 3;\n"
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                    "[{$r0}], [{$r1}], 256, [{$r2}], MASK; }",
+                    read_only_args=[Int32(buffer), address(src, 64 * turn), Int32(bars)],
+                )
+        wait(bars, turn)
+        out[128 * turn + 64 * rank + tidx] = get(buffer + 4 * tidx)
+        cute.arch.sync_threads()
+        if tidx == 0:
+            if cutlass.const_expr(fixed):
+                inline_ptx(
+                    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];",
+                    read_only_args=[remote(bars + 8, 0)],
+                )
+            elif rank == 0:
+                arrive(bars + 8)
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+# ---- global memory and the async proxy ------------------------------------------------------------------------------------
+@cute.kernel
+def flag_then_bulk_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """What another CTA stored and announced is loaded by a bulk copy, which reads through another proxy."""
+    tidx, warp, lane = place()
+    cta = cute.arch.block_idx()[0]
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    flag = address(out, 1024)
+    if cta == 0:
+        out[tidx] = tidx + 5
+        cute.arch.sync_threads()
+        if tidx == 0:
+            inline_ptx("st.release.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[flag, Int32(1)])
+    else:
+        if tidx == 0:
+            inline_ptx(
+                "{ .reg .pred P; .reg .b32 V; POLL: ld.acquire.gpu.global.b32 V, [{$r0}]; setp.eq.u32 P, V, 0; @P bra POLL; }",
+                read_only_args=[flag],
+            )
+            if cutlass.const_expr(fixed):
+                inline_ptx("fence.proxy.async;")
+            load(buffer, address(out, 0), bars, 256)
+        wait(bars, 0)
+        out[128 + tidx] = get(buffer + 4 * tidx)
+
+
+# ---- tensor memory ----------------------------------------------------------------------------------------------------------
+@cute.jit
+def allocate(at):
+    inline_ptx(
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{$r0}], 32;", read_only_args=[Int32(at)]
+    )
+
+
+@cute.jit
+def free(tmem):
+    inline_ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32 {$r0}, 32;", read_only_args=[Int32(tmem)])
+
+
+@cute.jit
+def write_tmem(tmem, value):
+    inline_ptx(
+        "tcgen05.st.sync.aligned.32x32b.x1.b32 [{$r0}], {{$r1}};", read_only_args=[Int32(tmem), Int32(value)]
+    )
+    inline_ptx("tcgen05.wait::st.sync.aligned;")
+
+
+@cute.jit
+def read_tmem(tmem):
+    return inline_ptx(
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {{$w0}}, [{$r0}];\ntcgen05.wait::ld.sync.aligned;",
+        write_only_types=[Int32],
+        read_only_args=[Int32(tmem)],
+    )
+
+
+@cute.kernel
+def address_not_published(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The place that an allocation writes its address to is read before a barrier says that it was written."""
+    tidx, warp, lane = place()
+    slot = shared(16, 16)
+    if cutlass.const_expr(not fixed):
+        cute.arch.sync_threads()
+    if warp == 0:
+        allocate(slot)
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    out[tidx] = get(slot)
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(get(slot))
+
+
+@cute.kernel
+def freed_by_the_first(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The warp that allocated frees when its own work is done; the others were not asked."""
+    tidx, warp, lane = place()
+    slot = shared(16, 16)
+    if warp == 0:
+        allocate(slot)
+    cute.arch.sync_threads()
+    tmem = get(slot)
+    at = tmem + (warp << 21)
+    write_tmem(at, tidx)
+    out[tidx] = read_tmem(at)
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem)
+
+
+@cute.kernel
+def not_allocated(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Tensor memory from column 0 on, which nobody allocated."""
+    tidx, warp, lane = place()
+    slot = shared(16, 16)
+    tmem = Int32(0)
+    if cutlass.const_expr(fixed):
+        if warp == 0:
+            allocate(slot)
+        cute.arch.sync_threads()
+        tmem = get(slot)
+    at = tmem + (warp << 21)
+    write_tmem(at, tidx)
+    out[tidx] = read_tmem(at)
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+        if warp == 0:
+            free(tmem)
