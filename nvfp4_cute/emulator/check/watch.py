@@ -269,7 +269,7 @@ def _gated(
         if arriving:
             if result is not None and warp.pending is None:
                 return result  # lanes of the warp are missing: it has not arrived
-            if named:
+            if named and gate is not None:
                 checker.round_in(warp, pc, gate)
             checker.gate_in(warp, pc, gate)
             if waits:
