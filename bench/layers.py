@@ -38,7 +38,7 @@ EXPERTS = {
 }
 """Layers of experts: those that ``bench.moe`` measures, and two that others published times of."""
 LINEAR = {f"linear-{n}x{k}": (n, k) for n, k in ((4096, 4096), (28672, 8192), (8192, 28672))}
-TOKENS = (1, 8, 32, 128, 512)
+TOKENS = (1, 8, 32, 128, 512, 2048, 4096)
 PUBLISHED_TOKENS = {"deepseek-v3": (1, 16, 64, 256), "flashinfer-h1024": (128, 2048)}
 """Numbers of tokens of the layers that are there for published times."""
 PUBLISHED_TARGETS = ("B200",)
@@ -208,7 +208,8 @@ HEAD = """# Layers, modelled
 
 us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoENVFP4` with `route` on bf16 tokens, of which every one
 chose experts by random logits; `LinearNVFP4` with a calibrated scale. Behind each time: what moving the chosen experts' weights
-and the tokens once takes at least, in percent of it ("speed of light"). Published times are their authors', of other kernels on
+and the tokens once takes at least, in percent of it ("speed of light"); then the percentages of that bandwidth at which device
+memory is read while each product of experts runs. Published times are their authors', of other kernels on
 GPUs and in harnesses of their own; FlashInfer's contain no routing.
 """
 
@@ -236,9 +237,7 @@ def _layer_table(
         for target in targets:
             cell = Cell(target, layer, tokens)
             found = known.get(cell.key, {})
-            row.append(
-                f"{found['us']:.1f} ({100 * found['floor_us'] / found['us']:.0f} %)" if "us" in found else "-"
-            )
+            row.append(_cell_text(found, target) if "us" in found else "-")
             if "missing" in found:
                 reasons[target] = found["missing"]
             if (target, layer, tokens) in PUBLISHED:
@@ -246,6 +245,25 @@ def _layer_table(
         lines.append((*row, "; ".join(others)))
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"## {layer}\n\n{text}\n" + "".join(f"\n- {target}: {why}\n" for target, why in reasons.items())
+
+
+def _cell_text(found: dict[str, Any], target: str) -> str:
+    """us, percent of speed of light, and of bandwidth by product of experts."""
+    floor = f"{100 * found['floor_us'] / found['us']:.0f} %"
+    shares = [
+        f"{100 * share:.0f}" for share in bandwidth_shares(found.get("launches", ()), lookup(target)).values()
+    ]
+    return f"{found['us']:.1f} ({'; '.join([floor, *([', '.join(shares)] if shares else [])])})"
+
+
+def bandwidth_shares(launches: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
+    """What each product of experts reads in its time, as a share of the bandwidth that floors take, by kernel."""
+    most = target.floor_bandwidth_bytes_per_s
+    return {
+        one["kernel"]: one["hbm_bytes"] / (1e-6 * one["us"] * most)
+        for one in launches
+        if one["kernel"].startswith("nvfp4_grouped")
+    }
 
 
 def run(

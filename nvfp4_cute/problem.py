@@ -63,6 +63,7 @@ class GroupedProblem:
         weight_layout: of a dual GEMM. Where interleaved, n counts the rows of both, and C has n / 2 columns.
         limit: of a dual GEMM: A @ B1^T is cut to at most that, A @ B2^T to that on both sides; None leaves them.
         is_chain: whether every group's A is the result of the group before: layers, all of one size.
+        early_weights: whether the launch right before wrote neither the groups' sizes nor any ``b``.
         a_format, b_format: what the bytes of A, and of every ``b``, stand for.
     """
 
@@ -75,6 +76,7 @@ class GroupedProblem:
     weight_layout: WeightLayout = "separate"
     limit: float | None = None
     is_chain: bool = False
+    early_weights: bool = False
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
 

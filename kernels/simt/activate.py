@@ -129,6 +129,8 @@ class ActivateKernel:
     @cute.kernel
     def kernel(self, operands: ActivateOperands, results: QuantizedRows | PlainRows):
         """Find the row's expert, load, compute, store."""
+        # What comes next may load weights meanwhile.
+        cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)

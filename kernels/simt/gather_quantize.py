@@ -110,6 +110,8 @@ class GatherQuantizeKernel:
     @cute.kernel
     def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows | PlainRows):
         """Find the token and its rows, load, encode, store."""
+        # What comes next may load weights meanwhile.
+        cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)

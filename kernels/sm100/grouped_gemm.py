@@ -82,6 +82,8 @@ class GroupedGemmSm100:
         name: what the kernel is called in profilers and in the emulator's reports.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the group before; None otherwise. Told, not
             imported, so that a file of what a kernel needs goes without it.
+        early_weights: whether sizes on the device are read, and weights loaded, before the end of the launch before is waited
+            for, which wrote neither.
         a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
     """
 
@@ -102,6 +104,7 @@ class GroupedGemmSm100:
         weight_layout: str = "separate",
         has_limit: bool = False,
         chain: type | None = None,
+        early_weights: bool = False,
         a_format: BlockFormat = NVFP4,
         b_format: BlockFormat = NVFP4,
     ):
@@ -119,6 +122,7 @@ class GroupedGemmSm100:
         self.num_products = 1 if activation is None else 2
         self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
         self.chain = chain
+        self.early_weights = early_weights
         self.formats = a_format, b_format
         self.smem, self.tmem, self.boxes = self._plans()
 
@@ -281,13 +285,16 @@ class GroupedGemmSm100:
                 with cute.arch.elect_one():
                     init_ring(exchange.ring, 1, config.split_k * len(schedule.epilogue_warp_ids))
                     cute.arch.mbarrier_init_fence()
-        # The next kernel may set itself up as soon as there is room for it.
-        cute.arch.griddepcontrol_launch_dependents()
+        # The next kernel may set itself up as soon as there is room for it; of groups on the device, when all launches before
+        # this one have ended: what they wrote it may read at once.
+        if cutlass.const_expr(self.form == "list"):
+            cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
-        if cutlass.const_expr(self.form != "list"):
+        if cutlass.const_expr(self.form != "list" and not self.early_weights):
             # The previous kernel may have written the groups' sizes.
             cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
 
         # A dual GEMM's epilogue does not wait: modelled, its own start then costs 2 to 3 % of the whole.
         begun_barrier_id = BEGUN_BARRIER_ID if self.activation is None else None
@@ -312,6 +319,7 @@ class GroupedGemmSm100:
                     ab=ab,
                     chain=chain,
                     all_columns=self.ALL_COLUMNS,
+                    early_weights=self.early_weights,
                     ring_barrier_id=RING_BARRIER_ID,
                     begun_barrier_id=begun_barrier_id,
                     begun_threads=begun_threads,

@@ -8,6 +8,8 @@ Where the ring is too short for the latency of device memory (``arch.sm100.limit
 operand take turns in bringing K tiles of it into L2 before any of them loads them: from the K tiles on that the ring does
 not hold at first, over the ends of tiles. What goes to several CTAs waits for all of them; L2 brings a pair's first K tile
 meanwhile, and where MMAs of single CTAs share the N side, these load the M side of theirs.
+Where the launch before wrote neither weights nor groups' sizes (``LoadArgs.early_weights``), weights fill the ring while it
+ends, of as many tiles as that takes: only their tokens wait for it.
 """
 
 from dataclasses import dataclass, replace
@@ -53,6 +55,7 @@ class LoadArgs:
         cta_rank: which of its MMA's.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
         all_columns: whether MMAs compute all columns of a tile, also where the group has fewer.
+        early_weights: whether weights are loaded before the end of the launch before is waited for.
         ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
         begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds;
             None for none.
@@ -69,6 +72,7 @@ class LoadArgs:
     ab: Ring
     chain: object | None
     all_columns: bool
+    early_weights: bool
     ring_barrier_id: int
     begun_barrier_id: int | None
     begun_threads: int
@@ -120,15 +124,23 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     place = _locate(args, cursor, ab.num_stages)
     if cutlass.const_expr(config.num_mma_cta == 2):
-        if groups.has_tile(cursor):
-            _prefetch_first(args, place)
+        if cutlass.const_expr(not args.early_weights):
+            if groups.has_tile(cursor):
+                _prefetch_first(args, place)
         # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
         cute.arch.cluster_wait()
     else:
         keep_before(place.for_loads())
         cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
+    # K tiles, from the next tile's first one on, whose weights are on their way.
+    early = Int32(0)
+    if cutlass.const_expr(args.early_weights):
+        early = _load_weights(args, cursor, stride)
     # What the previous kernel wrote is there from here on.
     cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(args.early_weights):
+        # What is launched next may rely on the end of all launches before this one.
+        cute.arch.griddepcontrol_launch_dependents()
     # A stage that was never filled is empty.
     num_begun = Int32(0)
     if groups.has_tile(cursor):
@@ -139,11 +151,13 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         begin = Int32(0)
         if cutlass.const_expr(config.multicast_n > 1 and config.num_mma_cta == 1):
             # The first K tile's M side is this CTA's own. Multicasts reach the others.
-            _load_stage(args, place, begin, stage, "m")
+            _load_sides(args, place, begin, stage, "m", True)
             cute.arch.cluster_wait()
-            _load_stage(args, place, begin, stage, "n")
+            _load_sides(args, place, begin, stage, "n", False)
             begin, (stage, phase) = begin + 1, next_stage(ab, stage, phase)
-        _, stage, phase = _load_k_tiles(args, (place, place), (begin, num_begun), (stage, phase), False)
+        _, stage, phase = _load_k_tiles(
+            args, (place, place), (begin, num_begun), early, (stage, phase), False
+        )
     else:
         if cutlass.const_expr(config.multicast_n > 1 and config.num_mma_cta == 1):
             cute.arch.cluster_wait()
@@ -167,16 +181,35 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
                 for k_tile in cutlass.range(num_begun, end, unroll=1):
                     place, following = _prefetch_ahead(args, place, following, k_tile)
         place, stage, phase = _load_k_tiles(
-            args, (place, following), (num_begun, k_tile_cnt), (stage, phase), True
+            args, (place, following), (num_begun, k_tile_cnt), early, (stage, phase), True
         )
         num_begun = Int32(0)
+        if cutlass.const_expr(args.early_weights):
+            early -= k_tile_cnt
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     wait_until_empty(ab, stage, phase)
 
 
 @cute.jit
+def _load_weights(args: LoadArgs, cursor: tuple, stride: Int32) -> Int32:
+    """Fill the ring with weights of this CTA's tiles from the cursor on. Returns how many K tiles it has."""
+    config, groups = args.config, args.groups
+    weights, _ = sides_of(config)
+    num_loaded = Int32(0)
+    while groups.has_tile(cursor) and num_loaded < args.ab.num_stages:
+        place = _locate(args, cursor, 0)
+        _, k_tile_cnt = k_share(place.k_tile_cnt, config.split_k)
+        end = cutlass.min(k_tile_cnt, args.ab.num_stages - num_loaded)
+        for i in cutlass.range(end, unroll=1):
+            _load_sides(args, place, i, num_loaded + i, weights, True)
+        num_loaded += end
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+    return num_loaded
+
+
+@cute.jit
 def _load_k_tiles(
-    args: LoadArgs, places: tuple, k_tiles: tuple, ring_place: tuple, waits: cutlass.Constexpr
+    args: LoadArgs, places: tuple, k_tiles: tuple, early: Int32, ring_place: tuple, waits: cutlass.Constexpr
 ) -> tuple:
     """Load some of the K tiles of this CTA's share of a tile, and have L2 bring later ones where stages may be full.
 
@@ -184,6 +217,7 @@ def _load_k_tiles(
         places: of the tile and of the next one (``_locate``).
         k_tiles: the first of them, and the first behind them.
         ring_place: stage and phase of the first.
+        early: K tiles, from the tile's first one on, whose weights are on their way.
         waits: whether stages may be full.
 
     Returns: the next tile's place with the turns that follow, stage and phase.
@@ -196,7 +230,13 @@ def _load_k_tiles(
     for i in cutlass.range(begin, end, unroll=1):
         if cutlass.const_expr(waits):
             cute.arch.mbarrier_wait(ab.empty(stage), phase)
-        _load_stage(args, place, i, stage, "mn")
+        if cutlass.const_expr(args.early_weights):
+            weights, tokens = sides_of(args.config)
+            if i >= early:
+                _load_sides(args, place, i, stage, weights, True)
+            _load_sides(args, place, i, stage, tokens, False)
+        else:
+            _load_sides(args, place, i, stage, "mn", True)
         if cutlass.const_expr(prefetches):
             place, following = _prefetch_ahead(args, place, following, i + ahead)
         stage, phase = next_stage(ab, stage, phase)
@@ -204,8 +244,15 @@ def _load_k_tiles(
 
 
 @cute.jit
-def _load_stage(args: LoadArgs, place: TilePlace, k_tile: Int32, stage: Int32, sides: cutlass.Constexpr[str]):
-    """Load a K tile, counted from this CTA's first one, of some ``sides`` of the MMA: with the M side, expect all bytes."""
+def _load_sides(
+    args: LoadArgs,
+    place: TilePlace,
+    k_tile: Int32,
+    stage: Int32,
+    sides: cutlass.Constexpr[str],
+    expects: cutlass.Constexpr[bool],
+):
+    """Load a K tile, counted from this CTA's first one, of some ``sides`` of the MMA: the first call expects all bytes."""
     config, full = args.config, args.ab.full(stage)
     first_k_tile, _ = k_share(place.k_tile_cnt, config.split_k)
     # MMAs that share the N side take turns.
@@ -213,9 +260,10 @@ def _load_stage(args: LoadArgs, place: TilePlace, k_tile: Int32, stage: Int32, s
     if cutlass.const_expr(loads_n and config.multicast_n > 1):
         loads_n = k_tile % config.multicast_n == args.m_rank // config.num_mma_cta
     with cute.arch.elect_one():
-        if cutlass.const_expr("m" in sides):
+        if cutlass.const_expr(expects):
             if args.cta_rank == 0:
                 cute.arch.mbarrier_arrive_and_expect_tx(full, config.num_mma_cta * args.smem.loaded_bytes)
+        if cutlass.const_expr("m" in sides):
             _load_m(args, place.m, first_k_tile + k_tile, stage, full.toint())
         if loads_n:
             _load_n(args, place.n, first_k_tile + k_tile, stage, full.toint())
@@ -259,6 +307,11 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
             k_blocks, row_blocks = args.boxes.sf_n
             at += rank * (k_blocks * row_blocks * SF_BLOCK_BYTES)
         tma_load(at, side.scales[j], coords, barrier, policy, num_cta, mask)
+
+
+def sides_of(config: KernelConfig) -> tuple[str, str]:
+    """Sides of the MMA: that of weights, ``b``, and that of tokens, ``a``."""
+    return ("m", "n") if config.swap_ab else ("n", "m")
 
 
 def _k_block_m(args: LoadArgs, k_tile: Int32) -> Int32:

@@ -40,6 +40,7 @@ class KernelKey:
         weight_layout: of a dual GEMM: "separate" where there are two operands, or how one interleaves both.
         has_limit: whether a dual GEMM's products are cut to a range.
         is_chain: whether every group reads the result of the one before.
+        early_weights: whether weights are loaded before the end of the launch before is waited for.
         a_format, b_format: what the bytes of ``a``, and of every ``b``, stand for.
     """
 
@@ -54,6 +55,7 @@ class KernelKey:
     weight_layout: WeightLayout = "separate"
     has_limit: bool = False
     is_chain: bool = False
+    early_weights: bool = False
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
 
@@ -72,12 +74,13 @@ class KernelKey:
             weight_layout=problem.weight_layout,
             has_limit=problem.limit is not None,
             is_chain=problem.is_chain,
+            early_weights=problem.early_weights,
             a_format=problem.a_format,
             b_format=problem.b_format,
         ).validated()
 
     def validated(self) -> "KernelKey":
-        """The same with a resolved config and without a CTA count.
+        """The same with a resolved config and without a CTA count; early weights are left out where no kernel has them.
 
         Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
         formats, an output or a chain that the arch's kernel lacks.
@@ -105,13 +108,16 @@ class KernelKey:
             raise UnsupportedProblem(
                 f"{self.arch}: no kernel for chains of layers (there is one for {', '.join(chain_archs())}); call gemm for each"
             )
-        return replace(self, config=replace(family.resolve(config, num_b, formats), num_cta=None))
+        early_weights = self.early_weights and family.HAS_EARLY_WEIGHTS and self.form in ("ragged", "masked")
+        resolved = replace(family.resolve(config, num_b, formats), num_cta=None)
+        return replace(self, config=resolved, early_weights=early_weights)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         dtype = dtype_name(self.out_dtype)
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
+        suffix += "_early" * self.early_weights
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         pair = self.a_format, self.b_format
         suffix += f"_{pair[0]}_x_{pair[1]}" * (pair != (block_format.NVFP4, block_format.NVFP4))
@@ -129,6 +135,8 @@ class KernelKey:
             options["out_m_major"] = self.out_m_major
         if family.HAS_CHAINS:
             options["chain"] = Chain if self.is_chain else None
+        if family.HAS_EARLY_WEIGHTS:
+            options["early_weights"] = self.early_weights
         if len(family.MMA) > 1:  # A kernel that multiplies one pair of formats is not told which.
             options.update(a_format=self.a_format, b_format=self.b_format)
         return kernel_class(self.arch, family.KERNEL)(

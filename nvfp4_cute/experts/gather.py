@@ -1,6 +1,6 @@
 """gather_quantize and gather: tokens to rows of their experts, as NVFP4 or as they are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -121,6 +121,7 @@ def _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backen
         order = new_order(ids, num_experts)
     else:
         order = permute(ids, num_experts, first_expert=first_expert, backend=backend)
+        order = replace(order, is_older=True)
     task = GatherQuantizeTask(
         x=x,
         ids=ids,

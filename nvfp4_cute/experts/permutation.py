@@ -38,12 +38,14 @@ class Permutation:
         slots: [T * k]: of every row, token * k + k's index; entries behind the last row are not written.
         rows: [T, k]: the row of every choice; -1 where the expert is not local, or the id none.
         places: [T, k]: the same where every expert's rows begin a block of 128, as their scales do.
+        is_older: whether a launch came before the one that wrote the rows, and wrote all of this.
     """
 
     offs: torch.Tensor
     slots: torch.Tensor
     rows: torch.Tensor
     places: torch.Tensor
+    is_older: bool = False
 
 
 def permute(

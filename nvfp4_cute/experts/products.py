@@ -154,14 +154,14 @@ class LocalExperts:
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
                 activation=self.activation, limit=self.limit, weight_layout=fused_layout,
                 out_dtype=NVFP4 if self.quantizes else dtype, out_global_scale=self.hidden_scale, b_format=self.w13.format,
-                backend=backend, config=configs[0],
+                early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
         else:
             hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend, configs[0])
         hidden, hidden_sf = hidden if self.quantizes else (hidden, None)
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            b_format=self.w2.format, backend=backend, config=configs[1],
+            b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
         )  # fmt: skip
 
     def _configs(
@@ -183,7 +183,7 @@ class LocalExperts:
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
-            b_format=self.w13.format, backend=backend, config=config,
+            b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
         )  # fmt: skip
         options: Any = {
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,

@@ -34,8 +34,8 @@ class Request:
     """A problem whose config is open, on a GPU, without what does not change the time.
 
     Attributes:
-        problem: no alpha and no limit; bfloat16 stands for float16, too. Where only the device knows the sizes, every group
-            has the mean number of rows (masked: the most), rounded up to a power of two.
+        problem: no alpha, no limit, no early weights; bfloat16 stands for float16, too. Where only the device knows the sizes,
+            every group has the mean number of rows (masked: the most), rounded up to a power of two.
         gpu: name, SMs and architecture.
     """
 
@@ -52,7 +52,16 @@ class Request:
             form = "list"
         dtype = torch.bfloat16 if problem.out_dtype == torch.float16 else problem.out_dtype
         return cls(
-            replace(problem, sizes=sizes, form=form, out_dtype=dtype, has_alpha=False, limit=None), gpu
+            replace(
+                problem,
+                sizes=sizes,
+                form=form,
+                out_dtype=dtype,
+                has_alpha=False,
+                limit=None,
+                early_weights=False,
+            ),
+            gpu,
         )
 
     def __str__(self) -> str:

@@ -41,6 +41,7 @@ def grouped_dual_gemm(
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
@@ -77,6 +78,7 @@ def grouped_dual_gemm(
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
         scale_layout: "blocked" or "rowmajor".
+        early_weights: as of ``grouped_gemm``.
         backend: as of ``grouped_gemm``.
         config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
 
@@ -121,11 +123,13 @@ def grouped_dual_gemm(
 
     absent = tuple(x is None for x in (a_scale, alpha1, alpha2, out_global_scale))
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
-    settings = ("grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats)
+    settings = (
+        "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats, early_weights,
+    )  # fmt: skip
     outs = call(
         backend, settings, inputs, group_outputs(out, is_list, is_quantized), _check_groups,
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
-        out_global_scale, scale_layout, config, backend,
+        out_global_scale, scale_layout, config, early_weights, backend,
     )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale)
 
@@ -266,7 +270,7 @@ def dual_gemm(
 
 def _check_groups(
     a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
-    out_global_scale, scale_layout, config, backend,
+    out_global_scale, scale_layout, config, early_weights, backend,
 ) -> tuple[Task, list[torch.Tensor]]:  # fmt: skip
     """The task of ``grouped_dual_gemm``, and what it writes."""
     activation, limit, weight_layout = choices
@@ -279,7 +283,17 @@ def _check_groups(
     weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
     result = Result(out, out_dtype, out_global_scale)
     return grouped_task(
-        a, a_scale, formats[0], weights, (offs, masked_m), result, scale_layout, gate, config, backend
+        a,
+        a_scale,
+        formats[0],
+        weights,
+        (offs, masked_m),
+        result,
+        scale_layout,
+        gate,
+        config,
+        backend,
+        early_weights,
     )
 
 

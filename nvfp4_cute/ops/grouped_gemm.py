@@ -1,6 +1,7 @@
 """grouped_gemm: C_g = alpha_g * A_g @ B_g^T over block-scaled operands, many groups in one launch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, overload
 
@@ -39,6 +40,7 @@ def grouped_gemm(
     out: Sequence[torch.Tensor] | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> list[torch.Tensor]: ...
@@ -59,6 +61,7 @@ def grouped_gemm(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> torch.Tensor: ...
@@ -80,6 +83,7 @@ def grouped_gemm(
     out_dtype: Literal["nvfp4"],
     out_global_scale: torch.Tensor | Sequence[float] | None = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> list[NVFP4Tensor]: ...
@@ -101,6 +105,7 @@ def grouped_gemm(
     out_dtype: Literal["nvfp4"],
     out_global_scale: torch.Tensor | Sequence[float] | None = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -121,6 +126,7 @@ def grouped_gemm(
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
@@ -171,6 +177,9 @@ def grouped_gemm(
             [rows, K/128] of FP8_1x128 (a group's, all groups' of the ragged form, [G, M_max, K/128] of the masked one),
             ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128; of INT8 [rows, 1] and [(G, )N, 1]. Scales whose
             rows are not contiguous are copied.
+        early_weights: promises that the launch right before on the stream, such as the one that computed ``a``, wrote none of
+            ``offs``, ``masked_m``, ``b`` and ``b_scale``. Where these are given, kernels for sm_100a, sm_103a and sm_110a then
+            load weights while that launch ends; others ignore it.
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
@@ -224,11 +233,12 @@ def grouped_gemm(
         scale_layout,
         config,
         formats,
+        early_weights,
     )
     outs = call(
         backend, settings, inputs, [] if out is None else group_outputs(out, is_list, is_quantized), _check,
         a, b, a_scale, b_scale, alpha, offs, masked_m, formats, out, out_dtype, out_global_scale, scale_layout,
-        config, backend,
+        config, early_weights, backend,
     )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale) if is_quantized or not is_list else outs
 
@@ -247,6 +257,7 @@ def _check(
     out_global_scale,
     scale_layout,
     config,
+    early_weights,
     backend,
 ) -> tuple[Task, list[torch.Tensor]]:
     """The task, and what it writes."""
@@ -254,7 +265,17 @@ def _check(
     weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
     result = Result(out, out_dtype, out_global_scale)
     return grouped_task(
-        a, a_scale, a_format, weights, (offs, masked_m), result, scale_layout, None, config, backend
+        a,
+        a_scale,
+        a_format,
+        weights,
+        (offs, masked_m),
+        result,
+        scale_layout,
+        None,
+        config,
+        backend,
+        early_weights,
     )
 
 
@@ -291,6 +312,7 @@ def grouped_task(
     gate: Gate | None,
     config: KernelConfig | None,
     backend: str,
+    early_weights: bool = False,
 ) -> tuple[Task, list[torch.Tensor]]:
     """The checked task of a grouped operation of any form, and what it writes."""
     check_config(config)
@@ -309,7 +331,7 @@ def grouped_task(
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)
         return WeightOnlyTask.of(problem, operands, config, gpu), outs
-    return GroupedTask(problem, operands, config), outs
+    return GroupedTask(replace(problem, early_weights=early_weights), operands, config), outs
 
 
 def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:

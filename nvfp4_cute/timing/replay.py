@@ -111,10 +111,14 @@ class Replay(Simulation):
     def _begin(self, grid: Grid, time: float) -> None:
         """The CTAs of a launch may start."""
         grid.is_due, grid.start = True, time
-        grid.at_start = self.memory.counters
-        grid.mma_at_start = [sm.mma_busy for sm in self.sms]
+        self._count_from_here(grid)
         self._begun.append(grid)
         self._place(time)
+
+    def _count_from_here(self, grid: Grid) -> None:
+        """What memory and matrix pipes do from now on counts as the launch's, whichever one's it is."""
+        grid.at_start = self.memory.counters
+        grid.mma_at_start = [sm.mma_busy for sm in self.sms]
 
     def _let_next(self, grid: Grid) -> None:
         """The launch behind a launch may start from now on."""
@@ -162,6 +166,9 @@ class Replay(Simulation):
             grid.ended = self.now
             self.memory.settle(grid.trace.writable, self.now)
             self._timings.append(self._timing_of(grid))
+            following = self._after(grid)
+            if following in self._begun:  # what it did meanwhile was counted as this one's, as its time was
+                self._count_from_here(following)
             resumed = self.now + self.constants.released
             for warp, since in grid.waiters:
                 self.stall(warp, since, resumed, "launch before")

@@ -8,6 +8,7 @@ from nvfp4_cute import MoENVFP4, cli
 from nvfp4_cute.bench import layers
 from nvfp4_cute.bench.layers import Cell
 from nvfp4_cute.bench.moe import Model
+from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.model import modelled
 
 TINY = Model(experts=16, top_k=4, hidden=256, width=256)
@@ -61,12 +62,17 @@ def test_results_are_kept_and_not_modelled_again(tiny, tmp_path, monkeypatch):
 
 
 def test_page():
+    bandwidth = lookup("B200").reached_bandwidth_bytes_per_s
+    product = {"kernel": "nvfp4_grouped_gemm_sm_100a", "us": 10.0, "hbm_bytes": 0.85e-5 * bandwidth}
+    launches = [{"kernel": "moe_route", "us": 2.0, "hbm_bytes": 0}, product]
     known = {
-        "B200/deepseek-v3/16": {"floor_us": 300.0, "us": 400.0},
+        "B200/deepseek-v3/16": {"floor_us": 300.0, "us": 400.0, "launches": launches},
         "GB10/deepseek-v3/16": {"floor_us": 300.0, "missing": "no kernel"},
     }
     text = layers.page(known, ["B200", "GB10"], "made by")
-    assert "| 16 | 400.0 (75 %) | - | B200: 428, 365 us (FlashInfer" in text and "- GB10: no kernel" in text
+    assert (
+        "| 16 | 400.0 (75 %; 85) | - | B200: 428, 365 us (FlashInfer" in text and "- GB10: no kernel" in text
+    )
 
 
 def test_comparison_takes_off_what_the_harness_costs():
@@ -103,6 +109,12 @@ def test_of_a_layer_s_clusters_a_few_stand_for_all(tiny, target, monkeypatch):
     assert [timing.kernel for timing in few.launches] == [timing.kernel for timing in full.launches]
     assert few.us == pytest.approx(full.us, rel=0.02)
     assert few.hbm_bytes == pytest.approx(full.hbm_bytes, rel=0.05)
+
+
+@pytest.mark.slow
+def test_bytes_are_counted_once_where_launches_overlap(tiny):
+    chain = modelled.modelled_chain(layers.layer_call(tiny, 24), lookup("B200"), timeline=True)
+    assert chain.hbm_bytes == sum(nbytes for _, nbytes in chain.memory_log)
 
 
 @pytest.mark.slow

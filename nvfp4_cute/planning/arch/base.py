@@ -244,6 +244,10 @@ class Family(Protocol):
         """Whether the kernel computes several layers in one launch."""
 
     @property
+    def HAS_EARLY_WEIGHTS(self) -> bool:
+        """Whether the kernel can load weights before the end of the launch before it."""
+
+    @property
     def TO_AND_FRO(self) -> bool:
         """Whether every other wave of tiles is dealt from the last CTA to the first (``TileSchedule.tiles_of_cta``)."""
 

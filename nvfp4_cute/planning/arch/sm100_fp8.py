@@ -44,7 +44,7 @@ PAIR = fp8.PAIR
 MMA = {PAIR: Mma("f8f6f4", 32, element_bits=8)}
 # Of instruction descriptors (PTX ISA 9.7.16.4.2): fp32 accumulators, e4m3 on both sides.
 MMA_TYPES = 1 << 4
-OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
 interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters

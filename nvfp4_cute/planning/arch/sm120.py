@@ -42,7 +42,7 @@ ARCHS = ("sm_120a", "sm_121a")
 KERNEL = "sm120.grouped_gemm.GroupedGemmSm120"
 OPTIONS = ()
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
-OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, False
 work_reason, workspace_bytes, ctas_per_sm = no_work_reason, no_workspace_bytes, one_cta_per_sm
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 SMEM_CAPACITY_BYTES = 99 * 1024

@@ -29,7 +29,7 @@ ARCHS = ("sm_90a",)
 KERNEL = "sm90.grouped_gemm.GroupedGemmSm90"
 OPTIONS = ("decode_first", "stream_k")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1, swap_ab=True)
-OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = False, False, True
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, True
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_PER_SM_BYTES = 228 * 1024

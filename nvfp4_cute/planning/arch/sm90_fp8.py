@@ -34,7 +34,7 @@ KERNEL = "sm90.fp8.grouped_gemm.Fp8GemmSm90"
 OPTIONS = ("multicast_n",)
 PAIR, promotes = fp8.PAIR, fp8.promotes
 MMA = {PAIR: Mma("e4m3", 32, element_bits=8), INT8_PAIR: Mma("s8", 32, element_bits=8)}
-OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = False, False, True
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, True
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
 interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason

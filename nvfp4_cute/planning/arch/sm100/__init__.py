@@ -22,5 +22,5 @@ from nvfp4_cute.planning.arch.sm100.limits import (
 )
 
 KERNEL = "sm100.grouped_gemm.GroupedGemmSm100"
-OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, True, False
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, True, True, False
 work_reason, workspace_bytes, ctas_per_sm = no_work_reason, no_workspace_bytes, one_cta_per_sm
