@@ -207,6 +207,7 @@ def test_kernels_can_be_lifted_out(module):
         f"{family}.limits",
         f"{family}_weight_only",
         f"{family}_fp8",
+        f"{family}_int8",
     }
     for found in internal(module):
         if area(found.name) == "kernels":

@@ -195,6 +195,20 @@ def f32x4_to_fp8(values: list, type_name: str) -> Uint32:
     )
 
 
+def f32x4_to_s8(values: list) -> Uint32:
+    """Nearest integers of four floats, ties to even, saturating at 127 on both sides, the first in the lowest byte; NaN gives 0
+    (PTX ISA 9.7.9.21: conversions to integers clamp, and make 0 of NaN).
+    """
+    rounded = "\n".join(
+        f"cvt.rni.s32.f32 i{i}, {{$r{i}}};\nmin.s32 i{i}, i{i}, 127;\nmax.s32 i{i}, i{i}, -127;"
+        for i in range(4)
+    )
+    packed = "prmt.b32 i0, i0, i1, 0x40;\nprmt.b32 i2, i2, i3, 0x40;\nprmt.b32 {$w0}, i0, i2, 0x5410;"
+    return inline_ptx(
+        f"{{\n.reg .b32 i<4>;\n{rounded}\n{packed}\n}}", write_only_types=[Uint32], read_only_args=values
+    )
+
+
 def bits_of(value: Float32) -> Uint32:
     """The bits of a float."""
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])

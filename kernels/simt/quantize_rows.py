@@ -103,19 +103,38 @@ class QuantizeRowsKernel:
     @cute.jit
     def quantize_block(self, words: cute.Tensor, factors: cute.Tensor):
         """Words of a lane's elements, and the scale of its half warp's block."""
-        values = [value for i in range(VECTOR_WORDS) for value in unpack(words[i], self.is_bf16)]
-        if cutlass.const_expr(self.has_up):
-            others = [value for i in range(VECTOR_WORDS) for value in unpack(factors[i], self.is_bf16)]
-            values = [silu_mul(gate, up) for gate, up in zip(values, others, strict=True)]
+        inputs = [words, factors] if self.has_up else [words]
+        values = values_of(*inputs, is_bf16=self.is_bf16)
         amax = ptx.abs_f32(values[0])
         for value in values[1:]:
             amax = ptx.max_nan(amax, ptx.abs_f32(value))
         for distance in cutlass.range_constexpr(4):
             amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << distance))
-        scale = ptx.div_f32(ptx.min_nan(amax, Float32(LARGEST_FLOAT32)), Float32(self.most))
-        scale = scale if amax == amax else ptx.float_of(Uint32(NAN_BITS))
-        divisor = Float32(INFINITY) if scale == 0.0 else scale
+        scale = scale_of(amax, self.most)
+        divisor = divisor_of(scale)
         return self.element.pack([ptx.div_f32(value, divisor) for value in values], []), scale
+
+
+def values_of(words: cute.Tensor | list, factors: cute.Tensor | list | None = None, *, is_bf16: bool) -> list:
+    """What is quantized of a lane's 16 bytes of x: its values, or silu of them times those of ``factors``."""
+    values = [value for i in range(VECTOR_WORDS) for value in unpack(words[i], is_bf16)]
+    if factors is None:
+        return values
+    others = [value for i in range(VECTOR_WORDS) for value in unpack(factors[i], is_bf16)]
+    return [silu_mul(gate, up) for gate, up in zip(values, others, strict=True)]
+
+
+@cute.jit
+def scale_of(amax: Float32, most: cutlass.Constexpr[float]) -> Float32:
+    """The scale of values with this largest magnitude. most: the largest element."""
+    scale = ptx.div_f32(ptx.min_nan(amax, Float32(LARGEST_FLOAT32)), Float32(most))
+    return scale if amax == amax else ptx.float_of(Uint32(NAN_BITS))
+
+
+@cute.jit
+def divisor_of(scale: Float32) -> Float32:
+    """What values are divided by: zeros by infinity."""
+    return Float32(INFINITY) if scale == 0.0 else scale
 
 
 def load(words: cute.Tensor, address: Int64) -> None:

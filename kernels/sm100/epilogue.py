@@ -74,6 +74,7 @@ class EpilogueArgs:
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
+        integers: ``int8.results.IntegerResults`` where accumulators are int32; None where they are fp32.
         begun_barrier_id, begun_threads: of the named barrier where LOAD arrives when it has asked for what the ring holds; None
             for none.
     """
@@ -96,6 +97,7 @@ class EpilogueArgs:
     chain: object | None
     begun_barrier_id: int | None
     begun_threads: int
+    integers: object | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             columns = tile.n // 2
             n_side = TileSide(n_side.first_row // 2, n_side.extent // 2, n_side.origin)
         alphas = load_alphas(args.outputs, tile, num_products)
+        scales = None
+        if cutlass.const_expr(args.integers is not None):
+            scales = args.integers.of_tile(tile, m_side, n_side, args.m_rank)
         if cutlass.const_expr(is_quantized):
             target = quantized_group(args.outputs, tile, columns)
         elif cutlass.const_expr(is_staged):
@@ -276,9 +281,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 with cute.arch.elect_one():
                     give_back_tmem(args.tmem_unused, args.leader_rank, config)
             if cutlass.const_expr(exchange is not None):
-                add_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
+                sums = tTR_rAcc[0] if args.integers is None else args.integers.sums(tTR_rAcc[0])
+                add_slice(exchange, sums, warp_idx, slice_idx, num_tile_slices)
             for j in cutlass.range_constexpr(at_once):
-                result = _combine(tTR_rAcc[j], alphas, args.activation, limit)
+                if cutlass.const_expr(args.integers is not None):
+                    result = args.integers.results(tTR_rAcc[j][0], scales, slice_idx + j, alphas[0])
+                else:
+                    result = _combine(tTR_rAcc[j], alphas, args.activation, limit)
                 words = None
                 if cutlass.const_expr(is_staged):
                     is_bf16 = args.out_dtype is cutlass.BFloat16

@@ -104,23 +104,24 @@ def block_scaled_mma(
     )
 
 
-@cute.jit
 def dense_mma(
     acc: Int32,
     a: Int32,
     b: Int32,
     instruction: Int32,
-    accumulate: cutlass.Constexpr[bool],
+    accumulate: Int32 | bool,
     kind: cutlass.Constexpr,
     num_cta: cutlass.Constexpr,
 ):
     """D = A B^T + (D if ``accumulate``) for the K of one MMA without scales (PTX ISA 9.7.16.10.9): as ``block_scaled_mma``."""
+    is_known = isinstance(accumulate, bool)
+    condition = str(int(accumulate)) if is_known else "{$r4}"
     inline_ptx(
         f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
-        f"setp.ne.b32 accumulate, {int(accumulate)}, 0;\n"
+        f"setp.ne.b32 accumulate, {condition}, 0;\n"
         "mov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
         f"tcgen05.mma.cta_group::{num_cta}.kind::{kind} [{{$r0}}], a, b, {{$r3}}, accumulate;\n}}",
-        read_only_args=[acc, a, b, instruction],
+        read_only_args=[acc, a, b, instruction] if is_known else [acc, a, b, instruction, accumulate],
     )
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
 
 from ..common.group_table import ceil_div
+from ..common.ptx import bits_of
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring
 from ..common.split_k import (
     CHUNK_BYTES,
@@ -124,7 +125,8 @@ def add_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: In
                 values = load_chunk(address + _chunk_offset(product, chunk))
                 for i in cutlass.range_constexpr(CHUNK_VALUES):
                     column = CHUNK_VALUES * chunk + i
-                    sums[column] = sums[column] + values[i]
+                    sent = values[i] if sums.element_type is Float32 else bits_of(values[i]).to(Int32)
+                    sums[column] = sums[column] + sent
         address += exchange.sender_bytes
 
 

@@ -38,6 +38,7 @@ class Results:
         tile: ``ResultTile``.
         alphas: the group's factor of every product.
         activation, limit: of a dual GEMM.
+        are_integers: whether sums are bits of integers, which nothing changes.
     """
 
     acc: cute.Tensor
@@ -45,13 +46,15 @@ class Results:
     alphas: list
     activation: str | None
     limit: Float32 | None
+    are_integers: bool = False
 
     def pair(self, line: tuple[int, int], element: tuple[int, int]) -> list:
         """Two neighbours of a row of the MMA, of a (strip, band) of lines and one of elements."""
         products = []
         for which, alpha in enumerate(self.alphas):
             at = self.tile.pair(which, line, element)
-            products.append([self.acc[at.register + k, at.i, at.j] * alpha for k in range(2)])
+            sums = [self.acc[at.register + k, at.i, at.j] for k in range(2)]
+            products.append(sums if self.are_integers else [total * alpha for total in sums])
         results = products[0]
         if self.activation is not None:
             results = [gate(*both, self.activation, self.limit) for both in zip(*products, strict=True)]
@@ -78,7 +81,7 @@ def store_tile(
     """Scale, combine, convert and store a warp's sums; what lies beyond the group is kept.
 
     Args:
-        acc: (REGISTER, MMA_M, MMA_N).
+        acc: (REGISTER, MMA_M, MMA_N), fp32; of int32 results their bits.
         kind: ``OutputKind``. result_tile: ``ResultTile``.
         first_row, first_col: of the warp, counted from the tile's.
         alphas: the group's factor of every product.
@@ -86,7 +89,7 @@ def store_tile(
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
-    results = Results(acc, result_tile, alphas, kind.activation, limit)
+    results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32)
     sides = list(mma_sides(config, tile))
     if cutlass.const_expr(kind.num_b < kind.num_products):
         # Two rows of weights make a column of the output.
@@ -170,7 +173,7 @@ def _rounded_pair(
     else:
         pair = results.pair_of_line(line, element)
         for k in cutlass.range_constexpr(2):
-            values[k] = pair[k]
+            values[k] = ptx.bits_of(pair[k]).to(Int32) if dtype is Int32 else pair[k]
     return values
 
 

@@ -1,8 +1,9 @@
-"""Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or NVFP4.
+"""Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or NVFP4, or int32.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
 K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. Of FP8 they are fp32,
-a scale for 1 x 128 values of A and 128 x 128 of B, in rows; C is promoted by them every 128 of K (``promoted_scales``).
+a scale for 1 x 128 values of A and 128 x 128 of B, in rows; C is promoted by them every 128 of K (``promoted_scales``). Of INT8
+they are fp32, one a row; sums are int32, and C is what they become by both (``integer_sums``), or the sums.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or in one operand.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
@@ -39,6 +40,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm120 import (
     BUFFER_ALIGN_BYTES,
     formats_on_sides,
+    has_row_scales,
     num_teams,
     promotes,
     smem_plan,
@@ -71,7 +73,7 @@ class GroupedGemmSm120:
         config: resolved KernelConfig (``planning.arch.sm120.resolve``) that ``planning.arch.sm120.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales; Int32 of INT8: the sums.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
@@ -107,6 +109,8 @@ class GroupedGemmSm120:
         formats = a_format, b_format
         self.smem = smem_plan(config, self.output_kind.num_b, formats)
         self.promotes = promotes(formats)
+        # Sums of integers need none.
+        self.has_row_scales = has_row_scales(formats) and out_dtype is not Int32
         self.boxes = make_boxes(config, formats)
         self.formats = formats_on_sides(config, formats)
         self.warp_tile = WarpTile(
@@ -131,7 +135,7 @@ class GroupedGemmSm120:
         kind = self.output_kind
         views_m, views_n = read_operands(values, rows, kind.num_b, self.config.swap_ab)
         scales = None
-        if cutlass.const_expr(self.promotes):
+        if cutlass.const_expr(self.promotes or self.has_row_scales):
             scales = ScalePair(Scales.of(views_m[0]), Scales.of(views_n[0]))
         self.kernel.set_name_prefix(self.name)
         self.kernel(
@@ -170,6 +174,8 @@ class GroupedGemmSm120:
         buffers = StageBuffers(
             *[
                 smem.allocate_array(Uint8, num_bytes, byte_alignment=BUFFER_ALIGN_BYTES).toint()
+                if num_bytes
+                else Int32(0)
                 for num_bytes in plan.buffer_bytes
             ]
         )
@@ -248,6 +254,7 @@ class GroupedGemmSm120:
                     output_kind=self.output_kind,
                     config=config,
                     exchange=exchange,
+                    row_scales=scales if self.has_row_scales else None,
                     ab_consumer=ab_consumer,
                 )
             )

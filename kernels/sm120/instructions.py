@@ -62,6 +62,19 @@ def load_scale_word(address: Int32, count: int, *, loc=None, ip=None) -> Int32:
     return Int32(loaded if word is Int32 else llvm.zext(Int32.mlir_type, loaded, loc=loc, ip=ip))
 
 
+def integer_mma(acc: list, a: list, b: list) -> list:
+    """m16n8k32 of int8 (PTX ISA 9.7.14.5.10): acc + A @ B, four Int32. Registers as of :func:`block_scaled_mma`."""
+    names = [f"{{$r{i}}}" for i in range(10)]
+    operands = (f"{{{', '.join(names[first:last])}}}" for first, last in ((0, 4), (4, 6), (6, 10)))
+    return list(
+        inline_ptx(
+            f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, {', '.join(operands)};",
+            write_only_types=[Int32] * 4,
+            read_only_args=[*a, *b, *acc],
+        )
+    )
+
+
 @dsl_user_op
 def block_scaled_mma(
     acc: list,

@@ -12,9 +12,10 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 
 from nvfp4_cute.formats.block_format import Formats
-from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SmemPlan, promotes
+from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SmemPlan, has_row_scales, promotes
 from nvfp4_cute.planning.config import KernelConfig
 
+from ..common.fp32_scales import ScalePair
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, load_alphas
 from ..common.sides import mma_sides
@@ -24,6 +25,7 @@ from ..common.warp_schedule import WARP_SIZE
 from .block_scales import BlockScales
 from .epilogue import store_tile
 from .instructions import load_matrices, load_padded_matrices
+from .integer_sums import IntegerSums, results_of, row_scales_of_tile
 from .operands import StageBuffers
 from .promoted_scales import MMA_FORMATS, PromotedScales
 from .result_tile import ResultTile
@@ -43,6 +45,8 @@ class MmaArgs:
         formats: on the M side and on the N side.
         groups: ``GroupTable`` or ``DeviceGroups``.
         exchange: of split-K.
+        row_scales: of integers, in global memory, of the M side and of the N side; None of other formats, and where results are
+            sums.
     """
 
     buffers: StageBuffers
@@ -54,6 +58,7 @@ class MmaArgs:
     output_kind: OutputKind
     config: KernelConfig
     exchange: Exchange | None
+    row_scales: ScalePair | None
     ab_consumer: pipeline.PipelineConsumer
 
 
@@ -63,13 +68,13 @@ class Fragments:
 
     Attributes:
         a: (REGISTER, MMA_M). b: (REGISTER, MMA_N).
-        scales: as the MMA takes them, or as products of a K tile are promoted by them.
+        scales: as the MMA takes them, or as products of a K tile are promoted by them, or none of integers.
         formats: that MMAs take on the M side and on the N side.
     """
 
     a: cute.Tensor
     b: cute.Tensor
-    scales: BlockScales | PromotedScales
+    scales: BlockScales | PromotedScales | IntegerSums
     formats: Formats
 
 
@@ -88,7 +93,9 @@ def run_mma(args: MmaArgs):
     results = ResultTile(warp_tile, config.swap_ab, args.output_kind.weight_layout)
     fragments = _make_fragments(warp_tile, args.formats)
     # (REGISTER, MMA_M, MMA_N)
-    acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), Float32)
+    of_integers = has_row_scales(args.formats)
+    dtype = Int32 if of_integers else Float32
+    acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), dtype)
 
     turn = Int32(0)
     if cutlass.const_expr(config.split_k > 1):
@@ -112,6 +119,9 @@ def run_mma(args: MmaArgs):
         at_lane = args.buffers.plus(offsets)
         # Asked for here, as the epilogue has nothing else to wait for.
         alphas = load_alphas(args.outputs, tile, args.output_kind.num_products)
+        row_scales = None
+        if cutlass.const_expr(args.row_scales is not None):
+            row_scales = row_scales_of_tile(args.row_scales, warp_tile, tile, config, first_row, first_col)
         _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
             # A stage's barrier tells two rounds of the ring apart, not three: nobody may wait rounds ahead.
@@ -145,14 +155,24 @@ def run_mma(args: MmaArgs):
         _await_reads(fragments, last_block, tile.k_tile_cnt, warp_tile)
         _release(read)
         if cutlass.const_expr(config.split_k == 1):
+            totals = results_of(acc, row_scales, warp_tile) if of_integers else acc
             store_tile(
-                acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col, alphas
+                totals, args.outputs, args.output_kind, tile, config, results, first_row, first_col, alphas
             )
         else:
             if cute.arch.block_idx_in_cluster() == receiver:
                 add_sums(partial, acc, cute.arch.lane_idx(), turn)
+                totals = results_of(acc, row_scales, warp_tile) if of_integers else acc
                 store_tile(
-                    acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col, alphas
+                    totals,
+                    args.outputs,
+                    args.output_kind,
+                    tile,
+                    config,
+                    results,
+                    first_row,
+                    first_col,
+                    alphas,
                 )
                 give_room(partial)
             else:
@@ -168,7 +188,7 @@ def _clear(acc: cute.Tensor):
     for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
             for register in cutlass.range_constexpr(4):
-                acc[register, i, j] = Float32(0.0)
+                acc[register, i, j] = acc.element_type(0)
 
 
 @cute.jit
@@ -201,12 +221,14 @@ def _make_fragments(warp_tile: WarpTile, formats: Formats) -> Fragments:
     a, b = (cute.make_rmem_tensor(shape, Int32) for shape in shapes)
     if promotes(formats):
         return Fragments(a, b, PromotedScales.of(warp_tile), MMA_FORMATS)
+    if has_row_scales(formats):
+        return Fragments(a, b, IntegerSums(), formats)
     return Fragments(a, b, BlockScales.of(warp_tile, formats), formats)
 
 
 @cute.jit
 def _lane_offsets(
-    scales: BlockScales | PromotedScales,
+    scales: BlockScales | PromotedScales | IntegerSums,
     first_row: Int32,
     first_col: Int32,
     tile_col: Int32,

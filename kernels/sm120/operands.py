@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from cutlass import Int32
 
 from nvfp4_cute.formats.block_format import Formats
-from nvfp4_cute.planning.arch.sm120 import MMA, SF_ATOM_ROWS, SmemPlan, formats_on_sides, promotes
+from nvfp4_cute.planning.arch.sm120 import (
+    MMA,
+    SF_ATOM_ROWS,
+    SmemPlan,
+    formats_on_sides,
+    has_row_scales,
+    promotes,
+)
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import Boxes, MapElement
@@ -46,7 +53,7 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
     m_format, n_format = formats_on_sides(config, formats)
     bits = MMA[formats].element_bits
     elements = MapElement.of(m_format, bits), MapElement.of(n_format, bits)
-    if promotes(formats):
+    if promotes(formats) or has_row_scales(formats):
         return Boxes(k, m, n, None, None, elements=elements)
     k_blocks = k // m_format.atom_k
     of_scales = (k_blocks, m // SF_ATOM_ROWS), (k_blocks, 1)

@@ -72,9 +72,11 @@ class QuantizeKey(SimtKey):
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.quantize import QuantizeKernel
         from nvfp4_cute.kernels.simt.quantize_rows import QuantizeRowsKernel
+        from nvfp4_cute.kernels.simt.quantize_whole_rows import QuantizeWholeRowsKernel
 
         if self.format.scale_layout == "rowmajor":
-            return QuantizeRowsKernel(self.dtype == torch.bfloat16, self.has_up, self.to_name(), self.format)
+            of_rows = QuantizeRowsKernel if self.format.block_k else QuantizeWholeRowsKernel
+            return of_rows(self.dtype == torch.bfloat16, self.has_up, self.to_name(), self.format)
         return QuantizeKernel(
             self.dtype == torch.bfloat16,
             self.has_global_scale,

@@ -8,6 +8,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
+    INT8,
     MXFP4,
     MXFP8_E4M3,
     MXFP8_E5M2,
@@ -30,7 +31,7 @@ from nvfp4_cute.problem import INT32_MAX
 # What there is a kernel for.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 GROUPED_FORMATS = (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
-KERNEL_FORMATS = (*GROUPED_FORMATS, FP8_1x128)
+KERNEL_FORMATS = (*GROUPED_FORMATS, FP8_1x128, INT8)
 # Rows of atoms lie along y of the grid, batches along z.
 MAX_GRID = 65535
 FLOAT32_MAX = torch.finfo(torch.float32).max

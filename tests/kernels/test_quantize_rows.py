@@ -1,10 +1,10 @@
-"""The quantize kernel for blocks of 128 values with fp32 scales: bit for bit what block_scaled.quantize gives."""
+"""The quantize kernels for fp32 scales, of 128 values or of a row: bit for bit what block_scaled.quantize gives."""
 
 import pytest
 import torch
 from quantize_inputs import assert_same, hostile, spread
 
-from nvfp4_cute import FP8_1x128, quantize
+from nvfp4_cute import INT8, FP8_1x128, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import QuantizeKey
@@ -28,13 +28,13 @@ def inputs(dtype):
     return torch.cat([rows, alone, least, spread((3, 128), dtype, seed=1)])
 
 
-def check(x, backend=EMULATED, up=None, mode="eager"):
+def check(x, backend=EMULATED, up=None, mode="eager", format=FP8_1x128):
     """One launch, the bits of the specification, no hazard."""
     with observe(mode=mode, check=True) as observer:
-        got = quantize(x, format=FP8_1x128, up=up, backend=backend)
+        got = quantize(x, format=format, up=up, backend=backend)
     assert len(observer.stats) == 1
     values = x if up is None else silu_mul(x, up)
-    assert_same(got, block_scaled.quantize(values, format=FP8_1x128))
+    assert_same(got, block_scaled.quantize(values, format=format))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,16 +54,32 @@ def test_rows_apart_and_two_inputs():
     check(x, up=up, mode="lazy")
 
 
+def test_whole_rows():
+    check(inputs(torch.bfloat16), format=INT8)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_rows_of_any_length(dtype):
+    """Shorter and longer than the threads of a CTA hold at once, rows apart, two inputs."""
+    check(inputs(dtype), format=INT8)
+    check(spread((16,), dtype), format=INT8)
+    x, up = (spread((2, 3, 4976), dtype, seed=seed)[:, :, 128:4752] for seed in (0, 1))
+    check(x, mode="random:1", format=INT8)
+    check(x, up=up, mode="lazy", format=INT8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [FP8_1x128, INT8], ids=str)
 @pytest.mark.parametrize("arch", simt.ARCHS)
-def test_every_architecture(arch):
-    check(inputs(torch.bfloat16), f"emulator:{arch}")
+def test_every_architecture(arch, format):
+    check(inputs(torch.bfloat16), f"emulator:{arch}", format=format)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_spills(dtype):
-    for has_up in (False, True):
-        key = QuantizeKey("sm_90a", dtype, False, False, False, has_up, FP8_1x128)
+    for has_up, format in ((False, FP8_1x128), (True, FP8_1x128), (True, INT8)):
+        key = QuantizeKey("sm_90a", dtype, False, False, False, has_up, format)
         assert get_kernel(key).resources.stack_bytes == 0
 
 
@@ -81,5 +97,6 @@ def test_refusals():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpu(dtype):
     for x in (inputs(dtype), spread((513, 1152), dtype)):
-        got = quantize(x.cuda(), format=FP8_1x128)
-        assert_same(got.cpu(), block_scaled.quantize(x, format=FP8_1x128))
+        for format in (FP8_1x128, INT8):
+            got = quantize(x.cuda(), format=format)
+            assert_same(got.cpu(), block_scaled.quantize(x, format=format))

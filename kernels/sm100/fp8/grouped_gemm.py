@@ -23,6 +23,7 @@ from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.planning.arch.sm100.limits import SmemPlan, TmemMap
 from nvfp4_cute.planning.arch.sm100_fp8 import (
     MMA,
+    MMA_TYPES,
     PAIR,
     PROMOTING_WARPS,
     SCALE_ALIGN_BYTES,
@@ -36,10 +37,10 @@ from ...common.fp32_scales import ScalePair, Scales
 from ...common.operand_maps import Boxes, MapElement
 from ...common.ring import Ring
 from ...common.warp_schedule import WarpSchedule
+from ..dense_mma import run_dense_mma
 from ..epilogue import EpilogueArgs
 from ..grouped_gemm import GroupedGemmSm100
 from ..mma import MmaArgs
-from .mma import run_mma
 from .promotion import run_promotion
 from .scales import StagedScales, run_scales
 
@@ -91,7 +92,7 @@ class Fp8GemmSm100(GroupedGemmSm100):
         run_scales(scales, self.config, groups, m_rank, first_tile, stride)
 
     def _run_mma(self, args: MmaArgs, first_tile: Int32, stride: Int32):
-        run_mma(args, first_tile, stride)
+        run_dense_mma(args, MMA[PAIR], MMA_TYPES, True, first_tile, stride)
 
     def _run_epilogue(self, args: EpilogueArgs, scales: StagedScales, first_tile: Int32, stride: Int32):
         run_promotion(args, scales, first_tile, stride)

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.formats.block_format import (
+    INT8_PAIR,
     MIXED_PAIRS,
     MXFP4,
     MXFP8_PAIRS,
@@ -55,6 +56,7 @@ MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4", 64),
     **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in (*MXFP8_PAIRS, *MIXED_PAIRS, fp8.PAIR)},
+    INT8_PAIR: Mma("s8", 32, element_bits=8),
 }
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)

@@ -1,0 +1,108 @@
+"""fp16 or bf16, or silu(x) * up of two such, to rows with one fp32 scale each: the bits that ``formats.quantize`` gives.
+
+x (M, K) in rows of unit stride; data (M, K) int8 and scales (M, 1) fp32, both without gaps.
+
+Work: a CTA takes a row, 16 bytes of x a thread at a time, and reads it twice: for the largest magnitude, then, from caches, to
+divide.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.launch_table import Quantize
+from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
+
+from ..common import ptx
+from ..common.encode import Encoding
+from ..common.global_access import KEEP, load_words, store_word, store_words
+from ..common.shared_access import load_shared, store_shared
+from ..common.versions import SmemAllocator
+from .quantize import VECTOR_WORDS, QuantizeOperands
+from .quantize_rows import LANE_BYTES, divisor_of, scale_of, values_of
+
+THREADS = QUANTIZE_WARPS * WARP_SIZE
+LANE_VALUES = LANE_BYTES // 2
+# Loads on their way, of a thread.
+UNROLL = 4
+WORD_BYTES = 4
+
+
+class QuantizeWholeRowsKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether x is bfloat16, else float16.
+        has_up: whether silu(x) * up is quantized.
+        name: what the kernel is called in profilers and in the emulator's reports.
+        format: what is made: elements of 8 bits, an fp32 scale a row.
+    """
+
+    def __init__(self, is_bf16: bool, has_up: bool, name: str, format: BlockFormat):
+        self.is_bf16 = is_bf16
+        self.has_up = has_up
+        self.name = name
+        self.element = Encoding.of(format, has_fp4_convert=False).element
+        self.most = format.element.max
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, stream):
+        """Launch a CTA for each row.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Quantize``.
+            stream: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
+        operands = QuantizeOperands.of(t)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(
+            grid=(Int32(t[Quantize.BATCHES]) * operands.m, 1, 1), block=(THREADS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, operands: QuantizeOperands):
+        """Find the scale, then load again, encode, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        batch = row // operands.m
+        in_batch = row - batch * operands.m
+        places = [operands.x + batch * operands.x_batch + in_batch * operands.x_pitch]
+        if cutlass.const_expr(self.has_up):
+            places.append(operands.up + batch * operands.up_batch + in_batch * operands.up_pitch)
+        words = SmemAllocator().allocate(QUANTIZE_WARPS * WORD_BYTES, 4 * WORD_BYTES).toint()
+        units = operands.k // LANE_VALUES
+
+        amax = Float32(0.0)
+        for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
+            for value in self.values(places, unit):
+                amax = ptx.max_nan(amax, ptx.abs_f32(value))
+        amax = self.largest_of_cta(amax, words)
+        scale = scale_of(amax, self.most)
+        divisor = divisor_of(scale)
+        if tidx == 0:
+            store_word(operands.scale + Int64(row) * WORD_BYTES, ptx.bits_of(scale))
+        for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
+            quotients = [ptx.div_f32(value, divisor) for value in self.values(places, unit)]
+            at = Int64(row) * operands.k + unit * LANE_VALUES
+            store_words(operands.data + at, self.element.pack(quotients, []))
+
+    def values(self, places: list, unit: Int32) -> list:
+        """What is quantized of a thread's 16 bytes of x."""
+        loaded = [load_words(place + Int64(unit) * LANE_BYTES, VECTOR_WORDS, KEEP) for place in places]
+        return values_of(*loaded, is_bf16=self.is_bf16)
+
+    @cute.jit
+    def largest_of_cta(self, amax: Float32, words: Int32) -> Float32:
+        """The largest magnitude of all threads, through a word of shared memory a warp."""
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        for distance in cutlass.range_constexpr(5):
+            amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << distance))
+        if lane == 0:
+            store_shared(words + warp * WORD_BYTES, [ptx.bits_of(amax)])
+        cute.arch.sync_threads()
+        for first in cutlass.range_constexpr(0, QUANTIZE_WARPS, 4):
+            for word in load_shared(words + first * WORD_BYTES, 4):
+                amax = ptx.max_nan(amax, ptx.float_of(word))
+        return amax

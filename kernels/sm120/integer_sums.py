@@ -1,0 +1,82 @@
+"""Products of integers, whose sums over all of K are exact; scales of rows multiply the results (``common.row_scales``)."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from nvfp4_cute.planning.arch.sm120 import SmemPlan
+
+from ..common.fp32_scales import ScalePair
+from ..common.group_table import WorkTile
+from ..common.row_scales import RowScales, load_row_scales
+from ..common.sides import mma_sides
+from .instructions import integer_mma
+from .operands import StageBuffers
+from .warp_tile import BAND, STRIP, WarpTile
+
+
+@dataclass(frozen=True)
+class IntegerSums:
+    """What stands in the place of a K block's scales: none."""
+
+    def lane_offsets(self, first_row: Int32, first_col: Int32, tile_col: Int32) -> tuple[Int32, Int32]:
+        """As of ``BlockScales``."""
+        return Int32(0), Int32(0)
+
+    def load(self, stage: StageBuffers, k_block_idx: int, plan: SmemPlan) -> None:
+        """Nothing."""
+
+    def words(self, k_block_idx: int) -> list:
+        """As of ``BlockScales``."""
+        return []
+
+    def multiply(self, sums: list, a: list, b: list, i: int, j: int, k_block_idx: int) -> list:
+        """As of ``BlockScales``."""
+        return integer_mma(sums, a, b)
+
+    def sums_of_k_tile(self, acc: cute.Tensor) -> cute.Tensor:
+        """As of ``BlockScales``."""
+        return acc
+
+    def promote(self, acc: cute.Tensor, i: int) -> None:
+        """Nothing."""
+
+    @property
+    def outlive_stage(self) -> bool:
+        """As of ``BlockScales``."""
+        return False
+
+
+def row_scales_of_tile(
+    scales: ScalePair, warp_tile: WarpTile, tile: WorkTile, config, first_row: Int32, first_col: Int32
+) -> RowScales:
+    """Of a lane's rows and columns. scales: of the M side, then of the N side. first_row, first_col: of the warp, in the tile."""
+    m_side, n_side = mma_sides(config, tile)
+    lane = cute.arch.lane_idx()
+    row, column = first_row + lane // 4, first_col + lane % 4 * 2
+    rows = [
+        row + strip * STRIP + (2 * pair + half) * BAND
+        for _, strip, pair in warp_tile.mma_m
+        for half in (0, 1)
+    ]
+    columns = [column + strip * STRIP + band * BAND + e for _, strip, band in warp_tile.mma_n for e in (0, 1)]
+    return RowScales(
+        load_row_scales(scales.weights, tile, m_side, rows),
+        load_row_scales(scales.tokens, tile, n_side, columns),
+        config.swap_ab,
+    )
+
+
+def results_of(acc: cute.Tensor, scales: RowScales | None, warp_tile: WarpTile) -> cute.Tensor:
+    """Fp32 results of sums (REGISTER, MMA_M, MMA_N); without scales the bits of the sums."""
+    if scales is None:
+        return cute.recast_tensor(acc, Float32)
+    m, n = len(warp_tile.mma_m), len(warp_tile.mma_n)
+    results = cute.make_rmem_tensor((4, m, n), Float32)
+    for j in range(n):
+        for i in range(m):
+            for register in range(4):
+                half, e = divmod(register, 2)
+                results[register, i, j] = scales.scaled(acc[register, i, j], 2 * i + half, 2 * j + e)
+    return results
