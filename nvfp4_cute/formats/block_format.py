@@ -145,7 +145,7 @@ class BlockFormat:
         return torch_dtypes(self.element.dtypes)
 
     @property
-    def is_integer(self) -> bool:
+    def has_integer_sums(self) -> bool:
         """Whether elements are integers, whose products tensor cores add up exactly."""
         return self.element == S8
 

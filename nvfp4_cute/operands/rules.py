@@ -187,7 +187,7 @@ def packed_rows(label: str, letter: str, data: torch.Tensor, fmt: BlockFormat = 
 
 def check_sums(k: int, fmt: BlockFormat) -> None:
     """Raises UnsupportedProblem where sums of ``k`` products of integers may not fit int32."""
-    if fmt.is_integer and k > MAX_INTEGER_K:
+    if fmt.has_integer_sums and k > MAX_INTEGER_K:
         raise UnsupportedProblem(
             f"K={k} exceeds {MAX_INTEGER_K}: sums of so many products of {fmt.title} values, up to 2^14 each, may exceed int32; "
             "split K, and add float32 results"
