@@ -1,11 +1,14 @@
 """Calls of every public operation, drawn by seed: right ones, and ones with an argument or two made wrong.
 
-A right call is small, its sums are exact in fp32 in any order (``cli.check.Dice``), and its outputs hold poison before. A
+Seeds that follow each other, ``MEMBERS`` of them, are of one kind: dice of their own throw what kernels are compiled from
+(the operation, architecture, form, formats, dtypes, config), so that a kernel that was compiled once serves many calls. Sizes,
+values, layouts and what is made wrong are thrown seed by seed. A right call is small, its sums are exact in fp32 in any order (``cli.check.Dice``), and its outputs hold poison before. A
 wrong one may be refused or be right after all; what counts is that every backend says the same.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -28,12 +31,25 @@ from nvfp4_cute.formats.block_format import (
     FP8_1x128,
     FP8_128x128,
 )
+from nvfp4_cute.planning.choose import candidates
+from nvfp4_cute.problem import Form, Gate, OutDtype
 
+MEMBERS = 200
+KINDS = 2**40
+"""First seed of the dice of kinds."""
+ARCHS = ("sm_100a", "sm_120a", "sm_90a")
+MODES = ("eager", "eager", "lazy", "random")
+"""When asynchronous operations happen on the emulator."""
+HOSTILE = 4
+"""One call of so many has arguments made wrong, where nothing else is asked for."""
+WIDE = 10
+"""One call of so many is larger than the others."""
 POISON_BYTE = 0xFE
 # Half of the problems are NVFP4's.
 FP8_PAIR = (FP8_1x128, FP8_128x128)
 OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR)
 PAIRS = (NVFP4_PAIR,) * len(OTHER_PAIRS) + OTHER_PAIRS
+DUAL_PAIRS = tuple(pair for pair in PAIRS if pair != FP8_PAIR)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Arguments = dict[str, Any]
 PARTS = ("data", "scale", "global_scale")  # of a quantized tensor
@@ -49,6 +65,7 @@ class Limits:
     k_steps: int = 5
 
 
+LARGER = Limits(300, 5, 24, 24)
 # From the smallest: a failure is shown with the first of these that still fails.
 SMALLER = (
     Limits(1, 1, 1, 1),
@@ -66,21 +83,45 @@ class Call:
     Attributes:
         operation: name in ``nvfp4_cute``.
         arguments: given by name; tensors that share memory share it in a copy.
+        arch: of the emulator that the call was drawn for; its config is one of that architecture's.
+        mode: of the emulator.
         mutations: what was made wrong, in words.
     """
 
     operation: str
     arguments: Arguments
+    arch: str
+    mode: str = "eager"
     mutations: tuple[str, ...] = ()
 
     def run(self, arguments: Arguments, backend: str) -> Any:
         """What the operation returns for a copy (``copied``) of the arguments, which it may write to."""
         return getattr(nv, self.operation)(**arguments, backend=backend)
 
+    @property
+    def form(self) -> str:
+        """How groups arrive; "single" of an operation that has none, or of one group."""
+        if "offs" in self.arguments or "masked_m" in self.arguments:
+            return "ragged" if "offs" in self.arguments else "masked"
+        return "list" if self.operation.startswith("grouped") else "single"
+
+    @property
+    def formats(self) -> str:
+        """Of the operands, or of what is quantized or was; of rows that are not quantized their dtype."""
+        given = self.arguments
+        if self.operation == "route":
+            return str(getattr(given["router_logits"], "dtype", None))
+        if self.operation == "moe":
+            return f"{given.get('activations', 'nvfp4')} x {getattr(given['w13'], 'format', None)}"
+        if "t" in given or "x" in given:
+            return str(given.get("format", getattr(given.get("t"), "format", None)))
+        rows = given.get("a_format", NVFP4) if given["a_scale"] is not None else "16bit"
+        return f"{rows} x {given.get('b_format', NVFP4)}"
+
     def __str__(self) -> str:
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())
         wrong = f"   # {'; '.join(self.mutations)}" if self.mutations else ""
-        return f"{self.operation}({shown}){wrong}"
+        return f"{self.operation}({shown}) on {self.arch} {self.mode}{wrong}"
 
 
 def copied(arguments: Arguments, device: str = "cpu") -> Arguments:
@@ -116,8 +157,10 @@ def _shown(value: Any) -> str:
 
 
 # ---- right calls -----------------------------------------------------------------------------------------------
-def _columns(dice: Dice, limits: Limits) -> int:
-    return 16 * dice.integer(1, limits.n_steps)
+def _columns(dice: Dice, limits: Limits, out_dtype: OutDtype) -> int:
+    """N, of quantized results in whole rows of 16 bytes but for few calls, which are refused."""
+    step = 32 if out_dtype == "nvfp4" and dice.integer(0, 15) else 16
+    return step * dice.integer(1, limits.n_steps)
 
 
 def _depth(dice: Dice, limits: Limits, pair: Formats = NVFP4_PAIR) -> int:
@@ -153,9 +196,8 @@ def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int, pair: For
     return made | {f"{name}_scale": [dice.scales(n, k, pair[1]) for _ in rows] for name in names}
 
 
-def _with_16_bit_rows(dice: Dice, made: Arguments, k: int) -> Arguments:
+def _with_16_bit_rows(dice: Dice, made: Arguments, k: int, dtype: torch.dtype) -> Arguments:
     """The same with 16-bit rows in place of quantized ones, whose format ``a`` then does not have."""
-    dtype = dice.choose(DTYPES[:2])
     return made | {"a": [dice.halves(len(a), k).to(dtype) for a in made["a"]], "a_scale": None}
 
 
@@ -170,17 +212,50 @@ def _stacked(made: Arguments, form: str) -> Arguments:
     return found
 
 
-def _grouped(dice: Dice, limits: Limits, num_b: int) -> Arguments:
-    form = dice.choose(("list", "ragged", "masked"))
-    rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
-    pair = dice.choose(PAIRS)
-    n, k, most = _columns(dice, limits), _depth(dice, limits, pair), max(*rows, 1) + 1
-    dtype = dice.choose((*DTYPES, "nvfp4"))
+def _config(
+    kind: Dice, dice: Dice, arch: str, form: Form, out_dtype: OutDtype, pair: Formats, gate: Gate | None
+) -> Arguments:
+    """As arguments: none in every third kind, else one that the architecture has, launched with CTAs of the call's own."""
+    if kind.integer(0, 2) == 0:
+        return {}
+    try:
+        found = candidates(arch, form, out_dtype == "nvfp4", gate, pair)
+    except nv.UnsupportedProblem:  # of these formats
+        return {}
+    if not found:
+        return {}
+    config = kind.choose(found)
+    num_cta = dice.choose((None, None, 1, 2, 3))
+    return {"config": replace(config, num_cta=num_cta and num_cta * config.cluster_size)}
+
+
+def _gate(num_b: int) -> Gate | None:
+    """The one that is drawn; its results are exact."""
+    return Gate("relu2", None, "separate") if num_b == 2 else None
+
+
+def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> Arguments:
+    form, groups = kind.choose(("list", "ragged", "masked")), kind.integer(1, 3)
+    pair, row_dtype = (
+        kind.choose(PAIRS if num_b == 1 else DUAL_PAIRS),
+        kind.choose(DTYPES[:2]) if kind.integer(0, 5) == 0 else None,
+    )
+    dtype = kind.choose(DTYPES if row_dtype else (*DTYPES, "nvfp4"))
+    has_factors, has_out_scale = kind.choose((False, True)), kind.choose((False, True))
+    # The code of the list form has slots for its groups.
+    rows = [
+        dice.rows(limits.rows)
+        for _ in range(min(groups, limits.groups) if form == "list" else dice.integer(1, limits.groups))
+    ]
+    n, k, most = _columns(dice, limits, dtype), _depth(dice, limits, pair), max(*rows, 1) + 1
     made = _operands(dice, [most] * len(rows) if form == "masked" else rows, n, k, num_b, pair)
-    if dice.integer(0, 5) == 0:
-        made, pair = _with_16_bit_rows(dice, made, k), (NVFP4, pair[1])
+    config: Arguments = {}
+    if row_dtype is not None:
+        made, pair = _with_16_bit_rows(dice, made, k, row_dtype), (NVFP4, pair[1])
+    else:
+        config = _config(kind, dice, arch, form, dtype, pair, _gate(num_b))
     names = ("alpha",) if num_b == 1 else ("alpha1", "alpha2")
-    factors = {name: dice.factors(len(rows)) for name in names if dice.choose((False, True))}
+    factors = {name: dice.factors(len(rows)) for name in names if has_factors}
     if form == "list":
         given = made
         if dtype != "nvfp4" and dice.choose((False, True)):
@@ -194,31 +269,39 @@ def _grouped(dice: Dice, limits: Limits, num_b: int) -> Arguments:
         given["out"] = (
             _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else _poisoned(*lead, n, dtype=dtype)
         )
-    if dtype == "nvfp4" and dice.choose((False, True)):
+    if dtype == "nvfp4" and has_out_scale:
         given["out_global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
     if num_b == 2:
         given["activation"] = "relu2"
-    return given | factors | _formats(pair) | {"out_dtype": dtype}
+    return given | factors | _formats(pair) | {"out_dtype": dtype} | config
 
 
-def _matrices(dice: Dice, limits: Limits, num_b: int) -> Arguments:
-    pair = dice.choose(PAIRS)
-    m, n, k = dice.rows(limits.rows), _columns(dice, limits), _depth(dice, limits, pair)
-    dtype = dice.choose(DTYPES)
+def _matrices(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> Arguments:
+    pair, dtype, has_factor = (
+        kind.choose(PAIRS if num_b == 1 else DUAL_PAIRS),
+        kind.choose(DTYPES),
+        kind.choose((False, True)),
+    )
+    row_dtype = kind.choose(DTYPES[:2]) if num_b == 1 and kind.integer(0, 3) == 0 else None
+    m, n, k = dice.rows(limits.rows), _columns(dice, limits, dtype), _depth(dice, limits, pair)
     made = _operands(dice, [m], n, k, num_b, pair)
-    if num_b == 1 and dice.integer(0, 3) == 0:
-        made, pair = _with_16_bit_rows(dice, made, k), (NVFP4, pair[1])
+    config: Arguments = {}
+    if row_dtype is not None:
+        made, pair = _with_16_bit_rows(dice, made, k, row_dtype), (NVFP4, pair[1])
+    else:
+        config = _config(kind, dice, arch, "list", dtype, pair, _gate(num_b))
     made = {name: value and value[0] for name, value in made.items()}
     if dice.choose((False, True)):
         made["out"] = _poisoned(m, n, dtype=dtype)
-    if num_b == 1 and dice.choose((False, True)):
+    if num_b == 1 and has_factor:
         made["alpha"] = dice.factors(1)
-    return made | _formats(pair) | {"out_dtype": dtype} | ({"activation": "relu2"} if num_b == 2 else {})
+    made |= _formats(pair) | {"out_dtype": dtype} | config
+    return made | ({"activation": "relu2"} if num_b == 2 else {})
 
 
-def _gemv(dice: Dice, limits: Limits) -> Arguments:
-    b_format = dice.choose((NVFP4, NVFP4, MXFP4))
-    m, k, dtype = dice.integer(1, 2 * limits.rows), _depth(dice, limits), dice.choose(DTYPES)
+def _gemv(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
+    b_format, dtype = kind.choose((NVFP4, NVFP4, MXFP4)), kind.choose(DTYPES)
+    m, k = dice.integer(1, 2 * limits.rows), _depth(dice, limits)
     made = {
         "a": dice.values(m, k, b_format),
         "b": dice.values(1, k, b_format)[0],
@@ -237,72 +320,76 @@ def _wide(dice: Dice, limits: Limits, format: BlockFormat) -> int:
     return format.block_k * dice.integer(1, 2 * limits.k_steps)
 
 
-def _rows_to_quantize(dice: Dice, rows: int, k: int) -> torch.Tensor:
-    return dice.halves(rows, k).to(dice.choose(DTYPES[:2])) / 3
+def _rows_to_quantize(dice: Dice, rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    return dice.halves(rows, k).to(dtype) / 3
 
 
-def _quantize(dice: Dice, limits: Limits) -> Arguments:
-    format = _format(dice)
-    x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format))
-    made: Arguments = {"x": x, "format": format}
-    if format.has_global_scale and dice.choose((False, True)):
+def _quantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
+    format, dtype = _format(kind), kind.choose(DTYPES[:2])
+    has_global_scale, has_up = kind.choose((False, True)), kind.choose((False, True))
+    rounding, layout = kind.choose(("up", "down")), kind.choose((None, "blocked", "rowmajor"))
+    x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format), dtype)
+    made: Arguments = {"x": x, "format": format, "scale_layout": None if format in FP8_PAIR else layout}
+    if format.has_global_scale and has_global_scale:
         made["global_scale"] = dice.choose((0.5, torch.tensor(0.25), torch.tensor([0.125])))
-    if dice.choose((False, True)):
+    if has_up:
         made["up"] = x.clone()
-    if not format.has_global_scale:
-        made["scale_rounding"] = dice.choose(("up", "down"))
-    return made | {
-        "scale_layout": dice.choose((None, "blocked", "rowmajor")[: 1 if format in FP8_PAIR else 3])
-    }
+    return made if format.has_global_scale else made | {"scale_rounding": rounding}
 
 
-def _grouped_quantize(dice: Dice, limits: Limits) -> Arguments:
-    format = dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8))
+def _grouped_quantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
+    format, dtype = kind.choose((NVFP4, NVFP4, MXFP4, *MXFP8)), kind.choose(DTYPES[:2])
+    has_global_scale = kind.choose((False, True))
     rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
-    x = _rows_to_quantize(dice, sum(rows), _wide(dice, limits, format))
+    x = _rows_to_quantize(dice, sum(rows), _wide(dice, limits, format), dtype)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32)
     made: Arguments = {"x": x, "offs": offs, "format": format}
-    if format.has_global_scale and dice.choose((False, True)):
+    if format.has_global_scale and has_global_scale:
         made["global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
     return made
 
 
-def _dequantize(dice: Dice, limits: Limits) -> Arguments:
-    format = _format(dice)
-    x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format))
-    layout = format.scale_layout if format in FP8_PAIR else dice.choose(("blocked", "rowmajor"))
+def _dequantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
+    format, dtype = _format(kind), kind.choose(DTYPES)
+    layout = format.scale_layout if format in FP8_PAIR else kind.choose(("blocked", "rowmajor"))
+    x = _rows_to_quantize(
+        dice, dice.integer(1, limits.rows), _wide(dice, limits, format), dice.choose(DTYPES[:2])
+    )
     t = nv.quantize(x, format=format, scale_layout=layout, backend="reference")
-    return {"t": t, "dtype": dice.choose(DTYPES)}
+    return {"t": t, "dtype": dtype}
 
 
-def _route(dice: Dice, limits: Limits) -> Arguments:
-    groups = dice.choose((1, 1, 2, 4))
+def _route(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
+    groups, dtype = kind.choose((1, 1, 2, 4)), kind.choose(DTYPES)
+    made: Arguments = {
+        "scoring": kind.choose(("softmax", "sigmoid")),
+        "renormalize": kind.choose((False, True)),
+    }
+    biases = [name for name in ("bias", "correction_bias") if kind.integer(0, 3) == 0]
     experts = groups * dice.integer(1, 24)
     topk_groups = dice.integer(1, groups)
-    logits = dice.halves(dice.rows(limits.rows), experts).to(dice.choose(DTYPES))  # with equal ones
-    made: Arguments = {
-        "router_logits": logits,
-        "top_k": dice.integer(1, min(8, experts // groups * topk_groups)),
-    }
-    made |= {"scoring": dice.choose(("softmax", "sigmoid")), "renormalize": dice.choose((False, True))}
-    for name in ("bias", "correction_bias"):
-        if dice.integer(0, 3) == 0:
-            made[name] = dice.halves(experts)
+    made["router_logits"] = dice.halves(dice.rows(limits.rows), experts).to(dtype)  # with equal ones
+    made["top_k"] = dice.integer(1, min(8, experts // groups * topk_groups))
+    for name in biases:
+        made[name] = dice.halves(experts)
     return made | {"num_groups": groups, "topk_groups": topk_groups, "scale": dice.choose((1.0, 2.5))}
 
 
-def _moe(dice: Dice, limits: Limits) -> Arguments:
+def _moe(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     """A layer whose sums are exact; experts without rows, ids of no expert, biases, one launch fewer or more."""
+    is_16_bit, is_gated = kind.choose((False, True)), kind.choose((False, True, True))
+    dtype, weight_format = kind.choose(DTYPES[1::-1]), kind.choose((NVFP4, MXFP4))
+    layout = kind.choose(("concatenated", "interleaved"))
+    has_input_scale, is_for_all = kind.choose((False, True)), kind.choose((False, True))
+    has_bias, has_shared = kind.integer(0, 2) == 0, kind.integer(0, 2) == 0
     experts, hidden, width = dice.integer(1, 8), 32 * dice.integer(1, 4), 32 * dice.integer(1, 4)
-    is_16_bit, is_gated = dice.choose((False, True)), dice.choose((False, True, True))
-    dtype, weight_format = dice.choose(DTYPES[1::-1]), dice.choose((NVFP4, MXFP4))
     layer = some_layer(
         dice.rows(limits.rows), dice.integer(1, 4), experts, hidden, width, seed=dice.integer(0, 2**31), dtype=dtype,
         gated=is_gated, foreign=dice.choose((False, True)),
     )  # fmt: skip
     made = dict(zip(("x", "ids", "weights", "w13", "w2"), layer.arguments(), strict=True)) | layer.options
     if is_gated:
-        made["weight_layout"] = dice.choose(("concatenated", "interleaved"))
+        made["weight_layout"] = layout
     rows = made["w13"].shape[1]
     if is_16_bit:
         made["activations"] = "16bit"
@@ -312,20 +399,20 @@ def _moe(dice: Dice, limits: Limits) -> Arguments:
             made["w2"] = mx_weights(experts, hidden, width, generator)
         else:
             made["w13"] = replace(made["w13"], global_scale=torch.ones(experts))
-    elif dice.choose((False, True)):
-        made["input_scale"] = 2.0 ** -dice.integer(0, 2) * torch.ones(dice.choose((1, experts)))
-    if dice.integer(0, 2) == 0:
+    elif has_input_scale:
+        made["input_scale"] = 2.0 ** -dice.integer(0, 2) * torch.ones(1 if is_for_all else experts)
+    if has_bias:
         made["bias13"] = dice.halves(experts, rows).to(dtype) * 2
-    if dice.integer(0, 2) == 0:
+    if has_shared:
         made["shared"] = dice.halves(*made["x"].shape).to(dtype)
     return made
 
 
-OPERATIONS: dict[str, Callable[[Dice, Limits], Arguments]] = {
-    "grouped_gemm": lambda dice, limits: _grouped(dice, limits, 1),
-    "grouped_dual_gemm": lambda dice, limits: _grouped(dice, limits, 2),
-    "gemm": lambda dice, limits: _matrices(dice, limits, 1),
-    "dual_gemm": lambda dice, limits: _matrices(dice, limits, 2),
+OPERATIONS: dict[str, Callable[[Dice, Dice, str, Limits], Arguments]] = {
+    "grouped_gemm": partial(_grouped, num_b=1),
+    "grouped_dual_gemm": partial(_grouped, num_b=2),
+    "gemm": partial(_matrices, num_b=1),
+    "dual_gemm": partial(_matrices, num_b=2),
     "gemv": _gemv,
     "quantize": _quantize,
     "grouped_quantize": _grouped_quantize,
@@ -335,12 +422,28 @@ OPERATIONS: dict[str, Callable[[Dice, Limits], Arguments]] = {
 }
 
 
-def draw(seed: int, *, hostile: bool, limits: Limits = Limits()) -> Call:
-    """The call of a seed; ``hostile`` ones have one or two arguments made wrong."""
-    dice = Dice(seed)
-    operation = dice.choose(tuple(OPERATIONS))
-    call = Call(operation, OPERATIONS[operation](dice, limits))
-    for _ in range(dice.integer(1, 2) if hostile else 0):
+def draw(
+    seed: int,
+    *,
+    hostile: bool | None = None,
+    limits: Limits | None = None,
+    archs: tuple[str, ...] = ARCHS,
+) -> Call:
+    """The call of a seed.
+
+    Args:
+        hostile: whether one or two arguments are made wrong; None: of some calls.
+        limits: of sizes; None: the usual ones, of some calls larger ones.
+        archs: that one is chosen from.
+    """
+    kind, dice = Dice(KINDS + seed // MEMBERS), Dice(seed)
+    operation, arch, mode = kind.choose(tuple(OPERATIONS)), kind.choose(archs), kind.choose(MODES)
+    is_wide, is_hostile = dice.integer(1, WIDE) == 1, dice.integer(1, HOSTILE) == 1
+    limits = limits or (LARGER if is_wide else Limits())
+    mode = f"random:{seed}" if mode == "random" else mode
+    call = Call(operation, OPERATIONS[operation](kind, dice, arch, limits), arch, mode)
+    is_hostile = is_hostile if hostile is None else hostile
+    for _ in range(dice.integer(1, 2) if is_hostile else 0):
         call = _mutated(dice, call)
     return call
 
@@ -488,7 +591,9 @@ def _mutated(dice: Dice, call: Call) -> Call:
     if dice.integer(0, 3) == 0:
         name = dice.choose(ACCEPTED[call.operation])
         arguments[name] = dice.choose(VALUES[name])
-        return Call(call.operation, arguments, (*call.mutations, f"{name}={_shown(arguments[name])}"))
+        return replace(
+            call, arguments=arguments, mutations=(*call.mutations, f"{name}={_shown(arguments[name])}")
+        )
     if "out" in arguments and dice.integer(0, 7) == 0:
         try:
             return _overlapping(dice, call)
@@ -509,7 +614,7 @@ def _mutated(dice: Dice, call: Call) -> Call:
             return call
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError):  # torch itself cannot make it
         return call
-    return Call(call.operation, arguments, (*call.mutations, f"{name}: {what}"))
+    return replace(call, arguments=arguments, mutations=(*call.mutations, f"{name}: {what}"))
 
 
 def _overlapping(dice: Dice, call: Call) -> Call:
@@ -527,4 +632,4 @@ def _overlapping(dice: Dice, call: Call) -> Call:
     arguments = dict(call.arguments)
     arguments[name] = [inside, *arguments[name][1:]] if isinstance(arguments[name], list) else inside
     arguments["out"] = type(out)([placed, *out[1:]]) if isinstance(out, list | tuple) else placed
-    return Call(call.operation, arguments, (*call.mutations, f"out overlaps {name}"))
+    return replace(call, arguments=arguments, mutations=(*call.mutations, f"out overlaps {name}"))

@@ -7,6 +7,7 @@ import torch
 
 import nvfp4_cute as nv
 from fuzz.calls import Arguments, Call, copied
+from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cli.check import SCALES
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
@@ -40,7 +41,8 @@ def outcome(call: Call, backend: str) -> Outcome:
     """Run a call and look at what it returned, wrote, or said."""
     arguments = copied(call.arguments, "cuda" if backend == "cuda" else "cpu")
     try:
-        result = call.run(arguments, backend)
+        with observe(mode=call.mode):
+            result = call.run(arguments, backend)
     except REFUSALS as error:
         text = f"{type(error).__name__}: {error}"
         crash = None if _is_ours(error) else f"raised by torch or numpy: {text}"
@@ -87,25 +89,49 @@ def _collect_arguments(arguments: Arguments, found: dict[str, torch.Tensor]) -> 
             _collect(name, value, found)
 
 
-def difference(call: Call, reference: Outcome, other: Outcome, backend: str) -> str | None:
-    """Why two outcomes do not agree, or None."""
+@dataclass(frozen=True)
+class Verdict:
+    """What two backends made of a call.
+
+    Attributes:
+        word: ``equal``, ``refused`` by both, ``no kernel``, ``not compared`` where results are not promised to be exact, or
+            ``wrong``.
+        reason: of ``wrong``.
+    """
+
+    word: str
+    reason: str | None = None
+
+
+def verdict(call: Call, reference: Outcome, other: Outcome, backend: str) -> Verdict:
+    """Compare the outcome on a backend with the reference's."""
     for name, one in (("reference", reference), (backend, other)):
         if one.crash is not None:
-            return f"{name} crashed: {one.crash}"
+            return Verdict("wrong", f"{name} crashed: {one.crash}")
+    if other.written is not None:
+        return Verdict("wrong", f"{backend} wrote to {other.written} and refused afterwards")
     if (reference.refusal is None) != (other.refusal is None):
         said = reference.refusal or other.refusal
         if other.refusal is not None and other.refusal.startswith(
             ("UnsupportedTarget", "ConfigError", "UnsupportedProblem")
         ):
-            return None  # a kernel that does not exist, named as such
+            return Verdict("no kernel")  # named as such
         if backend == "cuda" and UNREAD in (reference.refusal or ""):
-            return None  # numbers that lie on a GPU are not read: that would wait
+            return Verdict("not compared")  # numbers that lie on a GPU are not read: that would wait
         refuser, accepter = ("reference", backend) if reference.refusal else (backend, "reference")
-        return f"{refuser} refuses, {accepter} does not: {said}"
+        return Verdict("wrong", f"{refuser} refuses, {accepter} does not: {said}")
     if reference.refusal is not None:
-        return None
+        return Verdict("refused")
     if not _sizes_are_right(call) or not _sums_are_exact(call):
-        return None  # nobody crashed and nothing was read out of bounds: more is not promised
+        return Verdict(
+            "not compared"
+        )  # nobody crashed and nothing was read out of bounds: more is not promised
+    found = difference(call, reference, other)
+    return Verdict("wrong", found) if found else Verdict("equal")
+
+
+def difference(call: Call, reference: Outcome, other: Outcome) -> str | None:
+    """Where results are not those of the reference, or None."""
     for name, want in reference.results.items():
         got = other.results.get(name)
         if got is None or got.shape != want.shape or got.dtype != want.dtype:
@@ -199,16 +225,14 @@ def _nan_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
     return torch.equal(_bits(got.masked_fill(nan, 0)), _bits(want.masked_fill(nan, 0)))
 
 
-def failure_of(call: Call, backends: tuple[str, ...]) -> str | None:
-    """What is wrong with a call on any backend, compared with the reference; None where all agree."""
-    if any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in call.arguments.values()):
-        backends = ()  # shapes without data are for the reference alone, as they are for torch
+def judged(call: Call, backend: str) -> Verdict:
+    """What is to be said of a call on a backend, compared with the reference."""
     reference = outcome(call, "reference")
-    for backend in backends:
-        other = outcome(call, backend)
-        found = difference(call, reference, other, backend)
-        if found is None and other.written is not None:
-            found = f"{backend} wrote to {other.written} and refused afterwards"
-        if found is not None:
-            return found
-    return None
+    if any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in call.arguments.values()):
+        backend = "reference"  # shapes without data are for the reference alone, as they are for torch
+    return verdict(call, reference, reference if backend == "reference" else outcome(call, backend), backend)
+
+
+def failure_of(call: Call, backend: str) -> str | None:
+    """What is wrong with a call on a backend; None where nothing is."""
+    return judged(call, backend).reason
