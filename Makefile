@@ -65,7 +65,7 @@ test: .venv/installed  ## the fast tests, under 15 minutes on two cores
 test-all: .venv/installed  ## every test, the long matrices included
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-fuzz: .venv/installed  ## random calls of every operation on every backend: make fuzz COUNT=1000 SEED=0 ARGS=--hostile
+fuzz: .venv/installed  ## random calls of every operation on every backend: make fuzz COUNT=1000 SEED=0
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED) $(ARGS)
 
 test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2

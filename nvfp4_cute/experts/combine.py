@@ -1,12 +1,14 @@
 """finalize: rows of experts back to tokens."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.checks import check_ids, check_rows
+from nvfp4_cute.experts.checks import check_ids, check_rows, check_tokens
 from nvfp4_cute.experts.keys import FinalizeKey
 from nvfp4_cute.experts.signals import Inbox, Wait, fields_of
 from nvfp4_cute.gpus.targets import Gpu
@@ -66,7 +68,13 @@ def finalize(
     tokens, n = len(rows), h.shape[1]
     check_ids(rows)
     checks.check_choice("dtype of rows", rows.dtype, (torch.int32,))
-    check_addends(h.dtype, n, rows.shape, weights, shared, bias, ids)
+    check_addends(h.dtype, n, rows, weights, shared, bias, rows_name="rows")
+    if bias is not None:
+        if ids is None:
+            raise ValueError("bias comes with ids, which tell the rows' experts; pass them")
+        check_ids(ids)
+        if ids.shape != rows.shape:
+            raise ValueError(f"ids has shape {list(ids.shape)}; expected {list(rows.shape)}, as rows")
     if out is None:
         out = torch.empty((tokens, n), dtype=h.dtype, device=h.device)
     _check_tokens("out", out, h.dtype, tokens, n)
@@ -83,32 +91,56 @@ def add_up(h, rows, weights, shared, bias, ids, first_expert, inbox: Inbox | Non
     run(backend, FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert))
 
 
+def check_call(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    bias2: torch.Tensor | None,
+    num_experts: int,
+    optional: Mapping[str, torch.Tensor | None] = MappingProxyType({}),
+) -> None:
+    """Raise, before the first launch of a layer, what that one and the last one refuse.
+
+    Args:
+        x, ids, weights, shared, bias2: as of ``moe``; bias2 has a row for each of ``num_experts``.
+        optional: other tensors of the call.
+    """
+    checks.check_tensors(
+        {"x": x, "ids": ids, "weights": weights}, {**optional, "shared": shared, "bias2": bias2}
+    )
+    check_tokens(x, ids)
+    check_addends(x.dtype, x.shape[1], ids, weights, shared, bias2, bias_name="bias2")
+    if bias2 is not None and len(bias2) != num_experts:
+        raise ValueError(f"bias2 has {len(bias2)} rows; expected {num_experts}, one for each of all experts")
+
+
 def check_addends(
     dtype: torch.dtype,
     n: int,
-    shape: torch.Size,
+    rows: torch.Tensor,
     weights: torch.Tensor,
     shared: torch.Tensor | None,
     bias: torch.Tensor | None,
-    ids: torch.Tensor | None,
+    *,
+    rows_name: str = "ids",
+    bias_name: str = "bias",
 ) -> None:
-    """Raise TypeError or ValueError unless these arguments of ``finalize`` fit ``h`` of N columns and rows of a shape [T, k]."""
+    """Raise ValueError or TypeError unless arguments of ``finalize`` fit N columns of ``dtype`` and rows, or ids, [T, k]."""
     if n % COLUMN_STEP:
         raise ValueError(f"N={n} is not a multiple of {COLUMN_STEP} (vector stores); pad N")
-    if weights.dtype != torch.float32 or weights.shape != shape or not weights.is_contiguous():
+    if weights.dtype != torch.float32 or weights.shape != rows.shape or not weights.is_contiguous():
         raise ValueError(
-            f"weights is {weights.dtype} {list(weights.shape)}; expected contiguous torch.float32 {list(shape)}, as rows"
+            f"weights is {weights.dtype} {list(weights.shape)}, strides {list(weights.stride())}; expected contiguous "
+            f"torch.float32 {list(rows.shape)}, as {rows_name}"
         )
     if shared is not None:
-        _check_tokens("shared", shared, dtype, shape[0], n)
+        _check_tokens("shared", shared, dtype, len(rows), n)
     if bias is None:
         return
-    _check_tokens("bias", bias, dtype, None, n)
-    if ids is None or not bias.is_contiguous():
-        raise ValueError("bias is contiguous, and comes with ids, which tell the rows' experts")
-    check_ids(ids)
-    if ids.shape != shape:
-        raise ValueError(f"ids has shape {list(ids.shape)}; expected {list(shape)}, as rows")
+    _check_tokens(bias_name, bias, dtype, None, n)
+    if not bias.is_contiguous():
+        raise ValueError(f"{bias_name} has strides {list(bias.stride())}; pass {bias_name}.contiguous()")
 
 
 def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: int | None, n: int) -> None:

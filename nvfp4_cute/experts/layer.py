@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_first_expert
-from nvfp4_cute.experts.combine import finalize
+from nvfp4_cute.experts.combine import add_up, check_call
 from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.parallel import moe_over_ranks
 from nvfp4_cute.experts.placement import Placement
@@ -139,6 +139,7 @@ def moe(
             activation, limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha,
             experts.alpha2, bias13, bias2, shared, first_expert, backend,
         )  # fmt: skip
+    check_call(x, ids, weights, shared, bias2, experts.count)
     where: Any = {"first_expert": first_expert, "backend": backend}
     scale = None
     if experts.quantizes:
@@ -146,7 +147,9 @@ def moe(
     else:
         data, order = gather(x, ids, experts.count, **where)
     down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
-    return finalize(down, order.rows, weights, shared=shared, bias=bias2, ids=ids, **where)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    add_up(down, order.rows, weights, shared, bias2, ids, first_expert, None, y, backend)
+    return y
 
 
 @torch.compiler.disable

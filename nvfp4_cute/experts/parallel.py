@@ -27,8 +27,8 @@ import torch.distributed as dist
 from nvfp4_cute.errors import RankError, UnsupportedTarget
 from nvfp4_cute.experts import dispatch, push
 from nvfp4_cute.experts.board import tell
-from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
-from nvfp4_cute.experts.combine import add_up, check_addends
+from nvfp4_cute.experts.checks import check_row_pitch
+from nvfp4_cute.experts.combine import add_up, check_call
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import agree, gather, send_rows
 from nvfp4_cute.experts.permutation import Permutation, permute
@@ -36,7 +36,6 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.signals import Inbox
 from nvfp4_cute.experts.symmetric import BufferLayout, PeerBuffers, buffers_of
-from nvfp4_cute.operands import rules as checks
 
 REFUSALS = (TypeError, ValueError, UnsupportedTarget)
 FACTS = ("hidden_size", "top_k", "dtype of x", "num_experts", "placement", "capacity", "bytes of a row")
@@ -310,17 +309,7 @@ def _differences(ends: torch.Tensor) -> list[list[int]]:
 
 def _check(x, ids, weights, input_scale, bias2, shared, placement: Placement) -> None:
     """Raise what the launches at the home rank refuse."""
-    checks.check_tensors(
-        {"x": x, "ids": ids, "weights": weights},
-        {"input_scale": input_scale, "bias2": bias2, "shared": shared},
-    )
-    check_tokens(x, ids)
-    if bias2 is not None and len(bias2) != placement.num_experts:
-        raise ValueError(
-            f"bias2 has {len(bias2)} rows; with a group it has one for each of all {placement.num_experts} experts, since "
-            "results are added up at home"
-        )
+    check_call(x, ids, weights, shared, bias2, placement.num_experts, {"input_scale": input_scale})
     check_row_pitch("H", x.shape[1])
     if input_scale is not None and input_scale.dtype != torch.float32:
         raise ValueError(f"input_scale is {input_scale.dtype}; expected torch.float32")
-    check_addends(x.dtype, x.shape[1], ids.shape, weights, shared, bias2, ids)

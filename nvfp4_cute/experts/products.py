@@ -63,6 +63,7 @@ class LocalExperts:
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
         check_limit(limit)
         experts = _check_weights(x, w13, w2, weight_layout)
+        _check_bias(bias13, x, (experts, w13.data.shape[1]))
         for name, scale in (("input_scale", input_scale), ("hidden_scale", hidden_scale)):
             checks.global_scales(name, scale, experts, x.device, of="expert", allows_one=True)
         if alpha13 is None:
@@ -214,6 +215,18 @@ def config_of_mean(
         dual = dual | {"weight_layout": "separate"}
     problem = GroupedProblem((mean,) * experts, "ragged", dtype, **dual)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
+
+
+def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int]) -> None:
+    """Raise TypeError or ValueError unless it is None or contiguous, of ``x``'s dtype and of a shape [E, rows of w13]."""
+    if bias13 is None:
+        return
+    checks.check_tensors({"x": x, "bias13": bias13})
+    if bias13.dtype != x.dtype or tuple(bias13.shape) != shape or not bias13.is_contiguous():
+        raise ValueError(
+            f"bias13 is {bias13.dtype} {list(bias13.shape)}, strides {list(bias13.stride())}; expected contiguous {x.dtype} "
+            f"{list(shape)}, as x and the rows of w13"
+        )
 
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:

@@ -169,6 +169,40 @@ def test_refusals():
             call()
 
 
+WRONG = {
+    "of another dtype": lambda t: t.double(),
+    "a row less": lambda t: t[:-1],
+    "a row more": lambda t: torch.cat([t, t[:1]]),
+    "a column less": lambda t: t[:, :-1].contiguous(),
+    "strided": lambda t: torch.stack([t, t], dim=-1)[..., 0],
+    "a dimension more": lambda t: t.unsqueeze(0),
+    "on meta": lambda t: t.to("meta"),
+    "numpy": lambda t: t.float().numpy(),
+    "a number": lambda t: 3.0,
+}
+
+
+@pytest.mark.parametrize("name", ["ids", "weights", "bias13", "bias2", "shared"])
+def test_what_any_launch_would_refuse_is_refused_before_the_first_one(name):
+    """By its name; a bias with a row less would be read behind its end."""
+    layer = some_layer(4, 2, 3, 64, 128)
+    given = dict(zip(("x", "ids", "weights", "w13", "w2"), layer.arguments(), strict=True)) | layer.options
+    given |= {
+        "bias13": torch.zeros(3, 256).bfloat16(),
+        "bias2": torch.zeros(3, 64).bfloat16(),
+        "shared": torch.zeros(4, 64).bfloat16(),
+    }
+    for what, wrong in WRONG.items():
+        if name == "shared" and what == "strided":
+            wrong = lambda t: torch.zeros(64, 4).bfloat16().T
+        if name == "ids" and what == "a column less":
+            continue  # then weights are wrong
+        for backend in ("reference", "emulator:sm_90a"):
+            with observe() as observer, pytest.raises((TypeError, ValueError), match=name):
+                moe(**given | {name: wrong(given[name])}, backend=backend)
+            assert observer.stats == [], what
+
+
 def check_on_gpu(seed):
     """The bits of the layer token by token; a captured graph follows ids and weights that change; nothing waits."""
     layer = drawn(seed)

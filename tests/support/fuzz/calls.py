@@ -381,7 +381,7 @@ def _moe(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     dtype, weight_format = kind.choose(DTYPES[1::-1]), kind.choose((NVFP4, MXFP4))
     layout = kind.choose(("concatenated", "interleaved"))
     has_input_scale, is_for_all = kind.choose((False, True)), kind.choose((False, True))
-    has_bias, has_shared = kind.integer(0, 2) == 0, kind.integer(0, 2) == 0
+    has_bias13, has_bias2, has_shared = (kind.integer(0, 2) == 0 for _ in range(3))
     experts, hidden, width = dice.integer(1, 8), 32 * dice.integer(1, 4), 32 * dice.integer(1, 4)
     layer = some_layer(
         dice.rows(limits.rows), dice.integer(1, 4), experts, hidden, width, seed=dice.integer(0, 2**31), dtype=dtype,
@@ -401,8 +401,10 @@ def _moe(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
             made["w13"] = replace(made["w13"], global_scale=torch.ones(experts))
     elif has_input_scale:
         made["input_scale"] = 2.0 ** -dice.integer(0, 2) * torch.ones(1 if is_for_all else experts)
-    if has_bias:
+    if has_bias13:
         made["bias13"] = dice.halves(experts, rows).to(dtype) * 2
+    if has_bias2:
+        made["bias2"] = dice.halves(experts, hidden).to(dtype)
     if has_shared:
         made["shared"] = dice.halves(*made["x"].shape).to(dtype)
     return made
