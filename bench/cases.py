@@ -3,9 +3,11 @@
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
@@ -53,6 +55,7 @@ class Case:
         form: how the groups of a grouped GEMM are passed: lists, or one ragged tensor and stacked weights.
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
+        formats: of ``a`` and of ``b``.
     """
 
     suite: str
@@ -64,11 +67,13 @@ class Case:
     best_us: float | None = None
     published: tuple[Published, ...] = ()
     form: Literal["list", "ragged"] = "list"
+    formats: Formats = NVFP4_PAIR
 
     @property
     def work(self) -> light.Work:
         """Bytes and operations, fp16 output."""
-        return light.grouped_gemm(self.sizes, num_b=2 if self.operation == "dual_gemm" else 1)
+        a, b = (format.name for format in self.formats)
+        return light.grouped_gemm(self.sizes, a=a, b=b, num_b=2 if self.operation == "dual_gemm" else 1)
 
     @property
     def is_uniform(self) -> bool:
@@ -76,7 +81,19 @@ class Case:
         return len({(n, k) for _, n, k in self.sizes}) == 1
 
     def __str__(self) -> str:
-        return f"{self.problem} {self.name}"
+        formats = "" if self.formats == NVFP4_PAIR else " {} x {}".format(*self.formats)
+        return f"{self.problem} {self.name}{formats}"
+
+    def of_formats(self, formats: Formats) -> "Case":
+        """The same sizes in other formats, for which nobody published a time.
+
+        Raises: ValueError where blocks of a format do not divide K.
+        """
+        if formats == self.formats:
+            return self
+        for (_, _, k), format in product(self.sizes, formats):
+            format.num_k_blocks(k)
+        return replace(self, formats=formats, sol_us=None, best_us=None, published=())
 
 
 # ---- competition -----------------------------------------------------------------------------------------------
@@ -218,11 +235,45 @@ SUITES: dict[str, Callable[[], list[Case]]] = {
 }
 
 
-def select(suites: tuple[str, ...] = (), containing: str = "") -> list[Case]:
-    """Cases of some suites, or of all, whose name contains a text.
+OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm"}
+"""What is computed from a shape."""
+
+
+def shape_case(
+    m: tuple[int, ...],
+    n: int,
+    k: int,
+    groups: int | None = None,
+    operation: str = "gemm",
+    formats: Formats = NVFP4_PAIR,
+) -> Case:
+    """A case of one's own.
+
+    Args:
+        m: rows of all groups, or of each.
+        n, k: of every group.
+        groups: as many as ``m`` has entries, or so many of one size.
+        operation: a key of ``OPERATIONS``.
+        formats: of ``a`` and of ``b``.
+
+    Raises: ValueError where sizes contradict each other, or blocks of a format do not divide K.
+    """
+    groups = groups or len(m)
+    if len(m) not in (1, groups):
+        raise ValueError(
+            f"--m has {len(m)} entries for {groups} groups; give one for all groups, or one a group"
+        )
+    rows = m * groups if len(m) == 1 else m
+    name = f"g{groups}_m{'-'.join(map(str, m))}_n{n}_k{k}"
+    case = Case("shape", operation, name, OPERATIONS[operation], tuple((m, n, k) for m in rows))
+    return case.of_formats(formats)
+
+
+def select(suites: tuple[str, ...] = (), containing: str = "", formats: Formats = NVFP4_PAIR) -> list[Case]:
+    """Cases of some suites, or of all, whose name contains a text, with operands of a pair of formats.
 
     Raises:
-        ValueError: an unknown suite, or nothing is left.
+        ValueError: an unknown suite, nothing is left, or blocks of a format do not divide K.
     """
     unknown = [name for name in suites if name not in SUITES]
     if unknown:
@@ -230,4 +281,4 @@ def select(suites: tuple[str, ...] = (), containing: str = "") -> list[Case]:
     cases = [case for name in suites or SUITES for case in SUITES[name]() if containing in str(case)]
     if not cases:
         raise ValueError(f"no case of {', '.join(suites or SUITES)} contains {containing!r}")
-    return cases
+    return [case.of_formats(formats) for case in cases]

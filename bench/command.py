@@ -1,7 +1,7 @@
 """`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves. Or explains configs."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
 
@@ -13,6 +13,8 @@ from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.tuned import Request
 from nvfp4_cute.model.plot import bars
 from nvfp4_cute.planning import choose
+from nvfp4_cute.planning.arch import mmas_of
+from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import GroupedProblem
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,9 +29,9 @@ SOL_NOTE = "SOL us: the physical speed of light, computed: the longest of bytes 
 
 
 def run(
-    suites: tuple[str, ...] = (),
+    chosen: list[cases.Case],
     *,
-    containing: str = "",
+    command: Sequence[str] = (),
     target_name: str | None = None,
     like_harness: bool = False,
     as_json: bool = False,
@@ -41,8 +43,8 @@ def run(
     """Print the benchmark of a target; return 0.
 
     Args:
-        suites: keys of ``cases.SUITES``; none stands for all.
-        containing: only cases whose name contains this.
+        chosen: what is timed.
+        command: the words that chose it, for the page that ``save`` writes.
         target_name: default: the GPU of this machine if known, else B200.
         like_harness: time eager calls as the competition's harness does (a GPU only).
         as_json: print JSON instead of a table.
@@ -52,12 +54,13 @@ def run(
         results: file that keeps modelled times, and from which they are taken.
 
     Raises:
-        ValueError: unknown suite, no case, ``like_harness`` without the GPU, or ``jobs`` or ``results`` with it.
-            UnsupportedTarget: an unknown target.
+        ValueError: ``like_harness`` without the GPU, or ``jobs`` or ``results`` with it. UnsupportedTarget: an unknown target.
+            UnsupportedProblem: the GPU multiplies no such pair of formats.
     """
     here = targets.detect()
     target = targets.lookup(target_name) if target_name else here or targets.B200
-    chosen = cases.select(suites, containing)
+    for formats in dict.fromkeys(case.formats for case in chosen):
+        check_pair(target.arch, formats, mmas_of(target.arch))
     measured = target is here
     if like_harness and not measured:
         raise ValueError(f"the harness's way of timing needs a GPU, and this machine has no {target.name}")
@@ -71,7 +74,7 @@ def run(
         rows,
         _heading(target, measured, like_harness),
         notes,
-        _command(target, suites, containing, like_harness),
+        _command(target, command, like_harness),
     )
     print(result.json() if as_json else result.text())
     if plot:
@@ -81,17 +84,18 @@ def run(
     return 0
 
 
-def explain(suites: tuple[str, ...] = (), *, containing: str = "", target_name: str | None = None) -> int:
+def explain(chosen: list[cases.Case], *, target_name: str | None = None) -> int:
     """Print why the config of every grouped case was chosen, and time nothing; return 0.
 
     Args:
-        suites, containing, target_name: as :func:`run` takes them.
+        chosen, target_name: as :func:`run` takes them.
 
     Raises:
-        ValueError: unknown suite, or no grouped case. UnsupportedTarget: an unknown target, or one without a kernel.
+        ValueError: no grouped case. UnsupportedTarget: an unknown target, or one without a kernel. UnsupportedProblem: it
+            multiplies no such pair of formats.
     """
     target = targets.lookup(target_name) if target_name else targets.detect() or targets.B200
-    chosen = [case for case in cases.select(suites, containing) if case.operation == "grouped_gemm"]
+    chosen = [case for case in chosen if case.operation == "grouped_gemm"]
     if not chosen:
         raise ValueError("no chosen case is a grouped GEMM; name others, or leave out --containing")
     print(f"{EXPLANATION_NOTE}\n")
@@ -108,7 +112,9 @@ def _explanation(case: cases.Case, target: Target) -> str:
     n, k = case.sizes[0][1:]
     mean = -(-sum(m for m, _, _ in case.sizes) // len(case.sizes))
     is_list = case.form == "list"
-    problem = GroupedProblem(case.sizes if is_list else ((mean, n, k),) * len(case.sizes), case.form)
+    sizes = case.sizes if is_list else ((mean, n, k),) * len(case.sizes)
+    a_format, b_format = case.formats
+    problem = GroupedProblem(sizes, case.form, a_format=a_format, b_format=b_format)
     found = tuned.load(Request.of(problem, target.gpu))
     first = ""
     if found is not None:
@@ -125,10 +131,9 @@ def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
     return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean[0]} rows"
 
 
-def _command(target: Target, suites: tuple[str, ...], containing: str, like_harness: bool) -> str:
+def _command(target: Target, command: Sequence[str], like_harness: bool) -> str:
     """The command line that makes the page."""
-    words = ["nvfp4-cute", "bench", *suites]
-    words += ["--containing", containing] if containing else []
+    words = ["nvfp4-cute", "bench", *command]
     words += ["--target", target.name, *["--like-harness"] * like_harness, "--save"]
     return shlex.join(words)
 

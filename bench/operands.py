@@ -1,6 +1,6 @@
-"""Random NVFP4 operands of a case on a device, and the bf16 tensors that hold the same values."""
+"""Random operands of a case on a device, in its formats, and the bf16 tensors that hold the same values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -8,8 +8,8 @@ from math import ceil
 import torch
 
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.reference import expand_operand
 
@@ -18,7 +18,10 @@ MAX_SETS = 8
 
 @dataclass(frozen=True)
 class Operands:
-    """One input set: a list entry a group, groups without rows included. A dual GEMM has a second B."""
+    """One input set: a list entry a group, groups without rows included. A dual GEMM has a second B.
+
+    ``formats``: of ``a`` and of every ``b``.
+    """
 
     a: tuple[torch.Tensor, ...]
     b: tuple[torch.Tensor, ...]
@@ -27,60 +30,79 @@ class Operands:
     out: tuple[torch.Tensor, ...]
     b2: tuple[torch.Tensor, ...] = ()
     b2_scale: tuple[torch.Tensor, ...] = ()
+    formats: Formats = NVFP4_PAIR
 
     @cached_property
     def bf16(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """A [M, K] and B [N, K] of every group, bfloat16; the values are exact (at most 6 significant bits)."""
-        return _bf16(self.a, self.a_scale), _bf16(self.b, self.b_scale)
+        """A [M, K] and B [N, K] of every group, bfloat16: exact (at most 6 significant bits), but where scales are fp32."""
+        return _bf16(self.a, self.a_scale, self.formats[0]), _bf16(self.b, self.b_scale, self.formats[1])
 
     @cached_property
     def bf16_b2(self) -> list[torch.Tensor]:
         """The second B of every group in the same way."""
-        return _bf16(self.b2, self.b2_scale)
+        return _bf16(self.b2, self.b2_scale, self.formats[1])
 
 
-def _bf16(data: Sequence[torch.Tensor], scale: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [expand_operand(x, s, "blocked").to(torch.bfloat16) for x, s in zip(data, scale, strict=True)]
+def _bf16(
+    data: Sequence[torch.Tensor], scale: Sequence[torch.Tensor], format: BlockFormat
+) -> list[torch.Tensor]:
+    return [
+        expand_operand(x, s, format.scale_layout, format).to(torch.bfloat16)
+        for x, s in zip(data, scale, strict=True)
+    ]
 
 
 def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
-    """Every bit pattern of e2m1, and scales from 0.5 to 2: random data, never zeros."""
+    """Every bit pattern of e2m1, or values from -6 to 6, and scales from 0.5 to 2: random data, never zeros."""
     generator = torch.Generator(device).manual_seed(seed)
 
-    def values(rows: int, k: int) -> torch.Tensor:
+    def values(rows: int, k: int, format: BlockFormat) -> torch.Tensor:
+        if format.element.bits == 8:
+            return encode(12 * torch.rand((rows, k), device=device, generator=generator) - 6, format.element)
         return torch.randint(
-            0, 256, (rows, NVFP4.row_bytes(k)), dtype=torch.uint8, device=device, generator=generator
+            0, 256, (rows, format.row_bytes(k)), dtype=torch.uint8, device=device, generator=generator
         )
 
-    def scales(rows: int, k: int) -> torch.Tensor:
-        shape = NVFP4.padded_scale_shape(rows, k)
-        return to_blocked(encode_e4m3(0.5 + 1.5 * torch.rand(shape, device=device, generator=generator)))
+    def scales(rows: int, k: int, format: BlockFormat) -> torch.Tensor:
+        is_blocked = format.scale_layout == "blocked"
+        shape = format.padded_scale_shape(rows, k) if is_blocked else format.scale_shape(rows, k)
+        numbers = 0.5 + 1.5 * torch.rand(shape, device=device, generator=generator)
+        if format.scale.bits == 32:
+            return numbers
+        is_power = format.scale.name == "ue8m0"
+        return to_blocked(encode_ue8m0(numbers.log2().round().exp2()) if is_power else encode_e4m3(numbers))
 
-    sizes = case.sizes
-    return Operands(
-        a=tuple(values(m, k) for m, _, k in sizes),
-        b=tuple(values(n, k) for _, n, k in sizes),
-        a_scale=tuple(scales(m, k) for m, _, k in sizes),
-        b_scale=tuple(scales(n, k) for _, n, k in sizes),
-        out=tuple(torch.full((m, n), torch.nan, dtype=torch.float16, device=device) for m, n, _ in sizes),
-        b2=tuple(values(n, k) for _, n, k in _second(case)),
-        b2_scale=tuple(scales(n, k) for _, n, k in _second(case)),
+    return _operands(
+        case, values, scales, lambda m, n: torch.full((m, n), torch.nan, dtype=torch.float16, device=device)
     )
 
 
 def empty_operands(case: Case) -> Operands:
     """Operands on the CPU that hold no data: for models, which ask where tensors lie and not what is in them."""
-    sizes = case.sizes
-    values = lambda rows, k: torch.empty((rows, NVFP4.row_bytes(k)), dtype=torch.uint8)
-    scales = lambda rows, k: torch.empty(NVFP4.scale_shape(rows, k), dtype=torch.uint8)
+    return _operands(
+        case,
+        lambda rows, k, format: torch.empty((rows, format.row_bytes(k)), dtype=torch.uint8),
+        lambda rows, k, format: torch.empty(format.scale_shape(rows, k), dtype=format.scale_dtypes[0]),
+        lambda m, n: torch.empty((m, n), dtype=torch.float16),
+    )
+
+
+def _operands(
+    case: Case,
+    values: Callable[[int, int, BlockFormat], torch.Tensor],
+    scales: Callable[[int, int, BlockFormat], torch.Tensor],
+    result: Callable[[int, int], torch.Tensor],
+) -> Operands:
+    sizes, (of_a, of_b) = case.sizes, case.formats
     return Operands(
-        a=tuple(values(m, k) for m, _, k in sizes),
-        b=tuple(values(n, k) for _, n, k in sizes),
-        a_scale=tuple(scales(m, k) for m, _, k in sizes),
-        b_scale=tuple(scales(n, k) for _, n, k in sizes),
-        out=tuple(torch.empty((m, n), dtype=torch.float16) for m, n, _ in sizes),
-        b2=tuple(values(n, k) for _, n, k in _second(case)),
-        b2_scale=tuple(scales(n, k) for _, n, k in _second(case)),
+        a=tuple(values(m, k, of_a) for m, _, k in sizes),
+        b=tuple(values(n, k, of_b) for _, n, k in sizes),
+        a_scale=tuple(scales(m, k, of_a) for m, _, k in sizes),
+        b_scale=tuple(scales(n, k, of_b) for _, n, k in sizes),
+        out=tuple(result(m, n) for m, n, _ in sizes),
+        b2=tuple(values(n, k, of_b) for _, n, k in _second(case)),
+        b2_scale=tuple(scales(n, k, of_b) for _, n, k in _second(case)),
+        formats=case.formats,
     )
 
 

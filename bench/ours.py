@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -43,9 +44,15 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
     )
     call = lambda config=None: nvfp4_cute.grouped_gemm(
-        a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend, config=config
+        a, b, a_scale, b_scale, config=config, out=out, **_options(operands, backend)
     )
     return Prepared(call, out)
+
+
+def _options(operands: Operands, backend: str) -> dict[str, Any]:
+    """Options of every call."""
+    a_format, b_format = operands.formats
+    return {"out_dtype": torch.float16, "backend": backend, "a_format": a_format, "b_format": b_format}
 
 
 def _gemm(operands: Operands, backend: str) -> Prepared:
@@ -53,7 +60,7 @@ def _gemm(operands: Operands, backend: str) -> Prepared:
     (a,), (b,), (a_scale,), (b_scale,), (out,) = (
         operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out
     )  # fmt: skip
-    call = lambda: nvfp4_cute.gemm(a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend)
+    call = lambda: nvfp4_cute.gemm(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
     return Prepared(call, [out])
 
 
@@ -63,18 +70,18 @@ def _gemv(operands: Operands, backend: str) -> Prepared:
     b = torch.cat(operands.b).T
     a_scale, b_scale = torch.stack(operands.a_scale), torch.stack(operands.b_scale)
     out = torch.stack(operands.out).squeeze(2).T
-    call = lambda: nvfp4_cute.gemv(a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend)
+    call = lambda: nvfp4_cute.gemv(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
     return Prepared(call, [column.unsqueeze(1) for column in out.unbind(1)])
 
 
 def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     """The rows of all groups one after the other, weights stacked, scales of each group padded as they are."""
     a, b, out = torch.cat(operands.a), torch.stack(operands.b), torch.cat(operands.out)
-    scales = [torch.cat([s.flatten() for s in side]) for side in (operands.a_scale, operands.b_scale)]
+    scales = torch.cat(operands.a_scale), torch.stack(operands.b_scale)
     rows = [m for m, _, _ in case.sizes]
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=a.device)
     call = lambda config=None: nvfp4_cute.grouped_gemm(
-        a, b, *scales, offs, out=out, out_dtype=torch.float16, backend=backend, config=config
+        a, b, *scales, offs, config=config, out=out, **_options(operands, backend)
     )
     return Prepared(call, out.split(rows))
 
@@ -83,6 +90,6 @@ def _dual_gemm(operands: Operands, backend: str) -> Prepared:
     (a,), (b1,), (b2,), (out,) = operands.a, operands.b, operands.b2, operands.out
     scales = (operands.a_scale[0], operands.b_scale[0], operands.b2_scale[0])
     call = lambda: nvfp4_cute.dual_gemm(
-        a, b1, b2, *scales, DUAL_ALPHA, DUAL_ALPHA, out=out, out_dtype=torch.float16, backend=backend
+        a, b1, b2, *scales, DUAL_ALPHA, DUAL_ALPHA, out=out, **_options(operands, backend)
     )
     return Prepared(call, operands.out)

@@ -12,6 +12,7 @@ import torch
 
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
+from nvfp4_cute.formats.block_format import NVFP4_PAIR
 
 Run = Callable[[], None]
 SCALED_MM_MULTIPLE = 16
@@ -92,6 +93,8 @@ def _fp8_reason(case: Case, capability: tuple[int, int]) -> str | None:
 
 
 def _nvfp4_reason(case: Case, capability: tuple[int, int]) -> str | None:
+    if case.formats != NVFP4_PAIR:
+        return "operands of other formats"
     return _scaled_reason(case, capability, (10, 0), "NVFP4")
 
 

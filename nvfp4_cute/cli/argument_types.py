@@ -96,6 +96,14 @@ def refuse_given(args: Namespace, options: Sequence[str], why: Callable[[str], s
             raise ValueError(why(option.replace("_", "-")))
 
 
+def add_shape(parser: ArgumentParser, rows: Callable[[str], tuple[int, ...]]) -> None:
+    """Add ``--m``, ``--n``, ``--k`` and ``--groups``. ``rows``: the type of ``--m``, whether a group may have none."""
+    parser.add_argument("--m", type=rows, metavar="M[,M...]", help="rows of a group, or of each group")
+    parser.add_argument("--n", type=positive, help="columns of C")
+    parser.add_argument("--k", type=positive, help="the dimension that is summed over")
+    parser.add_argument("--groups", type=positive, help="groups (default: as many as --m lists)")
+
+
 def add_formats(parser: ArgumentParser, of: str, default: Formats | None = None) -> None:
     """Add ``--formats``; ``of``: what its help says that they are of. Left out they are NVFP4, or None tells that."""
     parser.add_argument(

@@ -5,9 +5,10 @@ import tempfile
 from pathlib import Path
 
 from nvfp4_cute.bench import command, compare, gallery
-from nvfp4_cute.bench.cases import SUITES
+from nvfp4_cute.bench.cases import OPERATIONS, SUITES, Case, select, shape_case
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.formats.block_format import NVFP4_PAIR
 from nvfp4_cute.gpus import targets
 
 EXAMPLES = """\
@@ -15,6 +16,8 @@ examples:
   nvfp4-cute bench                                         everything, on the GPU of this machine if it is known
   nvfp4-cute bench competition --target B200 --plot b.png  the competition's cases, and a picture
   nvfp4-cute bench linear experts --json                   layers of language models, for machines
+  nvfp4-cute bench dense --formats mxfp8_e4m3,mxfp4        the same sizes, operands of other formats
+  nvfp4-cute bench --m 16 --n 4096 --k 7168 --groups 8     a shape of one's own
   nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
   nvfp4-cute bench --compare before.json after.json        ratios with their spreads, of two results of --json
   nvfp4-cute bench --html times.html                       all committed results on one page for a browser
@@ -40,9 +43,10 @@ OPTIONS = {
 # What models or measures, and says nothing where committed or given results are shown.
 TIMING_OPTIONS = (
     "suites", "containing", "target", "explain", "like_harness", "json", "save", "jobs", "results", "tokens", "ranks", "predict",
-    "against", "recordings",
+    "against", "recordings", "formats", "m", "n", "k", "groups", "op",
 )  # fmt: skip
-OTHER_OPTIONS = ("containing", "target", "explain", "like_harness", "json", "plot", "save")
+OTHER_OPTIONS = ("containing", "formats", "target", "explain", "like_harness", "json", "plot", "save")
+SHAPE_OPTIONS = ("m", "n", "k", "groups", "op")
 
 
 class _Help(argparse.Action):
@@ -78,6 +82,11 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT"
     )
+    types.add_shape(parser, types.sizes)
+    parser.add_argument(
+        "--op", choices=tuple(OPERATIONS), help="of a shape: gemm, or dual: two B, SwiGLU (default gemm)"
+    )
+    types.add_formats(parser, "of the operands")
     parser.add_argument(
         "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
     )
@@ -167,10 +176,15 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         options = ("like_harness", "json", "plot", "save", "jobs", "results")
         types.refuse_given(args, options, lambda name: f"--explain prints no times: leave out --{name}")
-        return command.explain(tuple(args.suites), containing=args.containing, target_name=args.target)
+        return command.explain(_chosen(args), target_name=args.target)
+    if args.save:
+        of = ("formats", *SHAPE_OPTIONS)
+        types.refuse_given(
+            args, of, lambda name: f"--save writes the page of suites in NVFP4: leave out --{name}"
+        )
     return command.run(
-        tuple(args.suites),
-        containing=args.containing,
+        _chosen(args),
+        command=[*args.suites, *(["--containing", args.containing] if args.containing else [])],
         target_name=args.target,
         like_harness=args.like_harness,
         as_json=args.json,
@@ -181,10 +195,20 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
+def _chosen(args: argparse.Namespace) -> list[Case]:
+    """Cases of suites, or a shape. Raises ValueError for options that do not go together."""
+    formats = args.formats or NVFP4_PAIR
+    if not any(getattr(args, name) for name in SHAPE_OPTIONS):
+        return select(tuple(args.suites), args.containing, formats)
+    if args.suites or args.containing or not (args.m and args.n and args.k):
+        raise ValueError("a shape takes --m, --n, and --k together, and no suite and no --containing")
+    return [shape_case(args.m, args.n, args.k, args.groups, args.op or "gemm", formats)]
+
+
 def _layers(args: argparse.Namespace) -> int:
     if args.suites != ["layers"]:
         raise ValueError("layers are modelled by themselves: name no other suite beside them")
-    options = ("explain", "like_harness", "plot")
+    options = ("explain", "like_harness", "plot", "formats", *SHAPE_OPTIONS)
     types.refuse_given(args, options, lambda name: f"layers are modelled: leave out {name}")
     from nvfp4_cute.bench import layers
 
@@ -202,7 +226,7 @@ def _layers(args: argparse.Namespace) -> int:
 def _over_ranks(args: argparse.Namespace) -> int:
     if args.suites != ["ep"]:
         raise ValueError("ep is measured by itself: name no other suite beside it")
-    options = ("target", "explain", "like_harness", "jobs")
+    options = ("target", "explain", "like_harness", "jobs", "formats", *SHAPE_OPTIONS)
     types.refuse_given(args, options, lambda name: f"ep is measured on this machine: leave out --{name}")
     from nvfp4_cute.bench import ep
 
@@ -217,7 +241,9 @@ def _over_ranks(args: argparse.Namespace) -> int:
 
 
 def _blind(args: argparse.Namespace) -> int:
-    options = ("suites", "containing", "explain", "like_harness", "json", "plot", "save", "tokens", "ranks")
+    options = (
+        "suites", "containing", "explain", "like_harness", "json", "plot", "save", "tokens", "ranks", "formats", *SHAPE_OPTIONS,
+    )  # fmt: skip
     why = "predictions are of calls of their own: leave out {}"
     types.refuse_given(args, options, why.format)
     from nvfp4_cute.bench import blind

@@ -8,12 +8,16 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute import env
+from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
-from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.errors import EmulatorError, UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 
@@ -25,12 +29,13 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its options."""
     text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
     parser = add_verb(verbs, "doctor", text)
+    types.add_formats(parser, "where GEMMs of such operands run", NVFP4_PAIR)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
-    text, usable = report()
+    text, usable = report(args.formats)
     print(text, end="")
     return 0 if usable else 1
 
@@ -156,8 +161,12 @@ def shim_problem() -> str | None:
     return None
 
 
-def report() -> tuple[str, bool]:
-    """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator)."""
+def report(formats: Formats = NVFP4_PAIR) -> tuple[str, bool]:
+    """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator).
+
+    Args:
+        formats: of ``a`` and of ``b``, of which the report says what multiplies them where.
+    """
     from nvfp4_cute.prove import silicon
 
     found, present, shim = versions(), gpus(), shim_problem()
@@ -168,6 +177,7 @@ def report() -> tuple[str, bool]:
         "GPUs": [line for gpu in present for line in (_gpu_line(gpu, gpu in native), _target_line(gpu))]
         or ["none that torch can use"],
         "kernels": [compiler] if compiler else _kernel_lines(found),
+        "formats": list(_format_lines(formats)),
         "emulator": [
             f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
         ],
@@ -193,6 +203,26 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
         *(f"{arch}: refused, {DSL_PREFIX} {found[DSL_PREFIX]} does not know it" for arch in refused),
         *filter(None, (toolkit_problem(arch, found) for arch in ARCHS if arch not in refused)),
     ]
+
+
+def _format_lines(formats: Formats) -> Iterator[str]:
+    """How architectures multiply a pair, or why they do not, and what they would."""
+    from nvfp4_cute.planning.arch import ARCHS, mmas_of
+    from nvfp4_cute.planning.arch.base import check_pair
+
+    yield "{} x {}; another pair: --formats".format(*formats)
+    found = defaultdict[str, list[str]](list)
+    for arch in ARCHS:
+        mmas = mmas_of(arch)
+        try:
+            check_pair(arch, formats, mmas)
+        except UnsupportedProblem as error:
+            found[str(error).removeprefix(f"{arch}: ")].append(arch)
+        else:
+            mma = mmas[formats]
+            how = f"decoded to {mma.kind}" if mma.decodes else f"tensor cores, {mma.kind}"
+            found[how].append(arch)
+    yield from (f"{', '.join(archs)}: {how}" for how, archs in found.items())
 
 
 def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:

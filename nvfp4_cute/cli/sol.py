@@ -18,6 +18,8 @@ from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.model.plot import roofline
+from nvfp4_cute.planning.arch import mmas_of
+from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
@@ -47,6 +49,7 @@ examples:
   nvfp4-cute sol                                           the competition's benchmark cases, published beside ours
   nvfp4-cute sol --target rtx5090 --json                   the same on another GPU, with the source of every figure
   nvfp4-cute sol --m 16 --n 4096 --k 7168 --groups 32      one shape: traffic by operand, and what binds
+  nvfp4-cute sol --m 16 --n 4096 --k 7168 --formats mxfp8_e4m3,mxfp4   operands of other formats
   nvfp4-cute sol --op w4a16 --m 1 --n 4096 --k 4096        fp16 activations, NVFP4 weights
   nvfp4-cute sol --memory --target h200                    what weights occupy in fp16, fp8, and NVFP4
 
@@ -65,12 +68,7 @@ def add_parser(verbs: Verbs) -> None:
         "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
     )
     parser.add_argument("--problem", choices=tuple(PROBLEMS), help="only this competition problem")
-    parser.add_argument(
-        "--m", type=types.positives, metavar="M[,M...]", help="rows of a group, or of each group"
-    )
-    parser.add_argument("--n", type=types.positive, help="columns of C")
-    parser.add_argument("--k", type=types.positive, help="the dimension that is summed over")
-    parser.add_argument("--groups", type=types.positive, help="groups (default: as many as --m lists)")
+    types.add_shape(parser, types.positives)
     parser.add_argument(
         "--op",
         choices=tuple(OPERATIONS),
@@ -199,6 +197,7 @@ class Row:
             "competition_us": self.competition_us,
             "physical_us": self.floor.us,
             "bound": self.floor.bound,
+            "sustained_us": self.floor.sustained_us,
             "terms": [{"name": t.name, "us": t.us, "basis": t.basis} for t in self.floor.terms],
         }
 
@@ -214,7 +213,9 @@ def competition_rows(target: Target, problem: str | None = None) -> list[Row]:
 
 
 def shape_row(target: Target, shape: Shape) -> Row:
-    """The row of a shape."""
+    """The row of a shape. Raises UnsupportedProblem where the target multiplies no such pair of formats."""
+    if "a" not in OPERATIONS[shape.operation]:
+        check_pair(target.arch, shape.formats, mmas_of(target.arch))
     work = shape.work()
     return Row(shape.operation, shape.name, work, light.physical_floor(work, target))
 
@@ -242,7 +243,8 @@ def print_floors(
     """Print the floors of a shape, or of the competition's benchmark cases; write a picture if asked. Return 0.
 
     Raises:
-        UnsupportedTarget: an unknown target. ValueError: ``plot`` without matplotlib.
+        UnsupportedTarget: an unknown target. UnsupportedProblem: a pair of formats that it does not multiply. ValueError:
+            ``plot`` without matplotlib.
     """
     target, why = choose_target(target_name)
     rows = [shape_row(target, shape)] if shape else competition_rows(target, problem)
@@ -342,9 +344,20 @@ def _breakdown(row: Row) -> str:
             "",
             "\n".join(f"{name:<7}{us:>10} us   {basis}" for name, us, basis in terms),
             f"physical speed of light: {row.floor.us:.3f} us, bound by {row.floor.bound}",
+            *_sustained(row),
             *([] if ours is None else [f"the competition's formula (a B200): {ours:.3f} us"]),
         ]
     )
+
+
+def _sustained(row: Row) -> list[str]:
+    """A line on the power limit, where it is known and binds."""
+    us = row.floor.sustained_us
+    if us is None or us <= row.floor.us:
+        return []
+    return [
+        f"repeated for seconds on random data: {us:.3f} us, by the power limit (nvfp4_cute/gpus/power.py)"
+    ]
 
 
 def _memory_table(rows: Sequence[dict]) -> str:

@@ -10,15 +10,15 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute import env
-from nvfp4_cute.bench.cases import SUITES, Case, select
+from nvfp4_cute.bench.cases import OPERATIONS, SUITES, Case, select, shape_case
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.operands import Operands, empty_operands, make_operands
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.problem import Form, OutDtype
 
-OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm"}
 OUT_DTYPES: dict[str, OutDtype] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -32,6 +32,7 @@ examples:
   nvfp4-cute tune --m 16 --n 4096 --k 7168 --groups 8      list form; measured on the GPU of this machine if it is known
   nvfp4-cute tune --m 8,0,200 --n 4096 --k 7168 --form ragged --target B200   sizes on the device; modelled elsewhere
   nvfp4-cute tune --m 64 --n 2048 --k 7168 --op dual --out nvfp4
+  nvfp4-cute tune --m 64 --n 2048 --k 7168 --formats fp8_1x128,fp8_128x128   operands of other formats
   nvfp4-cute tune competition --containing group_gemm      the cases of the suites that bench times
 
 What is found is kept with the compiled kernels (NVFP4_CUTE_CACHE_DIR), for one product of GPU, and taken by every later call
@@ -57,12 +58,8 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT"
     )
-    parser.add_argument(
-        "--m", type=types.sizes, metavar="M[,M...]", help="rows of a group, or of each group; 0 is none"
-    )
-    parser.add_argument("--n", type=types.positive, help="columns of C")
-    parser.add_argument("--k", type=types.positive, help="the dimension that is summed over")
-    parser.add_argument("--groups", type=types.positive, help="groups (default: as many as --m lists)")
+    types.add_shape(parser, types.sizes)
+    types.add_formats(parser, "of the operands", NVFP4_PAIR)
     parser.add_argument(
         "--op",
         choices=tuple(OPERATIONS),
@@ -90,11 +87,11 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune what was asked for; return 0. Raises ValueError for options that do not go together."""
     if args.m and args.n and args.k and not args.suites and not args.containing:
-        wanted = [of_shape(args.m, args.n, args.k, args.groups, args.op, args.form, args.out)]
+        wanted = [of_shape(args.m, args.n, args.k, args.groups, args.op, args.form, args.out, args.formats)]
     elif args.m or args.n or args.k or args.groups or not (args.suites or args.containing):
         raise ValueError("name a suite (and --containing), or give a shape: --m, --n, and --k together")
     else:
-        wanted = of_suites(tuple(args.suites), args.containing)
+        wanted = of_suites(tuple(args.suites), args.containing, args.formats)
     return tune_all(wanted, target_name=args.target, keep=not args.dry_run)
 
 
@@ -107,27 +104,31 @@ class Work:
     out: str = "bf16"
 
 
-def of_suites(suites: tuple[str, ...], containing: str) -> list[Work]:
+def of_suites(suites: tuple[str, ...], containing: str, formats: Formats = NVFP4_PAIR) -> list[Work]:
     """The GEMMs among benchmark cases. Raises ValueError for an unknown suite, or where none is left."""
-    found = [Work(case, case.form) for case in select(suites, containing) if case.operation != "gemv"]
+    cases = select(suites, containing, formats)
+    found = [Work(case, case.form) for case in cases if case.operation != "gemv"]
     if not found:
         raise ValueError("no chosen case is a GEMM: gemv has nothing to configure; name other cases")
     return found
 
 
-def of_shape(m: tuple[int, ...], n: int, k: int, groups: int | None, operation: str, form: Form, out: str) -> Work:  # fmt: skip
+def of_shape(
+    m: tuple[int, ...],
+    n: int,
+    k: int,
+    groups: int | None,
+    operation: str,
+    form: Form,
+    out: str,
+    formats: Formats = NVFP4_PAIR,
+) -> Work:
     """One shape: ``m`` of all groups, or of each. Raises ValueError where sizes contradict each other or the form."""
-    groups = groups or len(m)
-    if len(m) not in (1, groups):
-        raise ValueError(
-            f"--m has {len(m)} entries for {groups} groups; give one for all groups, or one a group"
-        )
-    rows = m * groups if len(m) == 1 else m
+    case = shape_case(m, n, k, groups, operation, formats)
+    rows = tuple(m for m, _, _ in case.sizes)
     if form == "batched" and len(set(rows)) > 1:
         raise ValueError(f"--form batched with rows {rows}: batches have one size; use --form list")
-    name = f"g{groups}_m{'-'.join(map(str, m))}_n{n}_k{k}"
-    sizes = tuple((m, n, k) for m in rows)
-    return Work(Case("shape", operation, name, OPERATIONS[operation], sizes), form, out)
+    return Work(case, form, out)
 
 
 def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> int:
@@ -171,7 +172,8 @@ def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], lis
     if form == "masked":
         case = replace(case, sizes=tuple((max(rows), n, k) for _, n, k in case.sizes))
     operands = make_operands(case, device, 0) if device.type == "cuda" else empty_operands(case)
-    options: dict[str, Any] = {"out_dtype": OUT_DTYPES[work.out]}
+    a_format, b_format = case.formats
+    options: dict[str, Any] = {"out_dtype": OUT_DTYPES[work.out], "a_format": a_format, "b_format": b_format}
     if form == "ragged":
         options["offs"] = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     elif form == "masked":

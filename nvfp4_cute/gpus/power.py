@@ -48,6 +48,19 @@ POWER = {
 }
 
 
+def least_us(flops: int, math: str, target: Target) -> float | None:
+    """Least time of so many operations that are repeated for seconds on random data; None where power or the rate is not known.
+
+    Args:
+        flops: two a multiply-add.
+        math: the format that tensor cores multiply in, of ``target.rates``.
+    """
+    power, rate = POWER.get(target.name), target.rates.get(math)
+    if power is None or rate is None:
+        return None
+    return 1e6 * flops / rate * power.matrix_cycle / (power.limit - power.base)
+
+
 def sustained_us(timing: Timing, target: Target) -> float | None:
     """Time of a modelled launch that is repeated for seconds on random data; None for a GPU whose power is not known."""
     power = POWER.get(target.name)

@@ -14,8 +14,10 @@ Both count every operand once, without padding and from memory: operands that ar
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nvfp4_cute.formats.block_format import FORMATS, MXFP8_E4M3, BlockFormat
+from nvfp4_cute.formats.block_format import FORMATS, MXFP8_E4M3, NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.gpus.power import least_us
 from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.planning.arch import mmas_of
 
 # B200: 0.96 of 8 TB/s; 94.9 % of 148 SMs x 32768 FLOP a clock x 1.5 GHz (dense NVFP4 at the published clock).
 COMPETITION_HBM_BYTES_PER_S = 7.68e12
@@ -24,7 +26,10 @@ COMPETITION_FP4_FLOPS_PER_S = 6.90e15
 
 @dataclass(frozen=True)
 class Storage:
-    """How a tensor's values lie in memory: bits a value, and bits of one scale for ``block`` values of each of ``block_rows``."""
+    """How a tensor's values lie in memory: bits a value, and bits of one scale for ``block`` values of each of ``block_rows``.
+
+    ``block``: 0 for all of a row.
+    """
 
     bits: int
     block: int = 0
@@ -72,11 +77,13 @@ class Work:
         operands: tensors that cross memory; groups are summed up.
         products: matrix products; groups are summed up.
         math: the format in which they are multiplied, one of ``targets.MATH_FORMATS``.
+        pair: block formats of A and B; None where either has none.
     """
 
     operands: tuple[Operand, ...]
     products: tuple[Product, ...]
     math: str = "nvfp4"
+    pair: Formats | None = NVFP4_PAIR
 
     @property
     def bytes(self) -> int:
@@ -125,7 +132,9 @@ def grouped_gemm(
         operands += _tensor(name, b, [(n, k) for _, n, k in live])
     operands += _tensor("c", out, [(m, n) for m, n, _ in live], written=True)
     flops = sum(2 * m * n * k for m, n, k in live)
-    return Work(tuple(operands), tuple(Product(f"a @ {name}^T", flops) for name in names_b), _math(a, b))
+    products = tuple(Product(f"a @ {name}^T", flops) for name in names_b)
+    pair = (FORMATS[a], FORMATS[b]) if a in FORMATS and b in FORMATS else None
+    return Work(tuple(operands), products, _math(a, b), pair)
 
 
 def gemm(m: int, n: int, k: int, l: int = 1, *, out: str = "fp16") -> Work:
@@ -152,7 +161,8 @@ def tensor_bytes(storage: str, rows: int, cols: int) -> tuple[int, int]:
     form = STORAGE.get(storage)
     if form is None:
         raise ValueError(f"format {storage!r} is unknown; use one of {', '.join(STORAGE)}")
-    scales = -(-cols // form.block) * form.scale_bits // 8 if form.block else 0
+    blocks = -(-cols // form.block) if form.block else 1
+    scales = blocks * form.scale_bits // 8
     return rows * -(-cols * form.bits // 8), -(-rows // form.block_rows) * scales
 
 
@@ -168,7 +178,7 @@ def _tensor(
     """Values and, where the format has them, block scales of all groups."""
     sizes = [tensor_bytes(storage, rows, cols) for rows, cols in shapes or [(0, 0)]]
     parts = [Operand(name, sum(data for data, _ in sizes), written)]
-    if STORAGE[storage].block:
+    if STORAGE[storage].scale_bits:
         parts.append(Operand(f"{name}_scale", sum(scale for _, scale in sizes), written))
     return parts
 
@@ -215,6 +225,8 @@ class Floor:
 
     target: Target
     terms: tuple[Term, ...]
+    sustained_us: float | None = None
+    """Of a launch that is repeated for seconds, by the power limit (``gpus.power``); None where that is not known."""
 
     @property
     def us(self) -> float:
@@ -231,9 +243,21 @@ def physical_floor(work: Work, target: Target) -> Floor:
     """Memory, math, and launch time of ``work`` on ``target``, each with its basis.
 
     On a target without FP4 tensor cores NVFP4 operands count at the fp16 rate: their values times their scales have too
-    many bits for fp8.
+    many bits for fp8. So do other pairs that its kernels decode.
     """
-    return Floor(target, (_memory_term(work, target), _math_term(work, target), _launch_term(target)))
+    math, note = _math_on(work, target)
+    terms = (_memory_term(work, target), _math_term(work, target, math, note), _launch_term(target))
+    return Floor(target, terms, least_us(work.flops, math, target))
+
+
+def _math_on(work: Work, target: Target) -> tuple[str, str]:
+    """The format that tensor cores of the target multiply in, and why where operands have another one."""
+    if work.math == "nvfp4" and work.math not in target.rates:
+        return "fp16", ", no FP4 tensor cores"
+    mma = None if work.pair is None else mmas_of(target.arch).get(work.pair)
+    if mma is not None and mma.decodes:
+        return "fp16", f", decoded to {mma.kind}"
+    return work.math, ""
 
 
 def _memory_term(work: Work, target: Target) -> Term:
@@ -246,10 +270,7 @@ def _memory_term(work: Work, target: Target) -> Term:
     )
 
 
-def _math_term(work: Work, target: Target) -> Term:
-    math, note = work.math, ""
-    if math == "nvfp4" and math not in target.rates:
-        math, note = "fp16", ", no FP4 tensor cores"
+def _math_term(work: Work, target: Target, math: str, note: str) -> Term:
     rate = target.math_flops_per_s(math)
     if rate is None:
         return Term("math", None, f"the {math} rate of {target.name} is not known")

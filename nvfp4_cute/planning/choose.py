@@ -97,8 +97,9 @@ def candidates(
 
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:
-    """What is chosen from, the chosen one first; one may be there twice. ``problem``: as of ``choose_config``."""
+    """What is chosen from, the chosen one first; one may be there twice. Raises as ``choose_config``."""
     formats = problem.a_format, problem.b_format
+    check_pair(arch, formats, mmas_of(arch))
     family = family_of(arch, formats)
     estimates = family.estimates(problem, num_sms)
     if estimates:

@@ -9,9 +9,17 @@ import torch
 
 from nvfp4_cute import cli
 from nvfp4_cute.bench import cases, choices, command, measured, modelled, ours, report
-from nvfp4_cute.bench.operands import make_operands
+from nvfp4_cute.bench.operands import empty_operands, make_operands
 from nvfp4_cute.bench.peers import PEERS
 from nvfp4_cute.cli.verbs import VERBS
+from nvfp4_cute.formats.block_format import (
+    INT8,
+    MXFP4,
+    MXFP8_E4M3,
+    NVFP4_PAIR,
+    FP8_1x128,
+    FP8_128x128,
+)
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.planning import choose
@@ -165,6 +173,29 @@ def test_our_operations_take_the_operands_of_a_case(operation, sizes, form):
     measured.check(case, operands, prepared.out)
 
 
+@pytest.mark.parametrize("operation", ["grouped_gemm", "gemm"])
+@pytest.mark.parametrize("pair", [(MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128), (INT8, INT8)], ids=str)
+def test_operands_of_other_formats(pair, operation):
+    """Random ones hold what the reference says they do; empty ones have their shapes and types, ragged and in lists."""
+    sizes = ((40, 136, 256), (0, 136, 256)) if operation == "grouped_gemm" else ((40, 136, 256),)
+    for form in ("list", "ragged"):
+        case = cases.Case("shape", "gemm", "small", operation, sizes, form=form, formats=pair)
+        operands = make_operands(case, CPU, seed=5)
+        prepared = ours.prepare(case, operands, "reference")
+        prepared.run()
+        measured.check(case, operands, prepared.out)
+        ours.prepare(case, empty_operands(case), "reference").run()
+    assert "NVFP4 loop" not in {p.name for p in PEERS if p.unsupported_reason(case, (10, 0)) is None}
+
+
+def test_suites_of_other_formats():
+    dense, plain = (cases.select(("dense",), "128^3", formats) for formats in ((MXFP4, MXFP4), NVFP4_PAIR))
+    assert [str(case) for case in (*dense, *plain)] == ["gemm 128^3 mxfp4 x mxfp4", "gemm 128^3"]
+    assert not any(c.published or c.sol_us for c in cases.select(formats=(MXFP4, MXFP4)))
+    with pytest.raises(ValueError, match="K=192 is not a positive multiple of 128"):
+        cases.shape_case((8,), 16, 192, formats=(FP8_1x128, FP8_128x128))
+
+
 def test_a_modelled_time_is_above_the_floor_and_says_what_it_is():
     time, peers, remarks = modelled.time_case(SMALL, targets.B200)
     assert time.kind == report.MODELLED and not peers and not remarks
@@ -263,6 +294,15 @@ def test_explain_names_what_is_chosen(no_gpu, capsys):
         assert block.strip().startswith(chosen.to_name())
 
 
+def test_explain_takes_a_shape_of_other_formats(no_gpu, capsys):
+    line = (
+        "bench --m 512 --n 4096 --k 7168 --groups 8 --formats fp8_1x128,fp8_128x128 --target H100 --explain"
+    )
+    assert cli.main(line.split()) == 0
+    problem = GroupedProblem(((512, 4096, 7168),) * 8, a_format=FP8_1x128, b_format=FP8_128x128)
+    assert choose.choose_config(problem, "sm_90a", 132).to_name() in capsys.readouterr().out
+
+
 def test_explain_on_another_family(no_gpu, capsys):
     assert cli.main(["bench", "competition", "--explain", "--target", "RTX 5090"]) == 0
     assert "a rule of sm_120a" in capsys.readouterr().out
@@ -279,6 +319,11 @@ def test_explain_on_another_family(no_gpu, capsys):
         ("--html t.html --jobs 2", "--html shows committed results: leave out jobs"),
         ("--compare a.json b.json --results r.json", "--compare reads two results: leave out results"),
         ("dense --target gtx", "target 'gtx' is not in the table"),
+        ("dense --formats nvfp4,mxfp4", "sm_100a: no kernel for nvfp4 x mxfp4"),
+        ("dense --formats mxfp4 --save", "leave out --formats"),
+        ("dense --m 4", "a shape takes --m, --n, and --k together, and no suite"),
+        ("layers --formats mxfp4", "layers are modelled: leave out formats"),
+        ("ep --n 4", "leave out --n"),
     ],
 )
 def test_refusals(no_gpu, capsys, line, message):

@@ -112,6 +112,26 @@ def test_operands_of_other_formats(capsys):
     assert row["math"] == "fp8"
 
 
+def test_a_pair_counts_at_the_rate_of_what_multiplies_it_there(capsys):
+    """On Hopper MXFP8 is decoded to bf16, FP8 with fp32 scales is not; power is what holds a long run of it."""
+    line = "--m 4096 --n 4096 --k 7168 --target H100 --json --formats"
+    decoded, plain = (
+        json.loads(run(capsys, f"{line} {pair}"))["rows"][0]
+        for pair in ("mxfp8_e4m3", "fp8_1x128,fp8_128x128")
+    )
+    assert decoded["terms"][1]["us"] == pytest.approx(2 * plain["terms"][1]["us"])
+    assert "decoded to bf16" in decoded["terms"][1]["basis"] and "fp8 at" in plain["terms"][1]["basis"]
+    cycles = 2 * 4096 * 4096 * 7168 / targets.H100_SXM.rates["fp8"]
+    assert plain["sustained_us"] == pytest.approx(1e6 * cycles * 3.7e-9 / 600)
+    text = run(capsys, f"{line.replace(' --json', '')} fp8_1x128,fp8_128x128")
+    assert f"repeated for seconds on random data: {plain['sustained_us']:.3f} us, by the power limit" in text
+
+
+def test_a_pair_without_a_kernel_is_refused_with_what_there_is(capsys):
+    message = refused(capsys, "--m 8 --n 128 --k 256 --formats nvfp4,mxfp4 --target H100")
+    assert "sm_90a: no kernel for nvfp4 x mxfp4" in message and "quantize a to MXFP4" in message
+
+
 def test_w4a16_has_no_competition_time(capsys):
     out = run(capsys, "--op w4a16 --m 1 --n 4096 --k 4096 --target H200")
     assert "a_scale" not in out and "b_scale" in out and "competition" not in out

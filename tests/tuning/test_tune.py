@@ -17,6 +17,7 @@ from nvfp4_cute.backends import calls
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.cli import tune as tune_verb
+from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch import prepared, tuned
@@ -348,6 +349,7 @@ def test_verb(monkeypatch, capsys):
         ("--m 1,2 --n 64 --k 64 --form batched", "one size"),
         ("competition --containing gemv", "nothing to configure"),
         ("--m 4 --n 64 --k 64 --target 8086", "not in the table"),
+        ("--m 4 --n 64 --k 64 --formats nvfp4,mxfp4", "no kernel for nvfp4 x mxfp4"),
     ],
 )
 def test_the_verb_refuses(arguments, message, capsys):
@@ -371,6 +373,15 @@ def test_the_verb_makes_operands_of_every_form(form, op):
     assert asked.problem.num_groups == 2 and asked.problem.out_dtype == "nvfp4"
     assert asked.problem.sizes[0] == (40 if form in ("list", "batched") else 64, 64, 256)
     assert (asked.problem.activation is None) == (op == "gemm")
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+def test_the_verb_makes_operands_of_other_formats(form):
+    args = cli.build_parser().parse_args("tune --m 40 --n 64 --k 256 --formats fp8_1x128,fp8_128x128".split())
+    work = tune_verb.of_shape(args.m, args.n, args.k, 2, args.op, form, args.out, args.formats)
+    operation, operands, options = tune_verb.arguments(work, torch.device("cpu"))
+    asked = tuned.request_of(lambda: operation(*operands, backend="emulator", **options)).problem
+    assert (asked.a_format, asked.b_format) == (FP8_1x128, FP8_128x128) and asked.form == form
 
 
 @pytest.mark.gpu("sm_90a")

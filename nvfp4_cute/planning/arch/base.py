@@ -122,6 +122,11 @@ class Mma:
     k: int
     element_bits: int = 4
 
+    @property
+    def decodes(self) -> bool:
+        """Whether operands become 16-bit floats, which are multiplied."""
+        return self.kind in ("f16", "bf16")
+
     def pads(self, format: BlockFormat) -> bool:
         """Whether elements of ``format`` have fewer bits in device memory, and TMA makes room around them."""
         return format.element.bits < self.element_bits
