@@ -15,12 +15,14 @@ import multiprocessing
 import os
 import pickle
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from nvfp4_cute.text_table import text_table
 
 MAKER = "nvfp4-cute bench --predict"
 NEWEST = list(SETS)[-1]
+BURSTS, PAUSE_S = 3, 0.1
 MODEL_OF_TIME = ("timing/", "gpus/timing_figures.py", "gpus/power.py")
 """Sources that no recording depends on."""
 
@@ -178,16 +181,24 @@ def run_once(name: str) -> None:
 
 
 def measure(name: str) -> float | str:
-    """us of a call between events beyond what an empty interval takes, that of the probe added; or why there is none."""
+    """us of a call between events beyond what an empty interval takes, that of the probe added; or why there is none.
+
+    The middle one of times that were measured in bursts with pauses between them: twenty rounds take five milliseconds, which
+    something else on the machine can hold up all the time.
+    """
     from nvfp4_cute.tuning import stopwatch
 
     try:
         run = on_the_gpu(name)
-        samples = stopwatch.measure({name: _call_of(run)}, 1, rounds=20, clean=True)
+        bursts = []
+        for _ in range(BURSTS):
+            samples = stopwatch.measure({name: _call_of(run)}, 1, rounds=20, clean=True)
+            bursts.append(samples[name].median - samples[stopwatch.EMPTY].median)
+            time.sleep(PAUSE_S)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     torch.cuda.empty_cache()
-    return round(samples[name].median - samples[stopwatch.EMPTY].median + INTERVAL_US, 3)
+    return round(median(bursts) + INTERVAL_US, 3)
 
 
 def _call_of(run: Callable[[], object]) -> Callable[[int], object]:

@@ -210,6 +210,26 @@ SECOND = (
         (1, 16, 2, 1024, 1024), (4, 16, 4, 1024, 512), (8, 8, 2, 2048, 1024), (32, 16, 2, 1024, 512), (64, 8, 2, 1024, 1024),
     )),
 )  # fmt: skip
-SETS = {"first": FIRST, "second": SECOND}
+THIRD = (
+    *(Case("gemm", sizes) for sizes in (
+        (128, 3072, 3072), (224, 2560, 4096), (384, 1536, 3072), (896, 1536, 2048), (64, 5120, 3072), (24, 6144, 3072),
+        (1, 8192, 3072), (5, 3072, 5120), (2048, 1024, 1024),
+    )),
+    *(Case("dual_gemm", sizes) for sizes in ((192, 2048, 2048), (64, 2048, 3072), (4, 3072, 3072))),
+    *(Case("gemm, 16-bit rows", sizes) for sizes in (
+        (1, 5120, 5120), (4, 6144, 2048), (8, 4096, 4096), (12, 6144, 3072), (16, 3072, 6144), (24, 4096, 2048), (32, 5120, 3072),
+        (80, 3072, 3072),
+    )),
+    *(Case("gemv", sizes) for sizes in ((5120, 5120, 1), (3072, 4096, 2), (2048, 2048, 6))),
+    *(Case("grouped_gemm, ragged", sizes) for sizes in ((6, 24, 2048, 3072), (12, 40, 1536, 1536), (24, 8, 1024, 3072))),
+    *(Case("grouped_gemm, list", sizes) for sizes in ((4, 64, 2048, 3072), (5, 128, 1536, 2048))),
+    *(Case("grouped_gemm, ragged, 16-bit rows", sizes) for sizes in ((6, 6, 2048, 3072), (8, 16, 1536, 2048))),
+    *(Case("quantize", sizes) for sizes in ((4, 6144), (128, 4096), (384, 2048))),
+    *(Case("LinearNVFP4", sizes) for sizes in ((1, 6144, 3072), (16, 4096, 3072), (64, 3072, 3072), (96, 3072, 2048))),
+    *(Case("route + MoENVFP4", sizes) for sizes in (
+        (1, 32, 2, 1024, 1024), (8, 16, 2, 1536, 1024), (16, 8, 2, 1024, 2048), (48, 16, 4, 1024, 512),
+    )),
+)  # fmt: skip
+SETS = {"first": FIRST, "second": SECOND, "third": THIRD}
 """Calls that were predicted together. No constant of the model was set from the times of a set before they were predicted."""
 BY_NAME = {case.name: case for cases in SETS.values() for case in cases}

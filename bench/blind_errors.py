@@ -9,7 +9,8 @@ from typing import Any
 RANKED_GAP = 1.10
 """Two measured times that differ by more must be predicted in the same order."""
 PREDICTIONS = tuple(
-    Path(__file__).parent / "results" / name for name in ("blind_h100.json", "blind_h100_second.json")
+    Path(__file__).parent / "results" / name
+    for name in ("blind_h100.json", "blind_h100_second.json", "blind_h100_third.json")
 )
 """Committed files, oldest first."""
 

@@ -66,9 +66,15 @@ def run(
         raise ValueError(f"the harness's way of timing needs a GPU, and this machine has no {target.name}")
     if measured and (jobs or results):
         raise ValueError(f"{target.name} is in this machine and is measured: leave out --jobs and --results")
-    timer = _measured(like_harness) if measured else _modelled(chosen, target, jobs or 1, results)
+    notes: tuple[str, ...] = (SOL_NOTE,)
+    if measured:
+        timer = _measured(like_harness)
+    else:
+        timer, made_by = _modelled(chosen, target, jobs or 1, results)
+        notes = (*made_by, *notes)
     rows = report.make_rows(chosen, target, timer)
-    notes = (SOL_NOTE, PEER_NOTE) if any(row.peers for row in rows) else (SOL_NOTE,)
+    if any(row.peers for row in rows):
+        notes = (*notes, PEER_NOTE)
     result = Report(
         target,
         rows,
@@ -144,10 +150,15 @@ def _measured(like_harness: bool) -> report.Timer:
     return time_like_harness if like_harness else time_case
 
 
-def _modelled(chosen: list[cases.Case], target: Target, jobs: int, results: Path | None) -> report.Timer:
-    from nvfp4_cute.bench.modelled import timer
+def _modelled(
+    chosen: list[cases.Case], target: Target, jobs: int, results: Path | None
+) -> tuple[report.Timer, list[str]]:
+    """What says the times, and which sources they are of."""
+    from nvfp4_cute.bench import modelled
 
-    return timer(chosen, target, jobs=jobs, results=results)
+    pieces = [(case, target) for case in chosen]
+    known = modelled.records(pieces, jobs=jobs, results=results, label=target.name)
+    return modelled.timer(known, target), modelled.made_by(known, chosen, target)
 
 
 def _heading(target: Target, measured: bool, like_harness: bool) -> str:

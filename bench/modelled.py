@@ -1,12 +1,14 @@
 """Times of cases on a GPU that need not be there: the kernel's launch recorded on the emulator and replayed in time."""
 
 import re
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from nvfp4_cute.bench import ours, processes
+from nvfp4_cute.bench import ours, processes, provenance
 from nvfp4_cute.bench.blind_errors import newest, summary_of
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
@@ -19,16 +21,19 @@ from nvfp4_cute.model.modelled import modelled_times
 VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
 MOST_FLOPS = 2e13
 """16384^3 is 8.8e12: some tiles of each CTA are replayed (``model.modelled``), and all of one are executed, in minutes."""
-FEW_FLOPS = 1e11
+FEW_FLOPS, FEW_FLOPS_BY_WARPS = 1e11, 1e9
 """Of launches with less every CTA is executed, in seconds, and their time is the mean over layouts of memory, which moves it by
-less than a percent; of others, and of gemv, one for all that do alike work."""
+less than a percent; of others, and of gemv, one for all that do alike work. The second one is for GPUs whose warps multiply
+themselves, with ``mma.sync``: they have twenty times the events."""
+MULTIPLIED_BY_WARPS, EVENTS_OF_WARPS = ("sm_120a", "sm_121a"), 20
 
 
 def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
     """The modelled time of our kernel, or why there is none."""
     if case.work.flops > MOST_FLOPS:
         return None, {}, {ours.NAME: f"not modelled: more than {MOST_FLOPS / 1e9:.0f} GFLOP"}
-    by_representatives = case.operation == "gemv" or case.work.flops > FEW_FLOPS
+    few = FEW_FLOPS_BY_WARPS if target.arch in MULTIPLIED_BY_WARPS else FEW_FLOPS
+    by_representatives = case.operation == "gemv" or case.work.flops > few
     try:
         timings = modelled_times(
             lambda backend: ours.prepare(case, empty_operands(case), backend).run(),
@@ -46,27 +51,64 @@ def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time],
 
 
 def record(piece: tuple[Case, str]) -> dict[str, Any]:
-    """Plain data of a case on the GPU of a name: its time as ``Time`` takes it, or None, and why there is none."""
+    """Plain data of a case on the GPU of a name: its time as ``Time`` takes it, or None and why there is none; seconds that took,
+    and the digest of the sources."""
     case, target_name = piece
-    time, _, remarks = time_case(case, lookup(target_name))
-    return {"time": None if time is None else vars(time), "remarks": remarks}
+    began = time.monotonic()
+    found, _, remarks = time_case(case, lookup(target_name))
+    return {
+        "time": None if found is None else vars(found),
+        "remarks": remarks,
+        "seconds": round(time.monotonic() - began, 1),
+        "sources": provenance.digest(),
+    }
 
 
-def timer(cases: Sequence[Case], target: Target, *, jobs: int = 1, results: Path | None = None) -> Timer:
-    """The modelled times of cases, several at a time, those first that take longest.
+def records(
+    pieces: Iterable[tuple[Case, Target]], *, jobs: int = 1, results: Path | None = None, label: str
+) -> dict[str, dict[str, Any]]:
+    """What ``record`` says of cases on GPUs, by the key of each; several at a time, those first that take longest.
 
     Args:
-        jobs, results: as of ``processes.records``.
+        jobs, results, label: as of ``processes.records``.
     """
-    ordered = sorted(cases, key=lambda case: -case.work.flops)
-    wanted = {f"{target.name}/{case}": (case, target.name) for case in ordered}
-    known = processes.records(record, wanted, jobs=jobs, results=results, label=target.name)
+    ordered = sorted(pieces, key=lambda piece: -expected_work(*piece))
+    wanted = {key_of(case, target): (case, target.name) for case, target in ordered}
+    return processes.records(record, wanted, jobs=jobs, results=results, label=label)
+
+
+def key_of(case: Case, target: Target) -> str:
+    """Of a case on a GPU in a file of results."""
+    return f"{target.name}/{case}"
+
+
+def expected_work(case: Case, target: Target) -> float:
+    """How long a case takes to model, in no unit: it only orders them."""
+    return case.work.flops * (EVENTS_OF_WARPS if target.arch in MULTIPLIED_BY_WARPS else 1)
+
+
+def timer(known: Mapping[str, dict[str, Any]], target: Target) -> Timer:
+    """The times that records have of cases on a GPU."""
 
     def time_of(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
-        found = known[f"{target.name}/{case}"]
+        found = known[key_of(case, target)]
         return None if found["time"] is None else Time(**found["time"]), {}, found["remarks"]
 
     return time_of
+
+
+def made_by(known: Mapping[str, dict[str, Any]], cases: Sequence[Case], target: Target) -> list[str]:
+    """Notes: which sources modelled the times of cases on a GPU, and which rows are not of the sources that most are of."""
+    by_sources: dict[str, list[str]] = defaultdict(list)
+    for case in cases:
+        by_sources[known[key_of(case, target)].get("sources", "unknown")].append(str(case))
+    most = max(by_sources, key=lambda sources: len(by_sources[sources]))
+    commit = f", commit {provenance.commit()}" if most == provenance.digest() else ""
+    return [f"modelled by sources {most}{commit}."] + [
+        f"by older sources {sources}: {', '.join(names)}."
+        for sources, names in by_sources.items()
+        if sources != most
+    ]
 
 
 def stated_error() -> str:

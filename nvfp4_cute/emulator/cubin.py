@@ -6,6 +6,7 @@ sections ``.symtab`` and ``.strtab`` name the symbols.
 """
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 ELF = b"\x7fELF"
@@ -15,6 +16,12 @@ _EIATTR_REGCOUNT = 0x2F
 _EIATTR_INDIRECT_BRANCH_TARGETS = 0x34
 _FORMAT_SIZED_VALUE = 4
 _SYMBOL_BYTES = 24
+_OPCODE = 0xFFF
+_GLOBAL_LOAD, _MMA_SYNC = 0x981, 0x23C
+"""Low bits of LDG and HMMA."""
+_SIZE_BIT, _SIZES = 9, (1, 1, 2, 2, 4, 8, 16, 0)
+_NO_ALLOCATE_BIT = 22
+"""Of an LDG's upper 64 bits: three that say how many bytes a lane loads, and one that L1 is not to keep them."""
 _STALL_BIT = 41
 """Of an instruction's upper 64 bits: the first of four that say how many cycles its warp waits before it issues the next one."""
 
@@ -35,6 +42,20 @@ class KernelResources:
 
 
 @dataclass(frozen=True)
+class PlacedLoad:
+    """A load of global memory in a kernel's text.
+
+    Attributes:
+        nbytes: of a lane.  allocates: whether L1 is to keep them.
+        multiplied: mma.sync in front of it.
+    """
+
+    nbytes: int
+    allocates: bool
+    multiplied: int
+
+
+@dataclass(frozen=True)
 class MachineCode:
     """What the assembler made of one kernel.
 
@@ -42,11 +63,14 @@ class MachineCode:
         registers: 32-bit registers a thread.
         instructions: that it has, without the padding at its end.
         stalls: cycles that they keep a warp from issuing the next one, after what its control word says.
+        loads: of global memory, in order.  products: mma.sync that it has.
     """
 
     registers: int
     instructions: int
     stalls: int
+    loads: tuple[PlacedLoad, ...] = ()
+    products: int = 0
 
 
 def read_resources(cubin: bytes) -> KernelResources:
@@ -72,10 +96,22 @@ def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
             symbol, registers = struct.unpack("<II", payload)
             (start,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
             name = names[start : names.index(b"\0", start)].decode()
-            words = [high for _, high in struct.iter_unpack("<QQ", sections.get(f".text.{name}", b""))]
-            stalls = [word >> _STALL_BIT & 15 for word in words]
-            found[name] = MachineCode(registers, sum(1 for stall in stalls if stall), sum(stalls))
+            words = list(struct.iter_unpack("<QQ", sections.get(f".text.{name}", b"")))
+            stalls = [high >> _STALL_BIT & 15 for _, high in words]
+            instructions = sum(1 for stall in stalls if stall)
+            products = sum(1 for low, _ in words if low & _OPCODE == _MMA_SYNC)
+            found[name] = MachineCode(registers, instructions, sum(stalls), tuple(_loads(words)), products)
     return found
+
+
+def _loads(words: Iterable[tuple[int, int]]) -> Iterator[PlacedLoad]:
+    multiplied = 0
+    for low, high in words:
+        if low & _OPCODE == _MMA_SYNC:
+            multiplied += 1
+        elif low & _OPCODE == _GLOBAL_LOAD:
+            nbytes = _SIZES[high >> _SIZE_BIT & 7]
+            yield PlacedLoad(nbytes, not high >> _NO_ALLOCATE_BIT & 1, multiplied)
 
 
 def read_opcodes(cubin: bytes) -> list[int]:

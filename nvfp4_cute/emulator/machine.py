@@ -114,7 +114,7 @@ class Machine:
 
         try:
             if self.recorder is not None:
-                origins = self.recorder.executed(origins, self.memory)
+                origins = self.recorder.executed(origins, launch, self.memory)
             total = len(origins) * per_cluster
             divided = parallel.can_divide(self, launch, origins)
             if self.checker is not None:

@@ -9,6 +9,7 @@ from nvfp4_cute.timing.constants import Constants
 Figures = dict[str, tuple[float, str]]
 
 PROBE = "bench/probes/h200_probe.cu on an H200 (1.98 GHz, driver 580.159)"
+SYNC_PROBE = "bench/probes/h200_small_mma_probe.cu on an H200"
 PREFETCH_PROBE = "bench/probes/h200_prefetch_probe.cu on an H200"
 LIKE_H200 = "taken over from the H200, as no measurement is public"
 SEMIANALYSIS = "SemiAnalysisAI/microbench-blackwell, B200"
@@ -53,6 +54,14 @@ HOPPER: Figures = {
     "wgmma_issue": (
         0.6,
         "bench/probes/h200_issue_probe.cu on an H200: time of loops of computation and wgmma, less that of the computation alone",
+    ),
+    "sync_share": (
+        0.66,
+        f"{SYNC_PROBE}: 16 m16n8k16 of each of 8 warps take 97.2 cycles of a scheduler, 64 at wgmma's rate",
+    ),
+    "sync_issue": (
+        1.0,
+        f"{SYNC_PROBE}: 64 instructions between 16 of them add 74.5 cycles, 70 by themselves: nothing is issued beside them",
     ),
     "smem_bandwidth": (128, "128 bytes a cycle and SM, programming guide"),
     "commit_latency": (0, "no tcgen05"),
@@ -109,6 +118,8 @@ BLACKWELL: Figures = {
     "allocate": (250, BLACKWELL_NOTES),
     "wgmma_latency": (0, "no wgmma"),
     "wgmma_issue": (0, "no wgmma"),
+    "sync_share": (1, "the rates of sm_120 are those of mma.sync"),
+    "sync_issue": (0, "not measured; 1 on an H200"),
 }
 
 DESKTOP: Figures = {

@@ -18,10 +18,10 @@ from nvfp4_cute.timing.clock import Chain
 from nvfp4_cute.timing.replay import replay_chain
 from nvfp4_cute.timing.result import ChainTiming, Timing
 
-MANY_TILES, REPLAYED_TILES = 20, 10
-"""Of a grouped GEMM whose clusters have so many tiles, the first ones of each are replayed, and as many in the middle, when L2
-has what was loaded before. Those behind the first ones take what half of those in the middle took. Full replays say 1 to 3 %
-more (``tests/model/test_modelled.py``)."""
+REPLAYED_STEPS, REPLAYED_TILES = 320, range(4, 11)
+"""Of a grouped GEMM whose clusters have many tiles, the first ones of each are replayed, and as many in the middle, when L2 has
+what was loaded before: so many steps of the main loop, and so many tiles. Those behind the first ones take what half of those in
+the middle took. Full replays say 1 to 3 % more (``tests/model/test_modelled.py``)."""
 
 
 def modelled_times(
@@ -106,10 +106,17 @@ def recorded_chain(
 
 def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
     work = tile_work.of_task(task, launch, arch)
-    if work is not None and isinstance(task, GroupedTask) and max(map(len, work.clusters)) >= MANY_TILES:
-        work = replace(work, most_tiles=REPLAYED_TILES)
+    if work is not None and isinstance(task, GroupedTask):
+        work = replace(work, most_tiles=replayed_tiles(work))
     decodes_first = launch.plan is not None and launch.plan.kernel.key.config.decode_first
     return [None, work] if decodes_first else [work]
+
+
+def replayed_tiles(work: LaunchWork) -> int | None:
+    """Tiles of a cluster that are replayed at the beginning and in the middle; None for all, where those are not half of them."""
+    steps = max((tile.k_tiles for tiles in work.clusters for tile in tiles), default=1)
+    count = min(max(-(-REPLAYED_STEPS // steps), REPLAYED_TILES[0]), REPLAYED_TILES[-1])
+    return count if max(map(len, work.clusters)) >= 2 * count else None
 
 
 def modelled_time(

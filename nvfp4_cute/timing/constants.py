@@ -50,6 +50,7 @@ class Constants:
         tensor_load_latency: of tcgen05.ld.  tensor_copy_bandwidth: of tcgen05.cp.  allocate: tcgen05.alloc.
         wgmma_latency: from the end of the last wgmma to the end of its wait.
         wgmma_issue: share of a scheduler's issue that wgmma takes while it runs.
+        sync_share: of `matrix_rates` that mma.sync reaches.  sync_issue: share of a scheduler's issue that it takes as it runs.
         follows_stalls: whether a warp issues as fast as the kernel's machine code lets it, on average; else as its PTX does.
         smem_bandwidth: shared memory of one SM.
         matrix_rates: dense FLOP a cycle and SM of wgmma and mma.sync by format.
@@ -98,6 +99,8 @@ class Constants:
     allocate: float
     wgmma_latency: float
     wgmma_issue: float
+    sync_share: float
+    sync_issue: float
     follows_stalls: bool
     smem_bandwidth: float
     matrix_rates: Mapping[str, float] = field(hash=False)

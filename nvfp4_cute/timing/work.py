@@ -37,9 +37,11 @@ def worked(sim: Simulation, sm: Sm, index: int, start: float, cycles: float) -> 
 
 def _matrix(sim: Simulation, warp: Warp, time: float, element: str, flops: int) -> float:
     sm, index = warp.sm, warp.scheduler
-    cycles = SCHEDULERS * flops / sim.constants.matrix_rate(element)
+    cycles = SCHEDULERS * flops / (sim.constants.matrix_rate(element) * sim.constants.sync_share)
     start = max(sm.matrix[index], time)
     sm.matrix[index] = start + cycles
+    if sim.constants.sync_issue:
+        sm.schedulers[index] = max(sm.schedulers[index], time) + cycles * sim.constants.sync_issue
     sm.mma_busy += cycles / SCHEDULERS
     sim.stall(warp, time, start, "matrix pipe")
     return start + 1

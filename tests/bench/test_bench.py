@@ -412,7 +412,7 @@ def test_every_page_says_which_command_makes_it(page):
 
 def test_a_saved_page_names_the_options_that_made_it(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "RESULTS", tmp_path)
-    monkeypatch.setattr(command, "_modelled", lambda *_: lambda case: (None, {}, {}))
+    monkeypatch.setattr(command, "_modelled", lambda *_: (lambda case: (None, {}, {}), []))
     line = "bench competition --containing 'gemv' --target 'RTX 5090' --save"
     assert cli.main(shlex.split(line)) == 0
     text = (tmp_path / "rtx_5090.md").read_text()

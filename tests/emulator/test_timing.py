@@ -381,6 +381,21 @@ def test_computing_beside_wgmma_takes_longer_by_its_share():
     assert worked(simulation, sm, 0, 512.0, 600) == 512 + 600
 
 
+def test_what_mma_sync_takes_is_what_the_probe_says():
+    """Of 16 m16n8k16 of each of 8 warps a scheduler: their own time, and what 64 instructions between them add to it."""
+    probe = (Path(__file__).parents[2] / "bench/probes/h200_small_mma_probe.txt").read_text()
+    took = {
+        int(between): float(cycles)
+        for between, cycles in re.findall(
+            r"mma\.sync n32, (\d+) instr a slab, 8 warps a scheduler: ([\d.]+)", probe
+        )
+    }
+    flops = 2 * 16 * 8 * 16
+    assert 4 * 16 * flops / (H200.matrix_rate("f16") * H200.sync_share) == pytest.approx(took[0], rel=0.01)
+    alone = 64 / ISSUED_ALONE[3]
+    assert (took[64] - alone) / took[0] == pytest.approx(H200.sync_issue, abs=0.05)
+
+
 def test_every_figure_has_a_source():
     for target in TARGETS:
         constants = constants_of(target)

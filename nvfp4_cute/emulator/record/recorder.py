@@ -24,6 +24,7 @@ from nvfp4_cute.emulator.record.events import (
     Origin,
     Piece,
 )
+from nvfp4_cute.emulator.record.late_loads import late_loads
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.emulator.record.representatives import (
     LaunchWork,
@@ -72,6 +73,7 @@ class Recorder(Notes):
         self.work: LaunchWork | None = None
         self.upcoming: list[LaunchWork | None] = []
         self.traces: list[ClusterTrace] = []
+        self._late: dict[int, int] = {}
         self._origins: list[Origin] = []
 
     def begin(self, cluster: "Cluster") -> None:
@@ -80,14 +82,14 @@ class Recorder(Notes):
         for cta in cluster.ctas:
             seen: set[int] = set()
             for warp in cta.warps:
-                warp.track = Track(seen, trace)
+                warp.track = Track(seen, trace, self._late)
 
     def end(self, cluster: "Cluster") -> None:
         """A cluster has ended."""
         trace = cluster.ctas[0].warps[0].track.trace
         for cta in cluster.ctas:
             for warp in cta.warps:
-                warp.track.flush()
+                warp.track.end()
             trace.warps.append([warp.track.events for warp in cta.warps])
         self.traces.append(trace)
 
@@ -112,8 +114,9 @@ class Recorder(Notes):
             trace.middle = replace(trace, clusters=middle[0], before=middle[1])
         return trace
 
-    def executed(self, origins: "list[Origin]", memory: GlobalMemory) -> "list[Origin]":
+    def executed(self, origins: "list[Origin]", launch: "Launch", memory: GlobalMemory) -> "list[Origin]":
         """The clusters that are executed, of those at `origins`, of a launch that uses `memory`."""
+        self._late = late_loads(launch.code, launch.machine_code)
         self.placement = self._placement()
         self.placement.add(memory.registered)
         self._writable = tuple(

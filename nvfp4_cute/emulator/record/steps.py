@@ -111,7 +111,7 @@ def _using(step: Step, slots: tuple[int, ...], moved: tuple[int, ...]) -> Step:
             if number >= 0 and moved:
                 pending.update(dict.fromkeys(moved, number))
             elif number >= 0:
-                warp.track.add(Op.USE, number)
+                warp.track.use(number)
                 for slot in [slot for slot, read in pending.items() if read <= number]:
                     del pending[slot]
         return step(warp)
@@ -448,7 +448,10 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
                 track.add(Op.SIGNAL, words)
         if reads:
             track.reads += 1
-            track.add(Op.ATOMIC if inst.opcode == "atom" else Op.READ, track.reads, lines)
+            if inst.opcode == "atom":
+                track.add(Op.ATOMIC, track.reads, lines)
+            else:
+                track.read(pc, track.reads, lines)
             track.pending.update(dict.fromkeys(slots, track.reads))
         else:
             track.add(Op.WRITE, lines)

@@ -1,6 +1,7 @@
 """What one warp does that takes time, and what the notes of all warps need: whether data moves, where memory lies."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ class Track:
 
     seen: set[int]
     trace: ClusterTrace
+    late: dict[int, int] = field(default_factory=dict)  # of loads, as `late_loads` has it
     events: list[Event] = field(default_factory=list)
     slots: float = 0.0
     alu: float = 0.0
@@ -30,6 +32,10 @@ class Track:
     pending: dict[int, int] = field(default_factory=dict)  # register slot -> number of the read that fills it
     reads: int = 0
     block: int = 0  # the basic block that runs
+    multiplied: int = 0  # mma.sync so far
+    held: list[tuple[int, Event]] = field(
+        default_factory=list
+    )  # late loads, and behind which mma.sync they come
     polled: tuple[int, int, int] | None = None
     look: tuple[int, int, int] | None = (
         None  # the last load that may poll: where it stands, address, its event
@@ -54,6 +60,34 @@ class Track:
             self.events[-1] = (Op.MATRIX, element, last[2] + flops)
         else:
             self.add(Op.MATRIX, element, flops)
+        self.multiplied += 1
+        if self.held:
+            self._issue_held(lambda behind, _: behind <= self.multiplied)
+
+    def read(self, pc: int, number: int, lines: tuple[Piece, ...]) -> None:
+        """Append a load of global memory, or hold it back where it comes late."""
+        behind = self.late.get(pc, 0)
+        if behind:
+            self.held.append((self.multiplied + behind, (Op.READ, number, lines)))
+        else:
+            self.add(Op.READ, number, lines)
+
+    def use(self, number: int) -> None:
+        """Append a wait for a load, which has been issued by then."""
+        if self.held:
+            self._issue_held(lambda _, event: event[1] <= number)
+        self.add(Op.USE, number)
+
+    def end(self) -> None:
+        """Close what is open."""
+        self._issue_held(lambda *_: True)
+        self.flush()
+
+    def _issue_held(self, is_due: Callable[[int, Event], bool]) -> None:
+        due = [event for behind, event in self.held if is_due(behind, event)]
+        self.held = [item for item in self.held if item[1] not in due]
+        for event in due:
+            self.add(*event)
 
     def add(self, *event: Any) -> None:
         """Append an event after what was computed before it."""
