@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.nn.kept import LEAVE
@@ -139,6 +139,9 @@ def what_runs(kind: Kind) -> str:
             module = "ExpertsFP8" if is_experts else "LinearFP8"
             archs = [arch for arch in ARCHS if (FP8_1x128, FP8_128x128) in mmas_of(arch)]
             return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+    if (scheme.weights, scheme.activations) == (INT8.name, INT8.name) and not is_experts:
+        archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
+        return f"LinearINT8 on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "LinearNVFP4"
     if scheme.weights in ("nvfp4", "mxfp4"):

@@ -8,7 +8,14 @@ import torch
 
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
-from nvfp4_cute.formats.block_format import FORMATS, TMA_ALIGN_BYTES, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_format import (
+    FORMATS,
+    INT8,
+    INT8_PAIR,
+    TMA_ALIGN_BYTES,
+    FP8_1x128,
+    FP8_128x128,
+)
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import (
@@ -17,6 +24,7 @@ from nvfp4_cute.models.checkpoints.stored import (
     StoredLinear,
     StoredWeight,
     as_fp8,
+    as_int8,
     as_nvfp4,
 )
 from nvfp4_cute.nn.activations import Activations, mode_of
@@ -33,7 +41,9 @@ from nvfp4_cute.nn.experts import (
     swiglu_oai,
 )
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
+from nvfp4_cute.nn.int8 import LinearINT8
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.linear_8bit import has_products
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.rounded import RoundedInput
 
@@ -52,6 +62,7 @@ def linear_module(
 
     - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
     - FP8 weights in blocks, activations in blocks, K a multiple of 128: LinearFP8, on a GPU that has a kernel for it.
+    - INT8 weights and activations, K a multiple of 16: LinearINT8, on a GPU that has a kernel for it.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
 
@@ -66,6 +77,9 @@ def linear_module(
     fp8 = None if decode else _fp8(weight, scheme, backend)
     if fp8 is not None:
         return LinearFP8(fp8, bias, dtype=dtype, backend=backend)
+    int8 = None if decode else _int8(weight, scheme, backend)
+    if int8 is not None:
+        return LinearINT8(int8, bias, dtype=dtype, backend=backend)
     exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
@@ -187,6 +201,13 @@ def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTenso
     if scheme.activations != FP8_1x128.name or not has_fp8_products(backend, weight.data.device):
         return None
     return as_fp8(weight)
+
+
+def _int8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
+    """The same by activations in INT8."""
+    if scheme.activations != INT8.name or not has_products(backend, weight.data.device, INT8_PAIR):
+        return None
+    return as_int8(weight)
 
 
 def _has_whole_blocks(stored: StoredExperts) -> bool:

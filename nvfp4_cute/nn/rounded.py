@@ -9,7 +9,7 @@ from nvfp4_cute.formats.block_scaled import dequantize, quantize
 from nvfp4_cute.formats.codecs import E4M3_MAX, decode_e4m3, encode_e4m3
 
 FP8 = "fp8"  # e4m3 with a float32 scale for a row
-ROUNDED_FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_1x128", FP8)
+ROUNDED_FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_1x128", "int8", FP8)
 
 
 def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Tensor:

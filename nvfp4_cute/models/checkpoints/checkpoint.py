@@ -14,6 +14,7 @@ from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, GLOBAL, INPUT, 
 from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import (
     FP8,
+    INT8,
     PACKED,
     Scheme,
     StoredExperts,
@@ -157,7 +158,7 @@ class Checkpoint:
         data, scale = _k_major(data, scale, scheme)
         checks.check_data(roles[DATA], scheme, data, scale, roles[SCALE])
         k = data.shape[-1] * (2 if scheme.weights in PACKED else 1)
-        if scheme.weights == FP8:
+        if scheme.weights in (FP8, INT8):
             scale = scale.float().reshape(-1, 1).expand(data.shape[-2], 1).contiguous()
         if scheme.weights in ("mxfp4", "mxfp8_e4m3"):
             scale = scale.view(torch.uint8)

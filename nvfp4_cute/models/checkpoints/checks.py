@@ -4,7 +4,7 @@ import torch
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import INPUT, Convention, needed_roles
-from nvfp4_cute.models.checkpoints.stored import BLOCK_K, FP8, PACKED, Scheme
+from nvfp4_cute.models.checkpoints.stored import BLOCK_K, FP8, INT8, PACKED, Scheme
 
 E4M3_NAN, SIGN = 0x7F, 0x80
 UE8M0_NAN = 0xFF
@@ -48,7 +48,7 @@ def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tenso
         data, scale: K-major, [..., N, K/2] or [..., N, K], and its row-major scales.
     """
     packed = scheme.weights in PACKED
-    dtype = torch.uint8 if packed else torch.float8_e4m3fn
+    dtype = torch.uint8 if packed else {INT8: torch.int8}.get(scheme.weights, torch.float8_e4m3fn)
     if data.dtype != dtype:
         raise CheckpointError(
             f"{name} has dtype {data.dtype}; {scheme.weights} weights are {dtype}: export it again"
@@ -57,7 +57,7 @@ def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tenso
         raise CheckpointError(f"{name} has shape {list(data.shape)}; weights are [..., N, K]")
     n, k = data.shape[-2], data.shape[-1] * (2 if packed else 1)
     expected = scale_shape(scheme.weights, n, k)
-    if scheme.weights == FP8:
+    if scheme.weights in (FP8, INT8):
         fits = scale.numel() in (1, n)
     else:
         fits = tuple(scale.shape) == (*data.shape[:-2], *expected)
@@ -76,6 +76,8 @@ def scale_shape(weights: str, n: int, k: int) -> tuple[int, int]:
     """Rows and columns of the row-major scales of [n, k] weights; (1, 1) for a scale of the whole tensor."""
     if weights == FP8:
         return 1, 1
+    if weights == INT8:
+        return n, 1
     block = BLOCK_K[weights]
     return (-(-n // block), -(-k // block)) if weights == "fp8_128x128" else (n, k // block)
 

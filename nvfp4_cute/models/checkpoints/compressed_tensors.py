@@ -14,7 +14,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     Modules,
     unknown,
 )
-from nvfp4_cute.models.checkpoints.stored import FP8, Scheme
+from nvfp4_cute.models.checkpoints.stored import FP8, INT8, Scheme
 
 SUFFIXES = {
     "weight_packed": DATA,
@@ -32,9 +32,10 @@ FORMATS = {
     "mxfp4-pack-quantized": "mxfp4",
     "mxfp8-quantized": "mxfp8_e4m3",
     "float-quantized": FP8,
+    "int-quantized": INT8,
 }
 GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32}
-BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8}
+BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8, INT8: 8}
 
 
 def convention(quantization: Config) -> Convention:
@@ -75,6 +76,8 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
     if found == FP8 and weights.get("strategy") == "block":
         found = "fp8_128x128"
     _check(f"config_groups.{name}", weights, found)
+    if found == INT8:
+        _check_integers(f"config_groups.{name}", group)
     return Scheme(str(tool_format), found, _activations(group.get("input_activations"), found))
 
 
@@ -88,8 +91,30 @@ def _activations(given: Any, weights: str) -> str | None:
     return "mxfp8_e4m3" if given.get("group_size") == GROUPS["mxfp8_e4m3"] else FP8
 
 
+def _check_integers(place: str, group: Config) -> None:
+    """Raise where integers have zero points, or weights or activations other scales than those of rows."""
+    rows = {"weights": ("channel", "tensor"), "input_activations": ("token",)}
+    for side, strategies in rows.items():
+        given = group.get(side) or {}
+        if given and given.get("symmetric", True) is not True:
+            raise CheckpointError(
+                f"{place}.{side} has zero points; kernels have none: export it with symmetric=true"
+            )
+        if given and given.get("strategy") not in strategies:
+            raise CheckpointError(
+                f"{place}.{side}.strategy is {given.get('strategy')!r}; of integers kernels have one scale a row: export it with "
+                f"{' or '.join(map(repr, strategies))}"
+            )
+    activations = group.get("input_activations") or {}
+    if activations and activations.get("dynamic") is not True:
+        raise CheckpointError(
+            f"{place}.input_activations.dynamic is {activations.get('dynamic')!r}; rows get their scales as they come: "
+            "export it with dynamic=true"
+        )
+
+
 def _check(place: str, weights: Config, found: str) -> None:
-    expected = {"num_bits": BITS[found], "type": "float"}
+    expected = {"num_bits": BITS[found], "type": "int" if found == INT8 else "float"}
     if found in GROUPS:
         expected["group_size"] = GROUPS[found]
     for key, value in expected.items():

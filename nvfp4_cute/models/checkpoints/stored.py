@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize
-from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1, decode_ue8m0
+from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1, decode_s8, decode_ue8m0
 
 # Names of formats: those of formats.block_format, and "fp8": e4m3 with a float32 scale for the tensor or for a row.
 FP8 = "fp8"
+INT8 = "int8"
 BLOCK_K = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32, "fp8_128x128": 128}
 PACKED = ("nvfp4", "mxfp4")  # two values a byte
 # Powers of two that e4m3 has: 2^-9, its least subnormal, to 2^8.
@@ -41,9 +43,9 @@ class StoredWeight:
 
     Attributes:
         format: a name of ``formats.block_format``, or "fp8".
-        data: uint8 [..., N, K/2] (e2m1, the even k in the low nibble) or float8_e4m3fn [..., N, K].
+        data: uint8 [..., N, K/2] (e2m1, the even k in the low nibble), float8_e4m3fn or int8 [..., N, K].
         scale: row-major. nvfp4: float8_e4m3fn [..., N, K/16]; mxfp4, mxfp8_e4m3: uint8 [..., N, K/32] (ue8m0);
-            fp8_128x128: float32 [..., N/128, K/128], both rounded up; fp8: float32 [..., N, 1].
+            fp8_128x128: float32 [..., N/128, K/128], both rounded up; fp8, int8: float32 [..., N, 1].
         global_scale: float32 without dimensions that multiplies, or None.
         shape: of the values, (..., N, K).
     """
@@ -64,7 +66,8 @@ class StoredWeight:
         if self.format == "nvfp4":
             return dequantize(self.nvfp4(), dtype)
         n, k = self.shape[-2:]
-        values = decode_packed_e2m1(self.data) if self.format in PACKED else decode_e4m3(self.data)
+        decode = {INT8: decode_s8, **dict.fromkeys(PACKED, decode_packed_e2m1)}.get(self.format, decode_e4m3)
+        values = decode(self.data)
         if self.format in ("mxfp4", "mxfp8_e4m3"):
             factors = decode_ue8m0(self.scale).repeat_interleave(BLOCK_K[self.format], -1)
         elif self.format == "fp8_128x128":
@@ -91,6 +94,16 @@ def as_fp8(weight: StoredWeight) -> BlockScaledTensor | None:
         return None
     return BlockScaledTensor(
         weight.data, weight.scale, None, weight.shape, FP8_128x128.scale_layout, format=FP8_128x128
+    )
+
+
+def as_int8(weight: StoredWeight) -> BlockScaledTensor | None:
+    """The weights as a tensor of INT8, without a copy; None where they are of another format, or rows are not whole units."""
+    format = block_format.INT8
+    if weight.format != format.name or weight.shape[-1] % format.k_multiple:
+        return None
+    return BlockScaledTensor(
+        weight.data, weight.scale, None, weight.shape, format.scale_layout, format=format
     )
 
 

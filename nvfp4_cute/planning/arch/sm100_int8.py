@@ -47,7 +47,7 @@ PAIR = INT8_PAIR
 MMA = {PAIR: Mma("i8", 32, element_bits=8)}
 # Of instruction descriptors (PTX ISA 9.7.16.4.2): int32 accumulators, signed integers on both sides.
 MMA_TYPES = 2 << 4 | 1 << 7 | 1 << 10
-OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
+OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
 interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters

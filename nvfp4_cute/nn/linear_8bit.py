@@ -1,0 +1,144 @@
+"""A linear layer with weights of 8 bits and float32 scales: what FP8 and INT8 have in common."""
+
+from typing import ClassVar
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.formats.block_format import BlockFormat, Formats
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
+from nvfp4_cute.nn.linear import result_dtype
+from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
+from nvfp4_cute.nn.state import moving
+from nvfp4_cute.nn.weight_only import weight_only_linear
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_choice, check_tensors
+from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.planning.arch import ARCHS, mmas_of
+from nvfp4_cute.problem import OUT_DTYPES
+
+
+class Linear8Bit(torch.nn.Module):
+    """``x @ W^T + bias`` with W in 8 bits; rows of x are quantized, or stay in 16 bits. There is no backward pass.
+
+    A subclass states:
+        ROWS, WEIGHTS: formats that are multiplied. SCALE: name of the scales' buffer. ACTIVATIONS: choices; the first is of ROWS,
+        "16bit" is of 16-bit rows.
+    """
+
+    ROWS: ClassVar[BlockFormat]
+    WEIGHTS: ClassVar[BlockFormat]
+    SCALE: ClassVar[str]
+    ACTIVATIONS: ClassVar[tuple[str, ...]]
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        weight: BlockScaledTensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        activations: str,
+        backend: str,
+    ):
+        super().__init__()
+        check_weight("weight", weight, "[N, K]", self.WEIGHTS)
+        check_choice("activations", activations, self.ACTIVATIONS)
+        backends.resolve(backend, weight.device)
+        self.out_features, self.in_features = weight.shape
+        check_bias("bias", bias, (self.out_features,))
+        self.activations, self.backend = activations, backend
+        self.register_buffer("weight", weight.data.view(self.WEIGHTS.data_dtypes[-1]))
+        self.register_buffer(self.SCALE, weight.scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W^T + bias``.
+
+        Args:
+            x: [..., K], float16, bfloat16 or float32.
+
+        Returns:
+            [..., N] of ``result_dtype(x)``.
+
+        Raises:
+            TypeError: ``x`` has another dtype. ValueError: it has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            And what ``quantize`` and ``gemm`` refuse.
+        """
+        check_tensors({"x": x})
+        dtype = result_dtype(x)
+        if dtype not in OUT_DTYPES:
+            raise TypeError(
+                f"x is {x.dtype}; the layer multiplies float16, bfloat16 and float32: pass x.float()"
+            )
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
+            )
+        rows = x.reshape(-1, self.in_features)
+        y = (self._by_16_bits if self.activations == "16bit" else self._by_8_bits)(rows, dtype)
+        if self.bias is not None:
+            y += self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """Of the weights."""
+        return getattr(self, self.SCALE)
+
+    def _by_8_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        q = quantize(x, format=self.ROWS, backend=self.backend)
+        return gemm(
+            q.data, self.weight, q.scale, self.scale,
+            a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype, backend=self.backend,
+        )  # fmt: skip
+
+    def _by_16_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        x = x if x.dtype in ACTIVATION_DTYPES else x.to(KERNEL_DTYPE)
+        if torch.compiler.is_compiling():
+            return gemm(
+                x.contiguous(), self.weight, None, self.scale,
+                b_format=self.WEIGHTS, out_dtype=dtype, backend=self.backend,
+            )  # fmt: skip
+        return weight_only_linear(
+            aligned(x), self.weight, self.scale, None, dtype, self.backend, self.WEIGHTS
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes, and how rows are multiplied."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}, activations={self.activations!r}"
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)
+
+
+def check_weight(name: str, weight: object, axes: str, format: BlockFormat) -> None:
+    """Raise where it is no tensor of the format with as many dimensions as ``axes`` names."""
+    fix = f"quantize(weight, format={format.title.replace('X', 'x')})"
+    if not isinstance(weight, BlockScaledTensor):
+        raise TypeError(
+            f"{name} is {'None' if weight is None else f'a {type(weight).__name__}'}; pass a BlockScaledTensor: {fix}"
+        )
+    if weight.format != format or len(weight.shape) != axes.count(",") + 1:
+        raise ValueError(
+            f"{name} is {weight.format.title} of shape {list(weight.shape)}; expected {axes} of {format.title}: {fix}"
+        )
+
+
+def check_bias(name: str, bias: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raise where it is no tensor of the shape, nor None."""
+    if bias is None:
+        return
+    check_is_tensor(name, bias)
+    if tuple(bias.shape) != shape:
+        raise ValueError(f"{name} has shape {list(bias.shape)}; expected {list(shape)}")
+
+
+def has_products(backend: str, device: torch.device, formats: Formats) -> bool:
+    """Whether a kernel multiplies rows and weights of these formats on a device, or the reference does."""
+    if backends.resolve(backend, device) == "reference":
+        return True
+    arch = backends.gpu_of(backend, device).arch
+    return arch in ARCHS and formats in mmas_of(arch)
