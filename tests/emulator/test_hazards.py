@@ -91,6 +91,11 @@ def test_missing_barrier_between_warps(between):
     )
 
 
+def test_a_warp_arrives_and_waits_in_one_round():
+    """As flash-attention's epilogue: one warp counts twice."""
+    assert_clean(handover("bar.arrive 1, 96;\n" + in_warp(1, "bar.sync 1, 96;")))
+
+
 def test_mbarrier_orders():
     body = init(32) + handover(in_warp(0, "mbarrier.arrive.shared.b64 _, [%r1];") + in_warp(1, wait(0)))
     assert_clean(body)

@@ -89,7 +89,7 @@ class Checker:
         self.tensor: dict[Cta, TensorShadow] = {}
         self._gates: dict[Any, np.ndarray] = {}
         self._round_components: dict[tuple[Cta, int], int] = {}
-        self._rounds: dict[NamedGate, dict[Warp, int]] = {}
+        self._rounds: dict[tuple[Cta, int], dict[Warp, tuple[int, int]]] = {}
         self._uses: dict[
             int, int
         ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
@@ -374,23 +374,28 @@ class Checker:
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
 
-    def round_in(self, warp: "Warp", pc: int, gate: "NamedGate") -> None:
-        """A warp arrives at a named barrier: it must know that the last round is over, or it may have been part of that."""
+    def round_in(self, warp: "Warp", pc: int, gate: "NamedGate", *, waits: bool) -> None:
+        """A warp arrives at a named barrier: it must know that the last round is over, or it may have been part of that.
+
+        A warp may arrive and then wait in one round, as flash-attention's epilogue does. The same over two rounds is a warning:
+        what holds the warp back in between may be something that is not seen here.
+        """
         cta, which, rounds = gate
         clock, component = self._clocks[warp], self._round_component(cta, which)
         clock.knowledge = self.components.fit(clock.knowledge)
-        joined_before = self._rounds.setdefault(gate, {})
-        other = joined_before.get(warp)
-        if other is None and clock.knowledge[SEEN, component] >= rounds:
-            joined_before[warp] = self.site(warp, pc)
-            return
-        site = self.sites[self.site(warp, pc)]
-        if other is not None:
-            said = f"{site} arrives at named barrier {which}, where its warp has arrived and nobody has waited since"
+        number, members = self.site(warp, pc), self._rounds.setdefault((cta, which), {})
+        last, other = members.get(warp, (-1, number))
+        members[warp] = (rounds, number)
+        if last == rounds and not waits:
+            said = "where its warp has arrived before, and knows of no round that is over since"
+        elif clock.knowledge[SEEN, component] < rounds:
+            said = "and does not know that its last round is over"
         else:
-            said = f"{site} arrives at named barrier {which} and does not know that its last round is over"
-        text = f"{said}: it may be taken for another warp's arrival"
-        self.report("named-barrier", site, None if other is None else self.sites[other], text)
+            return
+        site = self.sites[number]
+        text = f"{site} arrives at named barrier {which} {said}: it may count for another round"
+        severity = "warning" if waits and last >= 0 else "error"
+        self.report("named-barrier", site, self.sites[other] if last >= 0 else None, text, severity=severity)
 
     def round_out(self, warp: "Warp", gate: "NamedGate") -> None:
         """A warp that waited at a named barrier knows that the round is over."""

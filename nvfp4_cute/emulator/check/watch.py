@@ -270,7 +270,7 @@ def _gated(
             if result is not None and warp.pending is None:
                 return result  # lanes of the warp are missing: it has not arrived
             if named and gate is not None:
-                checker.round_in(warp, pc, gate)
+                checker.round_in(warp, pc, gate, waits=waits)
             checker.gate_in(warp, pc, gate)
             if waits:
                 checker.passing[warp] = gate
