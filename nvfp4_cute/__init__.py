@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.experts.placement import Placement as Placement
     from nvfp4_cute.experts.routing import route as route
     from nvfp4_cute.formats.block_format import BlockFormat as BlockFormat
+    from nvfp4_cute.formats.block_format import int4_format as int4_format
     from nvfp4_cute.formats.block_scaled import BlockScaledTensor as BlockScaledTensor
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
+    from nvfp4_cute.formats.int4 import int4_tensor as int4_tensor
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
@@ -82,6 +84,8 @@ _MODULES = {
     "grouped_dual_gemm": "ops.dual_gemm",
     "grouped_gemm": "ops.grouped_gemm",
     "grouped_quantize": "ops.quantize",
+    "int4_format": "formats.block_format",
+    "int4_tensor": "formats.int4",
     "moe": "experts.layer",
     "quantize": "ops.quantize",
     "Placement": "experts.placement",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4, BlockFormat, ScaleLayout
-from nvfp4_cute.formats.codecs import decode
+from nvfp4_cute.formats.codecs import decode_blocks
 from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -242,6 +242,8 @@ def weight_only_reference(
 ) -> torch.Tensor:
     """``alpha * a @ (b * b_scale)^T`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
 
+    Integers times their scales are rounded to float32, which is exact for 16-bit scales, and to the dtype of ``a``.
+
     Args:
         a: float16 or bfloat16, ``[M, K]``. b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
         b_scale: of ``b``, as in :func:`grouped_gemm_reference`.
@@ -252,7 +254,10 @@ def weight_only_reference(
         ``[M, N]`` of ``out_dtype``.
     """
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
-    acc = (a.double() @ expand_operand(b, b_scale, scale_layout, b_format).T).add_(0.0).to(acc_dtype)
+    weights = expand_operand(b, b_scale, scale_layout, b_format)
+    if b_format.is_integer:
+        weights = weights.float().to(a.dtype).double()
+    acc = (a.double() @ weights.T).add_(0.0).to(acc_dtype)
     if alpha is not None:
         acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc_dtype)
     return acc.to(out_dtype)
@@ -347,29 +352,30 @@ def _accumulate(
 
 
 def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-    decoded = decode(data.view(torch.uint8), format.element, torch.float64)
-    values = decoded.unflatten(-1, (-1, format.block_of(decoded.shape[-1])))
-    scale = decode(rowmajor_scale, format.scale, torch.float64)
+    scale = rowmajor_scale
     if format.block_rows > 1:
         scale = scale.repeat_interleave(format.block_rows, dim=0)[: len(data)]
-    return values.mul_(scale.unsqueeze(-1)).flatten(-2)
+    return decode_blocks(data.view(torch.uint8), scale, format, torch.float64)
 
 
 def _rowmajor_scale(
     data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat
 ) -> torch.Tensor:
-    """Uint8, or fp32 scales, ``[rows, K/16]`` (a row and a column a block) without padding.
+    """Uint8, or scales of more bits, ``[rows, K/16]`` (a row and a column a block) without padding.
 
-    Scales of a format that has rows are that in any layout; of fp32 ones their bytes do, too.
+    Scales of a format that has rows are that in any layout; of more than 8 bits their bytes do, too.
     """
     rows, k = data.shape[0], format.elements(data.shape[1])
     k_blocks = format.num_k_blocks(k)
+    if format.scale.bits > 8 and scale.dtype == torch.uint8:
+        scale = scale.view(format.scale_dtypes[0])
     if format.scale_layout == "rowmajor":
         scale_layout = "rowmajor"
-        if format.scale.bits > 8 and scale.dtype == torch.uint8:
-            scale = scale.view(format.scale_dtypes[0]).reshape(format.scale_shape(rows, k))
+        scale = scale.reshape(format.scale_shape(rows, k)) if scale.ndim == 1 else scale
     if scale_layout == "blocked":
-        return from_blocked(as_blocked(scale, rows, k, format), rows, k_blocks)
+        blocked = as_blocked(scale, rows, k, format)
+        blocked = blocked.view(format.scale_dtypes[0]) if format.scale.bits > 8 else blocked
+        return from_blocked(blocked, rows, k_blocks)
     if scale_layout != "rowmajor":
         raise ValueError(f'scale_layout={scale_layout!r} is neither "blocked" nor "rowmajor"')
     expected = format.scale_shape(rows, k, "rowmajor")

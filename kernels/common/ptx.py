@@ -221,6 +221,15 @@ def mul_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
     )
 
 
+def sub_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
+    """Two f16 or bf16: a - b, each rounded once, subnormals kept. ``b`` may be a constant, of which PTX makes a literal."""
+    return inline_ptx(
+        f"{{ .reg .b32 t; mov.b32 t, {{$r1}}; sub.rn.{type_name}x2 {{$w0}}, {{$r0}}, t; }}",
+        write_only_types=[Uint32],
+        read_only_args=[a, b],
+    )
+
+
 def pair_of(value: Float32, type_name: str) -> Uint32:
     """A float, rounded to f16 or bf16, twice."""
     return inline_ptx(

@@ -1,7 +1,7 @@
 """Block-scaled data to fp16 or bf16 in one pass, bit for bit what ``formats.dequantize`` gives.
 
 data (rows, K) of unit stride, scales blocked or row-major; out (rows, K) contiguous. Every value is ``value * scale``, exact in
-float32, times the global scale where there is one, rounded once more to the result.
+float32 (but for int4 with float32 scales), times the global scale where there is one, rounded once more to the result.
 
 Work: a warp takes 256 columns of ``DEQUANTIZE_ROWS`` rows, a lane eight of each: it stores 16 bytes a row, whatever the format.
 """
@@ -12,19 +12,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_BYTES, ATOM_ROWS, BlockFormat
 from nvfp4_cute.launch_table import Dequantize
 from nvfp4_cute.planning.arch.simt import DEQUANTIZE_ROWS, DEQUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
+from ..common.int4 import Int4Decoding, codes_of_bytes
 from ..common.ue8m0 import power_over
 
 VALUES = 8
 # In the order in which ``decode_word`` gives pairs of e2m1 values.
 E2M1_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ONE_F16 = 0x3C00
+UINTS = {1: cutlass.Uint8, 2: cutlass.Uint16, 4: Uint32}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class DequantizeKernel:
     """One compiled variant.
 
     Args:
-        format: of the data: 4 or 8 bits an element, ue4m3 or ue8m0 scales.
+        format: of the data: 4 or 8 bits an element, ue4m3 or ue8m0 scales; or int4.
         is_bf16: whether results are bfloat16, else float16.
         has_global_scale: whether a factor is read.
         is_blocked: the layout of the scales: 128x4 blocked, else row-major.
@@ -57,6 +59,7 @@ class DequantizeKernel:
         self, format: BlockFormat, is_bf16: bool, has_global_scale: bool, is_blocked: bool, name: str
     ):
         self.format = format
+        self.scale_bytes = format.scale.bits // 8
         self.is_bf16 = is_bf16
         self.has_global_scale = has_global_scale
         self.is_blocked = is_blocked
@@ -122,24 +125,36 @@ class DequantizeKernel:
             for i in cutlass.range_constexpr(DEQUANTIZE_ROWS):
                 row = first_row + i
                 if row < operands.rows:
-                    values = self.decode([words[j, i] for j in range(words_each)], codes[i])
-                    if cutlass.const_expr(self.has_global_scale):
-                        values = [ptx.mul_f32(value, factor) for value in values]
+                    results = self.results([words[j, i] for j in range(words_each)], codes[i], factor)
                     index = (Int64(batch) * operands.rows + row) * operands.k + column
-                    pairs = zip(values[::2], values[1::2], strict=True)
-                    store_words(
-                        operands.out + index * 2, [ptx.pack_16x2(*pair, self.is_bf16) for pair in pairs]
-                    )
+                    store_words(operands.out + index * 2, results)
 
     @cute.jit
     def load_scale(self, operands: DequantizeOperands, scales: Int64, row: Int32, block: Int32) -> Uint32:
-        """The code of a block's scale."""
-        k_blocks = operands.k // self.format.block_k
-        offset = Int64(row) * k_blocks + block
+        """A block's scale as stored, in the low bits of a word."""
+        k_blocks, columns, nbytes = (
+            operands.k // self.format.block_k,
+            self.format.atom_shape[-1],
+            self.scale_bytes,
+        )
+        offset = (Int64(row) * k_blocks + block) * nbytes
         if cutlass.const_expr(self.is_blocked):
-            atom = Int64(row // ATOM_ROWS) * cute.ceil_div(k_blocks, ATOM_COLS) + block // ATOM_COLS
-            offset = atom * ATOM_BYTES + row % 32 * 16 + row % ATOM_ROWS // 32 * 4 + block % ATOM_COLS
-        return Uint32(global_scalar(cutlass.Uint8, scales + offset)[0])
+            atom = Int64(row // ATOM_ROWS) * cute.ceil_div(k_blocks, columns) + block // columns
+            in_atom = row % 32 * 16 + row % ATOM_ROWS // 32 * 4 + block % columns * nbytes
+            offset = atom * ATOM_BYTES + in_atom
+        return Uint32(global_scalar(UINTS[nbytes], scales + offset)[0])
+
+    def results(self, words: list, code: Uint32, factor: Float32) -> list:
+        """Eight results as pairs."""
+        if self.format.is_integer:
+            int4 = Int4Decoding(self.format, self.is_bf16)
+            scale = int4.block_scale(code, 0)
+            return [int4.weights(codes, scale) for codes in codes_of_bytes(*words)]
+        values = self.decode(words, code)
+        if self.has_global_scale:
+            values = [ptx.mul_f32(value, factor) for value in values]
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return [ptx.pack_16x2(*pair, self.is_bf16) for pair in pairs]
 
     def decode(self, words: list, code: Uint32) -> list:
         """Eight values times their scale, exactly."""

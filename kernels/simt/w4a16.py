@@ -1,12 +1,14 @@
 """16-bit activations times 4- or 8-bit weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
 
-x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, e4m3 or e5m2, both K-major; SFB in the 128x4 blocked layout, read
-in place: e4m3 for 16 values of K (NVFP4) or ue8m0 for 32 (MX, beside bf16 alone), or in rows: fp32 for 128 x 128 weights (FP8);
-c fp16, bf16 or fp32. Memory-bound: the weights are read once for every ``tokens`` rows of x, past L1.
+x (M, K, L) fp16 or bf16, B (N, K, L) e2m1 or int4, two values a byte, e4m3 or e5m2, both K-major; SFB in the 128x4 blocked
+layout, read in place: e4m3 for 16 values of K (NVFP4), ue8m0 for 32 (MX, beside bf16 alone), 16 or 32 bits for 32 to 128 (int4),
+or in rows: fp32 for 128 x 128 weights (FP8); c fp16, bf16 or fp32. Memory-bound: the weights are read once for every
+``tokens`` rows of x, past L1.
 
 A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. bf16 also holds it times a power
-of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. By an
-fp32 scale, which neither holds, the products of a chunk are multiplied, and added in fp32. Warps multiply
+of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. An integer
+times its scale is rounded (``common.int4``). By an fp32 scale of 128 x 128 weights, which neither type holds, the products of a
+chunk are multiplied, and added in fp32. Warps multiply
 16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_90a on has.
 
 Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for four
@@ -34,6 +36,7 @@ from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS,
 
 from ..common import ptx, ue8m0
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
+from ..common.int4 import BlockScale, Int4Decoding, codes_four_apart
 from ..common.versions import SmemAllocator
 from .quantize import VECTOR_WORDS
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
@@ -75,8 +78,8 @@ BF16 = FloatFormat("bf16", 6, 2.0**119, 2.0**7)
 BF16_OF_UE8M0 = FloatFormat("bf16", 6, 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
 # Elements of 8 bits are decoded by instructions; 448 * 2^127 and 57344 * 2^127 over these are inside bf16's range.
 BF16_OF_FP8 = {"e4m3": FloatFormat("bf16", 0, 1.0, 2.0**8), "e5m2": FloatFormat("bf16", 0, 1.0, 2.0**16)}
-# Where sums are multiplied by scales, e4m3 alone is decoded, which both types hold.
-OF_E4M3 = {name: FloatFormat(name, 0, 1.0, 1.0) for name in ("f16", "bf16")}
+# Weights without a factor: integers, and where sums are multiplied by scales, e4m3 alone, which both types hold.
+AS_IT_IS = {name: FloatFormat(name, 0, 1.0, 1.0) for name in ("f16", "bf16")}
 # prmt: of eight bytes in two words, those that are four apart, two pairs.
 APART = (0x5140, 0x7362)
 
@@ -133,7 +136,8 @@ class W4A16Kernel:
         tokens: rows of x that a CTA multiplies: a multiple of 8.
         blocks_per_sm: CTAs of an SM that the registers must allow.
         name: what the kernel is called in profilers and in the emulator's reports.
-        weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0, or fp32 ones of 128 x 128 e4m3.
+        weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0, or fp32 ones of 128 x 128 e4m3, or those
+            of int4.
     """
 
     def __init__(
@@ -150,15 +154,17 @@ class W4A16Kernel:
         self.format = (BF16_OF_UE8M0 if self.has_powers else BF16) if is_bf16 else FP16
         self.weights = weights
         self.is_fp8 = weights.element.bits == 8
-        self.promotes = weights.scale == FP32
-        if self.promotes:
-            self.format = OF_E4M3["bf16" if is_bf16 else "f16"]
+        self.int4 = Int4Decoding(weights, is_bf16) if weights.is_integer else None
+        self.promotes = weights.scale == FP32 and self.int4 is None
+        if self.promotes or self.int4 is not None:
+            self.format = AS_IT_IS["bf16" if is_bf16 else "f16"]
         elif self.is_fp8:
             self.format = BF16_OF_FP8[weights.element.name]
         self.piece_words = weights.row_bytes(PIECE_K) // 4
         self.group_words = weights.row_bytes(GROUP_K) // 4
         self.block_k = weights.block_k
         self.pieces_per_atom = weights.atom_k // PIECE_K
+        self.chunks_per_atom = max(self.pieces_per_atom // PIECES, 1)
         # Bytes of the scales of an atom of rows and K.
         self.atom_bytes = weights.scale_bytes(weights.atom_rows, weights.atom_k)
         self.out_dtype = out_dtype
@@ -286,12 +292,12 @@ class W4A16Kernel:
         # (WORD OF 2, MMA_N)
         x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
         num_chunks = cute.ceil_div(source.num_pieces, PIECES)
-        chunk_bytes = PIECES // self.pieces_per_atom * self.atom_bytes
+        steps = (self.chunks_per_atom, max(PIECES // self.pieces_per_atom, 1) * self.atom_bytes)
         num_scales = 1 if self.promotes else BANDS
-        load_weights(weights, scales, source, warp_idx, chunk_bytes, num_scales)
+        load_weights(weights, scales, source, warp_idx, steps, num_scales)
         for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
             self.load_activations(x, source, chunk)
-            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS, chunk_bytes, num_scales)
+            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS, steps, num_scales)
             if cutlass.const_expr(self.promotes):
                 products = cute.make_rmem_tensor(acc.shape, Float32)
                 products.fill(0.0)
@@ -300,7 +306,7 @@ class W4A16Kernel:
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     acc[i] = ptx.fma_f32(products[i], scale, acc[i])
             else:
-                self.multiply(acc, weights, self.block_scales(scales, source), x)
+                self.multiply(acc, weights, self.block_scales(scales, source, chunk), x)
             for i in cutlass.range_constexpr(BANDS):
                 scales[i] = scales_ahead[i]
                 for w in cutlass.range_constexpr(self.piece_words):
@@ -320,9 +326,12 @@ class W4A16Kernel:
                     for i in cutlass.range_constexpr(4):
                         x[first + i, j] = words[i]
 
-    def block_scales(self, scales: cute.Tensor, source: Source) -> list:
+    def block_scales(self, scales: cute.Tensor, source: Source, chunk: Int32) -> list:
         """Of every band, the lane's block scales times ``scale_factor``, each as a pair of 16-bit floats; of 8-bit weights one,
-        over ``weight_factor``, as a float."""
+        over ``weight_factor``, as a float; of int4 one as ``common.int4`` has it."""
+        if self.int4 is not None:
+            index = Uint32((chunk * PIECES + source.piece) // (self.block_k // PIECE_K))
+            return [[self.int4.block_scale(scales[band], index)] for band in range(BANDS)]
         if self.is_fp8:
             shift = Uint32(source.piece * 8)
             codes = [scales[band] >> shift & Uint32(0xFF) for band in range(BANDS)]
@@ -361,8 +370,10 @@ class W4A16Kernel:
                         for r, value in enumerate(ptx.mma_m16n8k16(a, b, c, self.format.name)):
                             acc[r, i, j] = value
 
-    def decode(self, words: list, scale: Uint32 | Float32 | None) -> list:
+    def decode(self, words: list, scale: Uint32 | Float32 | BlockScale | None) -> list:
         """Eight weights over ``weight_factor``, or without their scale, as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+        if self.int4 is not None:
+            return [self.int4.weights(codes, scale) for codes in codes_four_apart(*words)]
         if self.is_fp8:
             four = [ptx.prmt(*words, Uint32(selector)) for selector in APART]
             name = self.weights.element.name
@@ -390,10 +401,10 @@ def load_weights(
     scales: cute.Tensor,
     source: Source,
     chunk: Int32,
-    chunk_bytes: cutlass.Constexpr,
+    scale_steps: cutlass.Constexpr,
     num_scales: cutlass.Constexpr,
 ):
-    """A lane's piece of every row and its scale words, of which a chunk has ``chunk_bytes``; zeros beyond K."""
+    """A lane's piece of every row and its scale words; zeros beyond K. scale_steps: chunks, and bytes of their scales."""
     is_inside = chunk * PIECES + source.piece < source.num_pieces
     weights.fill(Uint32(0))
     scales.fill(Uint32(0))
@@ -405,7 +416,8 @@ def load_weights(
                 words = load_words(address + 4 * first, VECTOR_WORDS, READ_ONCE)
                 for w in cutlass.range_constexpr(VECTOR_WORDS):
                     weights[first + w, band] = words[w]
-        words = load_words(source.sfb + Int64(chunk) * chunk_bytes, num_scales, KEEP)
+        chunks, scale_bytes = scale_steps
+        words = load_words(source.sfb + Int64(chunk // chunks) * scale_bytes, num_scales, KEEP)
         for i in cutlass.range_constexpr(num_scales):
             scales[i] = words[i]
 

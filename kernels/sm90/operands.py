@@ -22,8 +22,13 @@ SF_ATOMS = TILE_K // NVFP4.atom_k
 
 
 def sf_atoms(format: BlockFormat) -> int:
-    """Atoms of scales along a K tile."""
-    return TILE_K // format.atom_k
+    """Atoms of scales along a K tile; one where a K tile has a part of it (:func:`tiles_of_sf_atom`)."""
+    return format.scale_atoms(1, TILE_K)[1]
+
+
+def tiles_of_sf_atom(format: BlockFormat) -> int:
+    """K tiles that have scales in an atom."""
+    return max(format.atom_k // TILE_K, 1)
 
 
 def tile_row_bytes(format: BlockFormat) -> int:

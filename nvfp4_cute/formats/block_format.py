@@ -14,12 +14,14 @@ FP8_1x128        e4m3       fp32         1 x 128        no            DeepSeek-V
 FP8_128x128      e4m3       fp32         128 x 128      no            the same: weights
 INT8             s8         fp32         1 x K          no            SmoothQuant (arXiv 2211.10438), section 3: a token's
                                                                       and an output channel's scale
+int4_format()    int4       16 or 32 b   1 x 32 to 128  no            see :func:`int4_format`: weights
 ===============  =========  ===========  =============  ============  ==================================================
 
 Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of two values in a byte the even k is the low nibble.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ ATOM_ROWS = 128
 ATOM_COLS = 4
 ATOM_BYTES = ATOM_ROWS * ATOM_COLS
 ATOM_SHAPE = (32, 4, 4)
+# Bits of a row in an atom: four scales of 8 bits, or fewer of more bits.
+ATOM_WORD_BITS = 32
 
 ScaleLayout = Literal["blocked", "rowmajor"]
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("blocked", "rowmajor")
@@ -52,7 +56,7 @@ class NumberType:
     Attributes:
         name: such as "e2m1", as PTX says it.
         bits: of one number in memory; a divisor of 8, or a multiple of it.
-        max: largest finite magnitude.
+        max: largest finite magnitude; of integers the largest that rounding and cutting move by half a step at most.
         max_exponent: of the largest power of two that the type has.
         dtypes: names in torch of the dtypes that may hold it.
         quantized_dtype: the one of them that quantization gives.
@@ -74,6 +78,15 @@ UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "floa
 # Symmetric: quantization does not give -128, which operands may have.
 S8 = NumberType("s8", 8, 127.0, 6, ("uint8", "int8"), "int8")
 FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
+BF16 = NumberType("bf16", 16, (2 - 2.0**-7) * 2.0**127, 127, ("bfloat16",), "bfloat16")
+FP16 = NumberType("fp16", 16, 65504.0, 15, ("float16",), "float16")
+# Codes 0 to 15 of -8 to 7, and of integers from which a zero point is subtracted.
+INT4 = NumberType("int4", 4, 7.5, 2, ("uint8",), "uint8")
+UINT4 = NumberType("uint4", 4, 15.0, 3, ("uint8",), "uint8")
+INT4_ZERO_POINT = 8  # the code of an int4 zero
+# A word: a scale in the low half, the zero point of its block, an integer, in the high one.
+BF16_ZERO = NumberType("bf16_zero", 32, BF16.max, 127, ("int32",), "int32")
+FP16_ZERO = NumberType("fp16_zero", 32, FP16.max, 15, ("int32",), "int32")
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,6 +127,21 @@ class BlockFormat:
     def title(self) -> str:
         """The name as sentences write it, such as NVFP4."""
         return self.name.upper()
+
+    @property
+    def has_zero_points(self) -> bool:
+        """Whether blocks have a zero point, which is subtracted from elements before they are scaled."""
+        return self.element == UINT4
+
+    @property
+    def family(self) -> str:
+        """The name, or what makes formats of its kind, in lists of formats."""
+        return "int4_format(...)" if self.is_integer else self.name
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether elements are integers. 16-bit floats do not hold all their products with scales, which are rounded once."""
+        return self.element in (INT4, UINT4)
 
     # ---- data ------------------------------------------------------------------------------------------------
 
@@ -185,7 +213,12 @@ class BlockFormat:
     @property
     def scale_atom(self) -> tuple[int, int]:
         """Rows and blocks along K that lie together: what the sizes of stored scales are multiples of."""
-        return (ATOM_ROWS, ATOM_COLS) if self.scale_layout == "blocked" else (1, 1)
+        return (ATOM_ROWS, ATOM_WORD_BITS // self.scale.bits) if self.scale_layout == "blocked" else (1, 1)
+
+    @property
+    def atom_shape(self) -> tuple[int, int, int]:
+        """Of an atom of blocked scales."""
+        return (*ATOM_SHAPE[:2], ATOM_WORD_BITS // self.scale.bits)
 
     @property
     def atom_rows(self) -> int:
@@ -202,13 +235,15 @@ class BlockFormat:
         return -(-rows // self.atom_rows), -(-k // (self.atom_k or k))
 
     def scale_shape(self, rows: int, k: int, layout: ScaleLayout | None = None) -> tuple[int, ...]:
-        """Shape of stored scales: ``(rm, rk, 32, 4, 4)`` blocked, ``(row blocks, k blocks)`` row-major.
+        """Shape of stored scales: ``(rm, rk, 32, 4, 4)`` blocked (of 16 and 32 bits ``..., 2)`` and ``..., 1)``), ``(row blocks,
+        k blocks)`` row-major.
 
         Args:
             layout: None for the format's own.
         """
         if (layout or self.scale_layout) == "blocked":
-            return (-(-rows // ATOM_ROWS), -(-k // (ATOM_COLS * self.block_k)), *ATOM_SHAPE)
+            k_blocks = -(-k // self.block_of(k))
+            return (-(-rows // ATOM_ROWS), -(-k_blocks // self.atom_shape[-1]), *self.atom_shape)
         return -(-rows // self.block_rows), -(-k // self.block_of(k))
 
     def ragged_scale_shape(self, rows: int, k: int, groups: int) -> tuple[int, ...]:
@@ -268,9 +303,55 @@ MXFP8_PAIRS: tuple[Formats, ...] = tuple((a, b) for a in MXFP8 for b in MXFP8)
 MIXED_PAIRS: tuple[Formats, ...] = (*((a, MXFP4) for a in MXFP8), *((MXFP4, b) for b in MXFP8))
 FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128, INT8)}
 
+INT4_BLOCKS = (32, 64, 128)
+# By element: kinds of scales by the dtype that a checkpoint stores.
+INT4_SCALES: dict[NumberType, dict[str, NumberType]] = {
+    INT4: {"bfloat16": BF16, "float16": FP16, "float32": FP32},
+    UINT4: {"bfloat16": BF16_ZERO, "float16": FP16_ZERO},
+}
+INT4_FORMATS = {
+    f.name: f
+    for element, scales in INT4_SCALES.items()
+    for (dtype, scale), block_k in product(scales.items(), INT4_BLOCKS)
+    for f in (BlockFormat(f"{element.name}_{block_k}_{dtype}", element, scale, block_k),)
+}
+
+
+def int4_format(
+    block_k: int = 128, scale_dtype: "str | torch.dtype" = "bfloat16", *, zero_points: bool = False
+) -> BlockFormat:
+    """Integers of 4 bits, of weights: ``(code - zero point) * scale``, code 0 to 15; without zero points that is 8.
+
+    Such an integer times a 16-bit scale is exact in float32. Products with 16-bit rows round it once, to nearest even, to the
+    type of the rows. In the dtype of the scales that is what the tools' own dequantization gives: ``dequantize`` of
+    compressed-tensors (quantization/lifecycle/forward.py), ``dequantize_gemm`` of AutoAWQ (utils/packing_utils.py), and
+    ``dequantize_weight`` of GPTQModel (nn_modules/qlinear/__init__.py).
+
+    Data is packed as of e2m1: [..., K/2] bytes, the even k in the low nibble. Scales are [..., K / block_k] of ``scale_dtype``,
+    or with zero points int32 words: the bits of the scale in the low half, the zero point in the high one. In the blocked
+    layout an atom of 128 rows has 32 bits a row: two 16-bit scales, or one word. ``int4_tensor`` makes a tensor of parts.
+
+    Args:
+        block_k: values along K that share a scale: 32, 64 or 128.
+        scale_dtype: bfloat16, float16 or, without zero points, float32; a name or a torch dtype.
+        zero_points: whether blocks have zero points (AWQ, asymmetric GPTQ).
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    element, dtype = (UINT4 if zero_points else INT4), str(scale_dtype).removeprefix("torch.")
+    found = INT4_FORMATS.get(f"{element.name}_{block_k}_{dtype}")
+    if found is None:
+        raise ValueError(
+            f"block_k={block_k!r}, scale_dtype={dtype}, zero_points={zero_points} is no format; blocks have "
+            f"{', '.join(map(str, INT4_BLOCKS))} values, scales are {', '.join(INT4_SCALES[element])}"
+        )
+    return found
+
 
 def format_named(name: str) -> BlockFormat:
     """The record of a name. Raises ValueError for another name, with the names there are."""
-    if name not in FORMATS:
-        raise ValueError(f"format={name!r} is unknown; use one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+    found = FORMATS.get(name) or INT4_FORMATS.get(name)
+    if found is None:
+        raise ValueError(f"format={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
+    return found

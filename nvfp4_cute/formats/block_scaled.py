@@ -11,9 +11,17 @@ import torch
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
 from nvfp4_cute.formats.block_scales import ScaleRounding, scale_codes
-from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, check_is_float, decode, encode
+from nvfp4_cute.formats.codecs import (
+    INPUT_DTYPES,
+    at_least_float32,
+    check_is_float,
+    decode,
+    decode_blocks,
+    encode,
+)
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.formats.zero_points import quantize_with_zero_points
 
 Self = TypeVar("Self", bound="BlockScaledTensor")
 
@@ -317,7 +325,8 @@ def quantize(
         5  data = e2m1(x / d)              the quotient is rounded to float32, then to e2m1; at most 6
 
     In other formats 6 is the largest element, 5 rounds to their elements, and 3 is what :func:`block_scales.scale_codes`
-    says: a power of two (MXFP4, MXFP8), or q itself (FP8).
+    says: a power of two (MXFP4, MXFP8), q itself (FP8), or q in 16 bits (int4, where 6 is 7.5). Integers with zero points
+    are made as :func:`zero_points.quantize_with_zero_points` says.
 
     float64 input is first rounded to float32; float16 and bfloat16 are widened, exactly. The result is the same, bit
     for bit, on every device (CPU and H200 were compared). Small tables are copied to the device, so a CUDA graph cannot
@@ -371,6 +380,10 @@ def quantize(
         return _quantize_each(x, g, scale_layout)
     values = at_least_float32(x.detach()).float()
     blocks = values.unflatten(-1, (-1, format.block_of(x.shape[-1])))
+    if format.has_zero_points:
+        data, words = quantize_with_zero_points(blocks, format)
+        scale = to_blocked(words if words.ndim > 1 else words[None]) if scale_layout == "blocked" else words
+        return BlockScaledTensor(data, scale, None, tuple(x.shape), scale_layout, format=format)
     amax = _over_rows_of_blocks(blocks.abs().amax(dim=-1), format)
     codes = scale_codes(amax, format, g, scale_rounding)
     divisor = decode(codes, format.scale)
@@ -446,10 +459,8 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
     if dtype not in INPUT_DTYPES:
         raise TypeError(f"dtype={dtype}: dequantize to float32, float16, bfloat16 or float64")
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    values = decode(t.data, t.format.element, compute)
-    scale = _to_rows(decode(rowmajor_scale(t), t.format.scale, compute), t.format, t.shape)
-    block = t.format.block_of(t.shape[-1])
-    expanded = (values.unflatten(-1, (-1, block)) * scale.unsqueeze(-1)).flatten(-2)
+    scale = _to_rows(rowmajor_scale(t), t.format, t.shape)
+    expanded = decode_blocks(t.data, scale, t.format, compute)
     if t.global_scale is not None:
         factor = t.global_scale.to(compute)
         expanded = expanded * (factor[..., None, None] if factor.ndim else factor)

@@ -17,6 +17,7 @@ def scale_codes(
 
     - ue4m3: e4m3(amax / max), after a division by the global scale where there is one: nearest even, at most 448.
     - fp32: amax / max, rounded to float32; of an infinite amax as of the largest float32 number.
+    - bf16, fp16: the same rounded once more, at most the largest number of the type.
     - ue8m0, a power of two, "up": the least that is not under amax / max, so that nothing saturates, but where the quotient
       rounds to a power of two. It is what ``cvt.rp.satfinite.ue8m0x2`` makes of the quotient, and NVIDIA's recipe for MXFP8
       (arXiv 2506.08027, section 3.1).
@@ -35,7 +36,7 @@ def scale_codes(
         rounding: of ue8m0.
 
     Returns:
-        uint8, or of fp32 scales float32, of the shape of ``amax``.
+        uint8, or of scales that are floats of torch their dtype, of the shape of ``amax``.
 
     Raises:
         ValueError: ``rounding`` is neither.
@@ -52,6 +53,9 @@ def scale_codes(
         q = q / global_scale
     if format.scale.name == "ue8m0":
         return encode_ue8m0(q, rounding="up")
+    if format.scale.bits == 16:
+        (dtype,) = format.scale_dtypes
+        return q.clamp(max=format.scale.max).to(dtype)
     return encode_e4m3(q) if format.scale.name == "ue4m3" else q
 
 

@@ -1,4 +1,4 @@
-"""Numbers of block-scaled formats: the e2m1, e4m3, e5m2, s8 and ue8m0 codecs. Any device; nothing here needs a GPU.
+"""Numbers of block-scaled formats: the codecs of e2m1, e4m3, e5m2, s8, ue8m0, int4 and uint4. Any device; no GPU is needed.
 
 Which of them a format has is said by its record (``block_format``). Of e2m1, two values share a byte, the even k in the low
 nibble.
@@ -11,6 +11,8 @@ e4m3     sign, 4 exponent, 3 mantissa bits     0, 2^-9 ... 448, both signs; 0x7F
 e5m2     sign, 5 exponent, 2 mantissa bits     0, 2^-16 ... 57344, both; 0x7C infinity  nearest, ties to even code
 s8       two's complement                      -127 ... 127; -128 is decoded, too       nearest, ties to even integer
 ue8m0    8 exponent bits                       2^-127 ... 2^127; 0xFF NaN               up, or toward zero
+int4     value + 8, 4 bits                     -8, -7 ... 7                             nearest, ties to even value
+uint4    4 bits                                0, 1 ... 15                              nearest, ties to even value
 =======  ====================================  =======================================  =========================
 
 ``encode_e2m1``, ``encode_e4m3`` and ``encode_e5m2`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21):
@@ -25,7 +27,7 @@ from typing import Any, Literal
 
 import torch
 
-from nvfp4_cute.formats.block_format import NumberType
+from nvfp4_cute.formats.block_format import INT4_ZERO_POINT, BlockFormat, NumberType
 
 E4M3_MAX = 448.0
 FLOAT32_MIN_NORMAL = 2.0**-126
@@ -77,6 +79,10 @@ _TABLES: dict[str, tuple[Any, ...]] = {
     "e5m2": _bits(E5M2_VALUES),
     "ue4m3": _bits(E4M3_VALUES[:128] * 2),
     "ue8m0": _bits(UE8M0_VALUES),
+    **{
+        name: tuple(_bits((float((byte & 0xF) - zero), float((byte >> 4) - zero))) for byte in range(256))
+        for name, zero in (("int4", INT4_ZERO_POINT), ("uint4", 0))
+    },
 }
 
 
@@ -236,12 +242,35 @@ def decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype = torch.float32)
     return _lookup("pairs of e2m1", packed.view(torch.uint8), dtype).flatten(-2)
 
 
+def encode_int4(x: torch.Tensor) -> torch.Tensor:
+    """Round to integers, to nearest even, cut to -8 to 7; NaN gives 0.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, ``[..., K]`` with K even.
+
+    Returns:
+        uint8 ``[..., K/2]`` of codes, value + 8, the even k in the low nibble.
+    """
+    return pack_e2m1((_rounded(x, -8, 7) + INT4_ZERO_POINT).to(torch.uint8))
+
+
+def encode_uint4(x: torch.Tensor) -> torch.Tensor:
+    """The same of integers 0 to 15, which are their codes."""
+    return pack_e2m1(_rounded(x, 0, 15).to(torch.uint8))
+
+
+def _rounded(x: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    return at_least_float32(x).nan_to_num(nan=0.0).round().clamp(least, most)
+
+
 # By name of a NumberType: values to bytes; bytes and float32 or float64 to values of that dtype.
 ENCODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "e2m1": lambda x: pack_e2m1(encode_e2m1(x)),
     "e4m3": encode_e4m3,
     "e5m2": encode_e5m2,
     "s8": encode_s8,
+    "int4": encode_int4,
+    "uint4": encode_uint4,
 }
 DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "e2m1": decode_packed_e2m1,
@@ -250,7 +279,12 @@ DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "s8": decode_s8,
     "ue4m3": decode_ue4m3,
     "ue8m0": decode_ue8m0,
-    "fp32": lambda scale, dtype: scale.to(dtype),
+    "int4": lambda packed, dtype: _lookup("int4", packed, dtype).flatten(-2),
+    "uint4": lambda packed, dtype: _lookup("uint4", packed, dtype).flatten(-2),
+    **{name: lambda scale, dtype: scale.to(dtype) for name in ("fp32", "bf16", "fp16")},
+    # The low halves of words.
+    "bf16_zero": lambda words, dtype: words.contiguous().view(torch.bfloat16)[..., ::2].to(dtype),
+    "fp16_zero": lambda words, dtype: words.contiguous().view(torch.float16)[..., ::2].to(dtype),
 }
 
 
@@ -272,6 +306,25 @@ def decode(stored: torch.Tensor, number: NumberType, dtype: torch.dtype = torch.
         dtype: float32 or float64.
     """
     return DECODERS[number.name](stored, dtype)
+
+
+def decode_blocks(
+    data: torch.Tensor, scale: torch.Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """``(element - zero point) * scale`` of stored rows, each operation rounded to ``dtype``.
+
+    Args:
+        data: ``[..., bytes of K]``, of a dtype of the format. scale: row-major, ``[..., K / block_k]``, one for each row.
+        dtype: float32 or float64.
+
+    Returns:
+        ``dtype``, ``[..., K]``.
+    """
+    decoded = decode(data, format.element, dtype)
+    values = decoded.unflatten(-1, (-1, format.block_of(decoded.shape[-1])))
+    if format.has_zero_points:
+        values = values.sub_((scale >> 16).to(dtype).unsqueeze(-1))
+    return values.mul_(decode(scale, format.scale, dtype).unsqueeze(-1)).flatten(-2)
 
 
 def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: int) -> torch.Tensor:

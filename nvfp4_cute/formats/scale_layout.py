@@ -5,6 +5,9 @@ into atoms of 128 rows x 4 k blocks, row-major over the matrix; the missing rows
 padding. One atom is 512 contiguous bytes, indexed ``[row % 32, row % 128 // 32, k_block % 4]``. In letters, with
 ``rm = ceil(rows / 128)`` and ``rk = ceil(k_blocks / 4)``, the blocked array is contiguous ``[rm, rk, 32, 4, 4]``.
 
+Scales of 16 or 32 bits (int4 weights) lie in it as two or four columns of bytes: an atom is ``[32, 4, 2]`` or ``[32, 4, 1]`` of
+them, 32 bits a row.
+
 Source: PTX ISA 9.7.16.10.7 (scale factors in tensor memory), cuBLAS "1D block scaling factors layout".
 """
 
@@ -18,6 +21,7 @@ from nvfp4_cute.formats.block_format import (
     ATOM_COLS,
     ATOM_ROWS,
     ATOM_SHAPE,
+    INT4_FORMATS,
     MXFP4,
     NVFP4,
     BlockFormat,
@@ -55,10 +59,11 @@ def to_blocked(scale: torch.Tensor) -> torch.Tensor:
     """Rearrange row-major scales into the blocked layout. Always a copy, its padding zero.
 
     Args:
-        scale: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rows, k_blocks]``, any strides, any device.
+        scale: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rows, k_blocks]``, any strides, any device; or of 16 or 32 bits.
 
     Returns:
-        Same dtype and device, contiguous ``[..., rm, rk, 32, 4, 4]``; ``.flatten()`` of it (for one matrix) is free.
+        Same dtype and device, contiguous ``[..., rm, rk, 32, 4, 4]`` (of 16 bits ``2]``, of 32 bits ``1]``); ``.flatten()`` of
+        it (for one matrix) is free.
 
     Raises:
         TypeError: another dtype.
@@ -70,9 +75,10 @@ def to_blocked(scale: torch.Tensor) -> torch.Tensor:
             f"row-major scales have shape [..., rows, K/16]; got {tuple(scale.shape)}; reshape first"
         )
     *lead, rows, k_blocks = scale.shape
-    rm, rk = atom_counts(rows, k_blocks)
-    padded = torch.zeros(*lead, *padded_shape(rows, k_blocks), dtype=torch.uint8, device=scale.device)
-    padded[..., :rows, :k_blocks] = scale.view(torch.uint8)
+    columns = k_blocks * scale.element_size()
+    rm, rk = atom_counts(rows, columns)
+    padded = torch.zeros(*lead, *padded_shape(rows, columns), dtype=torch.uint8, device=scale.device)
+    padded.view(scale.dtype)[..., :rows, :k_blocks] = scale
     # (..., rm, row group, row, rk, k block) -> (..., rm, rk, row, row group, k block)
     blocked = padded.view(*lead, rm, 4, 32, rk, ATOM_COLS).transpose(-4, -2).contiguous()
     return blocked.view(scale.dtype)
@@ -95,17 +101,18 @@ def from_blocked(blocked: torch.Tensor, rows: int, k_blocks: int) -> torch.Tenso
         ValueError: a shape that does not fit ``rows`` and ``k_blocks``.
     """
     _check_dtype(blocked)
-    atoms = (*atom_counts(rows, k_blocks), *ATOM_SHAPE)
+    columns = k_blocks * blocked.element_size()
+    atoms = (*atom_counts(rows, columns), *ATOM_SHAPE)
     source = blocked.view(torch.uint8)
-    if blocked.ndim == 1 and blocked.numel() == prod(atoms):
+    if blocked.ndim == 1 and source.numel() == prod(atoms):
         source = source.reshape(atoms)
     if source.shape[-5:] != atoms:
         raise ValueError(
             f"blocked scales of {rows} rows and {k_blocks} k blocks have shape [..., {_letters(atoms)}] or, flat, "
             f"[{prod(atoms)}]; got {tuple(blocked.shape)}"
         )
-    padded = source.transpose(-4, -2).reshape(*source.shape[:-5], *padded_shape(rows, k_blocks))
-    return padded[..., :rows, :k_blocks].contiguous().view(blocked.dtype)
+    padded = source.transpose(-4, -2).reshape(*source.shape[:-5], *padded_shape(rows, columns))
+    return padded[..., :rows, :columns].contiguous().view(blocked.dtype)
 
 
 def as_blocked(scale: torch.Tensor, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
@@ -116,6 +123,8 @@ def as_blocked(scale: torch.Tensor, rows: int, k: int, format: BlockFormat = NVF
     - flat ``[rm * rk * 512]``, contiguous;
     - ``[rm, rk, 32, 4, 4]``, contiguous;
     - ``(32, 4, rm, 4, rk, l)``, the permuted view ``(3, 4, 1, 5, 2, 0)`` of contiguous ``[l, rm, rk, 32, 4, 4]``.
+
+    Of scales of 16 or 32 bits the last 4 is 2 or 1, and 512 is 256 or 128 (``BlockFormat.atom_shape``).
 
     A two-dimensional tensor is never guessed to be blocked: row-major scales have the same shape when padded.
 
@@ -134,23 +143,21 @@ def as_blocked(scale: torch.Tensor, rows: int, k: int, format: BlockFormat = NVF
             ``format`` are never blocked.
     """
     rm, rk = _atoms(scale, rows, k, format)
-    size, atoms, permuted = rm * rk * ATOM_BYTES, (rm, rk, *ATOM_SHAPE), (32, 4, rm, 4, rk, 1)
-    shape = tuple(scale.shape)
+    atoms, permuted = (rm, rk, *format.atom_shape), _permuted_shape(rm, rk, 1, format)
+    size, shape = prod(atoms), tuple(scale.shape)
     if shape not in ((size,), atoms, permuted):
         raise ValueError(
             f"blocked scales of {rows} rows and K={k} have shape [{size}], [{_letters(atoms)}], or the permuted view "
             f"({_letters(permuted)}); got {shape}; {_shape_fix(shape, rows, k, permuted, format)}"
         )
-    ordered = scale.view(torch.uint8)
-    if shape == permuted:
-        ordered = ordered.permute(5, 2, 4, 0, 1, 3)
+    ordered = scale.permute(5, 2, 4, 0, 1, 3) if shape == permuted else scale
     if not ordered.is_contiguous():
         fix = "rebuild it as .permute(3, 4, 1, 5, 2, 0) of contiguous [l, rm, rk, 32, 4, 4]"
         raise ValueError(
             f"blocked scales of shape {shape} must lie in memory as contiguous [rm, rk, 32, 4, 4]; got strides "
             f"{scale.stride()}; {fix if shape == permuted else 'call .contiguous()'}"
         )
-    return ordered.view(size)
+    return ordered.view(size).view(torch.uint8)
 
 
 def as_blocked_batches(
@@ -177,7 +184,7 @@ def as_blocked_batches(
         ValueError: as :func:`as_blocked`.
     """
     rm, rk = _atoms(scale, rows, k, format)
-    straight, permuted = (batches, rm, rk, *ATOM_SHAPE), (32, 4, rm, 4, rk, batches)
+    straight, permuted = (batches, rm, rk, *format.atom_shape), _permuted_shape(rm, rk, batches, format)
     shape = tuple(scale.shape)
     if shape not in (straight, permuted) and batches == 1:
         return as_blocked(scale, rows, k, format).unsqueeze(0)
@@ -186,17 +193,20 @@ def as_blocked_batches(
             f"blocked scales of {batches} batches of {rows} rows and K={k} have shape [{_letters(straight)}] or the "
             f"permuted view ({_letters(permuted)}); got {shape}; convert row-major scales with scale_layout.to_blocked"
         )
-    ordered = scale.view(torch.uint8)
-    if shape != straight:
-        ordered = ordered.permute(5, 2, 4, 0, 1, 3)
+    ordered = scale if shape == straight else scale.permute(5, 2, 4, 0, 1, 3)
     if batches and not ordered[0].is_contiguous():
         raise ValueError(
             f"blocked scales of shape {shape} must lie in memory as [l, rm, rk, 32, 4, 4], contiguous in every batch; "
             f"got strides {scale.stride()}; copy them with .contiguous() in that order"
         )
-    return (
-        ordered.view(batches, rm * rk * ATOM_BYTES) if batches else ordered.reshape(0, rm * rk * ATOM_BYTES)
-    )
+    size = rm * rk * prod(format.atom_shape)
+    of_batches = ordered.view(batches, size) if batches else ordered.reshape(0, size)
+    return of_batches.view(torch.uint8)
+
+
+def _permuted_shape(rm: int, rk: int, batches: int, format: BlockFormat) -> tuple[int, ...]:
+    rows, row_groups, columns = format.atom_shape
+    return rows, row_groups, rm, columns, rk, batches
 
 
 def _atoms(scale: torch.Tensor, rows: int, k: int, format: BlockFormat) -> tuple[int, int]:
@@ -229,7 +239,8 @@ def _shape_fix(shape: Sequence[int], rows: int, k: int, permuted: Sequence[int],
 
 
 def _check_dtype(scale: torch.Tensor) -> None:
-    if scale.dtype not in (*NVFP4.scale_dtypes, *MXFP4.scale_dtypes):
+    of_int4 = {dtype for format in INT4_FORMATS.values() for dtype in format.scale_dtypes}
+    if scale.dtype not in (*NVFP4.scale_dtypes, *MXFP4.scale_dtypes, *of_int4):
         raise TypeError(
             f"scales are torch.uint8 or torch.float8_e4m3fn, of MX formats torch.float8_e8m0fnu; got {scale.dtype}; "
             "use quantize, or formats.encode_e4m3 for scales of your own"

@@ -299,7 +299,7 @@ def _row_scales(
 
 def _check_scale_dtype(label: str, scale: torch.Tensor, fmt: BlockFormat) -> None:
     if scale.dtype not in fmt.scale_dtypes:
-        kind = "scales" if fmt.scale.name == "fp32" else f"{fmt.scale.name} codes"
+        kind = "scales" if fmt.scale.bits > 8 else f"{fmt.scale.name} codes"
         raise TypeError(f"{label} has dtype {scale.dtype}; expected {dtype_names(fmt.scale_dtypes)} ({kind})")
 
 

@@ -20,7 +20,7 @@ def dequantize(
     """Expand to ``dtype``, exactly as ``formats.dequantize`` specifies.
 
     float16 and bfloat16 results on a GPU (or on the emulator) take one kernel launch, which reads 4.5 bits a value of NVFP4 and
-    writes 16. Others, CPU tensors, formats with float32 scales, and tensors with gaps between rows take ``formats.dequantize``,
+    writes 16. Others, CPU tensors, FP8 with float32 scales, and tensors with gaps between rows take ``formats.dequantize``,
     whatever the backend. The bits are the same.
 
     Args:
@@ -56,7 +56,7 @@ def _is_for_kernel(t: BlockScaledTensor) -> bool:
     """Whether a kernel reads it as it lies."""
     batches = t.shape[:-2]
     return (
-        t.format.scale.bits == 8
+        (t.format.scale.bits == 8 or t.format.is_integer)
         and t.data.is_contiguous()
         and t.scale.is_contiguous()
         and t.data.data_ptr() % ALIGN_BYTES == 0

@@ -10,6 +10,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.formats.zero_points import scale_words
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
@@ -19,11 +20,17 @@ EMULATED = "emulator:sm_90a"
 # Groups of no rows first and last; groups that end within a tile, and on its edge.
 ROWS = (0, 40, 5, 1, 66, 0)
 # Integers of 3 bits times e2m1 times these: sums are exact in fp32 in any order. Codes of scales, and of NaN.
+FEW_SCALES, ZERO_POINTS = torch.tensor([0.25, 0.5, -1.0, 2.0]), torch.tensor([0, 7, 8, 16])
 SCALES = {
     "ue4m3": encode_e4m3(torch.tensor([0.0, 0.5, 1.0, 2.0])),
     "ue8m0": encode_ue8m0(torch.tensor([0.25, 0.5, 1.0, 2.0])),
+    "bf16": FEW_SCALES.bfloat16(),
+    "fp16": FEW_SCALES.half(),
+    "fp32": FEW_SCALES,
+    "bf16_zero": scale_words(FEW_SCALES.bfloat16(), ZERO_POINTS),
+    "fp16_zero": scale_words(FEW_SCALES.half(), ZERO_POINTS),
 }
-NAN_CODES = {"ue4m3": 0x7F, "ue8m0": 0xFF}
+NAN_CODES = {"ue4m3": 0x7F, "ue8m0": 0xFF, "bf16_zero": 0x7FFF, "fp16_zero": 0x7FFF}
 ALPHAS = (0.5, -2.0, 1.0, 4.0)
 
 
@@ -48,11 +55,11 @@ def weights(groups, n, k, generator, format=NVFP4):
         shape = (groups, n, length)
         buffer[..., :length] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     codes, k_blocks = SCALES[format.scale.name], k // format.block_k
-    padding = NAN_CODES[format.scale.name]
-    scale = torch.full((groups, *format.padded_scale_shape(n, k)), padding, dtype=torch.uint8)
+    padding = NAN_CODES.get(format.scale.name, torch.nan)
+    scale = torch.full((groups, *format.padded_scale_shape(n, k)), padding, dtype=codes.dtype)
     scale[:, :n] = 0
     scale[:, :n, :k_blocks] = codes[torch.randint(0, 4, (groups, n, k_blocks), generator=generator)]
-    return buffer[..., :length], torch.stack([to_blocked(x).flatten() for x in scale])
+    return buffer[..., :length], torch.stack([to_blocked(x).flatten().view(torch.uint8) for x in scale])
 
 
 def tokens(batches, rows, k, dtype, generator):

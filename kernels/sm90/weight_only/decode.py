@@ -7,7 +7,8 @@ byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
 
 A byte's two e2m1 become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
 times ``2^(1 - bias)``. The product with an e4m3 scale is exact in fp16 and bf16: it has at most 6 significant bits. That with a
-ue8m0 scale is exact in bf16, that of e4m3 or e5m2 all but the least (``common.ue8m0``).
+ue8m0 scale is exact in bf16, that of e4m3 or e5m2 all but the least (``common.ue8m0``). Integers times their scales are rounded
+(``common.int4``).
 """
 
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from nvfp4_cute.planning.arch.sm90 import SLABS
 
 from ...common import ptx, ue8m0
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
+from ...common.int4 import BlockScale, Int4Decoding, codes_of_bytes
 from ...common.select import select
 from ...common.shared_access import load_shared, load_shared_half
 from ...common.versions import inline_ptx
 from ..opaque import opaque
-from ..operands import UNIT_BYTES, sf_atoms, tile_row_bytes
+from ..operands import UNIT_BYTES, sf_atoms, tile_row_bytes, tiles_of_sf_atom
+from ..wgmma import MMA_K
 
 # Words of a row that a lane reads of a K tile, and those it has of each of its slabs afterwards.
 UNIT_WORDS, SLAB_WORDS = 4, 2
@@ -47,7 +50,7 @@ class Decoding:
     """What weights are, and what they become.
 
     Attributes:
-        format: of the weights: of e2m1 with scales of e4m3, or beside bfloat16 an MX format.
+        format: of the weights: of e2m1 with scales of e4m3, or beside bfloat16 an MX format; or int4.
         is_bf16: whether they become bfloat16, else float16.
     """
 
@@ -63,6 +66,11 @@ class Decoding:
     def has_bytes(self) -> bool:
         """Whether elements are e4m3 or e5m2."""
         return self.format.element.bits == 8
+
+    @property
+    def int4(self) -> Int4Decoding | None:
+        """Of integers, how they are decoded."""
+        return Int4Decoding(self.format, self.is_bf16) if self.format.is_integer else None
 
     @property
     def row_bytes(self) -> int:
@@ -85,9 +93,14 @@ class Decoding:
         return sf_atoms(self.format)
 
     @property
+    def has_half_words(self) -> bool:
+        """Whether a row has 16 bits of scales in a K tile: half of a word, of which two K tiles have one each."""
+        return tiles_of_sf_atom(self.format) == 2
+
+    @property
     def exponent(self) -> int:
         """log2 of what sums must be multiplied with."""
-        if self.has_bytes:
+        if self.has_bytes or self.int4 is not None:
             return 0
         if self.has_powers:
             return ue8m0.OPERAND_EXPONENT
@@ -174,6 +187,10 @@ def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> lis
         rows = [
             _row_steps_of_bytes(row, *word, slab, element) for row, word in zip(words, codes, strict=True)
         ]
+    elif decoding.int4 is not None:
+        rows = [
+            _row_steps_of_int4(row, word, slab, decoding.int4) for row, word in zip(words, codes, strict=True)
+        ]
     elif decoding.has_powers:
         rows = [_row_steps_of_powers(row, *word, slab) for row, word in zip(words, codes, strict=True)]
     else:
@@ -212,6 +229,20 @@ def _row_steps_of_bytes(words: list, codes: Uint32, slab: int, element: str) -> 
     pairs = [ue8m0.fp8_pair(word, element) for word in words]
     scaled = [ue8m0.times_one_of(pair, scales, 2 * i // len(pairs)) for i, pair in enumerate(pairs)]
     return [scaled[i : i + PAIRS_OF_STEP] for i in range(0, len(scaled), PAIRS_OF_STEP)]
+
+
+def _row_steps_of_int4(words: list, codes: list, slab: int, int4: Int4Decoding) -> list:
+    """The same of integers, of whose blocks of scales the steps of a slab have one, two, or a part."""
+    block_steps = int4.format.block_k // MMA_K
+    scales = dict[int, BlockScale]()
+    steps = []
+    for step in range(STEPS):
+        block = (slab * STEPS + step) // block_steps
+        if block not in scales:
+            scales[block] = int4.block_scale(codes[block // int4.blocks_per_word], block)
+        pairs = codes_of_bytes(words[step % 2])[step // 2 * 2 :][:PAIRS_OF_STEP]
+        steps.append([int4.weights(pair, scales[block]) for pair in pairs])
+    return steps
 
 
 def _slab_powers(codes: Uint32, slab: int) -> Uint32:

@@ -1,8 +1,8 @@
-"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 weights, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
+"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 or int4, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; B, SFB, C, the dual GEMM and the four
-forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly (``decode``), in the registers that wgmma reads;
-tokens go from memory to wgmma as they are.
+forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly, or of int4 rounded once (``decode``), in the
+registers that wgmma reads; tokens go from memory to wgmma as they are.
 
 Roles (warps):  MATH 0-7 | LOAD of weights 10 | LOAD of tokens 11; 8 and 9 idle.
 
@@ -36,7 +36,7 @@ from ...common.ring import Ring, init_ring
 from ...common.versions import SmemAllocator
 from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from ..epilogue import STAGING_BYTES
-from ..operands import make_boxes
+from ..operands import make_boxes, tiles_of_sf_atom
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 from .decode import Decoding
@@ -179,7 +179,8 @@ class WeightOnlyGemmSm90:
         # ---- LOAD --------------------------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            extents = (self.decoding.atoms, self.decoding.row_bytes)
+            atom_tiles = tiles_of_sf_atom(self.decoding.format)
+            extents = (self.decoding.atoms, atom_tiles, self.decoding.row_bytes)
             load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring, *extents)
             if warp_idx == schedule.first_load_warp_id:
                 run_load_weights(load)

@@ -33,7 +33,7 @@ class LoadArgs:
         descriptors: tensor maps: weights on the M side, tokens on the N side.
         weights, scales, tokens: shared addresses of stage 0: (STAGE, K TILE, OPERAND, ...), (STAGE, SLAB, TOKEN, 128 bytes).
         ring: full: an arrival and the bytes of either warp.
-        sf_atoms: of scales along a K tile.
+        sf_atoms, sf_tiles: atoms of scales along a K tile, and K tiles along an atom: one of them is 1.
         k_extent: of a K tile in the tensor maps of weights.
     """
 
@@ -46,6 +46,7 @@ class LoadArgs:
     tiles: WalkedTiles
     ring: Ring
     sf_atoms: int
+    sf_tiles: int
     k_extent: int
 
 
@@ -85,7 +86,7 @@ def run_load_weights(args: LoadArgs):
                     where = (k_tile * args.k_extent, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
                     at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
-                    where = (0, k_tile * args.sf_atoms, block, batch)
+                    where = (0, k_tile // args.sf_tiles * args.sf_atoms, block, batch)
                     tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)

@@ -21,13 +21,13 @@ from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
-from ...common.shared_access import load_shared
+from ...common.shared_access import load_shared, load_shared_half
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
 from ..math import LANE_ROWS, behind_reads, finish_tile
 from ..opaque import opaque
 from ..operands import SF_ATOM_BYTES, tokens_multiplied
-from ..tile_walk import WalkedTiles
+from ..tile_walk import TilePart, WalkedTiles
 from ..warp_schedule import WarpSchedule
 from ..weight_rows import LaneRows, lane_rows
 from ..wgmma import multiply_slab, slab_matrix
@@ -72,7 +72,7 @@ class Weights:
 
     Attributes:
         words: (``Decoding.words``, 2 rows): four of eight e2m1, of a K tile, or eight of two e4m3 or e5m2, of a slab.
-        codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0.
+        codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0, half a word to four of int4.
     """
 
     words: cute.Tensor
@@ -91,7 +91,7 @@ def run_math(args: MathArgs):
         part = tiles.part(place)
         rows = _lane_rows(args, part.tile)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
-        stage, phase = _accumulate(args, acc, rows, quad, tokens, part.count, stage, phase)
+        stage, phase = _accumulate(args, acc, rows, quad, tokens, part, stage, phase)
         turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, part.tile))
         place = tiles.next(place)
 
@@ -115,11 +115,12 @@ def _accumulate(
     rows: LaneRows,
     quad: Quad,
     tokens: Int32,
-    count: Int32,
+    part: TilePart,
     stage: Int32,
     phase: Int32,
 ):
-    """Sum so many stages of one work tile, of whose tokens so many are multiplied, into as many registers of ``acc``."""
+    """Sum the stages of a part of a tile, of whose tokens so many are multiplied, into as many registers of ``acc``."""
+    count = part.count
     tile_m, num_cta = args.config.work_tile_mnk[0], args.config.multicast_n
     acc.fill(0.0)
     weights = Weights(
@@ -131,7 +132,7 @@ def _accumulate(
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
     slabs, sources = args.k_tiles * SLABS, _sources(args, rows)
     if count > 0:
-        stage, phase = _load_stage(args, weights, sources, stage, phase)
+        stage, phase = _load_stage(args, weights, sources, stage, phase, part.first)
     for turn in cutlass.range(count, unroll=1):
         in_stage = read_stage
         for slab in cutlass.range_constexpr(slabs):
@@ -154,17 +155,17 @@ def _accumulate(
             if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
                 if turn + 1 < count:
-                    stage, phase = _load_stage(args, weights, sources, stage, phase)
+                    stage, phase = _load_stage(args, weights, sources, stage, phase, part.first + turn + 1)
             loads_next = slab < slabs - 1 and (slab + 1) % args.decoding.slabs_of_load == 0
             if cutlass.const_expr(loads_next and slab > 0):
-                _load_weights(args, weights, sources, in_stage, slab + 1)
+                _load_weights(args, weights, sources, in_stage, slab + 1, part.first + turn)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):
                 arrive_lanes(emptied + last_stage, num_cta)
                 # Behind the arrival: no read is under way when a stage is released.
                 if cutlass.const_expr(loads_next):
-                    _load_weights(args, weights, sources, in_stage, slab + 1)
+                    _load_weights(args, weights, sources, in_stage, slab + 1, part.first + turn)
         last_stage = in_stage
     warpgroup.wait_group(0)
     if count > 0:
@@ -182,16 +183,22 @@ def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
 
 
 @cute.jit
-def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
-    """Wait for the stage and read of its first slab; the stage after it."""
+def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32, index: Int32):
+    """Wait for the stage, which has the tile's ``index``, and read of its first slab; the stage after it."""
     cute.arch.mbarrier_wait(args.ring.full(stage), phase)
-    _load_weights(args, weights, rows, stage, 0)
+    _load_weights(args, weights, rows, stage, 0, index)
     return next_stage(args.ring, stage, phase)
 
 
 @cute.jit
-def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, slab: cutlass.Constexpr):
-    """Read the lane's weights of a slab of a stage, or of its K tile, whose scales come with it. rows: ``_sources``."""
+def _load_weights(
+    args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, slab: cutlass.Constexpr, index: Int32
+):
+    """Read the lane's weights of a slab of a stage, or of its K tile, whose scales come with it.
+
+    Args:
+        rows: ``_sources``. index: of the tile's stages, this one's.
+    """
     smem, k_tile = args.smem, slab // SLABS
     data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes
     data = rows.data + stage * data_bytes + k_tile * (data_bytes // args.k_tiles)
@@ -203,4 +210,8 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
         if cutlass.const_expr(slab % SLABS == 0):
             for atom in cutlass.range_constexpr(args.decoding.atoms):
                 address = scale + i * rows.scale_step + atom * SF_ATOM_BYTES
-                weights.codes[atom, i] = load_shared(address, 1)[0]
+                if cutlass.const_expr(args.decoding.has_half_words):
+                    half = (index * args.k_tiles + k_tile) % 2
+                    weights.codes[atom, i] = load_shared_half(address + half * 2)
+                else:
+                    weights.codes[atom, i] = load_shared(address, 1)[0]

@@ -99,11 +99,11 @@ def check_pair(
     served = tuple(pairs)
     if formats in served:
         return
-    names = [f"{a or '16-bit a'} x {b}" for a, b in (formats, *served)]
+    asked, *names = dict.fromkeys(f"{a or '16-bit a'} x {b.family}" for a, b in (formats, *served))
     beside = [a.title for a, b in served if a is not None and b == formats[1]]
     fix = f"quantize a to {' or '.join(beside)}" if beside else "quantize both to a pair that has one"
     raise UnsupportedProblem(
-        f"{what}: no kernel for {names[0]} (there is one for {', '.join(names[1:])}); "
+        f"{what}: no kernel for {asked} (there is one for {', '.join(names)}); "
         f'use backend="reference", or {fix}'
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.formats.block_format import (
     FP32,
+    INT4_FORMATS,
     MXFP4,
     MXFP8_E4M3,
     MXFP8_E5M2,
@@ -15,7 +16,9 @@ from nvfp4_cute.formats.block_format import (
 
 # Formats of the matrix and the vector that a gemv multiplies, as do products of few rows, and of weights beside 16-bit ``a``.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
-W4A16_PAIRS = ((None, NVFP4), (None, MXFP4), (None, MXFP8_E4M3), (None, MXFP8_E5M2), (None, FP8_128x128))
+W4A16_PAIRS = tuple(
+    (None, weights) for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, *INT4_FORMATS.values())
+)
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 
@@ -118,7 +121,7 @@ LEAST_DECODE_FIRST_ROWS = min(DECODE_FIRST_ROWS_ELSEWHERE, *DECODE_FIRST_ROWS.va
 
 def decode_first_rows(arch: str, weights: BlockFormat = NVFP4) -> int:
     """Rows from which a linear layer with 16-bit activations decodes its weights first."""
-    if weights.scale == FP32:
+    if weights.scale == FP32 and not weights.is_integer:
         return DECODE_FIRST_ROWS_OF_FP32
     return DECODE_FIRST_ROWS.get(arch, DECODE_FIRST_ROWS_ELSEWHERE)
 

@@ -1,0 +1,59 @@
+"""Scales and zero points of int4 weights (``block_format.int4_format``): as checkpoints have them, and as kernels read them."""
+
+import torch
+
+from nvfp4_cute.formats.block_format import INT4_ZERO_POINT, int4_format
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.codecs import decode, pack_e2m1
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.formats.zero_points import FLOATS, scale_words
+
+
+def int4_tensor(
+    codes: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor | None = None
+) -> BlockScaledTensor:
+    """Int4 weights from codes, scales and zero points: ``(code - zero point) * scale``.
+
+    Args:
+        codes: integers 0 to 15, [..., N, K].
+        scale: float16, bfloat16 or float32, [..., N, K / block], block 32, 64 or 128, or [..., N, 1]: one a row, which is copied
+            to blocks of 128 (of the largest that divides K).
+        zero_points: integers 0 to 16, of the shape of ``scale``; None for 8, which float32 scales must have. Where all are 8, the
+            format has none, which reads them (on a GPU that waits).
+
+    Returns:
+        Contiguous, with blocked scales, of ``int4_format(block, scale.dtype, zero_points=...)``.
+
+    Raises:
+        ValueError: shapes that do not fit each other, codes or zero points out of range, or no such format.
+    """
+    *lead, k = codes.shape
+    of_blocks = [scale] if zero_points is None else [scale, zero_points]
+    for name, part in zip(("scale", "zero_points"), of_blocks, strict=False):
+        if list(part.shape[:-1]) != lead or part.shape != scale.shape or k % max(part.shape[-1], 1):
+            raise ValueError(
+                f"{name} has shape {list(part.shape)}; expected {lead} and K / block of codes {list(codes.shape)}"
+            )
+    if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) <= 15:
+        raise ValueError(
+            f"codes are {int(codes.min())} to {int(codes.max())}; expected 0 to 15: add 8 to signed values"
+        )
+    if zero_points is not None and bool((zero_points == INT4_ZERO_POINT).all()):
+        zero_points = None
+    blocks = scale.shape[-1]
+    if blocks == 1:
+        blocks = next((k // block for block in (128, 64, 32) if k % block == 0), 1)
+        scale = scale.expand(*lead, blocks)
+        zero_points = None if zero_points is None else zero_points.expand(*lead, blocks)
+    format = int4_format(k // blocks, scale.dtype, zero_points=zero_points is not None)
+    stored = scale if zero_points is None else scale_words(scale, zero_points)
+    data = pack_e2m1(codes.to(torch.uint8))
+    return BlockScaledTensor(data, to_blocked(stored), None, tuple(codes.shape), format=format)
+
+
+def int4_scale(t: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points of int4 weights, row-major: of the scales' own dtype, and uint8, [..., N, K / block] each."""
+    stored = t.with_scale_layout("rowmajor").scale
+    if not t.format.has_zero_points:
+        return stored, torch.full_like(stored, INT4_ZERO_POINT, dtype=torch.uint8)
+    return decode(stored, t.format.scale).to(FLOATS[t.format.scale.name]), (stored >> 16).to(torch.uint8)
