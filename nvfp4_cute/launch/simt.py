@@ -427,7 +427,7 @@ class DequantizeTask(TableTask):
         return {
             Dequantize.PITCH: format.row_bytes(k),
             Dequantize.BATCH: rows * format.row_bytes(k),
-            Dequantize.SCALE_BATCH: self.t.scale.numel() // num_batches,
+            Dequantize.SCALE_BATCH: self.t.scale.nbytes // num_batches,
             Dequantize.ROWS: rows,
             Dequantize.K: k,
             Dequantize.BATCHES: num_batches,

@@ -45,6 +45,7 @@ def test_records_have_the_sizes_of_hand():
             int4_format(**wrong)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
 @pytest.mark.parametrize("f", FORMATS, ids=str)
 def test_quantize_and_back(f, layout):

@@ -99,11 +99,11 @@ def check_pair(
     served = tuple(pairs)
     if formats in served:
         return
-    asked, *names = dict.fromkeys(f"{a or '16-bit a'} x {b.family}" for a, b in (formats, *served))
+    names = dict.fromkeys(f"{a or '16-bit a'} x {b.family}" for a, b in served)
     beside = [a.title for a, b in served if a is not None and b == formats[1]]
     fix = f"quantize a to {' or '.join(beside)}" if beside else "quantize both to a pair that has one"
     raise UnsupportedProblem(
-        f"{what}: no kernel for {asked} (there is one for {', '.join(names)}); "
+        f"{what}: no kernel for {formats[0] or '16-bit a'} x {formats[1]} (there is one for {', '.join(names)}); "
         f'use backend="reference", or {fix}'
     )
 
