@@ -9,11 +9,23 @@ from typing import Any, Literal
 import torch
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.models.checkpoints import checks, compressed_tensors, fp8, modelopt, mxfp4
-from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, GLOBAL, INPUT, KV, SCALE, Config, Convention
+from nvfp4_cute.models.checkpoints import awq, checks, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from nvfp4_cute.models.checkpoints.convention import (
+    BIAS,
+    DATA,
+    GLOBAL,
+    INPUT,
+    KV,
+    ORDER,
+    SCALE,
+    ZERO,
+    Config,
+    Convention,
+)
 from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import (
     FP8,
+    INT4,
     INT8,
     PACKED,
     Scheme,
@@ -28,6 +40,8 @@ READERS = {
     "compressed-tensors": compressed_tensors.convention,
     "mxfp4": mxfp4.convention,
     "fp8": fp8.convention,
+    "gptq": gptq.convention,
+    "awq": awq.convention,
 }
 # Dtypes, as files name them, of weights that are quantized.
 QUANTIZED_DTYPES = ("U8", "F8_E4M3")
@@ -154,6 +168,13 @@ class Checkpoint:
             raise checks.foreign(prefix, scheme, self._foreign[prefix][0])
         optional = (INPUT,) if self.missing_input_scale == "fill" else ()
         checks.check_present(prefix, scheme, set(roles), self.convention, optional)
+        if scheme.weights == INT4:
+            assert self.convention.unpack is not None
+            tensors = {role: self.files[name] for role, name in roles.items() if not role.startswith(KV)}
+            return self.convention.unpack(prefix, tensors), None, None
+        unknown = next((roles[role] for role in (ZERO, ORDER) if role in roles), None)
+        if unknown is not None:
+            raise checks.foreign(prefix, scheme, unknown)
         data, scale = self.files[roles[DATA]], self.files[roles[SCALE]]
         data, scale = _k_major(data, scale, scheme)
         checks.check_data(roles[DATA], scheme, data, scale, roles[SCALE])

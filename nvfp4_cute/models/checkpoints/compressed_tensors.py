@@ -8,13 +8,17 @@ from nvfp4_cute.models.checkpoints.convention import (
     GLOBAL,
     INPUT,
     KV,
+    ORDER,
     SCALE,
+    SHAPE,
+    ZERO,
     Config,
     Convention,
     Modules,
     unknown,
 )
-from nvfp4_cute.models.checkpoints.stored import FP8, INT8, Scheme
+from nvfp4_cute.models.checkpoints.int4 import of_compressed_tensors
+from nvfp4_cute.models.checkpoints.stored import FP8, INT4, INT8, Scheme
 
 SUFFIXES = {
     "weight_packed": DATA,
@@ -23,6 +27,9 @@ SUFFIXES = {
     "weight_global_scale": GLOBAL,
     "input_global_scale": INPUT,
     "input_scale": INPUT,
+    "weight_zero_point": ZERO,
+    "weight_shape": SHAPE,
+    "weight_g_idx": ORDER,
     "k_scale": KV,
     "v_scale": KV,
 }
@@ -33,9 +40,10 @@ FORMATS = {
     "mxfp8-quantized": "mxfp8_e4m3",
     "float-quantized": FP8,
     "int-quantized": INT8,
+    "pack-quantized": INT4,
 }
 GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32}
-BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8, INT8: 8}
+BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8, INT8: 8, INT4: 4}
 
 
 def convention(quantization: Config) -> Convention:
@@ -64,7 +72,8 @@ def convention(quantization: Config) -> Convention:
         own = next((found for modules, found in named if prefix in modules), None)
         return own or next(iter(every), None)
 
-    return Convention("compressed-tensors", SUFFIXES, {}, True, tuple(found for _, found in named), scheme)
+    schemes = tuple(found for _, found in named)
+    return Convention("compressed-tensors", SUFFIXES, {}, True, schemes, scheme, of_compressed_tensors)
 
 
 def _scheme(name: str, group: Config, default: str | None) -> Scheme:
@@ -78,6 +87,10 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
     _check(f"config_groups.{name}", weights, found)
     if found == INT8:
         _check_integers(f"config_groups.{name}", group)
+    if found == INT4 and group.get("input_activations"):
+        raise CheckpointError(
+            f"config_groups.{name} quantizes activations beside int4 weights; kernels have 16-bit ones: export the weights alone"
+        )
     return Scheme(str(tool_format), found, _activations(group.get("input_activations"), found))
 
 
@@ -114,7 +127,7 @@ def _check_integers(place: str, group: Config) -> None:
 
 
 def _check(place: str, weights: Config, found: str) -> None:
-    expected = {"num_bits": BITS[found], "type": "int" if found == INT8 else "float"}
+    expected = {"num_bits": BITS[found], "type": "int" if found in (INT8, INT4) else "float"}
     if found in GROUPS:
         expected["group_size"] = GROUPS[found]
     for key, value in expected.items():

@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.names import spellings
-from nvfp4_cute.models.checkpoints.stored import Scheme
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredWeight
 
 # Roles of a layer's tensors: the packed values, block scales, global scale of weights and of activations.
 DATA, SCALE, GLOBAL, INPUT, BIAS = "data", "scale", "global", "input", "bias"
+# Of int4: zero points, the sizes that are packed, and the block of each value along K.
+ZERO, SHAPE, ORDER = "zero", "shape", "order"
 KV = "kv"  # a scale of the KV cache, which is no part of the layer's product
 # Roles without which a layer of a format cannot be computed; INPUT where activations have a global scale.
 NEEDED = {"nvfp4": (DATA, SCALE, GLOBAL)}
@@ -30,6 +34,7 @@ class Convention:
         is_reciprocal: whether stored global scales divide when one dequantizes.
         schemes: all that the config names.
         scheme: prefix -> scheme, None where the layer is not quantized. Raises CheckpointError for a scheme that is unknown.
+        unpack: of int4: prefix and tensors by role -> the weights; None where the tool has none.
     """
 
     tool: str
@@ -38,6 +43,7 @@ class Convention:
     is_reciprocal: bool
     schemes: tuple[Scheme, ...]
     scheme: Callable[[str], Scheme | None] = field(repr=False)
+    unpack: Callable[[str, Mapping[str, torch.Tensor]], StoredWeight] | None = field(default=None, repr=False)
 
     def name_of(self, role: str) -> str:
         """The suffix of a role, for messages."""

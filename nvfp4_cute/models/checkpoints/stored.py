@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from nvfp4_cute.formats import block_format
-from nvfp4_cute.formats.block_format import FP8_128x128
+from nvfp4_cute.formats.block_format import INT4_FORMATS, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize
 from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1, decode_s8, decode_ue8m0
 
 # Names of formats: those of formats.block_format, and "fp8": e4m3 with a float32 scale for the tensor or for a row.
-FP8 = "fp8"
-INT8 = "int8"
+# Schemes have "int4" for all formats of int4_format, which weights name.
+FP8, INT8, INT4 = "fp8", "int8", "int4"
 BLOCK_K = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32, "fp8_128x128": 128}
 PACKED = ("nvfp4", "mxfp4")  # two values a byte
 # Powers of two that e4m3 has: 2^-9, its least subnormal, to 2^8.
@@ -43,9 +43,9 @@ class StoredWeight:
 
     Attributes:
         format: a name of ``formats.block_format``, or "fp8".
-        data: uint8 [..., N, K/2] (e2m1, the even k in the low nibble), float8_e4m3fn or int8 [..., N, K].
+        data: uint8 [..., N, K/2] (e2m1 or int4, the even k in the low nibble), float8_e4m3fn or int8 [..., N, K].
         scale: row-major. nvfp4: float8_e4m3fn [..., N, K/16]; mxfp4, mxfp8_e4m3: uint8 [..., N, K/32] (ue8m0);
-            fp8_128x128: float32 [..., N/128, K/128], both rounded up; fp8, int8: float32 [..., N, 1].
+            fp8_128x128: float32 [..., N/128, K/128], both rounded up; fp8, int8: float32 [..., N, 1]; int4: of its format.
         global_scale: float32 without dimensions that multiplies, or None.
         shape: of the values, (..., N, K).
     """
@@ -65,6 +65,9 @@ class StoredWeight:
         """Values [..., N, K]: products in float32, which are exact but for a last factor of float32, rounded to ``dtype``."""
         if self.format == "nvfp4":
             return dequantize(self.nvfp4(), dtype)
+        int4 = as_int4(self)
+        if int4 is not None:
+            return dequantize(int4, dtype)
         n, k = self.shape[-2:]
         decode = {INT8: decode_s8, **dict.fromkeys(PACKED, decode_packed_e2m1)}.get(self.format, decode_e4m3)
         values = decode(self.data)
@@ -86,6 +89,14 @@ class StoredWeight:
         if self.format != "nvfp4":
             raise ValueError(f"these weights are {self.format}, not nvfp4; as_nvfp4 converts what can be")
         return NVFP4Tensor(self.data, self.scale, self.global_scale, self.shape, "rowmajor")
+
+
+def as_int4(weight: StoredWeight) -> BlockScaledTensor | None:
+    """The weights as a tensor of int4 with row-major scales, without a copy; None where they are of another format."""
+    format = INT4_FORMATS.get(weight.format)
+    if format is None:
+        return None
+    return BlockScaledTensor(weight.data, weight.scale, None, weight.shape, "rowmajor", format=format)
 
 
 def as_fp8(weight: StoredWeight) -> BlockScaledTensor | None:

@@ -1,0 +1,22 @@
+"""Checkpoints of AutoAWQ: int4 weights, a zero point for each block."""
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.convention import DATA, SCALE, ZERO, Config, Convention
+from nvfp4_cute.models.checkpoints.int4 import of_awq
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
+
+SUFFIXES = {"qweight": DATA, "scales": SCALE, "qzeros": ZERO}
+
+
+def convention(quantization: Config) -> Convention:
+    """How to read a checkpoint whose ``quant_method`` is awq.
+
+    Raises:
+        CheckpointError: not 4 bits, or another order of the columns than version gemm's.
+    """
+    bits, version = quantization.get("bits", 4), str(quantization.get("version", "gemm")).lower()
+    for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):
+        if value != known:
+            raise CheckpointError(f"{name} is {value!r}; this reader takes {known!r}: export the model so")
+    found = Scheme("awq", INT4, None)
+    return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq)

@@ -1,0 +1,33 @@
+"""Checkpoints of AutoGPTQ and GPTQModel: int4 weights, a zero point for each block."""
+
+from functools import partial
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, ZERO, Config, Convention
+from nvfp4_cute.models.checkpoints.int4 import of_gptq
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
+
+SUFFIXES = {"qweight": DATA, "scales": SCALE, "qzeros": ZERO, "g_idx": ORDER}
+LAYOUTS = ("gptq", "gptq_v2")
+
+
+def convention(quantization: Config) -> Convention:
+    """How to read a checkpoint whose ``quant_method`` is gptq.
+
+    Raises:
+        CheckpointError: not 4 bits, another layout, or settings by module.
+    """
+    layout = quantization.get("checkpoint_format") or "gptq"
+    for name, value, known in (
+        ("bits", quantization.get("bits"), (4,)),
+        ("checkpoint_format", layout, LAYOUTS),
+    ):
+        if value not in known:
+            raise CheckpointError(f"{name} is {value!r}; this reader takes {', '.join(map(str, known))}")
+    if quantization.get("dynamic"):
+        raise CheckpointError(
+            "dynamic has settings by module, which this reader does not follow; export the model without"
+        )
+    found = Scheme("gptq", INT4, None)
+    unpack = partial(of_gptq, is_symmetric=bool(quantization.get("sym", True)), is_v2=layout == "gptq_v2")
+    return Convention("gptq", SUFFIXES, {}, False, (found,), lambda prefix: found, unpack)

@@ -1,0 +1,166 @@
+"""Int4 weights of every tool in one form: codes K-major, the even k in the low nibble, scales row-major, with zero points.
+
+All tools pack codes 0 to 15 into int32 words, eight a word, the first in the lowest bits. Which eight, and their order, differs.
+
+==================  ==================  ==========================  ===========================================================
+tool                codes               zero points                 source
+==================  ==================  ==========================  ===========================================================
+compressed-tensors  [N, K/8], along K   [N/8, blocks], along N      compressors/pack_quantized: base.py, helpers.py (0.20.0)
+AutoGPTQ            [K/8, N], along K   [blocks, N/8], along N      auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; layout
+                                                                    "gptq" stores zero points less 1, "gptq_v2" as they are
+AutoAWQ (gemm)      [K, N/8], along N   [blocks, N/8], along N      awq/modules/linear/gemm.py, awq/utils/packing_utils.py
+                                                                    (0.2.9): columns 0, 2, 4, 6, 1, 3, 5, 7 of eight
+==================  ==================  ==========================  ===========================================================
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_format import INT4_BLOCKS, INT4_ZERO_POINT, int4_format
+from nvfp4_cute.formats.codecs import pack_e2m1, unpack_e2m1
+from nvfp4_cute.formats.zero_points import scale_words
+from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, SHAPE, ZERO
+from nvfp4_cute.models.checkpoints.stored import StoredWeight
+
+# What the columns of a word are of eight: column 1 has been put behind 0, 2, 4 and 6.
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+Tensors = Mapping[str, torch.Tensor]  # by role
+
+
+def of_compressed_tensors(prefix: str, tensors: Tensors) -> StoredWeight:
+    """Weights of format "pack-quantized", the data without a copy.
+
+    Args:
+        tensors: data int32 [N, K/8]; scale [N, blocks], or [N, 1] of whole rows; zero points, where there are, int32
+            [N/8, blocks], of old versions int8 [N, blocks], -8 to 7; shape, int64 [2]; order, where there is, int32 [K].
+
+    Raises:
+        CheckpointError: a tensor has another dtype or shape, or K is ordered by activations.
+    """
+    data, scale = _words(prefix, tensors[DATA]), tensors[SCALE]
+    n, k = len(data), 8 * data.shape[1]
+    if SHAPE in tensors and tensors[SHAPE].tolist() != [n, k]:
+        raise CheckpointError(
+            f"{prefix} is said to be {tensors[SHAPE].tolist()}, and its packed values are {[n, k]}: K is no multiple of 8, or "
+            "the two are of different exports"
+        )
+    zero_points = tensors.get(ZERO)
+    if zero_points is not None and zero_points.dtype == torch.int8:
+        zero_points = zero_points.int() + INT4_ZERO_POINT
+    elif zero_points is not None:
+        zero_points = _nibbles(_words(prefix, zero_points).T)[:, :n].T
+    _check_order(prefix, tensors, k, scale.shape[-1])
+    return _stored(prefix, data.view(torch.uint8), scale, zero_points)
+
+
+def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -> StoredWeight:
+    """Weights of AutoGPTQ and GPTQModel.
+
+    Args:
+        tensors: data int32 [K/8, N]; scale [blocks, N]; zero points int32 [blocks, N/8]; order, where there is, int32 [K].
+        is_symmetric: whether all zero points are 8, as the config says. is_v2: whether they are stored as they are.
+
+    Raises:
+        CheckpointError: a tensor has another dtype or shape, K is ordered by activations, or zero points are not all 8.
+    """
+    data, scale = _words(prefix, tensors[DATA]).T.contiguous(), tensors[SCALE]
+    _check_order(prefix, tensors, 8 * data.shape[1], len(scale))
+    zero_points = None
+    if ZERO in tensors:
+        stored = _nibbles(_words(prefix, tensors[ZERO]))
+        # As AutoGPTQ computes: 15, which 0 less 1 became, is 0.
+        zero_points = (stored if is_v2 else stored + 1 & 15).T
+    if zero_points is not None and is_symmetric:
+        if bool((zero_points != INT4_ZERO_POINT).any()):
+            raise CheckpointError(
+                f"{prefix} has zero points {int(zero_points.min())} to {int(zero_points.max())}, and the config says sym: "
+                "all of them are 8; correct sym, or checkpoint_format (gptq, gptq_v2)"
+            )
+        zero_points = None
+    return _stored(prefix, data.view(torch.uint8), scale.T.contiguous(), zero_points)
+
+
+def of_awq(prefix: str, tensors: Tensors) -> StoredWeight:
+    """Weights of AutoAWQ, version gemm.
+
+    Args:
+        tensors: data int32 [K, N/8]; scale [blocks, N]; zero points, where there are, int32 [blocks, N/8].
+
+    Raises:
+        CheckpointError: a tensor has another dtype or shape.
+    """
+
+    def columns(words: torch.Tensor) -> torch.Tensor:
+        nibbles = _nibbles(_words(prefix, words))
+        return nibbles.unflatten(1, (-1, 8))[..., AWQ_PLACES].flatten(1).T
+
+    zero_points = columns(tensors[ZERO]) if ZERO in tensors else None
+    data = pack_e2m1(columns(tensors[DATA]).contiguous())
+    return _stored(prefix, data, tensors[SCALE].T.contiguous(), zero_points)
+
+
+def _stored(
+    prefix: str, data: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor | None
+) -> StoredWeight:
+    """Weights from uint8 [N, K/2], and from scales and zero points, [N, blocks] or [N, 1]."""
+    n, k = len(data), 2 * data.shape[1]
+    if scale.dtype not in SCALE_DTYPES:
+        raise CheckpointError(
+            f"{prefix} has scales of {scale.dtype}; they are {', '.join(map(str, SCALE_DTYPES))}"
+        )
+    blocks = scale.shape[-1] if scale.ndim == 2 else 0
+    if blocks == 1 and k not in INT4_BLOCKS:
+        blocks = next((k // block for block in reversed(INT4_BLOCKS) if k % block == 0), 0)
+        scale = scale.expand(-1, blocks)
+        zero_points = None if zero_points is None else zero_points.expand(-1, blocks)
+    if not blocks or tuple(scale.shape) != (n, blocks) or k % blocks or k // blocks not in INT4_BLOCKS:
+        raise CheckpointError(
+            f"{prefix} has {n} x {k} values and scales {list(scale.shape)}; a scale is for {', '.join(map(str, INT4_BLOCKS))} "
+            "values of K, or for all of them"
+        )
+    if not bool(torch.isfinite(scale).all()):
+        raise CheckpointError(
+            f"{prefix} has scales that are NaN or infinite; the weights were not finite when they were quantized: export it again"
+        )
+    if zero_points is not None:
+        if zero_points.shape != scale.shape:
+            raise CheckpointError(
+                f"{prefix} has zero points {list(zero_points.shape)}, and scales {list(scale.shape)}: of different exports"
+            )
+        if scale.dtype == torch.float32:
+            raise CheckpointError(
+                f"{prefix} has float32 scales beside zero points; export it with 16-bit scales"
+            )
+    format = int4_format(k // blocks, scale.dtype, zero_points=zero_points is not None)
+    stored = scale.contiguous() if zero_points is None else scale_words(scale, zero_points)
+    return StoredWeight(format.name, data, stored, None, (n, k))
+
+
+def _words(prefix: str, packed: torch.Tensor) -> torch.Tensor:
+    if packed.dtype != torch.int32 or packed.ndim != 2:
+        raise CheckpointError(
+            f"{prefix} has packed integers of {packed.dtype} {list(packed.shape)}; they are int32, of two dimensions"
+        )
+    return packed
+
+
+def _nibbles(words: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, 8 columns] of int32 [rows, columns], the lowest bits first."""
+    return unpack_e2m1(words.contiguous().view(torch.uint8))
+
+
+def _check_order(prefix: str, tensors: Tensors, k: int, blocks: int) -> None:
+    """Raise where values of K do not follow each other in their blocks."""
+    order = tensors.get(ORDER)
+    if order is None:
+        return
+    plain = torch.arange(k, device=order.device) // max(k // max(blocks, 1), 1)
+    if order.shape != plain.shape or bool((order != plain).any()):
+        raise CheckpointError(
+            f"{prefix} has its K ordered by activations (desc_act, actorder): neighbours have scales of different blocks; "
+            'export it with desc_act=False, or actorder "static"'
+        )

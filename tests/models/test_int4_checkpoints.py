@@ -1,0 +1,196 @@
+"""Checkpoints with int4 weights, packed here as their tools pack them, against (code - zero point) * scale written out here."""
+
+import pytest
+import torch
+from checkpoint_files import write
+
+from nvfp4_cute import int4_format
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints import Checkpoint
+
+N, K, PREFIX = 48, 256, "model.layers.0.mlp.up_proj"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+
+
+def compressed_tensors(**weights):
+    """``quantization_config`` as compressed-tensors 0.20 writes it, shortened."""
+    args = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 64} | weights
+    group = {"targets": ["Linear"], "weights": args, "input_activations": None, "format": "pack-quantized"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+    }
+
+
+def parts(blocks=4, dtype=torch.float16, seed=0, n=N, k=K):
+    """Codes [N, K], scales [N, blocks], zero points 0 to 15 [N, blocks]."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (n, k), generator=generator)
+    scale = (torch.rand(n, blocks, generator=generator) + 0.1).to(dtype)
+    return codes, scale, torch.randint(0, 16, (n, blocks), generator=generator)
+
+
+def values(codes, scale, zero_points):
+    step = codes.shape[1] // scale.shape[1]
+    return (codes - zero_points.repeat_interleave(step, 1)) * scale.double().repeat_interleave(step, 1)
+
+
+def words(nibbles, dim):
+    """int32 of eight values 0 to 15 along a dimension, the first in the lowest bits."""
+    eight = nibbles.movedim(dim, -1).unflatten(-1, (-1, 8))
+    packed = sum(eight[..., i].long() << 4 * i for i in range(8))
+    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
+    return packed.movedim(-1, dim).contiguous()
+
+
+def awq_words(columns):
+    """[rows, N/8]: value i of a word is column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its eight."""
+    return words(columns.unflatten(1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 1)
+
+
+def read(folder, tensors, quantization):
+    write(folder, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()}, quantization)
+    checkpoint = Checkpoint(folder)
+    assert list(checkpoint.linears) == [PREFIX] and not checkpoint.plain
+    stored = checkpoint.linear(PREFIX)
+    assert str(stored.scheme) == "W int4, A 16 bit" and stored.weight.shape == (N, K)
+    return stored.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("zero_points", ["none", "packed", "int8"])
+def test_compressed_tensors(tmp_path, dtype, zero_points):
+    codes, scale, zero = parts(dtype=dtype)
+    tensors = {"weight_packed": words(codes, 1), "weight_scale": scale, "weight_shape": torch.tensor([N, K])}
+    if zero_points == "none":
+        zero = torch.full_like(zero, 8)
+    else:
+        tensors["weight_zero_point"] = (
+            words(zero, 0) if zero_points == "packed" else (zero - 8).to(torch.int8)
+        )
+    weight = read(tmp_path, tensors, compressed_tensors(symmetric=zero_points == "none"))
+    assert weight.format == int4_format(64, dtype, zero_points=zero_points != "none").name
+    assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
+
+
+def test_one_scale_a_row(tmp_path):
+    codes, scale, zero = parts(blocks=1)
+    tensors = {"weight_packed": words(codes, 1), "weight_scale": scale}
+    weight = read(tmp_path, tensors, compressed_tensors(strategy="channel", group_size=None))
+    assert weight.format == int4_format(128, "float16").name
+    assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, torch.full_like(zero, 8)))
+
+
+@pytest.mark.parametrize(("layout", "less"), [("gptq", 1), ("gptq_v2", 0)])
+def test_gptq(tmp_path, layout, less):
+    codes, scale, zero = parts()
+    tensors = {
+        "qweight": words(codes.T, 0),
+        "qzeros": words((zero.T - less) & 15, 1),
+        "scales": scale.T.contiguous(),
+        "g_idx": (torch.arange(K) // 64).int(),
+        "bias": torch.zeros(N),
+    }
+    write(tmp_path, {f"{PREFIX}.{k}": v for k, v in tensors.items()}, GPTQ | {"checkpoint_format": layout})
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.plain == [f"{PREFIX}.bias"]
+    weight = checkpoint.linear(PREFIX).weight
+    assert weight.format == int4_format(64, "float16", zero_points=True).name
+    assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
+
+
+def test_symmetric_gptq_has_no_zero_points(tmp_path):
+    codes, scale, zero = parts()
+    eight = torch.full_like(zero, 8)
+    tensors = {"qweight": words(codes.T, 0), "qzeros": words(eight.T - 1, 1), "scales": scale.T.contiguous()}
+    weight = read(tmp_path, tensors, GPTQ | {"sym": True})
+    assert weight.format == int4_format(64, "float16").name
+    assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, eight))
+
+
+def test_awq(tmp_path):
+    codes, scale, zero = parts()
+    tensors = {"qweight": awq_words(codes.T), "qzeros": awq_words(zero.T), "scales": scale.T.contiguous()}
+    weight = read(tmp_path, tensors, AWQ)
+    assert weight.format == int4_format(64, "float16", zero_points=True).name
+    assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPTQ | {"bits": 8}, "bits is 8; this reader takes 4"),
+        (
+            GPTQ | {"checkpoint_format": "marlin"},
+            "checkpoint_format is 'marlin'; this reader takes gptq, gptq_v2",
+        ),
+        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic has settings by module"),
+        (AWQ | {"version": "gemv"}, "version is 'gemv'; this reader takes 'gemm'"),
+        (AWQ | {"bits": 8}, "bits is 8; this reader takes 4"),
+        (compressed_tensors(num_bits=8), "num_bits is 8, and its format int4 has 4"),
+    ],
+    ids=str,
+)
+def test_configs_that_are_refused(tmp_path, config, message):
+    write(tmp_path, {"x.weight": torch.zeros(2)}, config)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(tmp_path)
+
+
+def test_quantized_activations_are_refused(tmp_path):
+    config = compressed_tensors()
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int"}
+    write(tmp_path, {"x.weight": torch.zeros(2)}, config)
+    with pytest.raises(CheckpointError, match="group_0 quantizes activations beside int4 weights"):
+        Checkpoint(tmp_path)
+
+
+def test_tensors_that_are_refused(tmp_path):
+    codes, scale, zero = parts()
+    gptq = {"qweight": words(codes.T, 0), "qzeros": words(zero.T, 1), "scales": scale.T.contiguous()}
+    awq = {"qweight": awq_words(codes.T), "qzeros": awq_words(zero.T), "scales": scale.T.contiguous()}
+    packed = {"weight_packed": words(codes, 1), "weight_scale": scale}
+    nan = scale.clone()
+    nan[3, 1] = torch.nan
+    order = torch.arange(K).flip(0).int() // 64
+    for number, (tensors, config, message) in enumerate(
+        (
+            (gptq | {"g_idx": order}, GPTQ, "ordered by activations .*desc_act=False"),
+            (packed | {"weight_g_idx": order}, compressed_tensors(), "ordered by activations"),
+            (gptq, GPTQ | {"sym": True}, "has zero points 0 to 15, and the config says sym"),
+            (gptq | {"scales": scale.T[:3].contiguous()}, GPTQ, r"48 x 256 values and scales \[48, 3\]"),
+            (awq | {"qweight": awq["qweight"].float()}, AWQ, "packed integers of torch.float32"),
+            (awq | {"qzeros": awq["qzeros"][:2]}, AWQ, r"zero points \[48, 2\], and scales \[48, 4\]"),
+            (
+                packed | {"weight_shape": torch.tensor([N, K - 3])},
+                compressed_tensors(),
+                "K is no multiple of 8",
+            ),
+            (packed | {"weight_scale": nan}, compressed_tensors(), "scales that are NaN or infinite"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write(folder, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()}, config)
+        with pytest.raises(CheckpointError, match=message):
+            Checkpoint(folder).linear(PREFIX)
+
+
+def test_experts_are_stacked(tmp_path):
+    """As Kimi-K2 has them: a layer for each projection of an expert, bfloat16 scales for 32 values."""
+    tensors, wanted = {}, {}
+    for e in range(2):
+        for i, (name, n, k) in enumerate((("gate_proj", 64, K), ("up_proj", 64, K), ("down_proj", K, 64))):
+            codes, scale, zero = parts(k // 32, torch.bfloat16, 10 * e + i, n, k)
+            key = f"model.layers.1.mlp.experts.{e}.{name}"
+            tensors |= {f"{key}.weight_packed": words(codes, 1), f"{key}.weight_scale": scale}
+            wanted[e, name] = values(codes, scale, torch.full_like(zero, 8))
+    write(tmp_path, tensors, compressed_tensors(group_size=32))
+    stored = Checkpoint(tmp_path).read_experts("model.layers.1.mlp.experts")
+    assert stored.w13.format == "int4_32_bfloat16" and stored.w13.shape == (2, 128, K)
+    first, second = (w.dequantize(torch.float64) for w in (stored.w13, stored.w2))
+    for e in range(2):
+        assert torch.equal(first[e], torch.cat([wanted[e, "gate_proj"], wanted[e, "up_proj"]]))
+        assert torch.equal(second[e], wanted[e, "down_proj"])
