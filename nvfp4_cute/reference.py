@@ -255,7 +255,7 @@ def weight_only_reference(
     """
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
     weights = expand_operand(b, b_scale, scale_layout, b_format)
-    if b_format.is_integer:
+    if b_format.is_int4:
         weights = weights.float().to(a.dtype).double()
     acc = (a.double() @ weights.T).add_(0.0).to(acc_dtype)
     if alpha is not None:

@@ -146,7 +146,7 @@ class DequantizeKernel:
 
     def results(self, words: list, code: Uint32, factor: Float32) -> list:
         """Eight results as pairs."""
-        if self.format.is_integer:
+        if self.format.is_int4:
             int4 = Int4Decoding(self.format, self.is_bf16)
             scale = int4.block_scale(code, 0)
             return [int4.weights(codes, scale) for codes in codes_of_bytes(*words)]

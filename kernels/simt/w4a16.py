@@ -154,7 +154,7 @@ class W4A16Kernel:
         self.format = (BF16_OF_UE8M0 if self.has_powers else BF16) if is_bf16 else FP16
         self.weights = weights
         self.is_fp8 = weights.element.bits == 8
-        self.int4 = Int4Decoding(weights, is_bf16) if weights.is_integer else None
+        self.int4 = Int4Decoding(weights, is_bf16) if weights.is_int4 else None
         self.promotes = weights.scale == FP32 and self.int4 is None
         if self.promotes or self.int4 is not None:
             self.format = AS_IT_IS["bf16" if is_bf16 else "f16"]

@@ -81,8 +81,8 @@ FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "flo
 BF16 = NumberType("bf16", 16, (2 - 2.0**-7) * 2.0**127, 127, ("bfloat16",), "bfloat16")
 FP16 = NumberType("fp16", 16, 65504.0, 15, ("float16",), "float16")
 # Codes 0 to 15 of -8 to 7, and of integers from which a zero point is subtracted.
-INT4 = NumberType("int4", 4, 7.5, 2, ("uint8",), "uint8")
-UINT4 = NumberType("uint4", 4, 15.0, 3, ("uint8",), "uint8")
+S4 = NumberType("int4", 4, 7.5, 2, ("uint8",), "uint8")
+U4 = NumberType("uint4", 4, 15.0, 3, ("uint8",), "uint8")
 INT4_ZERO_POINT = 8  # the code of an int4 zero
 # A word: a scale in the low half, the zero point of its block, an integer, in the high one.
 BF16_ZERO = NumberType("bf16_zero", 32, BF16.max, 127, ("int32",), "int32")
@@ -131,17 +131,17 @@ class BlockFormat:
     @property
     def has_zero_points(self) -> bool:
         """Whether blocks have a zero point, which is subtracted from elements before they are scaled."""
-        return self.element == UINT4
+        return self.element == U4
 
     @property
     def family(self) -> str:
         """The name, or what makes formats of its kind, in lists of formats."""
-        return "int4_format(...)" if self.is_integer else self.name
+        return "int4_format(...)" if self.is_int4 else self.name
 
     @property
-    def is_integer(self) -> bool:
-        """Whether elements are integers. 16-bit floats do not hold all their products with scales, which are rounded once."""
-        return self.element in (INT4, UINT4)
+    def is_int4(self) -> bool:
+        """Whether elements are integers of 4 bits, whose products with scales are rounded to 16-bit floats."""
+        return self.element in (S4, U4)
 
     # ---- data ------------------------------------------------------------------------------------------------
 
@@ -306,8 +306,8 @@ FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, 
 INT4_BLOCKS = (32, 64, 128)
 # By element: kinds of scales by the dtype that a checkpoint stores.
 INT4_SCALES: dict[NumberType, dict[str, NumberType]] = {
-    INT4: {"bfloat16": BF16, "float16": FP16, "float32": FP32},
-    UINT4: {"bfloat16": BF16_ZERO, "float16": FP16_ZERO},
+    S4: {"bfloat16": BF16, "float16": FP16, "float32": FP32},
+    U4: {"bfloat16": BF16_ZERO, "float16": FP16_ZERO},
 }
 INT4_FORMATS = {
     f.name: f
@@ -339,7 +339,7 @@ def int4_format(
     Raises:
         ValueError: there is no such format.
     """
-    element, dtype = (UINT4 if zero_points else INT4), str(scale_dtype).removeprefix("torch.")
+    element, dtype = (U4 if zero_points else S4), str(scale_dtype).removeprefix("torch.")
     found = INT4_FORMATS.get(f"{element.name}_{block_k}_{dtype}")
     if found is None:
         raise ValueError(

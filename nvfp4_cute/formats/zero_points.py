@@ -2,7 +2,7 @@
 
 import torch
 
-from nvfp4_cute.formats.block_format import UINT4, BlockFormat
+from nvfp4_cute.formats.block_format import U4, BlockFormat
 from nvfp4_cute.formats.codecs import encode
 
 # GPTQ's checkpoints store a zero point less 1 in 4 bits.
@@ -48,10 +48,10 @@ def quantize_with_zero_points(blocks: torch.Tensor, format: BlockFormat) -> tupl
     dtype = FLOATS[format.scale.name]
     least, largest = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
     # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
-    steps = torch.full((), UINT4.max, dtype=torch.float32, device=blocks.device)
+    steps = torch.full((), U4.max, dtype=torch.float32, device=blocks.device)
     scale = (largest / steps - least / steps).clamp(max=format.scale.max).to(dtype)
     divisor = scale.float().masked_fill(scale == 0, torch.inf)
-    zero = (-least / divisor).nan_to_num(0.0).round().clamp(0, UINT4.max)
+    zero = (-least / divisor).nan_to_num(0.0).round().clamp(0, U4.max)
     codes = (blocks / divisor.unsqueeze(-1)).round() + zero.unsqueeze(-1)
     return encode(codes.flatten(-2), format.element), _words(scale, zero)
 

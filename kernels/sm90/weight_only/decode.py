@@ -70,7 +70,7 @@ class Decoding:
     @property
     def int4(self) -> Int4Decoding | None:
         """Of integers, how they are decoded."""
-        return Int4Decoding(self.format, self.is_bf16) if self.format.is_integer else None
+        return Int4Decoding(self.format, self.is_bf16) if self.format.is_int4 else None
 
     @property
     def row_bytes(self) -> int:

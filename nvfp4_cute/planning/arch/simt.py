@@ -121,7 +121,7 @@ LEAST_DECODE_FIRST_ROWS = min(DECODE_FIRST_ROWS_ELSEWHERE, *DECODE_FIRST_ROWS.va
 
 def decode_first_rows(arch: str, weights: BlockFormat = NVFP4) -> int:
     """Rows from which a linear layer with 16-bit activations decodes its weights first."""
-    if weights.scale == FP32 and not weights.is_integer:
+    if weights.scale == FP32 and not weights.is_int4:
         return DECODE_FIRST_ROWS_OF_FP32
     return DECODE_FIRST_ROWS.get(arch, DECODE_FIRST_ROWS_ELSEWHERE)
 
