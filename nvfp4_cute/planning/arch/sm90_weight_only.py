@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
-from nvfp4_cute.formats.block_format import ATOM_BYTES, INT4_FORMATS, MXFP4, MXFP8, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import INT4_FORMATS, MXFP4, MXFP8, NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
@@ -21,6 +21,7 @@ from nvfp4_cute.planning.arch.sm90 import (
     MAX_TILE_TOKENS,
     MEASURED_CLUSTERS,
     PAIRED_TILE_TOKENS,
+    SF_BLOCK_ROWS,
     TILE_K,
     TILE_WEIGHTS,
     TOKEN_BOXES,
@@ -142,7 +143,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP
     weights, tokens, k = config.cta_tile_shape_mnk
     plan = WeightOnlySmem(
         b_stage_bytes=weights * b_format.row_bytes(k),
-        sfb_stage_bytes=k // TILE_K * b_format.scale_atoms(1, TILE_K)[1] * ATOM_BYTES,
+        sfb_stage_bytes=k // TILE_K * b_format.scale_bytes(SF_BLOCK_ROWS, TILE_K),
         a_stage_bytes=tokens * k * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or 0,
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
