@@ -12,9 +12,10 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.models.checkpoints.names import is_embedding
+from nvfp4_cute.models.checkpoints.stored import INT4
 from nvfp4_cute.nn.kept import LEAVE
 from nvfp4_cute.nn.linear import K_STEP
-from nvfp4_cute.planning.arch import ARCHS, FAMILIES, mmas_of
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, WEIGHT_ONLY_ARCHS, mmas_of
 
 DECODED_BYTES = 2  # of a weight in 16 bits
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -142,6 +143,10 @@ def what_runs(kind: Kind) -> str:
     if (scheme.weights, scheme.activations) == (INT8.name, INT8.name) and not is_experts:
         archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
         return f"LinearINT8 on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+    if scheme.weights == INT4:
+        if not is_experts:
+            return "LinearINT4"
+        return f"ExpertsINT4 on {', '.join(WEIGHT_ONLY_ARCHS)} and on the CPU; elsewhere decoded to 16 bits"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "LinearNVFP4"
     if scheme.weights in ("nvfp4", "mxfp4"):

@@ -24,6 +24,7 @@ from nvfp4_cute.models.checkpoints.stored import (
     StoredLinear,
     StoredWeight,
     as_fp8,
+    as_int4,
     as_int8,
     as_nvfp4,
 )
@@ -41,6 +42,7 @@ from nvfp4_cute.nn.experts import (
     swiglu_oai,
 )
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
+from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
 from nvfp4_cute.nn.int8 import LinearINT8
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.linear_8bit import has_products
@@ -63,6 +65,7 @@ def linear_module(
     - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
     - FP8 weights in blocks, activations in blocks, K a multiple of 128: LinearFP8, on a GPU that has a kernel for it.
     - INT8 weights and activations, K a multiple of 16: LinearINT8, on a GPU that has a kernel for it.
+    - Int4 weights: LinearINT4.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
 
@@ -80,6 +83,9 @@ def linear_module(
     int8 = None if decode else _int8(weight, scheme, backend)
     if int8 is not None:
         return LinearINT8(int8, bias, dtype=dtype, backend=backend)
+    int4 = None if decode else as_int4(weight)
+    if int4 is not None:
+        return LinearINT4(int4, bias, dtype=dtype, backend=backend)
     exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
@@ -134,8 +140,8 @@ def experts_module(
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
-) -> SortedExperts | RoutedExperts:
-    """The same of the experts of a layer: MoENVFP4 where it computes them, else what ``nn.experts`` has.
+) -> SortedExperts | RoutedExperts | ExpertsINT4:
+    """The same of the experts of a layer: MoENVFP4 or ExpertsINT4 where it computes them, else what ``nn.experts`` has.
 
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
@@ -156,6 +162,13 @@ def experts_module(
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
+    if not decode and name in ACTIVATIONS and has_weight_only_groups(backend, torch.device(device)):
+        first, second = (as_int4(_moved(w, device)) for w in (stored.w13, stored.w2))
+        if first is not None and second is not None:
+            return ExpertsINT4(
+                first, second, stored.w13_bias, stored.w2_bias, name, limit=limit, has_gate=stored.has_gate,
+                dtype=dtype, backend=backend,
+            )  # fmt: skip
     if isinstance(activation, tuple):
         activation = partial(swiglu_oai, limit=activation[1])
     fp8 = [_fp8(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2)]

@@ -66,17 +66,7 @@ class Linear8Bit(torch.nn.Module):
             TypeError: ``x`` has another dtype. ValueError: it has another K. UnsupportedProblem: ``x`` has a gradient to follow.
             And what ``quantize`` and ``gemm`` refuse.
         """
-        check_tensors({"x": x})
-        dtype = result_dtype(x)
-        if dtype not in OUT_DTYPES:
-            raise TypeError(
-                f"x is {x.dtype}; the layer multiplies float16, bfloat16 and float32: pass x.float()"
-            )
-        if x.shape[-1:] != (self.in_features,):
-            raise ValueError(
-                f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
-            )
-        rows = x.reshape(-1, self.in_features)
+        rows, dtype = checked_rows(x, self.in_features)
         y = (self._by_16_bits if self.activations == "16bit" else self._by_8_bits)(rows, dtype)
         if self.bias is not None:
             y += self.bias.to(y.dtype)
@@ -112,6 +102,19 @@ class Linear8Bit(torch.nn.Module):
 
     def _apply(self, fn, recurse=True):
         return super()._apply(moving(fn), recurse)
+
+
+def checked_rows(x: torch.Tensor, in_features: int) -> tuple[torch.Tensor, torch.dtype]:
+    """The rows [M, K] of a layer's input, and the dtype of its result. Raises what ``Linear8Bit.forward`` does."""
+    check_tensors({"x": x})
+    dtype = result_dtype(x)
+    if dtype not in OUT_DTYPES:
+        raise TypeError(f"x is {x.dtype}; the layer multiplies float16, bfloat16 and float32: pass x.float()")
+    if x.shape[-1:] != (in_features,):
+        raise ValueError(
+            f"x has shape {list(x.shape)}; expected [..., {in_features}], the layer's in_features"
+        )
+    return x.reshape(-1, in_features), dtype
 
 
 def check_weight(name: str, weight: object, axes: str, format: BlockFormat) -> None:

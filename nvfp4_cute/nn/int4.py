@@ -1,0 +1,217 @@
+"""Layers with int4 weights (AWQ, GPTQ, compressed-tensors): 16-bit activations are multiplied as they are."""
+
+from typing import Any
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows
+from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
+from nvfp4_cute.nn.weight_only import weight_only_linear
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.problem import Activation
+
+
+class LinearINT4(torch.nn.Module):
+    """``x @ W^T + bias`` with W in int4: ``torch.nn.Linear`` at 4.1 to 5 bits a weight. There is no backward pass.
+
+    ``gemm`` multiplies 16-bit rows, of float32 ones rounded to bfloat16. A weight times its scale is rounded once, to the type
+    of the rows. Of very many rows a GPU decodes W into memory that is given back, and torch multiplies the same weights
+    (``planning.arch.simt.decode_first_rows``). The result has the dtype of ``x``, under autocast that of autocast; it is
+    rounded to it, and again after the bias was added.
+
+    State dict:
+        weight: uint8 [N, K/2], codes 0 to 15, the even k in the low nibble.
+        weight_scale: int32 [rm, rk, 32, 4], blocked: the bits of scales and zero points, of ``format``.
+        bias: [N], where there is one.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias alone.
+
+    Args:
+        weight: of an ``int4_format``, [N, K].
+        bias: [N], or None.
+        dtype: of the bias.
+        backend: as of ``gemm``.
+
+    Example:
+        >>> layer = LinearINT4(quantize(torch.randn(256, 512), format=int4_format(128)))
+        >>> layer(torch.randn(40, 512).bfloat16()).shape
+        torch.Size([40, 256])
+
+    Raises:
+        TypeError, ValueError: ``weight`` is no matrix of int4, or ``bias`` no tensor [N].
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        weight: BlockScaledTensor,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        _check_weight("weight", weight, "[N, K]")
+        backends.resolve(backend, weight.device)
+        self.out_features, self.in_features = weight.shape
+        check_bias("bias", bias, (self.out_features,))
+        self.format, self.backend = weight.format, backend
+        self.register_buffer("weight", weight.data)
+        self.register_buffer("weight_scale", _words(weight))
+        self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W^T + bias``.
+
+        Args:
+            x: [..., K], float16, bfloat16 or float32.
+
+        Returns:
+            [..., N] of ``result_dtype(x)``.
+
+        Raises:
+            TypeError: ``x`` has another dtype. ValueError: it has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            And what ``gemm`` refuses.
+        """
+        rows, dtype = checked_rows(x, self.in_features)
+        rows = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE)
+        sides = self.weight, _scales(self.weight_scale, self.format)
+        if torch.compiler.is_compiling():
+            y = gemm(
+                rows.contiguous(), sides[0], None, sides[1], b_format=self.format, out_dtype=dtype, backend=self.backend
+            )  # fmt: skip
+        else:
+            y = weight_only_linear(aligned(rows), *sides, None, dtype, self.backend, self.format)
+        if self.bias is not None:
+            y += self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    @property
+    def quantized_weight(self) -> BlockScaledTensor:
+        """The weights as a tensor [N, K], without a copy."""
+        return _tensor(self.weight, self.weight_scale, self.format)
+
+    def extra_repr(self) -> str:
+        """Sizes, and the format."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}, format={self.format}"
+
+
+class ExpertsINT4(torch.nn.Module):
+    """Experts with int4 weights: ``moe`` with 16-bit rows. There are kernels for sm_90a. A CUDA graph can hold the call.
+
+    Args:
+        w13: of an ``int4_format``, [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
+        bias13, bias2: [E, 2 I] and [E, H], or None.
+        activation, limit: as of ``moe``. has_gate: whether there is a gate.
+        dtype: of biases.
+        backend: as of ``moe``.
+
+    Raises:
+        TypeError, ValueError: weights are not int4 of three dimensions, or sizes do not fit.
+    """
+
+    w13: torch.Tensor
+    w13_scale: torch.Tensor
+    w2: torch.Tensor
+    w2_scale: torch.Tensor
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
+    def __init__(
+        self,
+        w13: BlockScaledTensor,
+        w2: BlockScaledTensor,
+        bias13: torch.Tensor | None = None,
+        bias2: torch.Tensor | None = None,
+        activation: Activation = "silu",
+        *,
+        limit: float | None = None,
+        has_gate: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        _check_weight("w13", w13, "[E, 2 I, H]")
+        _check_weight("w2", w2, "[E, H, I]")
+        backends.resolve(backend, w13.device)
+        experts, hidden, width = w2.shape
+        rows = 2 * width if has_gate else width
+        if tuple(w13.shape) != (experts, rows, hidden):
+            raise ValueError(
+                f"w13 has shape {list(w13.shape)}; expected {[experts, rows, hidden]}, beside w2 {list(w2.shape)} with "
+                f"has_gate={has_gate}"
+            )
+        self.num_experts, self.activation, self.limit = experts, activation, limit
+        self.has_gate, self.backend = has_gate, backend
+        self.formats = (w13.format, w2.format)
+        for name, weight in (("w13", w13), ("w2", w2)):
+            self.register_buffer(name, weight.data.contiguous())
+            self.register_buffer(f"{name}_scale", _words(weight).contiguous())
+        for name, bias, shape in (("bias13", bias13, (experts, rows)), ("bias2", bias2, (experts, hidden))):
+            check_bias(name, bias, shape)
+            self.register_buffer(name, None if bias is None else bias.detach().to(w13.device, dtype))
+
+    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """The layer's result.
+
+        Args:
+            x: [T, H], float16, bfloat16, or float32, which is rounded to bfloat16.
+            topk_ids: integers [T, k]; one outside 0 to E - 1 adds nothing. topk_weights: float [T, k].
+
+        Returns:
+            [T, H] of the dtype of ``x``.
+        """
+        rows = x if x.dtype in ACTIVATION_DTYPES else x.to(KERNEL_DTYPE)
+        weights = (
+            _tensor(data, words, format)
+            for data, words, format in zip(
+                (self.w13, self.w2), (self.w13_scale, self.w2_scale), self.formats, strict=True
+            )
+        )
+        bias13, bias2 = (None if b is None else b.to(rows.dtype) for b in (self.bias13, self.bias2))
+        y = moe(
+            rows, topk_ids, topk_weights.float(), *weights, activations="16bit", activation=self.activation, limit=self.limit,
+            weight_layout="concatenated" if self.has_gate else "none", bias13=bias13, bias2=bias2, backend=self.backend,
+        )  # fmt: skip
+        return y.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes, and the formats."""
+        names = " and ".join(dict.fromkeys(f.name for f in self.formats))
+        return f"{self.num_experts} of {self.w2.shape[1]} x {2 * self.w2.shape[2]}, {names}"
+
+
+def _words(weight: BlockScaledTensor) -> torch.Tensor:
+    """Blocked scales as int32 words, [..., rm, rk, 32, 4]: no conversion of a module's floats reaches them."""
+    return weight.with_scale_layout("blocked").scale.view(torch.int32).squeeze(-1)
+
+
+def _scales(words: torch.Tensor, format: BlockFormat) -> torch.Tensor:
+    """Inverse of :func:`_words`: blocked scales of their own dtype."""
+    assert words.shape[-2:] == ATOM_SHAPE[:2]
+    return words.unsqueeze(-1).view(format.scale_dtypes[0])
+
+
+def _tensor(data: torch.Tensor, words: torch.Tensor, format: BlockFormat) -> BlockScaledTensor:
+    shape = (*data.shape[:-1], format.elements(data.shape[-1]))
+    return BlockScaledTensor(data, _scales(words, format), None, shape, format=format)
+
+
+def _check_weight(name: str, weight: Any, axes: str) -> None:
+    """Raise where it is no int4 tensor with as many dimensions as ``axes`` names."""
+    fix = "quantize(weight, format=int4_format(128))"
+    if not isinstance(weight, BlockScaledTensor):
+        raise TypeError(f"{name} is a {type(weight).__name__}; pass a BlockScaledTensor: {fix}")
+    if not weight.format.is_int4 or len(weight.shape) != axes.count(",") + 1:
+        raise ValueError(
+            f"{name} is {weight.format.title} of shape {list(weight.shape)}; expected {axes} of an int4_format: {fix}"
+        )

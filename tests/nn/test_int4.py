@@ -1,0 +1,118 @@
+"""Layers with int4 weights: what they multiply, what they keep when they are moved, what they refuse, and who makes them."""
+
+import pytest
+import torch
+
+import nvfp4_cute as nv
+from nvfp4_cute.models import layers
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
+from nvfp4_cute.models.inspect import Kind, what_runs
+from nvfp4_cute.nn import weight_only
+from nvfp4_cute.nn.experts import DecodedExperts
+from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
+
+EMULATED = "emulator:sm_90a"
+AWQ, KIMI = nv.int4_format(128, "float16", zero_points=True), nv.int4_format(32)
+SCHEME = Scheme("pack-quantized", "int4", None)
+
+
+def weights(*shape, format=AWQ, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return nv.quantize(torch.randn(shape, generator=generator) / shape[-1] ** 0.5, format=format)
+
+
+def rows(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_linear_layer(backend, dtype):
+    w, bias, x = weights(200, 256), torch.randn(200), rows(3, 7, 256, dtype=dtype)
+    layer = LinearINT4(w, bias, dtype=torch.float32, backend=backend)
+    y = layer(x)
+    exact = x.double() @ w.dequantize(torch.float64).T + bias.double()
+    assert y.dtype == dtype and y.shape == (3, 7, 200)
+    torch.testing.assert_close(y.double(), exact, rtol=2e-2, atol=3e-2)
+    assert layer(x[:0]).shape == (0, 7, 200)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), y)
+
+
+def test_many_rows_decode_the_same_weights(monkeypatch):
+    w, x = weights(200, 256), rows(70, 256)
+    layer = LinearINT4(w)
+    few = layer(x)
+    monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
+    torch.testing.assert_close(layer(x), few, rtol=1e-2, atol=1e-2)
+
+
+def test_what_it_keeps():
+    w = weights(200, 256)
+    layer = LinearINT4(w, torch.zeros(200))
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    moved = layer.to(torch.float16)
+    assert moved.bias.dtype == torch.float16
+    for name in ("weight", "weight_scale"):
+        assert torch.equal(moved.state_dict()[name], before[name])
+    other = LinearINT4(weights(200, 256, seed=1), torch.ones(200))
+    other.load_state_dict(before)
+    assert torch.equal(other.quantized_weight.dequantize(), w.dequantize())
+    assert "format=uint4_128_float16" in repr(layer)
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="weight is a Tensor; pass a BlockScaledTensor"):
+        LinearINT4(torch.zeros(8, 128))
+    with pytest.raises(
+        ValueError, match=r"weight is NVFP4 of shape \[8, 128\]; expected \[N, K\] of an int4_format"
+    ):
+        LinearINT4(nv.quantize(torch.zeros(8, 128)))
+    with pytest.raises(ValueError, match=r"bias has shape \[7\]; expected \[8\]"):
+        LinearINT4(weights(8, 128), torch.zeros(7))
+    layer = LinearINT4(weights(8, 128))
+    with pytest.raises(ValueError, match=r"expected \[\.\.\., 128\]"):
+        layer(rows(3, 64))
+    with pytest.raises(TypeError, match="x is torch.float64"):
+        layer(rows(3, 128, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"w13 has shape \[2, 64, 128\]; expected \[2, 256, 64\]"):
+        ExpertsINT4(weights(2, 64, 128), weights(2, 64, 128))
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED, marks=pytest.mark.slow)])
+def test_experts(backend):
+    """Beside sums over decoded weights; an id of no expert adds nothing."""
+    w13, w2 = weights(3, 256, 64, format=KIMI), weights(3, 64, 128, format=KIMI, seed=1)
+    bias13, bias2 = rows(3, 256), rows(3, 64)
+    layer = ExpertsINT4(w13, w2, bias13, bias2, backend=backend)
+    x, ids, factors = rows(5, 64), torch.tensor([[0, 2], [1, 0], [2, 2], [-1, 1], [0, 1]]), torch.rand(5, 2)
+    y, first, second = layer(x, ids, factors), w13.dequantize(), w2.dequantize()
+    expected = torch.zeros(5, 64)
+    for t in range(5):
+        for e, factor in zip(ids[t].tolist(), factors[t], strict=True):
+            if e >= 0:
+                gate, up = (first[e] @ x[t].float() + bias13[e].float()).chunk(2)
+                expected[t] += factor * (second[e] @ (torch.nn.functional.silu(gate) * up) + bias2[e].float())
+    torch.testing.assert_close(y.float(), expected, rtol=3e-2, atol=3e-2)
+
+
+def stored(*shape, format=KIMI, seed=0):
+    w = weights(*shape, format=format, seed=seed).with_scale_layout("rowmajor")
+    return StoredWeight(format.name, w.data, w.scale, None, shape)
+
+
+def test_modules_of_a_checkpoint():
+    w = stored(200, 256, format=AWQ)
+    layer = layers.linear_module(StoredLinear("a", SCHEME, w, None), None, dtype=torch.float16, device="cpu")
+    assert isinstance(layer, LinearINT4)
+    assert torch.equal(layer.quantized_weight.dequantize(), w.dequantize())
+    experts = StoredExperts(
+        "e", SCHEME, stored(2, 256, 64), None, stored(2, 64, 128), None, None, None, None, None, True
+    )
+    options = {"dtype": torch.bfloat16, "device": "cpu"}
+    assert isinstance(layers.experts_module(experts, "silu", **options), ExpertsINT4)
+    assert isinstance(layers.experts_module(experts, "silu", decode=True, **options), DecodedExperts)
+    assert isinstance(
+        layers.experts_module(experts, "silu", backend="emulator:sm_100a", **options), DecodedExperts
+    )
+    assert what_runs(Kind("a", SCHEME, "[200, 256]")) == "LinearINT4"
+    assert what_runs(Kind("e", SCHEME, "2 x [256, 64]")).startswith("ExpertsINT4 on sm_90a and on the CPU")
