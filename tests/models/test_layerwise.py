@@ -85,6 +85,29 @@ def test_inputs_come_from_the_rounded_layers_before(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), halved.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("tied", "names"),
+    [(False, ["lm_head"]), (True, ["model.embed_tokens"]), (True, ["lm_head", "model.embed_tokens"])],
+    ids=["apart", "one matrix", "tied, other formats"],
+)
+def test_the_output_layer_reads_what_follows_the_blocks(tmp_path, tied, names):
+    """A matrix that is the embedding, too, is quantized for its product, unless the product has one of its own."""
+    model, batches = model_of(tie_word_embeddings=tied), windows(3)
+    reference = copy.deepcopy(model)
+    recipe = RECIPES["nvfp4a16"]
+    model.save_pretrained(tmp_path)
+    entries = TensorFiles(tmp_path).entries
+    entries["lm_head.weight"] = entries.get("lm_head.weight", entries["model.embed_tokens.weight"])
+    parts = groups(layers_to_quantize(entries, Rules(recipe, dict.fromkeys(names, recipe)))[0])
+    same = lambda layers, inputs: [Given(reference.get_submodule(one.name).weight) for one in layers]
+    found = list(quantize_blocks(model, batches, parts, same))
+    layers, _, inputs = found[-1]
+    assert [one.name for one in layers] == names[:1] and len(found) == 9
+    x = inputs_of(reference, "lm_head", batches)
+    torch.testing.assert_close(inputs.hessian, x.T @ x, rtol=1e-4, atol=1e-3)
+    assert inputs.rows == 3 * 48
+
+
 def test_activations_are_rounded_where_the_layer_rounds_them(tmp_path):
     """mxfp4 inputs: what is summed has the values of the format, and the result of the block is that of rounded rows."""
     from nvfp4_cute.nn.rounded import rounded

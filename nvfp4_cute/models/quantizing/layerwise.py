@@ -1,13 +1,14 @@
 """A model quantized block by block on a calibration text: what a layer reads comes from layers that are quantized already.
 
 Every window of the text goes through a block as often as the block has stages, layers that read the same rows. After each stage
-its weights are rounded, and the model has the rounded ones from there on.
+its weights are rounded, and the model has the rounded ones from there on. The output layer is a stage behind the last block.
 
 Memory on the device: a block, the sums of the stage's layers (a float32 [K, K] matrix for each linear input, one for each
 expert), and one window. On the host: the 16-bit model, and a hidden state for every token.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,7 +132,7 @@ def quantize_blocks(
         solve: rounds the weights of a group; its inputs are rounded as its recipe says. device: where blocks run.
 
     Yields:
-        A group's layers, weights and inputs, in the order of the model. Groups that no block has do not come. Inputs of
+        A group's layers, weights and inputs, in the order of the model. Groups of other layers do not come. Inputs of
         experts that no token reached have no rows, and the largest ``amax`` of their stage.
     """
     blocks = decoder_blocks(model)
@@ -153,26 +154,47 @@ def quantize_blocks(
             here = {key: group for key, group in placed.items() if key[0] in own}
             order = observer.rows(here, partial(run, 0))
             for stage in _stages(here, order):
-                found = {group.key: Inputs() for group in stage}
-                for group in stage:
-                    for site in group.sites:
-                        observer.scales[site.key] = "auto"
-                        observer.formats[site.key] = group.layers[0].recipe.activations
-                for i in range(len(states)):
-                    for key, (rows, used) in observer.rows(found, partial(run, i)).items():
-                        found[key].add(rows, used)
-                largest = max(inputs.amax for inputs in found.values())
-                for group in stage:
-                    inputs = found[group.key]
-                    inputs.amax = inputs.amax if inputs.rows else largest
-                    solved = solve(group.layers, inputs)
-                    for weight, stored in zip(group.weights(), solved, strict=True):
-                        weight.copy_(stored.dequantize())
-                    for site in group.sites:
-                        observer.scales[site.key] = global_scale(torch.tensor(inputs.amax)).to(device)
-                    yield group.layers, solved, inputs
+                yield from _solved(
+                    stage, observer, [partial(run, i) for i in range(len(states))], solve, device
+                )
             states[:] = [run(i) for i in range(len(states))]
             block.to(home)
+        output = model.get_output_embeddings()
+        last = [group for group in placed.values() if group.sites[0].module is output]
+        if last:
+            runs = [
+                partial(_run_behind, model, blocks, state, ids)
+                for state, ids in zip(states, batches, strict=True)
+            ]
+            yield from _solved(last, observer, runs, solve, device)
+
+
+def _solved(
+    stage: list[_Group],
+    observer: _Observer,
+    runs: Sequence[Callable[[], Any]],
+    solve: Solve,
+    device: torch.device | str,
+) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
+    """The groups of a stage, quantized by what they read while ``runs`` go over the windows."""
+    found = {group.key: Inputs() for group in stage}
+    for group in stage:
+        for site in group.sites:
+            observer.scales[site.key] = "auto"
+            observer.formats[site.key] = group.layers[0].recipe.activations
+    for run in runs:
+        for key, (rows, used) in observer.rows(found, run).items():
+            found[key].add(rows.to(device), used.to(device))
+    largest = max(inputs.amax for inputs in found.values())
+    for group in stage:
+        inputs = found[group.key]
+        inputs.amax = inputs.amax if inputs.rows else largest
+        solved = solve(group.layers, inputs)
+        for weight, stored in zip(group.weights(), solved, strict=True):
+            weight.copy_(stored.dequantize())
+        for site in group.sites:
+            observer.scales[site.key] = global_scale(torch.tensor(inputs.amax)).to(device)
+        yield group.layers, solved, inputs
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -202,21 +224,42 @@ def _first_inputs(
             given.append((hidden, (args, kwargs)))
             return hidden
 
-        for block in blocks:
-            block.forward = record
-        try:
+        with _forward(blocks, record):
             model.base_model(ids.to(model.device), use_cache=False)
-        finally:
-            for block in blocks:
-                del block.forward
         states.append(given[0][0])
         arguments.append([rest for _, rest in given])
     return states, arguments
 
 
-def _placed(model: torch.nn.Module, groups: Mapping[str, list[Layer]]) -> dict[Key, _Group]:
-    """The groups whose layers all are in the model."""
+@contextmanager
+def _forward(blocks: list[torch.nn.Module], function: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Inside it, blocks compute ``function``."""
+    for block in blocks:
+        block.forward = function
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _run_behind(model: Any, blocks: list[torch.nn.Module], state: torch.Tensor, ids: torch.Tensor) -> None:
+    """What follows the blocks, with what the last one gave for a window."""
+    with _forward(blocks, lambda hidden, *args, **kwargs: state.to(hidden.device)):
+        model(ids.to(model.device), use_cache=False)
+
+
+def _placed(model: Any, groups: Mapping[str, list[Layer]]) -> dict[Key, _Group]:
+    """The groups whose layers all are in the model. A matrix that is the embedding, too, is placed where it is multiplied."""
     modules = dict(model.named_modules())
+    table, output = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {one for layers in groups.values() for layer in layers for one in spellings(layer.name)}
+    if (
+        output is not None
+        and output.weight is table.weight
+        and not any(modules.get(name) is output for name in names)
+    ):
+        modules = {name: output if module is table else module for name, module in modules.items()}
     placed = {}
     for layers in groups.values():
         sites = [site for layer in layers if (site := _site(layer.name, modules)) is not None]
