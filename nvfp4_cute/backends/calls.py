@@ -4,31 +4,23 @@ Calls that follow each other are remembered together (``chain``): the next time 
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch.prepared import PreparedCall
+from nvfp4_cute.launch.prepared_chain import Made, PreparedChain
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Task
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A call that was launched as it was prepared: what it read, and new tensors that it wrote."""
-
-    call: prepared.Launchable
-    inputs: list[torch.Tensor]
-    outs: list[torch.Tensor]
 
 
 class _OfThread(threading.local):
     """Attributes: made: calls of the chain that is being watched, None for one that cannot be part of it; None: there is none."""
 
-    made: list[_Made | None] | None = None
+    made: list[Made | None] | None = None
 
 
 _watched = _OfThread()
@@ -60,7 +52,8 @@ def call(
         launched = known.try_launch(inputs, outs)
         if launched is not None:
             if _watched.made is not None:
-                _watched.made.append(None if outs else _Made(known, inputs, launched))
+                one = known if isinstance(known, PreparedCall) and not outs else None
+                _watched.made.append(None if one is None else Made(one, inputs, launched))
             return launched
     if _watched.made is not None:
         _watched.made.append(None)
@@ -80,62 +73,6 @@ def run(backend: str, task: TableTask) -> None:
     """
     inputs, outs, settings = task.call()
     call(backend, settings, inputs, outs, lambda: (task, outs))
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Calls in a row, each of which reads what the chain was given and what calls before it wrote.
-
-    Attributes:
-        steps: each call, and the places of what it reads among the tensors given to the chain and all that was written before.
-        result: the place of the chain's result.
-        aliases: pairs of places whose tensors have to have the same address, as they had when the calls were watched.
-    """
-
-    steps: tuple[tuple[prepared.Launchable, tuple[int, ...]], ...]
-    result: int
-    aliases: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(
-        cls, inputs: Sequence[torch.Tensor], made: Sequence[_Made | None], result: torch.Tensor
-    ) -> "Chain | None":
-        """The chain of calls that were watched; None where one was not prepared, or reads or gives back anything else.
-
-        Tensors are told apart by their addresses.
-        """
-        places: dict[int, int] = {}
-        aliases = [
-            (place, number)
-            for number, tensor in enumerate(inputs)
-            if (place := places.setdefault(tensor.data_ptr(), number)) != number
-        ]
-        known = list(inputs)
-        steps = []
-        for one in made:
-            if one is None:
-                return None
-            read = [places.get(tensor.data_ptr()) for tensor in one.inputs]
-            if any(place is None for place in read):
-                return None
-            steps.append((one.call, tuple(place for place in read if place is not None)))
-            for out in one.outs:
-                places[out.data_ptr()] = len(known)
-                known.append(out)
-        last = [number for number, tensor in enumerate(known) if tensor is result]
-        return cls(tuple(steps), last[0], tuple(aliases)) if steps and last else None
-
-    def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
-        """As of PreparedCall: the result alone; ``outs`` is empty."""
-        tensors = list(inputs)
-        if any(tensors[one].data_ptr() != tensors[other].data_ptr() for one, other in self.aliases):
-            return None
-        for step, places in self.steps:
-            made = step.try_launch([tensors[place] for place in places], [])
-            if made is None:
-                return None
-            tensors += made
-        return [tensors[self.result]]
 
 
 def chain(
@@ -162,14 +99,15 @@ def chain(
         launched = known.try_launch(inputs, [])
         if launched is not None:
             return launched[0]
-    made: list[_Made | None] = []
+    made: list[Made | None] = []
     _watched.made = made
     try:
         result = run(*arguments)
     finally:
         _watched.made = None
-    if key is not None and made and made[-1] is not None:
-        found = Chain.of(inputs, made, result)
+    known_ones = [one for one in made if one is not None]
+    if key is not None and made and len(known_ones) == len(made):
+        found = PreparedChain.of(inputs, known_ones, result)
         if found is not None:
             prepared.keep(key, found)
     return result

@@ -62,11 +62,46 @@ class _OfThread(threading.local):
 _local = _OfThread()
 
 
+class Addresses:
+    """Those of a call's tensors, in launch tables: written where they have changed, unless they are refused.
+
+    Args:
+        table: flat, int64. places: in it, with the number of the tensor whose address is there, and bytes from its beginning.
+        low_bits: of every tensor, address bits that must be zero.
+    """
+
+    def __init__(self, table: np.ndarray, places: Sequence["Place"], low_bits: Sequence[int]):
+        self._table = table
+        self._places, self._tensors, self._offsets = np.array(places, np.int64).reshape(-1, 3).T.copy()
+        self.pack = struct.Struct(f"={len(low_bits)}q").pack
+        """Bytes of the addresses, in the order of the tensors."""
+        self._low_bits = int.from_bytes(self.pack(*low_bits), "little")
+        # Those in the table, as bytes, and those that were found in order, whatever tensors had them.
+        self._written = b""
+        self._accepted: set[bytes] = set()
+
+    def write(self, packed: bytes, are_refused: Callable[[np.ndarray], bool] | None) -> bool:
+        """Have the table hold what ``pack`` gave; False where an address is odd, or ``are_refused`` says so."""
+        if packed == self._written:
+            return True
+        addresses = np.frombuffer(packed, np.int64)
+        if packed not in self._accepted:
+            if int.from_bytes(packed, "little") & self._low_bits or (are_refused and are_refused(addresses)):
+                return False
+            if len(self._accepted) >= MAX_ACCEPTED:
+                self._accepted.clear()
+            self._accepted.add(packed)
+        self._table[self._places] = addresses[self._tensors] + self._offsets
+        self._written = packed
+        return True
+
+
 class PreparedCall:
     """What is fixed by a signature, ready to be launched on other addresses. Of one thread: its table is rewritten.
 
     Attributes:
-        table: the launch table, flat.
+        table: the launch table, flat. function: host code that reads it. workspace_bytes: that a launch needs.
+        places: of addresses in the table. low_bits: of the tensors' addresses, as ``Addresses`` takes both.
         new_outs: makes outputs like the checked call's, not initialised.
     """
 
@@ -86,30 +121,25 @@ class PreparedCall:
             parts: places of the table that are no tensor's, with what is there (:func:`parts_of`).
         """
         self.table = launch.table.reshape(-1)
+        self.function = launch.kernel.function
         parts = parts or {}
-        self._places = np.array([place for place in launch.places if place not in parts])
-        self._part_places = np.array([*parts], dtype=np.intp)
-        self._part_tensors = np.array([part.tensor for part in parts.values()], dtype=np.intp)
-        self._part_offsets = np.array([part.offset for part in parts.values()], dtype=np.int64)
-        self._launcher = Launcher(launch.kernel.function, self.table)
-        self._workspace_bytes = workspace.needed_bytes(launch.kernel, launch.table)
+        whole = enumerate(place for place in launch.places if place not in parts)
+        self.places = [Place(place, tensor, 0) for tensor, place in whole]
+        self.places += [Place(place, *part) for place, part in parts.items()]
+        self._launcher = Launcher(self.function, self.table)
+        self.workspace_bytes = workspace.needed_bytes(launch.kernel, launch.table)
         self._first_out = len(tensors) - num_outs
         self._device = tensors[-1].device
         self.new_outs = _allocator(tensors[self._first_out :])
         self._spans = np.array([span_bytes(t) for t in tensors])
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
-        self._pack = struct.Struct(f"={len(tensors)}q").pack
-        # The addresses in the table, as bytes, and those that were found in order, whatever tensors had them.
-        self._addresses = b""
-        self._accepted: set[bytes] = set()
-        # Address bits that must be zero: operands are bytes, or 16-bit rows, that are read 16 bytes at a time; all else has its
-        # natural alignment.
+        # Operands are bytes, or 16-bit rows, that are read 16 bytes at a time; all else has its natural alignment.
         sizes = [t.element_size() for t in tensors]
         wide = [size == 1 or (size == 2 and i < self._first_out) for i, size in enumerate(sizes)]
-        low_bits = [
+        self.low_bits = [
             (launch.align_bytes if is_wide else size) - 1 for is_wide, size in zip(wide, sizes, strict=True)
         ]
-        self._low_bits = int.from_bytes(self._pack(*low_bits), "little")
+        self._addresses = Addresses(self.table, self.places, self.low_bits)
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """Enqueue with other tensors of the same kind. Returns the outputs; None where the long way has to decide.
@@ -130,29 +160,14 @@ class PreparedCall:
             tensors: like those of the checked call, the outputs last.
             own_out: False where the outputs are new, and touch nothing; the same in every call.
         """
-        packed = self._pack(*map(_data_ptr, tensors))
-        if packed == self._addresses:
-            return True
-        addresses = np.frombuffer(packed, np.int64)
-        if packed not in self._accepted:
-            if int.from_bytes(packed, "little") & self._low_bits or (
-                own_out and not self._are_apart(addresses)
-            ):
-                return False
-            if len(self._accepted) >= MAX_ACCEPTED:
-                self._accepted.clear()
-            self._accepted.add(packed)
-        self.table[self._places] = addresses
-        if len(self._part_places):
-            self.table[self._part_places] = addresses[self._part_tensors] + self._part_offsets
-        self._addresses = packed
-        return True
+        addresses = self._addresses
+        return addresses.write(addresses.pack(*map(_data_ptr, tensors)), self._touch if own_out else None)
 
-    def _are_apart(self, addresses: np.ndarray) -> bool:
+    def _touch(self, addresses: np.ndarray) -> bool:
         # Rows may interleave without touching; that is for the long way to decide. An output touches itself.
         ends = addresses + self._spans
         touching = (addresses[self._first_out :, None] < ends) & (addresses < ends[self._first_out :, None])
-        return np.count_nonzero(touching) == self._num_filled_outs
+        return np.count_nonzero(touching) != self._num_filled_outs
 
     def launch(self) -> None:
         """Enqueue on the current stream of the tensors' device."""
@@ -165,8 +180,8 @@ class PreparedCall:
                 self._enqueue(stream)
 
     def _enqueue(self, stream: int) -> None:
-        if self._workspace_bytes:
-            held = workspace.take(self._device.index, stream, self._workspace_bytes)
+        if self.workspace_bytes:
+            held = workspace.take(self._device.index, stream, self.workspace_bytes)
             self.table[Header.WORKSPACE] = held.address
         self._launcher(stream)
 
@@ -271,6 +286,14 @@ def keep(key: tuple, call: Launchable) -> None:
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
     calls[key] = call
+
+
+class Place(NamedTuple):
+    """Of a launch table: the number of the tensor whose address is there, and bytes from its beginning."""
+
+    place: int
+    tensor: int
+    offset: int
 
 
 class Part(NamedTuple):

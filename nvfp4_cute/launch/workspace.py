@@ -51,17 +51,18 @@ def take(index: int | None, stream: int, nbytes: int) -> Workspace:
         nbytes: the least number of bytes.
     """
     if index is not None and torch.cuda.is_current_stream_capturing():
-        return _allocate(index, nbytes)
+        return allocate(index, nbytes)
     key = (index, stream, get_ident())
     found = _in_use.get(key)
     if found is None or found.nbytes < nbytes:
         if found is not None:
             nbytes = max(nbytes, 2 * found.nbytes)
-        found = _in_use[key] = _allocate(index, nbytes)
+        found = _in_use[key] = allocate(index, nbytes)
     return found
 
 
-def _allocate(index: int | None, nbytes: int) -> Workspace:
+def allocate(index: int | None, nbytes: int) -> Workspace:
+    """Memory of its own, on the CUDA device ``index``, or on the CPU."""
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
     return Workspace(memory, memory.data_ptr(), nbytes)

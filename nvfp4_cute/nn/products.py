@@ -78,7 +78,7 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 def result_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype that torch.nn.Linear gives for ``x``: that of autocast, where it is on and ``x`` is no float64, or of ``x``."""
-    kind = x.device.type
+    kind = "cuda" if x.is_cuda else x.device.type  # a device is slow to ask for its type
     if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype

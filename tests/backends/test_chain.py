@@ -8,7 +8,8 @@ from oracle import assert_bitwise_equal
 from nvfp4_cute import LinearNVFP4, gemm, quantize
 from nvfp4_cute.backends import calls
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch import prepared, prepared_chain, workspace
+from nvfp4_cute.launch.prepared_chain import PreparedChain
 from nvfp4_cute.nn import products
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 
@@ -37,7 +38,7 @@ def rows(count=3):
 
 
 def chains():
-    return [call for call in prepared._local.calls.values() if isinstance(call, calls.Chain)]
+    return [call for call in prepared._local.calls.values() if isinstance(call, PreparedChain)]
 
 
 def refuse(*arguments, **options):
@@ -63,6 +64,24 @@ def test_the_third_call_is_one(h100, monkeypatch, options, make):
         assert_bitwise_equal(layer(x), right)
     with pytest.raises(AssertionError, match="the long way"):
         layers[0](rows(5))
+
+
+@pytest.mark.parametrize("kept", [0, prepared_chain.MAX_KEPT_BYTES])
+def test_what_lies_between_is_memory_of_the_stream(h100, monkeypatch, kept):
+    """Calls allocate their result alone; what is large is given back."""
+    monkeypatch.setattr(workspace, "_in_use", {})
+    monkeypatch.setattr(prepared_chain, "MAX_KEPT_BYTES", kept)
+    layer = some_layer({"input_scale": 0.01})
+    for _ in range(2):
+        layer(rows())
+    workspace._in_use.clear()
+    x = rows()
+    right = layer(x)
+    (held,) = workspace._in_use.values() if kept else [None]
+    assert len(workspace._in_use) == bool(kept)
+    for _ in range(2):
+        assert_bitwise_equal(layer(x), right)
+    assert [*workspace._in_use.values()] == ([held] if kept else [])
 
 
 def test_scales_that_are_one_tensor(h100):

@@ -1,0 +1,126 @@
+"""Prepared calls that follow each other, launched as one: tables are filled in together, and the result alone is allocated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nvfp4_cute import private_api
+from nvfp4_cute.compile.compiler import Launcher
+from nvfp4_cute.launch import workspace
+from nvfp4_cute.launch.prepared import OUT_ALIGN_BYTES, Addresses, Place, PreparedCall
+from nvfp4_cute.launch_table import Header
+from nvfp4_cute.operands.overlap import span_bytes
+
+# Memory between calls that is kept for the next chain; more is given back, for the host is not what long launches wait for.
+MAX_KEPT_BYTES = 4 << 20
+# Launch tables begin this many numbers apart, or a multiple: a line.
+TABLE_ALIGN = 8
+
+
+@dataclass(frozen=True)
+class Made:
+    """A call that was launched as it was prepared: what it read, and new tensors that it wrote."""
+
+    call: PreparedCall
+    inputs: list[torch.Tensor]
+    outs: list[torch.Tensor]
+
+
+class PreparedChain:
+    """Calls in a row, each of which reads what the chain was given and what calls before it wrote. Of one thread.
+
+    What is written between the calls, and the workspace of each, lies in memory that the chains of a stream share
+    (``launch.workspace``): launches on a stream follow each other.
+
+    Args:
+        inputs: what the chain was given when its calls were watched. made: the calls. result: what one of them wrote.
+        places: of each call, numbers of the tensors that it reads and writes among ``inputs`` and all that was written.
+        aliases: pairs of inputs whose addresses have to be the same, as they were.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        made: Sequence[Made],
+        result: torch.Tensor,
+        places: Sequence[Sequence[int]],
+        aliases: Sequence[tuple[int, int]],
+    ):
+        own, memory = len(inputs), len(inputs) + 1  # numbers of the result, and of the memory between
+        where, nbytes = [(number, 0) for number in range(own)], 0
+        for out in (out for one in made for out in one.outs):
+            where.append((own, 0) if out is result else (memory, nbytes))
+            if out is not result:
+                nbytes += -(-span_bytes(out) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES
+        self._nbytes = nbytes + max(one.call.workspace_bytes for one in made)
+        sizes = [-(-one.call.table.size // TABLE_ALIGN) * TABLE_ALIGN for one in made]
+        tables, filled = np.zeros(sum(sizes), np.int64), []
+        low_bits, self._launchers = [0] * (own + 2), []
+        for one, numbers, size, end in zip(made, places, sizes, np.cumsum(sizes).tolist(), strict=True):
+            call, start = one.call, end - size
+            table = tables[start : start + call.table.size]
+            table[:] = call.table
+            self._launchers.append(Launcher(call.function, table))
+            for place, tensor, offset in call.places:
+                number, begin = where[numbers[tensor]]
+                filled.append(Place(start + place, number, begin + offset))
+            for number, bits in zip(numbers, call.low_bits, strict=True):
+                low_bits[where[number][0]] |= bits
+            if call.workspace_bytes:
+                filled.append(Place(start + Header.WORKSPACE, memory, nbytes))
+        self._addresses = Addresses(tables, filled, low_bits)
+        self._aliases = aliases
+        self._index = result.device.index
+        self._new, self._layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[torch.Tensor], made: Sequence[Made], result: torch.Tensor
+    ) -> "PreparedChain | None":
+        """The chain of calls that were watched; None where one reads anything else, or none of them wrote the result.
+
+        Tensors are told apart by their addresses.
+        """
+        numbers: dict[int, int] = {}
+        aliases = [
+            (known, number)
+            for number, tensor in enumerate(inputs)
+            if (known := numbers.setdefault(tensor.data_ptr(), number)) != number
+        ]
+        places, written = [], len(inputs)
+        for one in made:
+            read = [numbers.get(tensor.data_ptr()) for tensor in one.inputs]
+            if any(number is None for number in read):
+                return None
+            outs = range(written, written + len(one.outs))
+            places.append([*(number for number in read if number is not None), *outs])
+            numbers |= {out.data_ptr(): number for out, number in zip(one.outs, outs, strict=True)}
+            written = outs.stop
+        is_written = any(out is result for one in made for out in one.outs)
+        return cls(inputs, made, result, places, aliases) if is_written else None
+
+    def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
+        """As of PreparedCall: the result alone; ``outs`` is empty."""
+        index = self._index
+        if private_api.current_device() != index:
+            with torch.cuda.device(index):
+                return self.try_launch(inputs, outs)
+        stream, nbytes = private_api.current_stream(index), self._nbytes
+        between = None
+        if nbytes:
+            is_kept = nbytes <= MAX_KEPT_BYTES
+            between = workspace.take(index, stream, nbytes) if is_kept else workspace.allocate(index, nbytes)
+        result, addresses = self._new(*self._layout), self._addresses
+        address = 0 if between is None else between.address
+        packed = addresses.pack(*[t.data_ptr() for t in inputs], result.data_ptr(), address)
+        if not addresses.write(packed, self._are_others if self._aliases else None):
+            return None
+        for launch in self._launchers:
+            launch(stream)
+        return [result]
+
+    def _are_others(self, addresses: np.ndarray) -> bool:
+        return any(addresses[one] != addresses[other] for one, other in self._aliases)
