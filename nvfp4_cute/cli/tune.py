@@ -196,7 +196,7 @@ def _arranged(operands: Operands, form: Form) -> Iterator[Any]:
                 yield list(side)
             elif form == "ragged" and side is tokens:
                 yield torch.cat(side)
-            elif form == "batched" and data:
+            elif form == "batched" and side[0].ndim == 2:  # data, and scales that are not blocked
                 yield torch.stack(side).permute(1, 2, 0)
             else:
                 yield torch.stack(side)
