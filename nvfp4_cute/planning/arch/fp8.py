@@ -4,8 +4,11 @@ FP8 has a scale for 128 values of K: sums of a K tile are promoted. INT8 has one
 and results are scaled.
 """
 
+from collections.abc import Callable
+
 from nvfp4_cute.formats.block_format import FP32, INT8_PAIR, Formats, FP8_1x128, FP8_128x128
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Form
 
 PAIR: Formats = (FP8_1x128, FP8_128x128)
 PAIRS: tuple[Formats, ...] = (PAIR, INT8_PAIR)
@@ -33,6 +36,21 @@ def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
     if weight_layout == "separate":
         return None
     return f"weight_layout={weight_layout!r}: operands with fp32 scales have no dual GEMM"
+
+
+def candidates_of_products(configs: tuple[KernelConfig, ...]) -> Callable[..., tuple[KernelConfig, ...]]:
+    """``Family.candidates``: these configs for products, nothing for dual GEMMs and NVFP4 results, which there are not."""
+
+    def candidates(
+        num_b: int = 1,
+        weight_layout: str = "separate",
+        is_quantized: bool = False,
+        form: Form = "list",
+        formats: Formats = PAIR,
+    ) -> tuple[KernelConfig, ...]:
+        return () if num_b > 1 or weight_layout != "separate" or is_quantized else configs
+
+    return candidates
 
 
 def no_quantized_reason(config: KernelConfig) -> str | None:

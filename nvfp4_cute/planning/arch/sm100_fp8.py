@@ -35,7 +35,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     tile_reason,
 )
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Form, GroupedProblem
+from nvfp4_cute.problem import GroupedProblem
 
 ARCHS = limits.ARCHS
 KERNEL = "sm100.fp8.grouped_gemm.Fp8GemmSm100"
@@ -170,17 +170,6 @@ def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats =
     return limits.fetches_ahead(config, smem_plan(config))
 
 
-def candidates(
-    num_b: int = 1,
-    weight_layout: str = "separate",
-    is_quantized: bool = False,
-    form: Form = "list",
-    formats: Formats = PAIR,
-) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results, which there are not."""
-    return () if num_b > 1 or weight_layout != "separate" or is_quantized else CANDIDATES
-
-
 def _candidates() -> Iterator[KernelConfig]:
     for n in TILES_N:
         rows = KernelConfig((MMA_CTA_M, n, TILE_K), num_acc_stage=ACC_STAGES[-1])
@@ -194,6 +183,7 @@ def _candidates() -> Iterator[KernelConfig]:
 
 CANDIDATES = tuple(config for config in _candidates() if unsupported_reason(config) is None)
 DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
+candidates = fp8.candidates_of_products(CANDIDATES)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:

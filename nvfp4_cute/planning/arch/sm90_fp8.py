@@ -27,7 +27,7 @@ from nvfp4_cute.planning.arch.sm90 import (
 )
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Form, GroupedProblem
+from nvfp4_cute.problem import GroupedProblem
 
 ARCHS = ("sm_90a",)
 KERNEL = "sm90.fp8.grouped_gemm.Fp8GemmSm90"
@@ -157,17 +157,6 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
 
-def candidates(
-    num_b: int = 1,
-    weight_layout: str = "separate",
-    is_quantized: bool = False,
-    form: Form = "list",
-    formats: Formats = PAIR,
-) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results, which there are not."""
-    return () if num_b > 1 or weight_layout != "separate" or is_quantized else CANDIDATES
-
-
 def _candidates() -> Iterator[KernelConfig]:
     for blocks in MAX_TOKENS:
         for tokens in TOKEN_CHOICES:
@@ -183,6 +172,7 @@ def _candidates() -> Iterator[KernelConfig]:
 
 CANDIDATES = tuple(_candidates())
 DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
+candidates = fp8.candidates_of_products(CANDIDATES)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
