@@ -154,6 +154,11 @@ class Gate:
             raise TypeError(f"weight_layout={weight_layout!r}: {fix}")
         return cls(activation, limit, weight_layout)
 
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether one operand holds the rows of both products in turns."""
+        return self.weight_layout in PERIODS
+
     def check_rows(self, label: str, n: int) -> None:
         """Raises ValueError where ``n`` rows of weights are not whole periods of the layout."""
         if self.weight_layout == "concatenated":

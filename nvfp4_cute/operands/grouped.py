@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4_PAIR, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.operands import rules
@@ -135,10 +135,11 @@ def check_lists(
         ValueError: a shape, stride, alignment, count or device is wrong, or an output overlaps something.
         UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
     """
-    rules.check_out_dtype(result.dtype, result.global_scale, (a_format, weights[0].format))
+    of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
+    rules.check_out_dtype(result.dtype, result.global_scale, of_results)
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
-    takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
+    takes_rows = a_scale is not None and result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
@@ -329,9 +330,10 @@ def check_device_groups(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
-    rules.check_out_dtype(result.dtype, result.global_scale, (a_format, weights[0].format))
+    of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
+    rules.check_out_dtype(result.dtype, result.global_scale, of_results)
     rules.check_no_factor(result.dtype, weights[0].alpha)
-    takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
+    takes_rows = a_scale is not None and result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}

@@ -14,6 +14,7 @@ from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
 from nvfp4_cute.operands.whole import batched_parts, parts, same_format, times
+from nvfp4_cute.ops import composed_dual
 from nvfp4_cute.ops.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig
@@ -50,6 +51,10 @@ def grouped_dual_gemm(
     The first half of a SwiGLU layer, for every expert: ``b1`` is the gate's weights, ``b2`` the up projection's. Both
     products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
+
+    Formats with float32 scales (FP8_1x128 with FP8_128x128, INT8) have no such kernel: two launches compute the products in
+    float32, and torch's operations the rest, with its exponential. Their weights are "separate" or "concatenated", and their
+    results have 16 or 32 bits.
 
     ``grouped_dual_gemm(a, b1, b2)`` takes BlockScaledTensors whole, their scales left out, as ``grouped_gemm`` does, and ``a``
     of float16 or bfloat16 values without ``a_scale``. Formats are told as to ``grouped_gemm``, one of both weights.
@@ -123,6 +128,17 @@ def grouped_dual_gemm(
 
     absent = tuple(x is None for x in (a_scale, alpha1, alpha2, out_global_scale))
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
+    if composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device):
+        gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+        _, outs = _check_groups(
+            a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
+            out_global_scale, scale_layout, config, early_weights, backend,
+        )  # fmt: skip
+        composed_dual.compute(
+            (a, b1, b2, a_scale, b1_scale, b2_scale), (alpha1, alpha2), (offs, masked_m), gate, outs, a_format=a_format,
+            b_format=b_format, scale_layout=scale_layout, early_weights=early_weights, backend=backend, config=config,
+        )  # fmt: skip
+        return as_results(outs, is_list, is_quantized, out_global_scale)
     settings = (
         "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats, early_weights,
     )  # fmt: skip
@@ -232,7 +248,9 @@ def dual_gemm(
         (activation, limit, weight_layout),
         (a_format, b_format),
     )
-    if torch.compiler.is_compiling() or (isinstance(a, torch.Tensor) and products.num_batches(a) > 1):
+    is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
+    has_batches = isinstance(a, torch.Tensor) and products.num_batches(a) > 1
+    if torch.compiler.is_compiling() or has_batches or is_composed:
         alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
         rows, scales, (gates, ups), parts, results = _split(
             a,
@@ -340,6 +358,15 @@ def _split(
     ]
     parts = 1 if choices[2] == "separate" else 2
     return products.split_dual_gemm(a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts)
+
+
+def first_tensor(*sides: Any) -> torch.Tensor:
+    """One of the operands, each of which is a tensor or a list; on the CPU an empty one where there is none."""
+    for side in sides:
+        for tensor in side if isinstance(side, list | tuple) else (side,):
+            if isinstance(tensor, torch.Tensor):
+                return tensor
+    return torch.empty(0)
 
 
 def _vector(factor: Any) -> Any:

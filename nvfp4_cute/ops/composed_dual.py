@@ -1,0 +1,87 @@
+"""Dual GEMMs of formats with float32 scales, whose kernels multiply by one operand: two products, then torch's operations.
+
+Such a call is several launches, and holds both products in float32.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.planning.arch import fp8
+from nvfp4_cute.problem import Gate
+from nvfp4_cute.reference import ACTIVATIONS
+
+
+def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.device) -> bool:
+    """Whether products are computed one after the other: both operands have float32 scales, and the call is for a GPU.
+
+    Args:
+        a_scale: None where ``a`` has 16-bit values.
+        formats: of ``a`` and of the weights.
+        backend: its name, as of the operation.
+        device: of the operands.
+    """
+    return a_scale is not None and formats in fp8.PAIRS and backends.resolve(backend, device) != "reference"
+
+
+def compute(
+    operands: tuple[Any, Any, Any, Any, Any, Any],
+    alphas: tuple[Any, Any],
+    sizes: tuple[torch.Tensor | None, torch.Tensor | None],
+    gate: Gate,
+    outs: Sequence[torch.Tensor],
+    **options: Any,
+) -> None:
+    """Write the results of operands that were checked.
+
+    Args:
+        operands: ``a``, ``b1``, ``b2``, ``a_scale``, ``b1_scale``, ``b2_scale``, as of ``grouped_dual_gemm``.
+        alphas: of both products.
+        sizes: ``offs`` and ``masked_m``. Rows of no group keep what they hold.
+        gate: of weights that are not interleaved.
+        outs: a tensor a group, or one.
+        options: of ``grouped_gemm``.
+
+    Raises what ``grouped_gemm`` raises, before anything is written.
+    """
+    a, b1, b2, a_scale, b1_scale, b2_scale = operands
+    if gate.weight_layout == "concatenated":
+        (b1, b2), (b1_scale, b2_scale) = _halves(b1), _halves(b1_scale)
+    offs, masked_m = sizes
+    gates, ups = (
+        grouped_gemm(a, b, a_scale, scale, offs, alpha, masked_m=masked_m, out_dtype=torch.float32, **options)
+        for b, scale, alpha in ((b1, b1_scale, alphas[0]), (b2, b2_scale, alphas[1]))
+    )
+    for out, one, other in zip(outs, _listed(gates), _listed(ups), strict=True):
+        result = _activated(one, other, gate).to(out.dtype)
+        row = torch.arange(out.shape[-2], device=out.device)
+        if offs is not None:
+            result = torch.where((row < offs[-1])[:, None], result, out)
+        elif masked_m is not None:
+            result = torch.where((row < masked_m[:, None])[..., None], result, out)
+        out.copy_(result)
+
+
+def _activated(one: torch.Tensor, other: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """``activation(one) * other`` in float32."""
+    if gate.limit is not None:
+        one, other = one.clamp(max=gate.limit), other.clamp(-gate.limit, gate.limit)
+    if gate.activation == "swiglu_oai":
+        other = other + 1
+    return ACTIVATIONS[gate.activation](one) * other
+
+
+def _halves(side: Any) -> tuple[Any, Any]:
+    """The gate's rows of weights or scales, and those of the up projection: of a tensor, or of each of a list."""
+    if isinstance(side, torch.Tensor):
+        return side.chunk(2, -2)[0], side.chunk(2, -2)[1]
+    halves = [_halves(tensor) for tensor in side]
+    return [first for first, _ in halves], [second for _, second in halves]
+
+
+def _listed(result: Any) -> Sequence[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else result
