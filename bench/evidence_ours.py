@@ -15,6 +15,7 @@ import nvfp4_cute
 from nvfp4_cute.emulator.record.forms import Form, recorded
 from nvfp4_cute.formats.block_format import (
     FP32,
+    INT8_PAIR,
     MXFP4,
     MXFP8_E4M3,
     MXFP8_E5M2,
@@ -50,7 +51,7 @@ STEP = 3
 STEPS: dict[ProblemForm, int] = {"list": 1, "ragged": STEP, "masked": STEP}
 HARDWARE_STEP = 8
 """Of the kernels of sm_90a, which ran on an H100 or H200, so many are one: they show what is proven there."""
-PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128))
+PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128), INT8_PAIR)
 FORMAT_STEP = 4
 """Of the candidates of a pair, so many are one."""
 DTYPES: tuple[OutDtype, ...] = (torch.bfloat16, torch.float16, torch.float32)

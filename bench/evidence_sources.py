@@ -97,6 +97,18 @@ SOURCES: tuple[Note, ...] = (
     ),
     Note(
         "sm_100",
+        r"kind::i8\b",
+        "CUTLASS C++, test/unit/gemm/device/sm100_tensorop_gemm/s8_s8_void_s32.cu and s8_s8_s32_s32_fusion.cu: int8 rows in the "
+        "128-byte swizzle by single CTAs and by pairs; gn-kernels' README has int8 products on a B200 at 3,378 TOP/s",
+    ),
+    Note(
+        "any",
+        r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32",
+        "PTX ISA, target notes of mma: int8 since sm_80; gn-kernels has INT8 matmul for SM120 by TMA and mma.sync, and its "
+        "README 726 TOP/s of int8 on an RTX 5090",
+    ),
+    Note(
+        "sm_100",
         r"tensor map: (load|prefetch): rank 3, (u8|b4x16_p64), swizzle 128B",
         "CUTLASS C++, the same tests: its maps of 8-bit elements have rank 3, and 4-bit ones beside them are padded "
         "(include/cute/arch/copy_sm90_desc.hpp), as DeepGEMM's are (csrc/jit_kernels/impls/runtime_utils.hpp)",

@@ -16,14 +16,14 @@ SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_120a"
 
 
-def config(n, teams=1, k=128, swap_ab=True, **settings):
-    return KernelConfig((sm120.TILE_M, n, k), num_acc_stage=teams, swap_ab=swap_ab, **settings)
+def config(n, teams=1, swap_ab=True, **settings):
+    return KernelConfig((sm120.TILE_M, n, 128), num_acc_stage=teams, swap_ab=swap_ab, **settings)
 
 
 CONFIGS = [
     (config(16, 2, num_cta=3), "random:1"),
-    pytest.param(config(128, k=64, swap_ab=False, num_cta=2), "lazy", marks=SLOW),
-    pytest.param(config(64, 2, k=64), "eager", marks=SLOW),
+    pytest.param(config(128, swap_ab=False, num_cta=2), "lazy", marks=SLOW),
+    pytest.param(config(64, 2), "eager", marks=SLOW),
     pytest.param(config(32, 2, num_ab_stage=2, num_cta=3), "random:2", marks=SLOW),
     pytest.param(config(8, 2), "lazy", marks=SLOW),
     pytest.param(config(64, split_k=2, num_cta=4), "random:3", marks=SLOW),
@@ -39,7 +39,7 @@ def test_ragged(chosen, mode):
 
 
 @SLOW
-@pytest.mark.parametrize("chosen", [config(32, num_cta=2), config(64, k=64, swap_ab=False)], ids=str)
+@pytest.mark.parametrize("chosen", [config(32, num_cta=2), config(64, swap_ab=False)], ids=str)
 def test_list_masked_and_batched(chosen):
     check_list_masked_and_batched(chosen, EMULATED)
 

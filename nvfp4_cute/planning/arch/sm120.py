@@ -220,10 +220,10 @@ def candidates(
 
 
 def tiles_k(formats: Formats) -> tuple[int, ...]:
-    """Elements of K that a K tile may have: rows of the swizzle, and whole scale atoms."""
+    """Elements of K that a K tile may have: rows of the swizzle, and whole scale atoms; of INT8, which has none, long rows."""
     mma = MMA[formats]
-    found = map(mma.elements, K_TILE_ROW_BYTES)
-    return tuple(k for k in found if all(k % (format.atom_k or k) == 0 for format in formats))
+    found = [mma.elements(nbytes) for nbytes in K_TILE_ROW_BYTES]
+    return tuple(k for k in found if all(k % (format.atom_k or found[-1]) == 0 for format in formats))
 
 
 def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
