@@ -11,7 +11,7 @@ from typing import Literal
 
 from cutlass import Float32, Uint32
 
-from nvfp4_cute.formats.block_format import E2M1, S8, BlockFormat
+from nvfp4_cute.formats.block_format import E2M1, BlockFormat
 
 from . import ptx
 
@@ -84,29 +84,18 @@ class ConvertFP8:
         ]
 
 
-class RoundS8:
-    """Any architecture: integers of 8 bits. Values carry their signs."""
-
-    signed = True
-
-    @staticmethod
-    def pack(values: list, words: list) -> list:
-        """Words of four integers each. ``words``: unused."""
-        return [ptx.f32x4_to_s8(values[first : first + 4]) for first in range(0, len(values), 4)]
-
-
 @dataclass(frozen=True)
 class Encoding:
     """How a kernel makes blocks of a format.
 
     Attributes:
-        format: with scales of e4m3, of ue8m0, or fp32.
-        element: ``ConvertE2M1``, ``RoundE2M1``, ``RoundS8``, or a ``ConvertFP8``.
+        format: a format with scales of e4m3 or of ue8m0.
+        element: ``ConvertE2M1``, ``RoundE2M1``, or a ``ConvertFP8``.
         scale_rounding: of ue8m0, as of ``formats.block_scales.scale_codes``.
     """
 
     format: BlockFormat
-    element: type[ConvertE2M1] | type[RoundE2M1] | type[RoundS8] | ConvertFP8
+    element: type[ConvertE2M1] | type[RoundE2M1] | ConvertFP8
     scale_rounding: Literal["up", "down"] = "up"
 
     @classmethod
@@ -115,8 +104,7 @@ class Encoding:
     ) -> "Encoding":
         """That of a format, where e2m1 conversions are instructions or are not."""
         e2m1 = ConvertE2M1 if has_fp4_convert else RoundE2M1
-        own = {E2M1: e2m1, S8: RoundS8}
-        element = own.get(format.element) or ConvertFP8(format.element.name)
+        element = e2m1 if format.element == E2M1 else ConvertFP8(format.element.name)
         return cls(format, element, scale_rounding)
 
     @property

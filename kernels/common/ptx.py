@@ -203,9 +203,11 @@ def f32x4_to_s8(values: list) -> Uint32:
         f"cvt.rni.s32.f32 i{i}, {{$r{i}}};\nmin.s32 i{i}, i{i}, 127;\nmax.s32 i{i}, i{i}, -127;"
         for i in range(4)
     )
-    packed = "prmt.b32 i0, i0, i1, 0x40;\nprmt.b32 i2, i2, i3, 0x40;\nprmt.b32 {$w0}, i0, i2, 0x5410;"
     return inline_ptx(
-        f"{{\n.reg .b32 i<4>;\n{rounded}\n{packed}\n}}", write_only_types=[Uint32], read_only_args=values
+        f"{{\n.reg .b32 i<4>;\n{rounded}\nprmt.b32 i0, i0, i1, 0x40;\nprmt.b32 i2, i2, i3, 0x40;\n"
+        "prmt.b32 {$w0}, i0, i2, 0x5410;\n}",
+        write_only_types=[Uint32],
+        read_only_args=values,
     )
 
 

@@ -15,7 +15,6 @@ from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
-from ..common.encode import Encoding
 from ..common.global_access import KEEP, load_words, store_word, store_words
 from ..common.shared_access import load_shared, store_shared
 from ..common.versions import SmemAllocator
@@ -36,14 +35,13 @@ class QuantizeWholeRowsKernel:
         is_bf16: whether x is bfloat16, else float16.
         has_up: whether silu(x) * up is quantized.
         name: what the kernel is called in profilers and in the emulator's reports.
-        format: what is made: elements of 8 bits, an fp32 scale a row.
+        format: what is made: INT8.
     """
 
     def __init__(self, is_bf16: bool, has_up: bool, name: str, format: BlockFormat):
         self.is_bf16 = is_bf16
         self.has_up = has_up
         self.name = name
-        self.element = Encoding.of(format, has_fp4_convert=False).element
         self.most = format.element.max
 
     @cute.jit
@@ -86,7 +84,8 @@ class QuantizeWholeRowsKernel:
         for unit in cutlass.range(tidx, units, THREADS, unroll=UNROLL):
             quotients = [ptx.div_f32(value, divisor) for value in self.values(places, unit)]
             at = Int64(row) * operands.k + unit * LANE_VALUES
-            store_words(operands.data + at, self.element.pack(quotients, []))
+            integers = [ptx.f32x4_to_s8(quotients[first : first + 4]) for first in range(0, LANE_VALUES, 4)]
+            store_words(operands.data + at, integers)
 
     def values(self, places: list, unit: Int32) -> list:
         """What is quantized of a thread's 16 bytes of x."""
