@@ -15,9 +15,7 @@ from cutlass import Float32, Uint32
 
 from nvfp4_cute.formats.block_format import (
     BF16,
-    BF16_ZERO,
     FP16,
-    FP16_ZERO,
     FP32,
     INT4_ZERO_POINT,
     BlockFormat,
@@ -66,7 +64,7 @@ class Int4Decoding:
     @property
     def is_same_type(self) -> bool:
         """Whether scales have the type of the operand."""
-        return self.format.scale in ((BF16, BF16_ZERO) if self.is_bf16 else (FP16, FP16_ZERO))
+        return self.format.scale_float == (BF16 if self.is_bf16 else FP16)
 
     @property
     def blocks_per_word(self) -> int:

@@ -168,6 +168,13 @@ class W4A16Key(SimtKey):
             f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{'_alpha' if self.has_alpha else ''}"
         )
 
+    @property
+    def blocks_per_sm(self) -> int:
+        """CTAs that an SM should hold."""
+        weights = self.b_format
+        converts = weights.is_int4 and weights.scale_float.quantized_dtype != dtype_name(self.dtype)
+        return simt.w4a16_blocks_per_sm(self.tokens, weights.element.bits, converts)
+
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.w4a16 import W4A16Kernel
@@ -177,7 +184,7 @@ class W4A16Key(SimtKey):
             cutlass_dtype(self.out_dtype),
             self.has_alpha,
             self.tokens,
-            simt.w4a16_blocks_per_sm(self.tokens, self.b_format.element.bits),
+            self.blocks_per_sm,
             self.to_name(),
             self.b_format,
         )

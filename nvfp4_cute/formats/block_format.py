@@ -87,6 +87,7 @@ INT4_ZERO_POINT = 8  # the code of an int4 zero
 # A word: a scale in the low half, the zero point of its block, an integer, in the high one.
 BF16_ZERO = NumberType("bf16_zero", 32, BF16.max, 127, ("int32",), "int32")
 FP16_ZERO = NumberType("fp16_zero", 32, FP16.max, 15, ("int32",), "int32")
+SCALES_OF_WORDS = {BF16_ZERO.name: BF16, FP16_ZERO.name: FP16}
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,6 +133,11 @@ class BlockFormat:
     def has_zero_points(self) -> bool:
         """Whether blocks have a zero point, which is subtracted from elements before they are scaled."""
         return self.element == U4
+
+    @property
+    def scale_float(self) -> NumberType:
+        """Of the scales, without the zero points that may lie with them."""
+        return SCALES_OF_WORDS.get(self.scale.name, self.scale)
 
     @property
     def family(self) -> str:

@@ -96,9 +96,10 @@ def test_what_is_refused():
 @pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
 @pytest.mark.parametrize("format", FORMATS[::3], ids=str)
 def test_few_rows_do_not_spill(arch, dtype, tokens, format):
-    resources = get_kernel(W4A16Key(arch, dtype, torch.bfloat16, True, tokens, format)).resources
+    key = W4A16Key(arch, dtype, torch.bfloat16, True, tokens, format)
+    resources = get_kernel(key).resources
     assert resources.stack_bytes == 0
-    threads = simt.w4a16_blocks_per_sm(tokens) * simt.W4A16_WARPS * simt.WARP_SIZE
+    threads = key.blocks_per_sm * simt.W4A16_WARPS * simt.WARP_SIZE
     assert resources.registers * threads <= 65536
 
 
