@@ -98,8 +98,8 @@ class Int4Decoding:
         if self.is_same_type:
             return ptx.mul_x2(integers, scale.factor, self.type_name)
         unpack = ptx.unpack_bf16x2 if self.is_bf16 else ptx.unpack_f16x2
-        products = [ptx.mul_f32(value, scale.factor) for value in unpack(integers)]
-        return ptx.pack_16x2(*products, self.is_bf16)
+        low, high = (ptx.mul_f32(value, scale.factor) for value in unpack(integers))
+        return ptx.pack_16x2(low, high, self.is_bf16)
 
 
 def codes_four_apart(word: Uint32) -> list:

@@ -24,6 +24,7 @@ from 0, and what it has is added times its scale, with one rounding.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -36,7 +37,7 @@ from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS,
 
 from ..common import ptx, ue8m0
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
-from ..common.int4 import BlockScale, Int4Decoding, codes_four_apart
+from ..common.int4 import Int4Decoding, codes_four_apart
 from ..common.versions import SmemAllocator
 from .quantize import VECTOR_WORDS
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
@@ -370,7 +371,7 @@ class W4A16Kernel:
                         for r, value in enumerate(ptx.mma_m16n8k16(a, b, c, self.format.name)):
                             acc[r, i, j] = value
 
-    def decode(self, words: list, scale: Uint32 | Float32 | BlockScale | None) -> list:
+    def decode(self, words: list, scale: Any) -> list:
         """Eight weights over ``weight_factor``, or without their scale, as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
         if self.int4 is not None:
             return [self.int4.weights(codes, scale) for codes in codes_four_apart(*words)]

@@ -22,7 +22,7 @@ examples:
 MODEL is a folder of config.json and safetensors files, one tensor an expert. --calibrate needs transformers (pip install
 "nvfp4-cute[models]"); weights alone do not. Routers stay as they are, and output layers and embeddings without their options.
 """
-FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8")
+FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8", "int4")
 METHODS = ("nearest", "search", "gptq")
 LAYOUTS = ("modelopt", "compressed-tensors")
 LAYER_FORMATS = ("nvfp4", "mxfp4", "mxfp8", "16bit")
@@ -37,7 +37,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit activations, too"
     )
-    parser.add_argument("--layout", choices=LAYOUTS, default="modelopt", help="default modelopt")
+    parser.add_argument("--layout", choices=LAYOUTS, help="default modelopt; of int4 compressed-tensors")
     parser.add_argument("--calibrate", metavar="TEXT", help='a text file, or "random" for random tokens')
     parser.add_argument(
         "--method", choices=METHODS, default="nearest",
@@ -63,12 +63,14 @@ def run(args: argparse.Namespace) -> int:
     """Calibrate if asked for, quantize, and say what was done."""
     from nvfp4_cute.models.checkpoints.tensors import check_has_no_tensors
     from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
+    from nvfp4_cute.models.quantizing.layouts import RECIPES
 
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
     if args.budget is not None and not args.calibrate:
         raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
     # All of this before a model is loaded to be calibrated.
+    args.layout = args.layout or RECIPES[args.format].layouts[0]
     config_of_16_bits(args.model)
     check_has_no_tensors(args.out)
     given: dict[str, Any] = {}

@@ -246,17 +246,22 @@ def encode_int4(x: torch.Tensor) -> torch.Tensor:
     """Round to integers, to nearest even, cut to -8 to 7; NaN gives 0.
 
     Args:
-        x: float16, bfloat16, float32 or float64, ``[..., K]`` with K even.
+        x: float16, bfloat16, float32 or float64, any shape.
 
     Returns:
-        uint8 ``[..., K/2]`` of codes, value + 8, the even k in the low nibble.
+        uint8 codes of the same shape, value + 8.
     """
-    return pack_e2m1((_rounded(x, -8, 7) + INT4_ZERO_POINT).to(torch.uint8))
+    return (_rounded(x, -8, 7) + INT4_ZERO_POINT).to(torch.uint8)
+
+
+def decode_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Values of unpacked codes of :func:`encode_int4` as float32."""
+    return codes.float() - INT4_ZERO_POINT
 
 
 def encode_uint4(x: torch.Tensor) -> torch.Tensor:
     """The same of integers 0 to 15, which are their codes."""
-    return pack_e2m1(_rounded(x, 0, 15).to(torch.uint8))
+    return _rounded(x, 0, 15).to(torch.uint8)
 
 
 def _rounded(x: torch.Tensor, least: int, most: int) -> torch.Tensor:
@@ -269,8 +274,8 @@ ENCODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "e4m3": encode_e4m3,
     "e5m2": encode_e5m2,
     "s8": encode_s8,
-    "int4": encode_int4,
-    "uint4": encode_uint4,
+    "int4": lambda x: pack_e2m1(encode_int4(x)),
+    "uint4": lambda x: pack_e2m1(encode_uint4(x)),
 }
 DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "e2m1": decode_packed_e2m1,

@@ -156,6 +156,7 @@ def experts_module(
             stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
         )
     rounding = stored.scheme.activations
+    name: Any
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
     if not decode and _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
         exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]

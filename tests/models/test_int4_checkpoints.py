@@ -4,9 +4,13 @@ import pytest
 import torch
 from checkpoint_files import write
 
-from nvfp4_cute import int4_format
+from nvfp4_cute import int4_format, quantize
+from nvfp4_cute.cli import main
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
+from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
+from nvfp4_cute.models.quantizing.gptq import gptq
+from nvfp4_cute.models.quantizing.weights import Rounding, quantized
 
 N, K, PREFIX = 48, 256, "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
@@ -194,3 +198,36 @@ def test_experts_are_stacked(tmp_path):
     for e in range(2):
         assert torch.equal(first[e], torch.cat([wanted[e, "gate_proj"], wanted[e, "up_proj"]]))
         assert torch.equal(second[e], wanted[e, "down_proj"])
+
+
+def test_a_model_is_quantized(tmp_path, capsys):
+    """By the command line, in compressed-tensors' layout; the weights are those of ``quantize``."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"model.layers.0.self_attn.{p}_proj" for p in "qkvo"]
+    tensors = {f"{name}.weight": torch.randn(64, 256, generator=generator).bfloat16() for name in names}
+    tensors["model.norm.weight"] = torch.ones(256).bfloat16()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder, tensors, None, model_type="qwen3")
+    assert main(["quantize", str(folder), "--out", str(tmp_path / "out"), "--format", "int4"]) == 0
+    assert "4 layers in int4" in capsys.readouterr().out
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert checkpoint.tool == "compressed-tensors" and checkpoint.plain == ["model.norm.weight"]
+    for name in names:
+        weight = checkpoint.linear(name).weight
+        want = quantize(tensors[f"{name}.weight"], format=int4_format(128), scale_layout="rowmajor")
+        assert torch.equal(weight.data, want.data) and torch.equal(weight.scale, want.scale)
+    with pytest.raises(ValueError, match='which has no word for it; pass layout="compressed-tensors"'):
+        quantize_checkpoint(folder, tmp_path / "other", format="int4", layout="modelopt")
+
+
+def test_searched_scales_and_gptq_err_less():
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 256, generator=generator) for n in (32, 1024))
+    x[:, 1:] += x[:, :-1]
+    name = int4_format(128).name
+    found = [quantized(weight, name), quantized(weight, name, search=True)]
+    found.append(gptq(weight, Rounding.of(weight, name, None, True), x.T @ x))
+    of_weights = [(w.dequantize() - weight).norm() for w in found]
+    of_results = [(x @ (w.dequantize() - weight).T).norm() for w in found]
+    assert of_weights[1] < 0.98 * of_weights[0] and of_results[2] < 0.8 * of_results[1]

@@ -13,7 +13,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
 from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
-from nvfp4_cute.models.quantizing.layouts import LAYOUTS, RECIPES
+from nvfp4_cute.models.quantizing.layouts import LAYOUTS
 from nvfp4_cute.models.quantizing.rules import group_of
 from nvfp4_cute.models.quantizing.weights import quantized
 
@@ -48,7 +48,7 @@ def seen():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("format", RECIPES)
+@pytest.mark.parametrize("format", ERRORS)
 def test_every_format_is_read_back(tmp_path, format, layout):
     folder, tensors = source(tmp_path / "in")
     (folder / "tokenizer.json").write_text("{}")
@@ -134,7 +134,7 @@ def test_left_out(tmp_path, capsys):
         ({}, {"seen": Seen()}, "self_attn.q_proj was not calibrated.*--keep"),
         ({"model.layers.0.self_attn.o_proj.weight": torch.full((64, H), torch.nan)}, {"format": "nvfp4a16"}, "o_proj.weight.*not finite"),
         ({}, {"format": "nvfp4a16", "formats": {"model.*": "16bit"}}, "no layer to quantize"),
-        ({}, {"format": "int4"}, "formats are nvfp4"),
+        ({}, {"format": "int3"}, "formats are nvfp4"),
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, change, options, message):

@@ -122,6 +122,10 @@ def quantize_checkpoint(
             f"format={format!r}, layout={layout!r}, method={method!r}: formats are {', '.join(RECIPES)}, layouts "
             f"{', '.join(LAYOUTS)}, methods {', '.join(METHODS)}"
         )
+    if layout not in RECIPES[format].layouts:
+        raise ValueError(
+            f'format={format!r} with layout={layout!r}, which has no word for it; pass layout="{RECIPES[format].layouts[0]}"'
+        )
     unknown = [f for f in (*own.values(), lm_head, embedding) if f is not None and f not in LAYER_FORMATS]
     if unknown:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat, format_named, int4_format
 from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
@@ -19,7 +19,7 @@ class Recipe:
     """A format of weights and of activations.
 
     Attributes:
-        weights: format of weights. algorithm: ModelOpt's word. group_format: that of compressed-tensors.
+        weights: format of weights. algorithm: ModelOpt's word, empty where it has none. group_format: that of compressed-tensors.
         has_input: whether activations are quantized, to the format of weights. needs_calibration: whether they have a scale that
             is stored.
     """
@@ -40,6 +40,11 @@ class Recipe:
         return self.weights.name if self.has_input else None
 
     @property
+    def layouts(self) -> tuple[str, ...]:
+        """That have a word for it."""
+        return LAYOUTS if self.algorithm else LAYOUTS[1:]
+
+    @property
     def group_size(self) -> int:
         """Values that share a scale."""
         return self.weights.block_k
@@ -55,6 +60,7 @@ RECIPES = {
     "nvfp4a16": Recipe(NVFP4, "W4A16_NVFP4", "nvfp4-pack-quantized", False),
     "mxfp4": Recipe(MXFP4, "mxfp4", "mxfp4-pack-quantized", True),
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", True),
+    "int4": Recipe(int4_format(128), "", "pack-quantized", False),
 }
 # Of single layers whose activations stay in 16 bits, by format of weights. ModelOpt has no word for MXFP8 weights alone.
 WEIGHT_ONLY = {
@@ -82,6 +88,15 @@ def announced(
 ) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
     """Name, dtype and shape of every tensor of a layer, in the order in which ``tensors`` gives them."""
     n, k = shape
+    if recipe.weights.is_int4:
+        yield f"{name}.weight_packed", torch.int32, (n, k // 8)
+        yield (
+            f"{name}.weight_scale",
+            recipe.weights.scale_dtypes[0],
+            recipe.weights.scale_shape(n, k, "rowmajor"),
+        )
+        yield f"{name}.weight_shape", torch.int64, (2,)
+        return
     packed = recipe.bits == 4
     data = (n, recipe.weights.row_bytes(k))
     scale = torch.float8_e4m3fn if recipe.weights == NVFP4 else torch.uint8
@@ -98,6 +113,9 @@ def announced(
 
 def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str) -> Iterator[torch.Tensor]:
     """The tensors of a layer; global scales as the tool stores them."""
+    if format_named(weight.format).is_int4:
+        yield from (weight.data.view(torch.int32), weight.scale, torch.tensor(weight.shape))
+        return
     yield weight.data
     yield weight.scale
     for factor in (weight.global_scale, input_scale):
@@ -168,6 +186,13 @@ def _compressed_tensors(recipes: Mapping[str, Recipe], left_out: list[str]) -> d
 
 def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     is_nvfp4 = recipe.weights == NVFP4
+    if recipe.weights.is_int4:
+        spec = {
+            "num_bits": recipe.bits, "type": "int", "symmetric": True, "group_size": recipe.group_size, "strategy": "group",
+            "dynamic": False,
+        }  # fmt: skip
+        return {"targets": targets, "weights": spec, "input_activations": None, "output_activations": None,
+                "format": recipe.group_format}  # fmt: skip
     spec = {
         "num_bits": recipe.bits, "type": "float", "symmetric": True, "group_size": recipe.group_size,
         "strategy": "tensor_group" if is_nvfp4 else "group", "dynamic": False,

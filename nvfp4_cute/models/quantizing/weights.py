@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute.formats.block_format import FORMATS, BlockFormat
+from nvfp4_cute.formats.block_format import BlockFormat, format_named
 from nvfp4_cute.formats.block_scales import scale_codes
 from nvfp4_cute.formats.codecs import (
     decode,
     decode_e2m1,
     decode_e4m3,
+    decode_int4,
     encode_e2m1,
     encode_e4m3,
+    encode_int4,
     pack_e2m1,
 )
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
@@ -22,7 +24,17 @@ from nvfp4_cute.models.checkpoints.stored import StoredWeight
 # By the kind of a block's scale: factors of its largest value that are tried. 1.5 is "four over six", where that value becomes 4
 # instead of 6; under 1 it is cut. Scales of mx formats are powers of two.
 NEAREST = (1.0,)
-SEARCHED = {"ue4m3": (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75), "ue8m0": (1.0, 2.0)}
+SEARCHED = {
+    "ue4m3": (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75),
+    "ue8m0": (1.0, 2.0),
+    "bf16": (1.0, 0.9375, 0.875, 0.8125, 0.75),
+}
+# By element: of values over their step to codes, uint8, and back.
+CODECS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "e2m1": (encode_e2m1, decode_e2m1),
+    "e4m3": (encode_e4m3, decode_e4m3),
+    "int4": (encode_int4, decode_int4),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,8 @@ class Rounding:
     """How values of a tensor are rounded, given the scales of their blocks.
 
     Attributes:
-        format: nvfp4, mxfp4 or mxfp8_e4m3. factor: the global scale, float32 without dimensions; None where there is none.
+        format: nvfp4, mxfp4, mxfp8_e4m3, or int4 with bfloat16 scales. factor: the global scale, float32 without dimensions; None
+            where there is none.
         trials: factors of a block's largest value that its scale may be for.
     """
 
@@ -41,14 +54,14 @@ class Rounding:
     @classmethod
     def of(cls, weight: torch.Tensor, format: str, amax: torch.Tensor | None, search: bool) -> "Rounding":
         """Arguments as of ``quantized``."""
-        kind = FORMATS[format]
+        kind = format_named(format)
         factor = (
             global_scale(weight.abs().amax() if amax is None else amax) if kind.has_global_scale else None
         )
         return cls(kind, factor, SEARCHED[kind.scale.name] if search else NEAREST)
 
     def scales(self, amax: torch.Tensor, trial: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of blocks by their largest magnitudes: codes, uint8, and what a code of an element is multiplied by, float32."""
+        """Of blocks by their largest magnitudes: codes, uint8 (of int4 bfloat16 scales), and the factor of elements, float32."""
         codes = scale_codes(amax * trial, self.format, self.factor, "down")
         step = decode(codes, self.format.scale)
         return codes, step if self.factor is None else step * self.factor
@@ -56,24 +69,17 @@ class Rounding:
     def encode(self, values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         """Codes of elements, uint8, one each: ``values / step``, rounded to nearest; signed zeros where ``step`` is 0."""
         # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
-        return self._codec[0](values / step.masked_fill(step == 0, math.inf))
+        return CODECS[self.format.element.name][0](values / step.masked_fill(step == 0, math.inf))
 
     def decode(self, codes: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         """Values of elements, float32."""
-        return self._codec[1](codes) * step
+        return CODECS[self.format.element.name][1](codes) * step
 
     def stored(self, codes: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
-        """As files have it: of codes of elements, uint8 [N, K], and of scales, uint8 [N, K / block]."""
-        is_packed = self.format.element.name == "e2m1"
-        data = pack_e2m1(codes) if is_packed else codes.view(torch.float8_e4m3fn)
+        """As files have it: of codes of elements, uint8 [N, K], and of scales as of :meth:`scales`, [N, K / block]."""
+        data = pack_e2m1(codes) if self.format.element.bits == 4 else codes.view(torch.float8_e4m3fn)
         scale = scales.view(torch.float8_e4m3fn) if self.format.has_global_scale else scales
         return StoredWeight(self.format.name, data, scale, self.factor, tuple(codes.shape))
-
-    @property
-    def _codec(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
-        return (
-            (encode_e2m1, decode_e2m1) if self.format.element.name == "e2m1" else (encode_e4m3, decode_e4m3)
-        )
 
 
 def quantized(
@@ -82,7 +88,7 @@ def quantized(
     """Weights as a checkpoint stores them, row-major scales.
 
     Args:
-        weight: float [N, K]. format: "nvfp4", "mxfp4" or "mxfp8_e4m3".
+        weight: float [N, K]. format: the name of one that ``Rounding`` takes.
         amax: of nvfp4: the largest magnitude that the global scale, amax / 2688, is for; None: that of ``weight``.
         search: try several scales for each block, and keep that of least squared error.
 
