@@ -137,6 +137,8 @@ def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, 
         raise ValueError(
             f"bias is {bias.dtype} {list(bias.shape)}; expected contiguous {h.dtype} [{experts}, {columns}]"
         )
+    if bias is not None:
+        checks.check_aligned("bias", bias)
     return n
 
 

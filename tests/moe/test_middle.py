@@ -114,6 +114,11 @@ def test_refusals():
         (lambda: activate_quantize(h.repeat(2, 1), ids, order), ValueError, "h has 16 rows"),
         (lambda: activate_quantize(h, ids, order, activation="tanh"), ValueError, "activation='tanh'"),
         (lambda: activate_quantize(h, ids, order, bias=h[:2, :32]), ValueError, "bias is"),
+        (
+            lambda: activate_quantize(h, ids, order, bias=h.flatten()[1:129].view(2, 64)),
+            ValueError,
+            "bias starts at",
+        ),
     ):
         with pytest.raises(error, match=text):
             call()
