@@ -5,15 +5,15 @@ from typing import Literal
 import torch
 
 from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat, check_is_format
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.state import keeping_dtype
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
+from nvfp4_cute.nn.state import KeepsBits, keeping_dtype
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.quantize import quantize
 
 ID_DTYPES = (torch.int32, torch.int64)
 
 
-class QuantizedEmbedding(torch.nn.Module):
+class QuantizedEmbedding(KeepsBits):
     """``torch.nn.Embedding`` with a table of NVFP4, MXFP4 or MXFP8, for inference. There is no backward pass.
 
     A table in NVFP4 may be that of a LinearNVFP4, whose weights are tied to it: both then hold the same tensors.
@@ -36,6 +36,8 @@ class QuantizedEmbedding(torch.nn.Module):
     Raises:
         TypeError: ``table`` is not block-scaled. ValueError: it is no matrix, or has float32 scales.
     """
+
+    FACTORS = ("weight_global_scale",)
 
     weight: torch.Tensor
     weight_scale: torch.Tensor
@@ -86,6 +88,7 @@ class QuantizedEmbedding(torch.nn.Module):
         Raises:
             TypeError: ids of another dtype. IndexError: on the CPU, an id beyond the table.
         """
+        check_is_tensor("ids", ids)
         if ids.dtype not in ID_DTYPES:
             raise TypeError(
                 f"ids has dtype {ids.dtype}; expected rows of the table in int32 or int64: pass ids.long()"

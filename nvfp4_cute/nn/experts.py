@@ -16,11 +16,13 @@ from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import rounded
-from nvfp4_cute.nn.state import moving
+from nvfp4_cute.nn.state import KeepsBits
+from nvfp4_cute.operands.rules import check_choice, check_tensors
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize
 from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS
+from nvfp4_cute.problem import OUT_DTYPES
 
 Activations = Literal["nvfp4", "16bit"]
 # (gate, up) -> hidden, or up -> hidden where there is no gate; of float tensors [rows, I].
@@ -58,8 +60,10 @@ class ExpertWeights:
     bias: torch.Tensor | None = None
 
 
-class Projection(torch.nn.Module):
+class Projection(KeepsBits):
     """Weights of one projection of all experts, as kernels read them: blocked scales."""
+
+    BLOCK_FACTORS = ("factor",)
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -82,11 +86,8 @@ class Projection(torch.nn.Module):
         """``y`` plus the bias of every row's expert."""
         return y if self.bias is None else y + self.bias[expert_of_row].to(y.dtype)
 
-    def _apply(self, fn, recurse=True):
-        return super()._apply(moving(fn), recurse)
 
-
-class SortedExperts(torch.nn.Module):
+class SortedExperts(KeepsBits):
     """``sum over a token's experts of weight * down(activation(gate(x), up(x)))``: sorting, weights, and the sum.
 
     Tokens are sorted by expert on the device, where nothing waits for it. What multiplies is in the classes below.
@@ -116,9 +117,13 @@ class SortedExperts(torch.nn.Module):
 
         Returns:
             [T, H] of the dtype of ``x``; the k products are added in float32, in the order of ``topk_ids``.
+
+        Raises:
+            TypeError, ValueError: a dtype or shape is another one. UnsupportedProblem: there is a gradient to follow.
         """
+        _check_choices(x, topk_ids, topk_weights)
         tokens, top_k = topk_ids.shape
-        if not tokens:
+        if not topk_ids.numel():
             return torch.zeros_like(x)
         ids = topk_ids.reshape(-1)
         ids = torch.where((ids < 0) | (ids >= self.num_experts), self.num_experts, ids)
@@ -150,9 +155,6 @@ class SortedExperts(torch.nn.Module):
         """The hidden activations of gate and up, or of up: in float32, rounded once."""
         function = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
         return function(*(side.float() for side in sides)).to(sides[0].dtype)
-
-    def _apply(self, fn, recurse=True):
-        return super()._apply(moving(fn), recurse)
 
 
 class ExpertsNVFP4(SortedExperts):
@@ -343,6 +345,19 @@ def has_weight_only_groups(backend: str, device: torch.device) -> bool:
     if backends.resolve(backend, device) == "reference":
         return True
     return backends.gpu_of(backend, device).arch in WEIGHT_ONLY_ARCHS
+
+
+def _check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    """Raise where these are no rows of tokens, and experts and weights of each."""
+    check_tensors({"x": x, "topk_ids": ids, "topk_weights": weights})
+    check_choice("dtype of x", x.dtype, OUT_DTYPES)
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise TypeError(f"topk_ids is {ids.dtype}; expected whole numbers: pass topk_ids.long()")
+    if x.ndim != 2 or ids.ndim != 2 or len(ids) != len(x) or weights.shape != ids.shape:
+        raise ValueError(
+            f"x has shape {list(x.shape)}, topk_ids {list(ids.shape)} and topk_weights {list(weights.shape)}; expected [T, H], "
+            "[T, k] and [T, k]"
+        )
 
 
 def _kernel_rows(x: torch.Tensor) -> torch.Tensor:

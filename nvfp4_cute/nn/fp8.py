@@ -48,6 +48,7 @@ class LinearFP8(Linear8Bit):
     """
 
     ROWS, WEIGHTS, SCALE = FP8_1x128, FP8_128x128, "weight_scale_inv"
+    BLOCK_FACTORS = (SCALE,)
     ACTIVATIONS = get_args(Activations)
 
     weight_scale_inv: torch.Tensor
@@ -78,6 +79,8 @@ class ExpertsFP8(SortedExperts):
     Raises:
         TypeError, ValueError: weights are not FP8_128x128 of three dimensions, or sizes do not fit.
     """
+
+    BLOCK_FACTORS = ("w13_scale_inv", "w2_scale_inv")
 
     w13: torch.Tensor
     w13_scale_inv: torch.Tensor

@@ -42,6 +42,7 @@ class LinearINT8(Linear8Bit):
     """
 
     ROWS, WEIGHTS, SCALE = INT8, INT8, "weight_scale"
+    BLOCK_FACTORS = (SCALE,)
     ACTIVATIONS = get_args(Activations)
 
     weight_scale: torch.Tensor

@@ -365,11 +365,12 @@ class LinearNVFP4(torch.nn.Module):
         self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
         found = state.faults(state_dict, prefix)
+        for name, dtype in (("weight_scale", torch.float8_e4m3fn), ("weight", torch.uint8)):
+            fault = state.read_codes(state_dict, prefix + name, dtype)
+            found += [] if fault is None else [fault]
         if found:
             error_msgs.extend(found)
             return
-        state.take_as_bits(state_dict, prefix + "weight_scale", torch.float8_e4m3fn)
-        state.take_as_bits(state_dict, prefix + "weight", torch.uint8)
         state_dict.setdefault(prefix + state.EXTRA, state.description())
         super()._load_from_state_dict(
             state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs

@@ -9,7 +9,7 @@ from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn.linear import result_dtype
 from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
-from nvfp4_cute.nn.state import moving
+from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_choice, check_tensors
 from nvfp4_cute.ops.gemm import gemm
@@ -18,7 +18,7 @@ from nvfp4_cute.planning.arch import ARCHS, mmas_of
 from nvfp4_cute.problem import OUT_DTYPES
 
 
-class Linear8Bit(torch.nn.Module):
+class Linear8Bit(KeepsBits):
     """``x @ W^T + bias`` with W in 8 bits; rows of x are quantized, or stay in 16 bits. There is no backward pass.
 
     A subclass states:
@@ -99,9 +99,6 @@ class Linear8Bit(torch.nn.Module):
         """Sizes, and how rows are multiplied."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}, activations={self.activations!r}"
-
-    def _apply(self, fn, recurse=True):
-        return super()._apply(moving(fn), recurse)
 
 
 def checked_rows(x: torch.Tensor, in_features: int) -> tuple[torch.Tensor, torch.dtype]:

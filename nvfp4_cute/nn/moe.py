@@ -1,18 +1,24 @@
 """MoENVFP4: a layer of experts as a module of torch.nn, for inference."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
+import torch.distributed as dist
 
+from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.activation import ACTIVATIONS
+from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.layer import Parallel, moe
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import Activations, ExpertLayout
+from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import check_is_tensor
 from nvfp4_cute.nn import options as options_of
-from nvfp4_cute.nn.state import moving
-from nvfp4_cute.problem import Activation
+from nvfp4_cute.nn.state import KeepsBits
+from nvfp4_cute.operands.rules import check_choice, global_scales
+from nvfp4_cute.problem import Activation, check_limit
 
 # Rows of operands lie 16 bytes apart, or a multiple.
 K_STEP = 32
@@ -20,7 +26,7 @@ K_STEP = 32
 DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
 
 
-class MoENVFP4(torch.nn.Module):
+class MoENVFP4(KeepsBits):
     """The experts of a mixture-of-experts layer with NVFP4 weights: ``moe`` at 4.5 bits a weight. There is no backward pass.
 
     Make one with :meth:`from_experts` or :meth:`from_quantized`; the constructor makes an empty one, for ``load_state_dict``.
@@ -77,6 +83,8 @@ class MoENVFP4(torch.nn.Module):
         UnsupportedProblem: sizes that kernels do not take.
     """
 
+    FACTORS = ("alpha13", "alpha2", "input_scale", "hidden_scale")
+
     w13: torch.Tensor
     w13_scale: torch.Tensor
     w2: torch.Tensor
@@ -111,6 +119,20 @@ class MoENVFP4(torch.nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
+        check_choice("activations", activations, get_args(Activations))
+        check_choice("activation", activation, ACTIVATIONS)
+        check_choice("weight_layout", weight_layout, LAYOUTS)
+        check_choice("parallel", parallel, get_args(Parallel))
+        check_limit(limit)
+        check_first_expert(first_expert)
+        for name, kind, value in (
+            ("process_group", dist.ProcessGroup, process_group),
+            ("placement", Placement, placement),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} is a {type(value).__name__}; pass a {kind.__name__}, or None")
+        if num_experts < 1:
+            raise ValueError(f"num_experts={num_experts} is not positive")
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
             if size < K_STEP or size % K_STEP:
                 raise UnsupportedProblem(
@@ -142,12 +164,15 @@ class MoENVFP4(torch.nn.Module):
         self.register_buffer("alpha13", torch.ones((2, num_experts), dtype=torch.float32, device=device))
         self.register_buffer("alpha2", torch.ones(num_experts, dtype=torch.float32, device=device))
         where = torch.empty(0, device=device).device
+        backends.resolve(backend, where)
         given = None
         if input_scale is not None:
             given = torch.as_tensor(input_scale, dtype=torch.float32, device=where).reshape(-1)
             given = given if len(given) == 1 else per_expert(given, num_experts, where)
         self.register_buffer("input_scale", given)
         self.register_buffer("hidden_scale", per_expert(hidden_scale, num_experts, where))
+        for name in ("input_scale", "hidden_scale"):
+            global_scales(name, getattr(self, name), num_experts, where, of="expert", allows_one=True)
         all_experts = num_experts if placement is None else placement.num_experts
         for name, count, columns in (("bias13", num_experts, rows), ("bias2", all_experts, hidden_size)):
             zeros = torch.zeros((count, columns), dtype=dtype, device=device) if bias else None
@@ -240,6 +265,11 @@ class MoENVFP4(torch.nn.Module):
         Raises:
             What ``moe`` refuses.
         """
+        check_is_tensor("x", x)
+        if x.shape[-1:] != (self.hidden_size,):
+            raise ValueError(
+                f"x has shape {list(x.shape)}; expected [..., {self.hidden_size}], the layer's hidden_size"
+            )
         rows = x.reshape(-1, self.hidden_size)
         gate = self.alpha13[0]
         y = moe(
@@ -258,7 +288,7 @@ class MoENVFP4(torch.nn.Module):
             alpha2=self.alpha2,
             bias13=self.bias13,
             bias2=self.bias2,
-            shared=None if shared is None else shared.reshape(rows.shape),
+            shared=None if shared is None else shared.reshape(-1, self.hidden_size),
             first_expert=self.first_expert,
             group=self.process_group,
             placement=self.placement,
@@ -279,6 +309,3 @@ class MoENVFP4(torch.nn.Module):
         super()._load_from_state_dict(*arguments)
         if self.alpha13.device.type != "meta":
             self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
-
-    def _apply(self, fn, recurse=True):
-        return super()._apply(moving(fn), recurse)

@@ -70,7 +70,9 @@ def _product(
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy of it where kernels cannot read 16-bit rows as they lie."""
+    """``x``, or a copy of it where kernels cannot read 16-bit rows as they lie, or rows share their bytes."""
+    if len(x) > 1 and x.stride(0) < x.shape[1]:
+        return x.contiguous()
     if x.stride(1) != 1 or x.stride(0) % ALIGN_ELEMENTS or x.data_ptr() % TMA_ALIGN_BYTES:
         return x.clone(memory_format=torch.contiguous_format)
     return x
@@ -79,7 +81,8 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 def result_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype that torch.nn.Linear gives for ``x``: that of autocast, where it is on and ``x`` is no float64, or of ``x``."""
     kind = "cuda" if x.is_cuda else x.device.type  # a device is slow to ask for its type
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+    # Meta tensors have no autocast.
+    if x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
 

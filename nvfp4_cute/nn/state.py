@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,6 +11,8 @@ VERSION = 1
 EXTRA = "_extra_state"
 # e2m1 pairs, block scales, global scales.
 FIXED_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float32)
+# Dtypes of codes: bits, whatever numbers these stand for.
+BYTES = (torch.uint8, torch.int8, torch.float4_e2m1fn_x2)
 DESCRIPTION = {"format": "nvfp4", "global_scale": "multiplies", "version": VERSION}
 
 
@@ -19,11 +21,67 @@ def description() -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(DESCRIPTION).encode()), dtype=torch.uint8)
 
 
-def take_as_bits(state: dict[str, Any], name: str, dtype: torch.dtype) -> None:
-    """Replace a tensor of another 8-bit dtype by a view of ``dtype``: converting numbers would change the bits."""
+class KeepsBits(torch.nn.Module):
+    """A module with 8-bit buffers and float32 factors of them: moved without a change of dtype, and loaded bit by bit.
+
+    Loading refuses, by name, what ``read_codes`` refuses, and factors that are not finite, or negative, or 0.
+    """
+
+    FACTORS: ClassVar[tuple[str, ...]] = ()
+    """Names of float32 buffers of positive numbers."""
+    BLOCK_FACTORS: ClassVar[tuple[str, ...]] = ()
+    """The same of blocks: that of a block of zeros may be 0."""
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, metadata, strict, missing, unexpected, errors
+    ) -> None:
+        found = [
+            read_codes(state_dict, prefix + name, buffer.dtype)
+            for name, buffer in self.named_buffers(recurse=False)
+            if buffer.dtype.itemsize == 1
+        ]
+        found += [factor_fault(state_dict, prefix + name) for name in self.FACTORS]
+        found += [factor_fault(state_dict, prefix + name, allows_zero=True) for name in self.BLOCK_FACTORS]
+        faults = [fault for fault in found if fault is not None]
+        if faults:
+            errors.extend(faults)
+            return
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)
+
+
+def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | None:
+    """Have a stored tensor loaded into a buffer of an 8-bit ``dtype`` without a change of what it says.
+
+    Bytes are codes: their bits are taken. Wider numbers are taken where ``dtype`` has each of them.
+
+    Returns:
+        What is wrong, as a message: another 8-bit format, or numbers that would be rounded. None where nothing is.
+    """
     tensor = state.get(name)
-    if isinstance(tensor, torch.Tensor) and tensor.dtype != dtype and tensor.dtype.itemsize == dtype.itemsize:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype == dtype:
+        return None
+    if tensor.dtype in BYTES and (tensor.dtype != torch.float4_e2m1fn_x2 or dtype in BYTES):
         state[name] = tensor.view(dtype)
+        return None
+    is_wide = tensor.dtype.itemsize > 1 and dtype != torch.uint8  # whose bytes are no numbers
+    if is_wide and (tensor.is_meta or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)):
+        return None
+    also = "" if dtype == torch.uint8 else ", its codes as torch.uint8, or numbers that it has exactly"
+    return f"{name} is {tensor.dtype}; expected {dtype}{also}. Quantize weights of another format first"
+
+
+def factor_fault(state: dict[str, Any], name: str, allows_zero: bool = False) -> str | None:
+    """What is wrong with stored factors, as a message; None where nothing is, or where there are none."""
+    factors = state.get(name)
+    if not isinstance(factors, torch.Tensor) or factors.is_meta:
+        return None
+    values = factors.detach().float()
+    if bool((((values >= 0) if allows_zero else (values > 0)) & torch.isfinite(values)).all()):
+        return None
+    return f"{name} is {values.min().item():g} to {values.max().item():g}; a scale is finite and positive"
 
 
 def faults(state: dict[str, Any], prefix: str) -> list[str]:
@@ -42,11 +100,9 @@ def faults(state: dict[str, Any], prefix: str) -> list[str]:
         scale = state.get(prefix + name)
         if not isinstance(scale, torch.Tensor) or scale.is_meta:
             continue
-        values = scale.detach().float()
-        if not bool(((values > 0) & torch.isfinite(values)).all()):
-            found.append(
-                f"{prefix}{name} is {values.reshape(-1)[:4].tolist()}; a scale is finite and positive"
-            )
+        fault, values = factor_fault(state, prefix + name), scale.detach().float()
+        if fault is not None:
+            found.append(fault)
         elif stored is None and bool((values > 1).any()):
             found.append(
                 f"{prefix}{name} is {values.max().item():g}, and here it multiplies, amax / 2688: this one is a reciprocal, as "

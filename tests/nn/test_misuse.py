@@ -1,0 +1,123 @@
+"""What layers are called with by mistake: refused by name, or computed as torch's layers would."""
+
+import pytest
+import torch
+
+from nvfp4_cute import FP8_128x128, LinearNVFP4, MoENVFP4, UnsupportedProblem, quantize
+from nvfp4_cute.nn.embedding import QuantizedEmbedding
+from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
+
+REFUSALS = (TypeError, ValueError, UnsupportedProblem)
+X = torch.linspace(-2, 2, 4 * 128).view(4, 128).bfloat16()
+IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), torch.full((4, 2), 0.5)
+WRONG = {
+    "x": {
+        "None": lambda: None,
+        "numpy": lambda: X.float().numpy(),
+        "float64": X.double,
+        "one row": lambda: X[0],
+        "of another batch": lambda: X[None],
+        "half of K": lambda: X[:, :64],
+        "on meta": lambda: X.to("meta"),
+        "with a gradient": lambda: X.float().requires_grad_(),
+    },
+    "ids": {
+        "None": lambda: None,
+        "numpy": IDS.numpy,
+        "float": IDS.float,
+        "bool": IDS.bool,
+        "flat": lambda: IDS[:, 0],
+        "of fewer tokens": lambda: IDS[:3],
+        "of fewer choices": lambda: IDS[:, :1],
+        "on meta": lambda: IDS.to("meta"),
+    },
+    "weights": {
+        "None": lambda: None,
+        "numpy": WEIGHTS.numpy,
+        "flat": lambda: WEIGHTS[:, 0],
+        "of fewer tokens": lambda: WEIGHTS[:3],
+        "on meta": lambda: WEIGHTS.to("meta"),
+    },
+}
+
+
+def some(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 8
+
+
+@pytest.fixture(scope="module", params=["ExpertsFP8", "MoENVFP4"])
+def experts(request):
+    if request.param == "MoENVFP4":
+        return MoENVFP4.from_experts(some(2, 256, 128), some(2, 128, 128))
+    return ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
+
+
+@pytest.mark.parametrize("name, what", [(name, what) for name, cases in WRONG.items() for what in cases])
+def test_experts_refuse(experts, name, what):
+    if isinstance(experts, MoENVFP4) and (name, what) == ("x", "of another batch"):
+        pytest.skip("any leading dimensions are rows")
+    given = {"x": X, "ids": IDS, "weights": WEIGHTS} | {name: WRONG[name][what]()}
+    with pytest.raises(REFUSALS, match="x|ids|weights|K="):
+        experts(*given.values())
+
+
+def test_experts_without_a_choice_give_zeros():
+    experts = ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
+    assert torch.equal(experts(X, IDS[:, :0], WEIGHTS[:, :0]), torch.zeros_like(X))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"process_group": "world"},
+        {"process_group": 3},
+        {"placement": "even"},
+        {"parallel": "pipeline"},
+        {"first_expert": -1},
+        {"num_experts": 0},
+        {"num_experts": -2},
+        {"activation": "tanh"},
+        {"activations": "8bit"},
+        {"weight_layout": "woven"},
+        {"limit": -1.0},
+        {"backend": None},
+        {"backend": "gpu"},
+        {"input_scale": float("nan")},
+        {"hidden_scale": 0.0},
+    ],
+    ids=str,
+)
+def test_a_layer_of_experts_is_not_made_of(options):
+    """By the constructor, not by the first call."""
+    (name,) = options
+    sizes = {"num_experts": 2, "hidden_size": 64, "intermediate_size": 64}
+    with pytest.raises(REFUSALS, match=name):
+        MoENVFP4(**sizes | options)
+
+
+LINEARS = {
+    "nvfp4": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16()),
+    "nvfp4 16bit": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16(), activations="16bit"),
+    "fp8": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128)),
+    "fp8 16bit": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128), activations="16bit"),
+}
+
+
+@pytest.mark.parametrize("name", LINEARS)
+def test_a_linear_layer_takes_views_and_refuses_what_is_elsewhere(name):
+    layer = LINEARS[name]()
+    with torch.no_grad():
+        row = layer(X[:1])
+        assert torch.equal(layer(X[:1].expand(4, 128)), row.expand(4, -1))
+        assert torch.equal(layer(X.t().contiguous().t()), layer(X))
+        for wrong in ("None", "numpy", "half of K", "on meta"):
+            with pytest.raises(REFUSALS):
+                layer(WRONG["x"][wrong]())
+
+
+@pytest.mark.parametrize(
+    "ids", [None, [1, 2], IDS.float(), IDS.bool()], ids=["None", "list", "float", "bool"]
+)
+def test_an_embedding_refuses(ids):
+    with pytest.raises(TypeError, match="ids"):
+        QuantizedEmbedding(quantize(some(5, 64)))(ids)

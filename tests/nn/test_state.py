@@ -1,0 +1,106 @@
+"""Loading a layer of any format: bytes are codes, numbers are not rounded, factors are positive; nothing else is taken in silence."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+
+from nvfp4_cute import MXFP8_E4M3, FP8_128x128, LinearNVFP4, MoENVFP4, quantize
+from nvfp4_cute.formats.block_format import INT8
+from nvfp4_cute.nn.embedding import QuantizedEmbedding
+from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
+from nvfp4_cute.nn.int8 import LinearINT8
+
+
+def some(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 8
+
+
+def experts_fp8():
+    return ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
+
+
+LAYERS = {
+    "LinearNVFP4": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16()),
+    "LinearFP8": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128)),
+    "LinearINT8": lambda: LinearINT8(quantize(some(64, 128), format=INT8)),
+    "ExpertsFP8": experts_fp8,
+    "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
+    "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),
+    "MXFP8 table": lambda: QuantizedEmbedding(quantize(some(5, 64), format=MXFP8_E4M3)),
+}
+CODES = [
+    (layer, name)
+    for layer, names in {
+        "LinearNVFP4": ("weight", "weight_scale"),
+        "LinearFP8": ("weight",),
+        "LinearINT8": ("weight",),
+        "ExpertsFP8": ("w13", "w2"),
+        "MoENVFP4": ("w13", "w13_scale", "w2_scale"),
+        "NVFP4 table": ("weight", "weight_scale"),
+        "MXFP8 table": ("weight", "weight_scale"),
+    }.items()
+    for name in names
+]
+FACTORS = [
+    ("LinearNVFP4", "weight_global_scale"),
+    ("LinearFP8", "weight_scale_inv"),
+    ("LinearINT8", "weight_scale"),
+    ("ExpertsFP8", "w2_scale_inv"),
+    ("MoENVFP4", "alpha13"),
+    ("MoENVFP4", "alpha2"),
+]
+
+
+@cache
+def made(layer):
+    return LAYERS[layer]()
+
+
+def loaded(layer, name, change):
+    """The stored tensor of a layer that was loaded with it changed, and as it was before."""
+    state = made(layer).state_dict()
+    other = copy.deepcopy(made(layer))
+    other.load_state_dict(state | {name: change(state[name])})
+    got, want = other.state_dict()[name], state[name]
+    assert got.dtype == want.dtype
+    return got.view(torch.uint8), want.view(torch.uint8)
+
+
+@pytest.mark.parametrize("layer, name", CODES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_bytes_are_codes(layer, name, dtype):
+    assert torch.equal(*loaded(layer, name, lambda t: t.view(dtype)))
+
+
+@pytest.mark.parametrize("layer, name", [c for c in CODES if c not in (("LinearNVFP4", "weight"), ("MoENVFP4", "w13"), ("NVFP4 table", "weight"))])  # fmt: skip
+def test_numbers_that_the_format_has_are_taken_and_others_refused(layer, name):
+    assert torch.equal(*loaded(layer, name, lambda t: t.float()))
+    with pytest.raises(
+        RuntimeError, match=f"{name} is torch.float32; expected .* Quantize weights of another"
+    ):
+        loaded(layer, name, lambda t: t.float() * 1.01)
+    with pytest.raises(RuntimeError, match="Quantize weights of another"):
+        loaded(layer, name, lambda t: torch.zeros(t.shape).to(torch.float8_e5m2))
+
+
+@pytest.mark.parametrize("layer, name", [("LinearNVFP4", "weight"), ("MoENVFP4", "w13")])
+def test_packed_values_are_no_numbers(layer, name):
+    with pytest.raises(RuntimeError, match="expected torch.uint8. Quantize"):
+        loaded(layer, name, lambda t: t.float())
+
+
+@pytest.mark.parametrize("layer, name", FACTORS)
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -1.0])
+def test_factors_are_finite_and_positive(layer, name, factor):
+    with pytest.raises(RuntimeError, match=f"{name} is .*; a scale is finite and positive"):
+        loaded(layer, name, lambda t: t * factor)
+
+
+def test_a_block_of_zeros_has_a_factor_of_zero():
+    weights = torch.zeros(128, 128)
+    layer = LinearFP8(quantize(weights, format=FP8_128x128))
+    layer.load_state_dict(layer.state_dict())
+    with pytest.raises(RuntimeError, match="alpha2 is 0 to 0"):
+        loaded("MoENVFP4", "alpha2", lambda t: t * 0)
