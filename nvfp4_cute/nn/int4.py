@@ -10,13 +10,14 @@ from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows
 from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
+from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.problem import Activation
 
 
-class LinearINT4(torch.nn.Module):
+class LinearINT4(KeepsBits):
     """``x @ W^T + bias`` with W in int4: ``torch.nn.Linear`` at 4.1 to 5 bits a weight. There is no backward pass.
 
     ``gemm`` multiplies 16-bit rows, of float32 ones rounded to bfloat16. A weight times its scale is rounded once, to the type
@@ -105,7 +106,7 @@ class LinearINT4(torch.nn.Module):
         return f"{sizes}, bias={self.bias is not None}, format={self.format}"
 
 
-class ExpertsINT4(torch.nn.Module):
+class ExpertsINT4(KeepsBits):
     """Experts with int4 weights: ``moe`` with 16-bit rows. There are kernels for sm_90a. A CUDA graph can hold the call.
 
     Args:

@@ -22,7 +22,7 @@ def description() -> torch.Tensor:
 
 
 class KeepsBits(torch.nn.Module):
-    """A module with 8-bit buffers and float32 factors of them: moved without a change of dtype, and loaded bit by bit.
+    """A module with buffers of codes and float32 factors of them: moved without a change of dtype, and loaded bit by bit.
 
     Loading refuses, by name, what ``read_codes`` refuses, and factors that are not finite, or negative, or 0.
     """
@@ -38,7 +38,7 @@ class KeepsBits(torch.nn.Module):
         found = [
             read_codes(state_dict, prefix + name, buffer.dtype)
             for name, buffer in self.named_buffers(recurse=False)
-            if buffer.dtype.itemsize == 1
+            if buffer.dtype.itemsize == 1 or not buffer.dtype.is_floating_point
         ]
         found += [factor_fault(state_dict, prefix + name) for name in self.FACTORS]
         found += [factor_fault(state_dict, prefix + name, allows_zero=True) for name in self.BLOCK_FACTORS]
@@ -53,12 +53,12 @@ class KeepsBits(torch.nn.Module):
 
 
 def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | None:
-    """Have a stored tensor loaded into a buffer of an 8-bit ``dtype`` without a change of what it says.
+    """Have a stored tensor loaded into a buffer of codes of ``dtype`` without a change of what it says.
 
     Bytes are codes: their bits are taken. Wider numbers are taken where ``dtype`` has each of them.
 
     Returns:
-        What is wrong, as a message: another 8-bit format, or numbers that would be rounded. None where nothing is.
+        What is wrong, as a message: another format, or numbers that would be rounded. None where nothing is.
     """
     tensor = state.get(name)
     if not isinstance(tensor, torch.Tensor) or tensor.dtype == dtype:

@@ -194,7 +194,7 @@ def test_other_roundings():
     assert torch.equal(rounded(x, "nvfp4", 0.01), dequantize(quantize(x, global_scale=0.01)))
     with pytest.raises(ValueError, match="K=100 is not a positive multiple of 32"):
         rounded(x[:, :100], "mxfp4")
-    with pytest.raises(ValueError, match="'int8' is none of"):
-        rounded(x, "int8")
+    with pytest.raises(ValueError, match="'fp6' is none of"):
+        rounded(x, "fp6")
     layer = RoundedInput(torch.nn.Identity(), "mxfp4")
     assert torch.equal(layer(x), rounded(x, "mxfp4"))

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from nvfp4_cute import MXFP8_E4M3, FP8_128x128, LinearNVFP4, MoENVFP4, quantize
-from nvfp4_cute.formats.block_format import INT8
+from nvfp4_cute.formats.block_format import INT8, int4_format
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
+from nvfp4_cute.nn.int4 import LinearINT4
 from nvfp4_cute.nn.int8 import LinearINT8
 
 
@@ -25,6 +26,7 @@ LAYERS = {
     "LinearNVFP4": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16()),
     "LinearFP8": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128)),
     "LinearINT8": lambda: LinearINT8(quantize(some(64, 128), format=INT8)),
+    "LinearINT4": lambda: LinearINT4(quantize(some(64, 128), format=int4_format(128))),
     "ExpertsFP8": experts_fp8,
     "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),
@@ -36,12 +38,19 @@ CODES = [
         "LinearNVFP4": ("weight", "weight_scale"),
         "LinearFP8": ("weight",),
         "LinearINT8": ("weight",),
+        "LinearINT4": ("weight",),
         "ExpertsFP8": ("w13", "w2"),
         "MoENVFP4": ("w13", "w13_scale", "w2_scale"),
         "NVFP4 table": ("weight", "weight_scale"),
         "MXFP8 table": ("weight", "weight_scale"),
     }.items()
     for name in names
+]
+PACKED = [
+    ("LinearNVFP4", "weight"),
+    ("LinearINT4", "weight"),
+    ("MoENVFP4", "w13"),
+    ("NVFP4 table", "weight"),
 ]
 FACTORS = [
     ("LinearNVFP4", "weight_global_scale"),
@@ -74,7 +83,7 @@ def test_bytes_are_codes(layer, name, dtype):
     assert torch.equal(*loaded(layer, name, lambda t: t.view(dtype)))
 
 
-@pytest.mark.parametrize("layer, name", [c for c in CODES if c not in (("LinearNVFP4", "weight"), ("MoENVFP4", "w13"), ("NVFP4 table", "weight"))])  # fmt: skip
+@pytest.mark.parametrize("layer, name", [code for code in CODES if code not in PACKED])
 def test_numbers_that_the_format_has_are_taken_and_others_refused(layer, name):
     assert torch.equal(*loaded(layer, name, lambda t: t.float()))
     with pytest.raises(
@@ -85,10 +94,15 @@ def test_numbers_that_the_format_has_are_taken_and_others_refused(layer, name):
         loaded(layer, name, lambda t: torch.zeros(t.shape).to(torch.float8_e5m2))
 
 
-@pytest.mark.parametrize("layer, name", [("LinearNVFP4", "weight"), ("MoENVFP4", "w13")])
+@pytest.mark.parametrize("layer, name", PACKED)
 def test_packed_values_are_no_numbers(layer, name):
     with pytest.raises(RuntimeError, match="expected torch.uint8. Quantize"):
         loaded(layer, name, lambda t: t.float())
+
+
+def test_words_of_scales_and_zero_points_are_no_numbers():
+    with pytest.raises(RuntimeError, match="weight_scale is torch.float32; expected torch.int32"):
+        loaded("LinearINT4", "weight_scale", lambda t: torch.full(t.shape, 0.01))
 
 
 @pytest.mark.parametrize("layer, name", FACTORS)
