@@ -54,9 +54,9 @@ DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap
 class Times:
     """Model of a launch in us.
 
-    Source: fitted to 183 times of 12 products of FP8 on an H100 80GB HBM3 (2026-11-25, ``bench/notes``), which the model meets
-    to 7.2 % (root mean square), before warpgroups took turns. The chosen candidate takes 1.1 % longer than the fastest on the
-    average, 4.5 % at most. INT8 was not fitted.
+    Source: fitted to 273 times of 17 products of FP8 on an H100 80GB HBM3, in two runs (2026-11-25 and 2026-11-26,
+    ``bench/notes``), which the model meets to 8.4 % (root mean square). The chosen candidate takes 1.2 % longer than the
+    fastest on the average, 6.3 % at most. INT8 was not fitted.
 
     Attributes:
         k_tile, k_tile_per_token: of a K tile of 128 rows of weights, where memory and latencies decide.
@@ -65,19 +65,19 @@ class Times:
         split, split_per_token: to add up the sums of so many CTAs; of each other CTA.
     """
 
-    launch: float = 1.587
-    cluster: float = 2.175
-    tile: float = 0.9992
-    k_tile: float = 0.2134
-    k_tile_per_token: float = 0.001443
-    mmas: float = 0.08006
-    mmas_per_token: float = 0.003915
-    shared: float = 1.585
-    split: tuple[tuple[int, float], ...] = ((2, 0.663), (4, 0.08667), (8, 6.179))
-    split_per_token: float = 0.03762
-    memory_bytes: float = 2.873e6
-    l2_bytes: float = 15.66e6
-    power: float = 2.951  # of the soft maximum
+    launch: float = 2.243
+    cluster: float = 2.165
+    tile: float = 1.115
+    k_tile: float = 0.1694
+    k_tile_per_token: float = 0.002097
+    mmas: float = 0.03886
+    mmas_per_token: float = 0.004145
+    shared: float = 1.351
+    split: tuple[tuple[int, float], ...] = ((2, 0.3712), (4, 0.1019), (8, 7.24))
+    split_per_token: float = 0.03192
+    memory_bytes: float = 2.748e6
+    l2_bytes: float = 18.86e6
+    power: float = 3.745  # of the soft maximum
 
 
 TIMES = Times()
