@@ -7,8 +7,8 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import LinearNVFP4
-from nvfp4_cute.backends import calls
 from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch.prepared_chain import PreparedChain
 from nvfp4_cute.nn.fuse import fuse
 from nvfp4_cute.nn.replace import replace_linears
 
@@ -69,7 +69,7 @@ def test_fused_layers(options, count):
         x = rows(count)
         for got, expected in zip(ours(x), alone(x), strict=True):
             assert (got.double() - expected.double()).norm() < 0.1 * expected.double().norm()
-    chains = [call for call in prepared._local.calls.values() if isinstance(call, calls.Chain)]
+    chains = [call for call in prepared._local.calls.values() if isinstance(call, PreparedChain)]
     assert chains
 
 
