@@ -6,7 +6,8 @@ the integer ``code - zero point``, -16 to 15, exactly. That takes two instructio
 for each value, and another one to pack them.
 
 The integer times a scale of the same type is rounded once, to nearest even. A scale of another type is multiplied in fp32,
-exactly if it has 16 bits, and the product is rounded to the operand's type. Both are what ``formats.dequantize`` gives.
+exactly if it has 16 bits, and the product is rounded to the operand's type. Both are what ``formats.dequantize`` gives. The
+integers are bf16 then, whatever the operand is: a bf16 is the upper half of a float.
 """
 
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Int4Decoding:
         return self.format.scale_float == (BF16 if self.is_bf16 else FP16)
 
     @property
+    def integer_type(self) -> str:
+        """Of integers before they are scaled, in PTX."""
+        return self.type_name if self.is_same_type else "bf16"
+
+    @property
     def blocks_per_word(self) -> int:
         """Scales in a word of the blocked layout."""
         return self.format.atom_shape[-1]
@@ -77,7 +83,7 @@ class Int4Decoding:
         Args:
             index: of 16-bit scales which half: a number, or the lowest bit of a word.
         """
-        bias, half = BIAS[self.type_name], index & 1 if self.blocks_per_word == 2 else 0
+        bias, half = BIAS[self.integer_type], index & 1 if self.blocks_per_word == 2 else 0
         zero = Uint32(bias + INT4_ZERO_POINT * BOTH)
         if self.format.has_zero_points:
             zero = ptx.prmt(word, Uint32(0), Uint32(LOWER_TWICE + UPPER_STEP)) | Uint32(bias)
@@ -93,12 +99,11 @@ class Int4Decoding:
 
     def weights(self, codes: Uint32, scale: BlockScale) -> Uint32:
         """Two weights from two codes, in the low bits of the halves of a word, all else of which is 0."""
-        biased = codes | Uint32(BIAS[self.type_name])
-        integers = ptx.sub_x2(biased, scale.zero, self.type_name)
+        biased = codes | Uint32(BIAS[self.integer_type])
+        integers = ptx.sub_x2(biased, scale.zero, self.integer_type)
         if self.is_same_type:
             return ptx.mul_x2(integers, scale.factor, self.type_name)
-        unpack = ptx.unpack_bf16x2 if self.is_bf16 else ptx.unpack_f16x2
-        low, high = (ptx.mul_f32(value, scale.factor) for value in unpack(integers))
+        low, high = (ptx.mul_f32(value, scale.factor) for value in ptx.unpack_bf16x2(integers))
         return ptx.pack_16x2(low, high, self.is_bf16)
 
 

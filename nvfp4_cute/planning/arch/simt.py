@@ -159,13 +159,13 @@ def w4a16_tokens(m: int) -> int:
     return next((tokens for tokens in W4A16_TOKENS if tokens >= m), W4A16_TOKENS[-1])
 
 
-def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4, converts_scales: bool = False) -> int:
+def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4, most_tokens: int = 16) -> int:
     """CTAs that an SM should hold: as many as fit without spills.
 
     Args:
-        converts_scales: whether scales of int4 have another type than the activations, and are multiplied in float32.
+        most_tokens: up to which registers are enough for two, of 4-bit weights.
     """
-    return 2 if weight_bits == 4 and tokens <= 16 and not converts_scales else 1
+    return 2 if weight_bits == 4 and tokens <= most_tokens else 1
 
 
 # ---- a layer of experts: routing, order, and what is done to rows between its products ------------------------------
