@@ -226,10 +226,10 @@ def test_experts_are_complete(tmp_path):
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "gptq"}, "'gptq'; readers are"),
+        ({"quant_method": "eetq"}, "'eetq'; readers are"),
         (MODELOPT | {"quant_algo": "INT4_AWQ"}, "quant_algo is 'INT4_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "pack-quantized"}}}, "pack-quantized"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "marlin-24"}}}, "marlin-24"),
     ],
 )  # fmt: skip
 def test_unknown_schemes(tmp_path, quantization, message):
