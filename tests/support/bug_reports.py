@@ -275,6 +275,26 @@ def parity_of_a_ring(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 
 @cute.kernel
+def producer_overtakes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The producer completes the next phase when one of two consumers is ready: the other one may have missed a phase."""
+    tidx, warp, lane = place()
+    bars = barriers(2, (1, 2 if fixed else 1))
+    for turn in cutlass.range(3, unroll=1):
+        if tidx == 0:
+            wait(bars + 8, (turn & 1) ^ 1)
+            arrive(bars)
+        if warp % 4 == 0:
+            if warp >= 4:
+                wait(bars, turn & 1)
+                if lane == 0:
+                    if cutlass.const_expr(fixed):
+                        arrive(bars + 8)
+                    elif warp == 4:
+                        arrive(bars + 8)
+    out[tidx] = tidx
+
+
+@cute.kernel
 def every_lane_arrives(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
     """All lanes arrive on a barrier that expects one arrival."""
     tidx, warp, lane = place()

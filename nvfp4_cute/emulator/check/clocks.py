@@ -2,10 +2,11 @@
 
 A *component* counts the events of one source: a warp (its releases), an engine of a warp (operations complete up to a
 number), or an mbarrier (phases complete). An *epoch* is a component and a value, packed into one int64; an access is
-stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (3,
+stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (4,
 components), in row SEEN the greatest value of each component that happened before, in row FENCED the same for generic
 writes that a proxy fence has handed to the async proxy, in row CLUSTER the same for what warps did as far as no arrival
-of narrower scope than the cluster told of it (only warps' own components mean anything there). An access with epoch
+of narrower scope than the cluster told of it (only warps' own components mean anything there), in row CAUSED the same for what
+copies tell, too: what their issuer knew has happened, though it orders no memory. An access with epoch
 (c, v) happened before whoever has ``knowledge[SEEN, c] >= v``.
 """
 
@@ -18,7 +19,7 @@ from nvfp4_cute.emulator.modes import Engine
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
-SEEN, FENCED, CLUSTER = 0, 1, 2
+SEEN, FENCED, CLUSTER, CAUSED = 0, 1, 2, 3
 COMPONENT_SHIFT = 32
 VALUE_MASK = (1 << COMPONENT_SHIFT) - 1
 NOBODY = 0
@@ -47,7 +48,7 @@ class Components:
 
     def nothing(self) -> np.ndarray:
         """Knowledge of nothing."""
-        return np.zeros((3, self.capacity), np.int64)
+        return np.zeros((4, self.capacity), np.int64)
 
     def fit(self, knowledge: np.ndarray) -> np.ndarray:
         """The same knowledge, wide enough for all components."""

@@ -21,12 +21,13 @@ and volatile ones on global memory together with fences (`global_races`).
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from nvfp4_cute.emulator.check import shadow
-from nvfp4_cute.emulator.check.clocks import SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
 from nvfp4_cute.emulator.check.ledger import BarrierClock, Hazard, HeldWrite, Record, Site
@@ -54,6 +55,8 @@ SMALL_COPY = re.compile(r"cp\.async\.(?!bulk)")
 
 PTX ISA does not forbid it, and CUTLASS's `examples/cute/tutorial/sgemm_sm80.cu` leaves its last copies so.
 """
+
+WARPS_PER_GROUP = 4
 
 NamedGate: TypeAlias = "tuple[Cta, int, int]"
 """A round of a named barrier: CTA, number of the barrier, number of the round."""
@@ -602,7 +605,28 @@ class Checker:
             self.components.nothing(),
             (clock.own, clock.value),
             number,
+            completing=partial(self._overtaken, barrier.offset),
         )
+
+    def _overtaken(self, offset: int, record: BarrierClock) -> None:
+        """A phase is about to complete: those who waited for the one before must have found it complete.
+
+        A slower warp would find the parity of this phase and wait on. One warp of a warpgroup stands for all four.
+        """
+        gathering = self.components.fit(record.gathering)
+        known = np.maximum(gathering[SEEN], gathering[CAUSED])
+        for waits in record.waiters.values():
+            if any(known[component] >= value for component, value, _ in waits):
+                continue
+            site = self.sites[waits[0][2]]
+            self.report(
+                "mbarrier",
+                site,
+                None,
+                f"{site} waits for a phase of mbarrier smem+{offset:#x}, and nothing says that it has found it complete "
+                "when the next phase completes: a slower warp misses it",
+                severity="warning",
+            )
 
     def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier) -> None:
         seen, site = self._clocks[warp].knowledge[SEEN], self.sites[number]
@@ -685,6 +709,8 @@ class Checker:
         record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=True)
         record.gathering = self.components.fit(record.gathering)
         self.silicon.caused(own.knowledge, record.gathering)
+        causes = np.maximum(own.knowledge[SEEN], own.knowledge[CAUSED])
+        np.maximum(record.gathering[CAUSED], causes, out=record.gathering[CAUSED])
         if stored and self.sites[own.site].cta != cta.idx:
             record.senders[barrier.phase] = own.site
         return epoch(record.component, barrier.phase + 1)
@@ -700,6 +726,8 @@ class Checker:
         if sender is not None and not wide:
             self.silicon.async_store_awaited(warp, pc, self.sites[sender])
         record.users[clock.own] = (clock.value, number)
+        group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
+        group.append((clock.own, clock.value, number))
 
     def explain_hang(self, warps: Iterable["Warp"]) -> str:
         """For each awaited mbarrier: who arrived on it so far, and who of them cannot arrive again."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -132,6 +132,8 @@ class BarrierClock:
         complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
             fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
         users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
+        phases: how many are complete.  waiters: of the newest of them, by warpgroup: events and places of their waits.
+        completing: called before a phase is complete.
     """
 
     component: int
@@ -143,9 +145,15 @@ class BarrierClock:
     arrivals: dict[int, int] = field(default_factory=dict)
     users: dict[int, tuple[int, int]] = field(default_factory=dict)
     senders: dict[int, int] = field(default_factory=dict)
+    phases: int = 0
+    waiters: dict[Any, list[tuple[int, int, int]]] = field(default_factory=dict)
+    completing: Callable[["BarrierClock"], None] = lambda record: None
 
     def phase_done(self) -> None:
         """Called by the barrier when a phase completes."""
+        self.completing(self)
+        self.phases += 1
+        self.waiters.clear()
         self.complete = joined(self.complete, self.gathering)
         self.gathering[:] = 0
 
