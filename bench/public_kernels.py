@@ -306,7 +306,9 @@ def run_one(
     core = None if cores is None else cores.get()
     with tempfile.TemporaryFile("w+") as output:
         stdout = output if case.suite else subprocess.DEVNULL
-        process = subprocess.Popen(command, stdout=stdout, stderr=output, cwd=folder if case.suite else None)
+        process = subprocess.Popen(
+            command, stdout=stdout, stderr=output, cwd=folder if case.suite else None, env=_environment(case)
+        )
         if core is not None:
             os.sched_setaffinity(process.pid, {core})  # before it has threads
         timer = threading.Timer(timeout, process.kill)
@@ -350,6 +352,12 @@ def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]
     command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", case.arch, "--mode", mode]
     command += ["--sm-count", str(sm_count), "--stats", *(["--check"] if check else [])]
     return [*command, str(folder / case.script), *case.arguments.split()]
+
+
+def _environment(case: Case) -> dict[str, str]:
+    """This process's, with a cache of kernels for each architecture: QuACK's keys do not tell one from another."""
+    kept = Path(os.environ.get("QUACK_CACHE_DIR", Path.home() / ".cache" / "quack_public_kernels"))
+    return {**os.environ, "QUACK_CACHE_DIR": str(kept / case.arch)}
 
 
 def _verdict(returncode: int, message: str) -> str:
