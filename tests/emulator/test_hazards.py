@@ -237,6 +237,12 @@ def test_too_few_arrivals_hang_with_a_wait_graph():
     )
 
 
+def test_a_warp_that_missed_a_phase():
+    twice = "mbarrier.arrive.shared.b64 _, [%r1];\n" * 2
+    text = r"2 phases completed, and warp 1 of cta 0,0,0 has found 0 of them: nothing makes the others wait"
+    assert_found(init(1) + in_thread(0, twice) + "bar.sync 0;\n" + in_warp(1, wait(0)), "hang", text)
+
+
 def test_initialised_again_while_in_use():
     again = "@%p0 mbarrier.init.shared.b64 [%r1], 1;\n"
     body = init(1) + in_thread(0, load(256)) + wait(0) + "{sync}" + again + save()

@@ -726,6 +726,7 @@ class Checker:
         if sender is not None and not wide:
             self.silicon.async_store_awaited(warp, pc, self.sites[sender])
         record.users[clock.own] = (clock.value, number)
+        record.found[clock.own] = record.phases
         group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
         group.append((clock.own, clock.value, number))
 
@@ -741,6 +742,14 @@ class Checker:
             lines.append(
                 f"  mbarrier smem+{barrier.offset:#x}: {barrier.describe()}; {self._arrivals_text(barrier)}"
             )
+            record: BarrierClock | None = barrier.record
+            found = record.found.get(self._clocks[warp].own, 0) if record else 0
+            if record and record.phases > found + 1:
+                who = f"warp {warp.idx} of cta {','.join(map(str, warp.cta.idx))}"
+                lines.append(
+                    f"    {record.phases} phases completed, and {who} has found {found} of them: "
+                    "nothing makes the others wait for it"
+                )
             exited = self._exited(warp, barrier)
             if exited:
                 lines.append(f"    of these, {exited} exited and will not arrive again")
