@@ -29,6 +29,7 @@ from queue import Queue
 
 from tqdm import tqdm
 
+from nvfp4_cute import env
 from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, MORE_CASES, OLD_CASES, SUITES, Case
 from nvfp4_cute.text_table import text_table
 
@@ -356,8 +357,7 @@ def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]
 
 def _environment(case: Case) -> dict[str, str]:
     """This process's, with a cache of kernels for each architecture: QuACK's keys do not tell one from another."""
-    kept = Path(os.environ.get("QUACK_CACHE_DIR", Path.home() / ".cache" / "quack_public_kernels"))
-    return {**os.environ, "QUACK_CACHE_DIR": str(kept / case.arch)}
+    return env.with_variables({"QUACK_CACHE_DIR": str(env.user_data_dir() / "public_kernels" / case.arch)})
 
 
 def _verdict(returncode: int, message: str) -> str:
