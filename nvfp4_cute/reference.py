@@ -242,7 +242,8 @@ def weight_only_reference(
 ) -> torch.Tensor:
     """``alpha * a @ (b * b_scale)^T`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
 
-    Integers times their scales are rounded to float32, which is exact for 16-bit scales, and to the dtype of ``a``.
+    Integers of 4 bits times their scales are rounded to float32, which is exact for 16-bit scales, and to the dtype of ``a``.
+    Of INT8 the sum of products with integers is rounded to float32, then times the scale of its column in float32.
 
     Args:
         a: float16 or bfloat16, ``[M, K]``. b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
@@ -254,10 +255,16 @@ def weight_only_reference(
         ``[M, N]`` of ``out_dtype``.
     """
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
+    of_columns = None
+    if b_format == INT8 and acc_dtype == torch.float32:
+        of_columns = _rowmajor_scale(b, b_scale, scale_layout, INT8)
+        b_scale = torch.ones_like(of_columns)
     weights = expand_operand(b, b_scale, scale_layout, b_format)
     if b_format.is_int4:
         weights = weights.float().to(a.dtype).double()
     acc = (a.double() @ weights.T).add_(0.0).to(acc_dtype)
+    if of_columns is not None:
+        acc = acc * of_columns.T
     if alpha is not None:
         acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc_dtype)
     return acc.to(out_dtype)

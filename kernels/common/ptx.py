@@ -96,6 +96,19 @@ def fp8x4_to_f16x2(word: Uint32, element: str) -> list:
     )
 
 
+def s8x4_to_f16x2(word: Uint32) -> list:
+    """Four integers of 8 bits as two fp16 pairs, in order: 1024 + 128 + the integer, of which that is taken away, exactly."""
+    return list(
+        inline_ptx(
+            "{ .reg .b32 t, ones, bias; mov.b32 ones, 0x3C003C00; mov.b32 bias, 0xE480E480; xor.b32 t, {$r0}, 0x80808080; "
+            "prmt.b32 {$w0}, t, 0x64646464, 0x4140; prmt.b32 {$w1}, t, 0x64646464, 0x4342; "
+            "fma.rn.f16x2 {$w0}, {$w0}, ones, bias; fma.rn.f16x2 {$w1}, {$w1}, ones, bias; }",
+            write_only_types=[Uint32, Uint32],
+            read_only_args=[word],
+        )
+    )
+
+
 def ue4m3x2_to_f16x2(word: Uint32) -> Uint32:
     """The two block scales in the low half of ``word`` as two halves; their sign bits are ignored."""
     return inline_ptx(

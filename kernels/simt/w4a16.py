@@ -50,6 +50,7 @@ GROUP_K = 8
 MMA_M = 2
 MMA_TOKENS = 8
 SCALES_BYTES = 16
+FP32_BYTES = FP32.bits // 8
 # Sums of the CTAs of an SM; the rest of the unified memory serves as L1, where activations and scales stay.
 SMEM_CARVEOUT_PERCENT = 20
 
@@ -138,7 +139,7 @@ class W4A16Kernel:
         blocks_per_sm: CTAs of an SM that the registers must allow.
         name: what the kernel is called in profilers and in the emulator's reports.
         weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0, or fp32 ones of 128 x 128 e4m3, or those
-            of int4.
+            of int4, or fp32 ones of rows of INT8.
     """
 
     def __init__(
@@ -156,18 +157,20 @@ class W4A16Kernel:
         self.weights = weights
         self.is_fp8 = weights.element.bits == 8
         self.int4 = Int4Decoding(weights, is_bf16) if weights.is_int4 else None
-        self.promotes = weights.scale == FP32 and self.int4 is None
-        if self.promotes or self.int4 is not None:
+        # INT8: a scale a row, which multiplies sums in the end.
+        self.has_row_scales = weights.block_k == 0
+        self.promotes = weights.scale == FP32 and self.int4 is None and not self.has_row_scales
+        if self.promotes or self.has_row_scales or self.int4 is not None:
             self.format = AS_IT_IS["bf16" if is_bf16 else "f16"]
         elif self.is_fp8:
             self.format = BF16_OF_FP8[weights.element.name]
         self.piece_words = weights.row_bytes(PIECE_K) // 4
         self.group_words = weights.row_bytes(GROUP_K) // 4
-        self.block_k = weights.block_k
-        self.pieces_per_atom = weights.atom_k // PIECE_K
+        self.block_k = weights.block_k or PIECE_K
+        self.pieces_per_atom = (weights.atom_k or PIECE_K) // PIECE_K
         self.chunks_per_atom = max(self.pieces_per_atom // PIECES, 1)
         # Bytes of the scales of an atom of rows and K.
-        self.atom_bytes = weights.scale_bytes(weights.atom_rows, weights.atom_k)
+        self.atom_bytes = 0 if self.has_row_scales else weights.scale_bytes(weights.atom_rows, weights.atom_k)
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.tokens = tokens
@@ -229,7 +232,7 @@ class W4A16Kernel:
         group, piece = lane // PIECES, lane % PIECES
         atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, self.pieces_per_atom) * self.atom_bytes
         sfb = operands.sfb + batch * sfb_batch + atoms
-        if cutlass.const_expr(not self.promotes):
+        if cutlass.const_expr(not (self.promotes or self.has_row_scales)):
             sfb += (
                 row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES + piece // self.pieces_per_atom * ATOM_BYTES
             )
@@ -272,6 +275,9 @@ class W4A16Kernel:
             for w in cutlass.range_constexpr(1, W4A16_WARPS):
                 total = total + sums[place, token, w]
             total = total * Float32(self.format.weight_factor)
+            if cutlass.const_expr(self.has_row_scales):
+                place_of_scale = Int64(cutlass.min(row, operands.n - 1)) * FP32_BYTES
+                total = total * global_scalar(Float32, operands.sfb + batch * sfb_batch + place_of_scale)[0]
             if cutlass.const_expr(self.has_alpha):
                 total = total * alpha
             if row < operands.n and first_token + token < operands.m:
@@ -294,7 +300,7 @@ class W4A16Kernel:
         x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
         num_chunks = cute.ceil_div(source.num_pieces, PIECES)
         steps = (self.chunks_per_atom, max(PIECES // self.pieces_per_atom, 1) * self.atom_bytes)
-        num_scales = 1 if self.promotes else BANDS
+        num_scales = 0 if self.has_row_scales else 1 if self.promotes else BANDS
         load_weights(weights, scales, source, warp_idx, steps, num_scales)
         for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
             self.load_activations(x, source, chunk)
@@ -306,6 +312,8 @@ class W4A16Kernel:
                 scale = ptx.float_of(scales[0])
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     acc[i] = ptx.fma_f32(products[i], scale, acc[i])
+            elif cutlass.const_expr(self.has_row_scales):
+                self.multiply(acc, weights, [[None]] * BANDS, x)
             else:
                 self.multiply(acc, weights, self.block_scales(scales, source, chunk), x)
             for i in cutlass.range_constexpr(BANDS):
@@ -378,7 +386,10 @@ class W4A16Kernel:
         if self.is_fp8:
             four = [ptx.prmt(*words, Uint32(selector)) for selector in APART]
             name = self.weights.element.name
-            halves = [half for word in four for half in ptx.fp8x4_to_f16x2(word, name)]
+            if self.has_row_scales:
+                halves = [half for word in four for half in ptx.s8x4_to_f16x2(word)]
+            else:
+                halves = [half for word in four for half in ptx.fp8x4_to_f16x2(word, name)]
             if self.format.name == "f16":
                 return halves
             pairs = [ptx.unpack_f16x2(half) for half in halves]
@@ -418,7 +429,9 @@ def load_weights(
                 for w in cutlass.range_constexpr(VECTOR_WORDS):
                     weights[first + w, band] = words[w]
         chunks, scale_bytes = scale_steps
-        words = load_words(source.sfb + Int64(chunk // chunks) * scale_bytes, num_scales, KEEP)
+        words = []
+        if cutlass.const_expr(num_scales > 0):
+            words = load_words(source.sfb + Int64(chunk // chunks) * scale_bytes, num_scales, KEEP)
         for i in cutlass.range_constexpr(num_scales):
             scales[i] = words[i]
 

@@ -140,6 +140,8 @@ def what_runs(kind: Kind) -> str:
             module = "ExpertsFP8" if is_experts else "LinearFP8"
             archs = [arch for arch in ARCHS if (FP8_1x128, FP8_128x128) in mmas_of(arch)]
             return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+    if (scheme.weights, scheme.activations) == (INT8.name, None) and not is_experts:
+        return "LinearINT8, weight-only"
     if (scheme.weights, scheme.activations) == (INT8.name, INT8.name) and not is_experts:
         archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
         return f"LinearINT8 on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"

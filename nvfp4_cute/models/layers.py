@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,6 +48,7 @@ from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.linear_8bit import has_products
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.rounded import RoundedInput
+from nvfp4_cute.operands.products import W4A16_K_STEP
 
 
 def linear_module(
@@ -65,6 +66,7 @@ def linear_module(
     - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
     - FP8 weights in blocks, activations in blocks, K a multiple of 128: LinearFP8, on a GPU that has a kernel for it.
     - INT8 weights and activations, K a multiple of 16: LinearINT8, on a GPU that has a kernel for it.
+    - INT8 weights and 16-bit activations, K a multiple of 32: LinearINT8, weight-only.
     - Int4 weights: LinearINT4.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
@@ -82,7 +84,8 @@ def linear_module(
         return LinearFP8(fp8, bias, dtype=dtype, backend=backend)
     int8 = None if decode else _int8(weight, scheme, backend)
     if int8 is not None:
-        return LinearINT8(int8, bias, dtype=dtype, backend=backend)
+        mode: Literal["int8", "16bit"] = "16bit" if scheme.activations is None else "int8"
+        return LinearINT8(int8, bias, dtype=dtype, activations=mode, backend=backend)
     int4 = None if decode else as_int4(weight)
     if int4 is not None:
         return LinearINT4(int4, bias, dtype=dtype, backend=backend)
@@ -218,7 +221,9 @@ def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTenso
 
 
 def _int8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
-    """The same by activations in INT8."""
+    """The same by activations in INT8, or in 16 bits, whose kernel takes K in steps of its own."""
+    if scheme.activations is None:
+        return None if weight.shape[-1] % W4A16_K_STEP else as_int8(weight)
     if scheme.activations != INT8.name or not has_products(backend, weight.data.device, INT8_PAIR):
         return None
     return as_int8(weight)

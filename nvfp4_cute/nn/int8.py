@@ -8,15 +8,17 @@ from nvfp4_cute.formats.block_format import INT8
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.linear_8bit import Linear8Bit
 
-Activations = Literal["int8"]
+Activations = Literal["int8", "16bit"]
 
 
 class LinearINT8(Linear8Bit):
-    """``x @ W^T + bias`` with both in INT8 (W8A8): ``torch.nn.Linear`` at 8 bits a weight. There is no backward pass.
+    """``x @ W^T + bias`` with W in INT8: ``torch.nn.Linear`` at 8 bits a weight. There is no backward pass.
 
-    Every row of x gets a scale of its own, its largest magnitude / 127 (``quantize``); then ``gemm`` multiplies, whose integer
-    sums are exact. The result has the dtype of ``x``, under autocast that of autocast; it is rounded to it, and again after the
-    bias was added. All backends give the same bits.
+    - ``activations="int8"`` (W8A8): every row of x gets a scale of its own, its largest magnitude / 127 (``quantize``); then
+      ``gemm`` multiplies, whose integer sums are exact. All backends give the same bits.
+    - ``activations="16bit"`` (W8A16): ``gemm`` with 16-bit rows, as of LinearFP8.
+
+    The result has the dtype of ``x``, under autocast that of autocast; it is rounded to it, and again after the bias was added.
 
     State dict, as compressed-tensors names it:
         weight: int8 [N, K].
@@ -29,7 +31,7 @@ class LinearINT8(Linear8Bit):
         weight: INT8 [N, K].
         bias: [N], or None.
         dtype: of the bias.
-        activations: "int8".
+        activations: "int8" or "16bit".
         backend: as of ``gemm``.
 
     Example:

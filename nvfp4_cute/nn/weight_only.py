@@ -3,7 +3,7 @@
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, FP8_128x128
+from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.gemm import gemm
@@ -40,7 +40,7 @@ def weight_only_linear(
         rows, row_bytes = weight.shape
         shape = (rows, format.elements(row_bytes))
         packed = BlockScaledTensor(weight, scale, factor, shape, format.scale_layout, format=format)
-        if format == FP8_128x128:
+        if format in (FP8_128x128, INT8):
             decoded = _by_casts(packed, x.dtype)
         else:
             decoded = dequantize(packed, x.dtype, backend=backend)
@@ -49,9 +49,9 @@ def weight_only_linear(
 
 
 def _by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """``dequantize`` of FP8_128x128 [N, K] without tables from the host, so that a CUDA graph can hold it."""
-    (rows, _), step = t.shape, t.format.block_k
-    values = t.data.view(torch.float8_e4m3fn).float().unflatten(1, (-1, step))
+    """``dequantize`` of FP8_128x128 or INT8 [N, K] without tables from the host, so that a CUDA graph can hold it."""
+    rows, step = t.shape[0], t.format.block_of(t.shape[1])
+    values = t.data.view(t.format.data_dtypes[-1]).float().unflatten(1, (-1, step))
     of_rows = t.scale[:, None].expand(-1, t.format.block_rows, -1).flatten(0, 1)[:rows]
     return (values * of_rows[..., None]).flatten(1).to(dtype)
 

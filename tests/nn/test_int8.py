@@ -78,8 +78,8 @@ def test_what_a_linear_layer_refuses():
         ValueError, match=r"weight is MXFP4 of shape .*of INT8: quantize\(weight, format=INT8\)"
     ):
         LinearINT8(nv.quantize(torch.ones(128, 256), format=nv.MXFP4))
-    with pytest.raises(ValueError, match="activations='16bit' is not supported"):
-        LinearINT8(weights(128, 256), activations="16bit")
+    with pytest.raises(ValueError, match="activations='fp8' is not supported"):
+        LinearINT8(weights(128, 256), activations="fp8")
 
 
 def test_a_checkpoint(tmp_path, monkeypatch):
@@ -97,7 +97,9 @@ def test_a_checkpoint(tmp_path, monkeypatch):
     torch.testing.assert_close(layer(x).float(), decoded(x).float(), rtol=2e-2, atol=0.1)
     alone = {"targets": ["Linear"], "weights": GROUP["weights"]}
     plain = linear_module(stored(tmp_path / "alone", w, alone), None, **OPTIONS)
-    assert isinstance(plain, torch.nn.Linear)
+    assert isinstance(plain, LinearINT8) and plain.activations == "16bit"
+    want = (x.double() @ w.data.double().T).float() * plain.weight_scale.T
+    assert torch.equal(plain(x), want.bfloat16())
 
 
 @pytest.mark.parametrize(

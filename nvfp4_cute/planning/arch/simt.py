@@ -6,6 +6,7 @@ from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.formats.block_format import (
     FP32,
     INT4_FORMATS,
+    INT8,
     MXFP4,
     MXFP8_E4M3,
     MXFP8_E5M2,
@@ -17,7 +18,8 @@ from nvfp4_cute.formats.block_format import (
 # Formats of the matrix and the vector that a gemv multiplies, as do products of few rows, and of weights beside 16-bit ``a``.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
 W4A16_PAIRS = tuple(
-    (None, weights) for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, *INT4_FORMATS.values())
+    (None, weights)
+    for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
