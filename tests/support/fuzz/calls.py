@@ -19,6 +19,8 @@ import nvfp4_cute as nv
 from nvfp4_cute.cli.check import Dice
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import (
+    INT8,
+    INT8_PAIR,
     MIXED_PAIRS,
     MXFP4,
     MXFP8,
@@ -47,9 +49,8 @@ WIDE = 10
 POISON_BYTE = 0xFE
 # Half of the problems are NVFP4's.
 FP8_PAIR = (FP8_1x128, FP8_128x128)
-OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR)
+OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR, INT8_PAIR)
 PAIRS = (NVFP4_PAIR,) * len(OTHER_PAIRS) + OTHER_PAIRS
-DUAL_PAIRS = tuple(pair for pair in PAIRS if pair != FP8_PAIR)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Arguments = dict[str, Any]
 PARTS = ("data", "scale", "global_scale")  # of a quantized tensor
@@ -237,10 +238,11 @@ def _gate(num_b: int) -> Gate | None:
 def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> Arguments:
     form, groups = kind.choose(("list", "ragged", "masked")), kind.integer(1, 3)
     pair, row_dtype = (
-        kind.choose(PAIRS if num_b == 1 else DUAL_PAIRS),
+        kind.choose(PAIRS),
         kind.choose(DTYPES[:2]) if kind.integer(0, 5) == 0 else None,
     )
-    dtype = kind.choose(DTYPES if row_dtype else (*DTYPES, "nvfp4"))
+    has_quantized = row_dtype is None and pair[0].scale.bits == 8
+    dtype = kind.choose((*DTYPES, "nvfp4") if has_quantized else DTYPES)
     has_factors, has_out_scale = kind.choose((False, True)), kind.choose((False, True))
     # The code of the list form has slots for its groups.
     rows = [
@@ -278,7 +280,7 @@ def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> A
 
 def _matrices(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> Arguments:
     pair, dtype, has_factor = (
-        kind.choose(PAIRS if num_b == 1 else DUAL_PAIRS),
+        kind.choose(PAIRS),
         kind.choose(DTYPES),
         kind.choose((False, True)),
     )
@@ -312,12 +314,12 @@ def _gemv(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
 
 
 def _format(dice: Dice) -> BlockFormat:
-    return dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8, *FP8_PAIR))
+    return dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8, *FP8_PAIR, INT8))
 
 
 def _wide(dice: Dice, limits: Limits, format: BlockFormat) -> int:
     """K of what is quantized."""
-    return format.block_k * dice.integer(1, 2 * limits.k_steps)
+    return (format.block_k or 16) * dice.integer(1, 2 * limits.k_steps)
 
 
 def _rows_to_quantize(dice: Dice, rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
@@ -329,7 +331,11 @@ def _quantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     has_global_scale, has_up = kind.choose((False, True)), kind.choose((False, True))
     rounding, layout = kind.choose(("up", "down")), kind.choose((None, "blocked", "rowmajor"))
     x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format), dtype)
-    made: Arguments = {"x": x, "format": format, "scale_layout": None if format in FP8_PAIR else layout}
+    made: Arguments = {
+        "x": x,
+        "format": format,
+        "scale_layout": None if format.scale_layout == "rowmajor" else layout,
+    }
     if format.has_global_scale and has_global_scale:
         made["global_scale"] = dice.choose((0.5, torch.tensor(0.25), torch.tensor([0.125])))
     if has_up:
@@ -351,7 +357,7 @@ def _grouped_quantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Argu
 
 def _dequantize(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     format, dtype = _format(kind), kind.choose(DTYPES)
-    layout = format.scale_layout if format in FP8_PAIR else kind.choose(("blocked", "rowmajor"))
+    layout = "rowmajor" if format.scale_layout == "rowmajor" else kind.choose(("blocked", "rowmajor"))
     x = _rows_to_quantize(
         dice, dice.integer(1, limits.rows), _wide(dice, limits, format), dice.choose(DTYPES[:2])
     )
