@@ -144,7 +144,7 @@ print("done", out[0].item())
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("check", "argument", "code", "said"),
     [
