@@ -40,6 +40,8 @@ from nvfp4_cute.formats.block_format import (
     FP8_1x128,
     FP8_128x128,
 )
+from nvfp4_cute.formats.block_scaled import check_is_tensor
+from nvfp4_cute.operands.rules import check_tensors
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 
@@ -309,6 +311,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _sides(mat_a, mat_b, scale_a, scale_b, recipe_a, swizzle_a, recipe_b, swizzle_b) -> tuple[_Side, _Side]:
+    check_tensors({"mat_a": mat_a, "mat_b": mat_b})
     return (
         _side("a", mat_a.dtype, scale_a, recipe_a, swizzle_a),
         _side("b", mat_b.dtype, scale_b, recipe_b, swizzle_b),
@@ -316,6 +319,8 @@ def _sides(mat_a, mat_b, scale_a, scale_b, recipe_a, swizzle_a, recipe_b, swizzl
 
 
 def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles: list) -> _Side:
+    for scale in scales:
+        check_is_tensor(f"scale_{letter}", scale)
     recipes = [ScalingType(recipe) for recipe in recipes]
     if len(scales) != len(recipes) or not recipes:
         raise ValueError(
@@ -353,6 +358,7 @@ def _told_by_dtype(a, b, scale_a, scale_b, scale_result) -> tuple[_Side, _Side]:
         raise UnsupportedProblem(
             "scale_result: results have 16 or 32 bits here and no scale; multiply the result"
         )
+    check_tensors({"mat_a": a, "mat_b": b, "scale_a": scale_a, "scale_b": scale_b})
     if scale_a.dtype == scale_b.dtype == torch.float32 and _are_fp8_blocks(a, b, scale_a, scale_b):
         recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
         return _side("a", a.dtype, [scale_a], [recipes[0]], []), _side(
@@ -439,6 +445,8 @@ def _columns(mat_b: torch.Tensor) -> torch.Tensor:
 
 def _product(mat_a, mat_b, a: _Side, b: _Side, bias, out_dtype) -> torch.Tensor:
     out_dtype = _check_out_dtype(out_dtype)
+    if bias is not None:
+        check_is_tensor("bias", bias)
     if mat_a.dim() != 2 or mat_b.dim() != 2:
         raise ValueError(f"mat_a has {mat_a.dim()} dimensions and mat_b {mat_b.dim()}; both have 2")
     if bias is not None and (bias.shape != mat_b.shape[1:] or not bias.dtype.is_floating_point):

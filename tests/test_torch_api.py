@@ -219,6 +219,13 @@ def test_operands_that_break_a_rule():
         mm(a, b, [a_scale, FLOAT_SCALE], b_scale)
     with pytest.raises(UnsupportedProblem, match="scale_a is torch.float32"):
         torch_api._scaled_mm(a, b, FLOAT_SCALE, b_scale, out_dtype=torch.bfloat16)
+    for name in ("mat_a", "mat_b", "scale_a", "scale_b", "bias"):
+        for wrong in ([1.0], a.view(torch.uint8).numpy()):
+            given = {"mat_a": a, "mat_b": b, "scale_a": a_scale, "scale_b": b_scale, "bias": None} | {
+                name: wrong
+            }
+            with pytest.raises(TypeError, match=f"{name} is a"):
+                torch_api._scaled_mm(*given.values(), out_dtype=torch.bfloat16)
     with pytest.raises(UnsupportedProblem, match="scale_result"):
         torch_api._scaled_mm(a, b, a_scale, b_scale, None, FLOAT_SCALE, torch.bfloat16)
     with pytest.raises(UnsupportedProblem, match="bias of a grouped product"):
