@@ -200,8 +200,8 @@ def experts_module(
         )
         own = own if one.global_scale is None else own * one.global_scale
         parts.append(ExpertWeights(one.data, one.scale, own.contiguous(), bias))
-    *first, down = parts
-    gate, up = first if stored.has_gate else (None, first[0])
+    *before_down, down = parts
+    gate, up = before_down if stored.has_gate else (None, before_down[0])
     return ExpertsNVFP4(
         gate, up, down, activation, activations="16bit" if rounding is None else "nvfp4",
         first_input=inputs[0], second_input=inputs[1], backend=backend,
