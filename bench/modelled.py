@@ -65,14 +65,20 @@ def record(piece: tuple[Case, str]) -> dict[str, Any]:
 
 
 def records(
-    pieces: Iterable[tuple[Case, Target]], *, jobs: int = 1, results: Path | None = None, label: str
+    pieces: Iterable[tuple[Case, Target]],
+    *,
+    jobs: int = 1,
+    results: Path | None = None,
+    label: str,
+    longest_first: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """What ``record`` says of cases on GPUs, by the key of each; several at a time, those first that take longest.
+    """What ``record`` says of cases on GPUs, by the key of each; several at a time.
 
     Args:
         jobs, results, label: as of ``processes.records``.
+        longest_first: ends soonest; else most cases end early, for a run that may be stopped.
     """
-    ordered = sorted(pieces, key=lambda piece: -expected_work(*piece))
+    ordered = sorted(pieces, key=lambda piece: expected_work(*piece), reverse=longest_first)
     wanted = {key_of(case, target): (case, target.name) for case, target in ordered}
     return processes.records(record, wanted, jobs=jobs, results=results, label=label)
 

@@ -1,4 +1,4 @@
-"""Times of all cases on GPUs that are not at hand, for their pages: one list of work for all cores, what takes longest first.
+"""Times of all cases on GPUs that are not at hand, for their pages: one list of work for all cores, what takes longest last.
 
     python -m nvfp4_cute.bench.modelled_pages pages.json --jobs 28 [--target "RTX 5090" --target GB10]
     nvfp4-cute bench --target "RTX 5090" --results pages.json --save
@@ -25,7 +25,9 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [targets.lookup(name) for name in arguments.target or TARGETS]
     pieces = [(case, target) for target in chosen for case in cases.select((), arguments.containing)]
-    known = modelled.records(pieces, jobs=arguments.jobs, results=arguments.results, label="pages")
+    known = modelled.records(
+        pieces, jobs=arguments.jobs, results=arguments.results, label="pages", longest_first=False
+    )
     timed = sum(found["time"] is not None for found in known.values())
     print(f"{len(known)} cases, {timed} of them with a time: {arguments.results}")
 

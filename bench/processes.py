@@ -18,11 +18,8 @@ Found = TypeVar("Found")
 
 
 def one_core() -> None:
-    """Let a process use one core: there are as many processes as cores."""
+    """Let a process use one core, whichever the system gives it: there are as many processes as cores."""
     torch.set_num_threads(1)
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
 
 
 def in_processes(

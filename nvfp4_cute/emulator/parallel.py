@@ -58,7 +58,9 @@ _SCOPES = {"gpu", "sys", "gl"}
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use: one, if it is one of several that another one has started."""
+    if multiprocessing.parent_process() is not None:
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
