@@ -357,7 +357,7 @@ def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayo
     batches = num_batches(operand)
     if scale is None or batches == 1 or not isinstance(scale, torch.Tensor):
         return None if scale is None else [scale] * batches
-    if layout == "rowmajor":
+    if "rowmajor" in (layout, fmt.scale_layout):
         if scale.ndim != 3 or scale.shape[2] != batches:
             raise ValueError(
                 f"{name} has shape {list(scale.shape)}; expected [rows, K/{fmt.block_k}, {batches}] (row-major)"

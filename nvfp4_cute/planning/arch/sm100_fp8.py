@@ -177,8 +177,9 @@ def _candidates() -> Iterator[KernelConfig]:
         for config in (rows, columns):
             yield config
             yield replace(config, use_2cta_instrs=True)
-        # Few tiles of a long K: CTAs that would be idle take a part of it.
-        yield from (replace(columns, split_k=split) for split in SPLITS[1:])
+        # Few tiles of a long K: CTAs that would be idle take a part of it. Of more tokens float32 results would spill.
+        if n == TILES_N[0]:
+            yield from (replace(columns, split_k=split) for split in SPLITS[1:])
 
 
 CANDIDATES = tuple(config for config in _candidates() if unsupported_reason(config) is None)
