@@ -129,12 +129,13 @@ def test_a_field_is_shared_by_all_families_or_an_option_that_one_names():
 def test_a_k_tile_is_a_whole_number_of_mmas(family):
     for (a, b), mma in family.MMA.items():
         assert a in FORMATS.values() and b in FORMATS.values()
-        # Of decoded operands several MMAs may share a scale, where a row has one all of them.
-        shares = not a.block_k or mma.k % a.block_k == 0 or a.block_k % mma.k == 0
-        assert shares and a.atom_k % mma.k == 0
+        # Of decoded operands several MMAs may share a scale. Where a row has one, K has no atoms.
+        step = a.atom_k or mma.k
+        assert not a.block_k or mma.k % a.block_k == 0 or a.block_k % mma.k == 0
+        assert step % mma.k == 0
         for num_b in (1, 2):
             for config in family.candidates(num_b, formats=(a, b)):
-                assert config.cta_tile_shape_mnk[2] % a.atom_k == 0
+                assert config.cta_tile_shape_mnk[2] % step == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__.rpartition(".")[2])
