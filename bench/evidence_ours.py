@@ -151,6 +151,11 @@ class Simt:
             nvfp4_cute.grouped_quantize(x, offs, global_scale=torch.ones(2), backend=backend)
         elif self.operation == "w4a16":
             nvfp4_cute.gemm(x, w, None, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+        elif self.operation == "int4":
+            name = "bfloat16" if self.dtype == torch.bfloat16 else "float16"
+            weights = torch.randn(columns_of(self.arch), K, generator=generator)
+            format = nvfp4_cute.int4_format(128, name, zero_points=True)
+            nvfp4_cute.gemm(x, nvfp4_cute.quantize(weights, format=format), backend=backend)
         elif self.operation == "few_rows":
             a, a_scale = _operand(self.tokens, generator)
             nvfp4_cute.gemm(a, w, a_scale, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
@@ -255,6 +260,7 @@ def _simt(arch: str) -> Iterator[Simt]:
         yield Simt(arch, "few_rows", dtype, 4)
         for tokens in simt.W4A16_TOKENS:
             yield Simt(arch, "w4a16", dtype, tokens)
+        yield Simt(arch, "int4", dtype, 8)
 
 
 def forms_of(case: Ours) -> set[Form]:
