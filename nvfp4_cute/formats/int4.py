@@ -3,7 +3,7 @@
 import torch
 
 from nvfp4_cute.formats.block_format import INT4_ZERO_POINT, int4_format
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.formats.codecs import decode, pack_e2m1
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.formats.zero_points import FLOATS, scale_words
@@ -25,11 +25,18 @@ def int4_tensor(
         Contiguous, with blocked scales, of ``int4_format(block, scale.dtype, zero_points=...)``.
 
     Raises:
+        TypeError: no tensors, or codes or zero points that are no integers.
         ValueError: shapes that do not fit each other, codes or zero points out of range, or no such format.
     """
+    of_blocks = {"scale": scale} if zero_points is None else {"scale": scale, "zero_points": zero_points}
+    for name, part in {"codes": codes, **of_blocks}.items():
+        check_is_tensor(name, part)
+        if name != "scale" and (part.is_floating_point() or part.is_complex()):
+            raise TypeError(f"{name} is {part.dtype}; expected integers: round it, and pass {name}.int()")
+    if codes.ndim < 2:
+        raise ValueError(f"codes has shape {list(codes.shape)}; expected [..., N, K]")
     *lead, k = codes.shape
-    of_blocks = [scale] if zero_points is None else [scale, zero_points]
-    for name, part in zip(("scale", "zero_points"), of_blocks, strict=False):
+    for name, part in of_blocks.items():
         if list(part.shape[:-1]) != lead or part.shape != scale.shape or k % max(part.shape[-1], 1):
             raise ValueError(
                 f"{name} has shape {list(part.shape)}; expected {lead} and K / block of codes {list(codes.shape)}"
@@ -52,7 +59,15 @@ def int4_tensor(
 
 
 def int4_scale(t: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points of int4 weights, row-major: of the scales' own dtype, and uint8, [..., N, K / block] each."""
+    """Scales and zero points of int4 weights, row-major: of the scales' own dtype, and uint8, [..., N, K / block] each.
+
+    Raises:
+        ValueError: the weights are of another format.
+    """
+    if not t.format.is_int4:
+        raise ValueError(
+            f"t is {t.format.title}; expected int4 weights: quantize(weight, format=int4_format(128))"
+        )
     stored = t.with_scale_layout("rowmajor").scale
     if not t.format.has_zero_points:
         return stored, torch.full_like(stored, INT4_ZERO_POINT, dtype=torch.uint8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nvfp4_cute import dequantize, int4_format, int4_tensor, quantize
-from nvfp4_cute.formats.block_format import FP32, INT4_FORMATS, format_named
+from nvfp4_cute.formats.block_format import FP32, INT4_FORMATS, INT8, format_named
 from nvfp4_cute.formats.int4 import int4_scale
 
 FORMATS = list(INT4_FORMATS.values())
@@ -114,6 +114,19 @@ def test_tensors_of_parts():
         int4_tensor(torch.arange(-8, 8).repeat(2, 8), torch.ones(2, 1).half())
     with pytest.raises(ValueError, match="zero points are 0 to 17; expected 0 to 16"):
         int4_tensor(codes, scale, torch.where(zero == 16, 17, zero))
+    with pytest.raises(TypeError, match="codes is torch.float32; expected integers"):
+        int4_tensor(codes + 0.5, scale)
+    with pytest.raises(TypeError, match="zero_points is torch.float32; expected integers"):
+        int4_tensor(codes, scale, zero + 0.5)
+    with pytest.raises(TypeError, match="scale is a list; pass a torch.Tensor"):
+        int4_tensor(codes, [1.0])
+    with pytest.raises(ValueError, match=r"codes has shape \[256\]; expected \[..., N, K\]"):
+        int4_tensor(codes[0, 0], scale[0, 0])
+
+
+def test_scales_of_another_format_are_refused():
+    with pytest.raises(ValueError, match="t is INT8; expected int4 weights"):
+        int4_scale(quantize(torch.ones(2, 128), format=INT8))
 
 
 def test_float32_scales_take_two_roundings():
