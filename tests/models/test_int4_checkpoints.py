@@ -173,6 +173,9 @@ def test_tensors_that_are_refused(tmp_path):
                 "K is no multiple of 8",
             ),
             (packed | {"weight_scale": nan}, compressed_tensors(), "scales that are NaN or infinite"),
+            (packed, compressed_tensors(symmetric=False), "has no weight_zero_point"),
+            ({"qweight": gptq["qweight"], "scales": gptq["scales"]}, GPTQ, "gptq and has no qzeros"),
+            ({"qweight": awq["qweight"], "scales": awq["scales"]}, AWQ, "awq and has no qzeros"),
         )
     ):
         folder = tmp_path / str(number)

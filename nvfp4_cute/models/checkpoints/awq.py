@@ -18,5 +18,5 @@ def convention(quantization: Config) -> Convention:
     for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):
         if value != known:
             raise CheckpointError(f"{name} is {value!r}; this reader takes {known!r}: export the model so")
-    found = Scheme("awq", INT4, None)
+    found = Scheme("awq", INT4, None, has_zero_points=bool(quantization.get("zero_point", True)))
     return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq)

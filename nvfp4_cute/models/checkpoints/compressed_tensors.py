@@ -91,7 +91,10 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
         raise CheckpointError(
             f"config_groups.{name} quantizes activations beside int4 weights; kernels have 16-bit ones: export the weights alone"
         )
-    return Scheme(str(tool_format), found, _activations(group.get("input_activations"), found))
+    has_zero_points = found == INT4 and weights.get("symmetric", True) is not True
+    return Scheme(
+        str(tool_format), found, _activations(group.get("input_activations"), found), has_zero_points
+    )
 
 
 def _activations(given: Any, weights: str) -> str | None:

@@ -53,7 +53,8 @@ class Convention:
 def needed_roles(scheme: Scheme) -> tuple[str, ...]:
     """Roles that a layer of a scheme must have."""
     roles = NEEDED.get(scheme.weights, NEEDED_OF_OTHERS)
-    return (*roles, INPUT) if scheme.activations == "nvfp4" else roles
+    more = {INPUT: scheme.activations == "nvfp4", ZERO: scheme.has_zero_points}
+    return (*roles, *(role for role, is_needed in more.items() if is_needed))
 
 
 class Modules:

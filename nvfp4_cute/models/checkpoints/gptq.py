@@ -28,6 +28,7 @@ def convention(quantization: Config) -> Convention:
         raise CheckpointError(
             "dynamic has settings by module, which this reader does not follow; export the model without"
         )
-    found = Scheme("gptq", INT4, None)
-    unpack = partial(of_gptq, is_symmetric=bool(quantization.get("sym", True)), is_v2=layout == "gptq_v2")
+    is_symmetric = bool(quantization.get("sym", True))
+    found = Scheme("gptq", INT4, None, has_zero_points=not is_symmetric)
+    unpack = partial(of_gptq, is_symmetric=is_symmetric, is_v2=layout == "gptq_v2")
     return Convention("gptq", SUFFIXES, {}, False, (found,), lambda prefix: found, unpack)

@@ -26,11 +26,13 @@ class Scheme:
 
     Attributes:
         name: the tool's word for it. weights: the format of weights. activations: that of activations; None: 16 bits.
+        has_zero_points: whether blocks of weights have zero points that are stored.
     """
 
     name: str
     weights: str
     activations: str | None
+    has_zero_points: bool = False
 
     def __str__(self) -> str:
         """Such as "W nvfp4, A 16 bit"."""
