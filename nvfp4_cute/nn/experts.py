@@ -121,7 +121,7 @@ class SortedExperts(KeepsBits):
         Raises:
             TypeError, ValueError: a dtype or shape is another one. UnsupportedProblem: there is a gradient to follow.
         """
-        _check_choices(x, topk_ids, topk_weights)
+        check_choices(x, topk_ids, topk_weights)
         tokens, top_k = topk_ids.shape
         if not topk_ids.numel():
             return torch.zeros_like(x)
@@ -347,7 +347,7 @@ def has_weight_only_groups(backend: str, device: torch.device) -> bool:
     return backends.gpu_of(backend, device).arch in WEIGHT_ONLY_ARCHS
 
 
-def _check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
     """Raise where these are no rows of tokens, and experts and weights of each."""
     check_tensors({"x": x, "topk_ids": ids, "topk_weights": weights})
     check_choice("dtype of x", x.dtype, OUT_DTYPES)

@@ -8,16 +8,44 @@ from nvfp4_cute import backends
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.nn.experts import check_choices
 from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows
 from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
-from nvfp4_cute.nn.state import KeepsBits
+from nvfp4_cute.nn.state import EXTRA, VERSION, KeepsBits, description, description_fault
 from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.problem import Activation
 
 
-class LinearINT4(KeepsBits):
+class NamesFormats(KeepsBits):
+    """A module whose state dict names the formats of its weights: in another one the bits of scales are other numbers."""
+
+    formats: tuple[BlockFormat, ...]
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        return {"formats": [format.name for format in self.formats], "version": VERSION}
+
+    def get_extra_state(self) -> torch.Tensor:
+        """What the state dict says of itself (``nn.state``)."""
+        return description(self._said)
+
+    def set_extra_state(self, extra: torch.Tensor) -> None:
+        """Nothing to set: it was checked before tensors were loaded."""
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, metadata, strict, missing, unexpected, errors
+    ) -> None:
+        fault = description_fault(state_dict, prefix, self._said)
+        if fault is not None:
+            errors.append(fault)
+            return
+        state_dict.setdefault(prefix + EXTRA, self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+
+
+class LinearINT4(NamesFormats):
     """``x @ W^T + bias`` with W in int4: ``torch.nn.Linear`` at 4.1 to 5 bits a weight. There is no backward pass.
 
     ``gemm`` multiplies 16-bit rows, of float32 ones rounded to bfloat16. A weight times its scale is rounded once, to the type
@@ -29,6 +57,7 @@ class LinearINT4(KeepsBits):
         weight: uint8 [N, K/2], codes 0 to 15, the even k in the low nibble.
         weight_scale: int32 [rm, rk, 32, 4], blocked: the bits of scales and zero points, of ``format``.
         bias: [N], where there is one.
+        _extra_state: the name of the format and a version, uint8 bytes of JSON. A state dict without it is read, too.
 
     Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias alone.
 
@@ -64,7 +93,7 @@ class LinearINT4(KeepsBits):
         backends.resolve(backend, weight.device)
         self.out_features, self.in_features = weight.shape
         check_bias("bias", bias, (self.out_features,))
-        self.format, self.backend = weight.format, backend
+        self.formats, self.backend = (weight.format,), backend
         self.register_buffer("weight", weight.data)
         self.register_buffer("weight_scale", _words(weight))
         self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
@@ -96,6 +125,11 @@ class LinearINT4(KeepsBits):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     @property
+    def format(self) -> BlockFormat:
+        """Of the weights."""
+        return self.formats[0]
+
+    @property
     def quantized_weight(self) -> BlockScaledTensor:
         """The weights as a tensor [N, K], without a copy."""
         return _tensor(self.weight, self.weight_scale, self.format)
@@ -106,8 +140,12 @@ class LinearINT4(KeepsBits):
         return f"{sizes}, bias={self.bias is not None}, format={self.format}"
 
 
-class ExpertsINT4(KeepsBits):
+class ExpertsINT4(NamesFormats):
     """Experts with int4 weights: ``moe`` with 16-bit rows. There are kernels for sm_90a. A CUDA graph can hold the call.
+
+    State dict:
+        w13, w2: uint8 [E, 2 I, H/2] and [E, H, I/2]. w13_scale, w2_scale: int32 [E, rm, rk, 32, 4], as of LinearINT4.
+        bias13, bias2: where there are. _extra_state: the names of both formats, as of LinearINT4.
 
     Args:
         w13: of an ``int4_format``, [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
@@ -170,7 +208,12 @@ class ExpertsINT4(KeepsBits):
 
         Returns:
             [T, H] of the dtype of ``x``.
+
+        Raises:
+            TypeError, ValueError: a dtype or shape is another one. UnsupportedProblem: there is a gradient to follow.
+            And what ``moe`` refuses.
         """
+        check_choices(x, topk_ids, topk_weights)
         rows = x if x.dtype in ACTIVATION_DTYPES else x.to(KERNEL_DTYPE)
         weights = (
             _tensor(data, words, format)

@@ -1,7 +1,7 @@
-"""State dicts of NVFP4 layers: what they say about themselves, and what is refused or taken as bits when they are loaded."""
+"""State dicts of layers: what they say about themselves, and what is refused or taken as bits when they are loaded."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,9 +16,18 @@ BYTES = (torch.uint8, torch.int8, torch.float4_e2m1fn_x2)
 DESCRIPTION = {"format": "nvfp4", "global_scale": "multiplies", "version": VERSION}
 
 
-def description() -> torch.Tensor:
-    """Format, convention and version, as bytes of JSON: files of tensors can hold it."""
-    return torch.frombuffer(bytearray(json.dumps(DESCRIPTION).encode()), dtype=torch.uint8)
+def description(said: Mapping[str, Any] = DESCRIPTION) -> torch.Tensor:
+    """What a state dict says, such as format, convention and version, as bytes of JSON: files of tensors can hold it."""
+    return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+
+
+def description_fault(
+    state: dict[str, Any], prefix: str, read: Mapping[str, Any] = DESCRIPTION
+) -> str | None:
+    """What is wrong with a stored description, as a message; None where it says ``read``, or where there is none."""
+    stored = state.get(prefix + EXTRA)
+    given = read if stored is None else json.loads(bytes(stored.cpu().tolist()))
+    return None if given == read else f"{prefix}{EXTRA} says {given}; this layer reads {read}"
 
 
 class KeepsBits(torch.nn.Module):
@@ -90,12 +99,8 @@ def faults(state: dict[str, Any], prefix: str) -> list[str]:
     A state dict with the description is of this convention. One without is of an earlier version, or of something else: a
     global scale over 1 is then a reciprocal one, for weights stay below 2688.
     """
-    stored = state.get(prefix + EXTRA)
-    found = []
-    if stored is not None:
-        given = json.loads(bytes(stored.cpu().tolist()))
-        if given != DESCRIPTION:
-            found.append(f"{prefix}{EXTRA} says {given}; this version reads {DESCRIPTION}")
+    stored, of_description = state.get(prefix + EXTRA), description_fault(state, prefix)
+    found = [] if of_description is None else [of_description]
     for name in ("weight_global_scale", "input_global_scale"):
         scale = state.get(prefix + name)
         if not isinstance(scale, torch.Tensor) or scale.is_meta:

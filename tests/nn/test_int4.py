@@ -58,6 +58,14 @@ def test_what_it_keeps():
     other.load_state_dict(before)
     assert torch.equal(other.quantized_weight.dequantize(), w.dequantize())
     assert "format=uint4_128_float16" in repr(layer)
+    # Without the name it is read, too; bits of the same sizes and of another format are not.
+    other.load_state_dict({name: before[name] for name in ("weight", "weight_scale", "bias")})
+    wrong = LinearINT4(weights(200, 256, format=nv.int4_format(64)), torch.zeros(200))
+    assert wrong.weight_scale.shape == layer.weight_scale.shape
+    with pytest.raises(
+        RuntimeError, match=r"_extra_state says .*int4_64_bfloat16.* reads .*uint4_128_float16"
+    ):
+        layer.load_state_dict(wrong.state_dict())
 
 
 def test_what_is_refused():
@@ -76,6 +84,12 @@ def test_what_is_refused():
         layer(rows(3, 128, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"w13 has shape \[2, 64, 128\]; expected \[2, 256, 64\]"):
         ExpertsINT4(weights(2, 64, 128), weights(2, 64, 128))
+    experts = ExpertsINT4(weights(2, 256, 128), weights(2, 128, 128))
+    ids, factors = torch.zeros(3, 1).int(), torch.ones(3, 1)
+    with pytest.raises(TypeError, match="dtype of x"):
+        experts(torch.zeros(3, 128).int(), ids, factors)
+    with pytest.raises(ValueError, match=r"topk_ids \[2, 1\] .*expected \[T, H\]"):
+        experts(rows(3, 128), ids[:2], factors)
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED, marks=pytest.mark.slow)])
