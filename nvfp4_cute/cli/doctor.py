@@ -206,9 +206,10 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
 
 
 def _format_lines(formats: Formats) -> Iterator[str]:
-    """How architectures multiply a pair, or why they do not, and what they would."""
-    from nvfp4_cute.planning.arch import ARCHS, mmas_of
+    """How architectures multiply a pair, or why they do not, and what they would; and what multiplies 16-bit ``a`` by ``b``."""
+    from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_FAMILIES, mmas_of
     from nvfp4_cute.planning.arch.base import check_pair
+    from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
 
     yield "{} x {}; another pair: --formats".format(*formats)
     found = defaultdict[str, list[str]](list)
@@ -223,6 +224,11 @@ def _format_lines(formats: Formats) -> Iterator[str]:
             how = f"decoded to {mma.kind}" if mma.decodes else f"tensor cores, {mma.kind}"
             found[how].append(arch)
     yield from (f"{', '.join(archs)}: {how}" for how, archs in found.items())
+    weights = (None, formats[1])
+    if weights in W4A16_PAIRS:
+        grouped = ", ".join(a for f in WEIGHT_ONLY_FAMILIES if weights in f.PAIRS for a in f.ARCHS)
+        more = f"; grouped and dual products on {grouped}" if grouped else ""
+        yield f"16-bit a x {formats[1]}: gemm and gemv on every GPU{more}"
 
 
 def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:

@@ -92,7 +92,7 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales, and only gemm, grouped_gemm and dual GEMMs of weights that are not "
                 "interleaved multiply it, into 16- or 32-bit results: call those with both operands quantized, or gemm and gemv "
-                "with 16-bit rows beside FP8_128X128; or dequantize it and quantize to a format with blocked scales"
+                "with 16-bit rows beside FP8_128X128 or INT8; or dequantize it and quantize to a format with blocked scales"
             )
 
 

@@ -178,8 +178,9 @@ def grouped_gemm(
             ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128; of INT8 [rows, 1] and [(G, )N, 1]. Scales whose
             rows are not contiguous are copied.
         early_weights: promises that the launch right before on the stream, such as the one that computed ``a``, wrote none of
-            ``offs``, ``masked_m``, ``b`` and ``b_scale``. Where these are given, kernels for sm_100a, sm_103a and sm_110a then
-            load weights while that launch ends; others ignore it.
+            ``offs``, ``masked_m``, ``b`` and ``b_scale``; where that one is a product of a list, or ``gemm``, the launch before
+            it did not either, and so on: products of lists do not hold back what follows them. Where sizes are given, kernels for
+            sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore it.
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.

@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute import cli
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.emulator.fronts import launch_shim
-from nvfp4_cute.formats.block_format import MXFP4, NVFP4
+from nvfp4_cute.formats.block_format import INT8, MXFP4, NVFP4, int4_format
 from nvfp4_cute.gpus import targets
 
 B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
@@ -117,7 +117,13 @@ def test_report_says_where_a_pair_of_formats_runs(machine, capsys):
     assert "mxfp8_e4m3 x mxfp4" in text and "sm_90a: decoded to bf16" in text
     assert "sm_100a, sm_103a, sm_110a, sm_120a, sm_121a: tensor cores, mxf8f6f4" in text
     text, _ = doctor.report((NVFP4, MXFP4))
-    assert "sm_90a: no kernel for nvfp4 x mxfp4" in text and "quantize a to MXFP4" in text
+    assert (
+        "  sm_90a, sm_100a" in text
+        and ": no kernel for nvfp4 x mxfp4" in text
+        and "quantize a to MXFP4" in text
+    )
+    for b, more in ((int4_format(128), "; grouped and dual products on sm_90a"), (INT8, "")):
+        assert f"  16-bit a x {b}: gemm and gemv on every GPU{more}\n" in doctor.report((b, b))[0]
 
 
 def test_report_without_gpu_and_shim_is_not_usable(machine):
