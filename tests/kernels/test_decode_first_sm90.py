@@ -106,7 +106,7 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
         return workspace.Workspace(given[0], given[0].data_ptr(), nbytes)
 
     monkeypatch.setattr(workspace, "_in_use", {})
-    monkeypatch.setattr(workspace, "_allocate", allocate)
+    monkeypatch.setattr(workspace, "allocate", allocate)
     operands = cases.make_operands(LONG)
     with observe(mode=mode, check=True):
         actual = run(LONG, operands, EMULATED, chosen)
