@@ -6,6 +6,7 @@ allocate nothing; what it has outgrown goes back to torch, which hands it out ag
 that use it. In a graph that is being captured it is the graph's own, from the pool of that.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import get_ident
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ def take(index: int | None, stream: int, nbytes: int) -> Workspace:
     if found is None or found.nbytes < nbytes:
         if found is not None:
             nbytes = max(nbytes, 2 * found.nbytes)
-        found = _in_use[key] = allocate(index, nbytes)
+        found = _in_use[key] = _allocate_to_keep(index, nbytes)
     return found
 
 
@@ -66,6 +67,24 @@ def allocate(index: int | None, nbytes: int) -> Workspace:
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
     return Workspace(memory, memory.data_ptr(), nbytes)
+
+
+def _allocate_to_keep(index: int | None, nbytes: int) -> Workspace:
+    """Memory of torch's common pool for the current stream, allocated by another thread.
+
+    What this thread allocates may be routed to a pool that ends before the memory does: inside ``torch.cuda.use_mem_pool``, and
+    in the first runs of ``torch.compile(mode="reduce-overhead")``, which refuse what is left in theirs.
+    """
+    if index is None:
+        return allocate(index, nbytes)
+    stream = torch.cuda.current_stream(index)
+
+    def on_stream() -> Workspace:
+        with torch.cuda.stream(stream):
+            return allocate(index, nbytes)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(on_stream).result()
 
 
 def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, stream: int) -> Workspace | None:

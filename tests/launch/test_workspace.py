@@ -1,8 +1,11 @@
 """Memory that the launches of a call hand on: whose it is, how it grows, and which kernels have any."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 from nvfp4_cute.launch import workspace
 
@@ -18,6 +21,31 @@ def test_it_grows_by_doubling_and_stays():
     second = workspace.take(None, 7, 1001)
     assert second.nbytes == 2000 and workspace.take(None, 7, 2000) is second
     assert workspace.take(None, 7, 9000).nbytes == 9000
+
+
+def test_what_is_kept_is_allocated_by_another_thread(monkeypatch):
+    """On the stream of this one: torch routes what a thread allocates to a pool of cudagraph trees, or of use_mem_pool."""
+    current, seen = threading.local(), []
+
+    @contextmanager
+    def stream(one):
+        current.stream = one
+        yield
+
+    def allocate(index, nbytes):
+        seen.append((threading.get_ident(), getattr(current, "stream", None)))
+        return workspace.Workspace(torch.empty(0), 0, nbytes)
+
+    monkeypatch.setattr(workspace, "allocate", allocate)
+    for name, value in (("current_stream", lambda index: ("stream of", index)), ("stream", stream)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    for is_captured in (False, True):
+        monkeypatch.setattr(
+            torch.cuda, "is_current_stream_capturing", lambda is_captured=is_captured: is_captured
+        )
+        assert workspace.take(3, 7, 1000).nbytes == 1000
+    (thread, where), (own, _) = seen
+    assert thread != threading.get_ident() == own and where == ("stream of", 3)
 
 
 def test_queues_and_threads_have_their_own():
