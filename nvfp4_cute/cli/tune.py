@@ -17,6 +17,8 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
+from nvfp4_cute.planning.arch import mmas_of
+from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import Form, OutDtype
 
 OUT_DTYPES: dict[str, OutDtype] = {
@@ -141,7 +143,7 @@ def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> 
         keep: whether later calls shall take what is found.
 
     Raises:
-        UnsupportedTarget: an unknown GPU, or one without a kernel. UnsupportedProblem: no kernel for a form or an output.
+        UnsupportedTarget: an unknown GPU, or one without a kernel. UnsupportedProblem: no kernel for formats, form or output.
     """
     here = targets.detect()
     target = targets.lookup(target_name) if target_name else here or targets.B200
@@ -155,6 +157,7 @@ def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> 
     backend = "cuda" if is_measured else f"emulator:{target.name}"
     for work in wanted:
         print(f"{work.case}, {work.form}", flush=True)
+        check_pair(target.arch, work.case.formats, mmas_of(target.arch))
         if not is_measured and work.case.work.flops > MOST_FLOPS:
             print(f"left out: more than {MOST_FLOPS / 1e9:.0f} GFLOP take too long to model\n")
             continue

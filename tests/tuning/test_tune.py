@@ -350,6 +350,10 @@ def test_verb(monkeypatch, capsys):
         ("competition --containing gemv", "nothing to configure"),
         ("--m 4 --n 64 --k 64 --target 8086", "not in the table"),
         ("--m 4 --n 64 --k 64 --formats nvfp4,mxfp4", "no kernel for nvfp4 x mxfp4"),
+        (
+            "--m 4 --n 64 --k 64 --formats int4_32_bfloat16",
+            "no kernel for int4_32_bfloat16 x int4_32_bfloat16",
+        ),
     ],
 )
 def test_the_verb_refuses(arguments, message, capsys):
