@@ -53,7 +53,7 @@ FP8_1x128: "BlockFormat"
 FP8_128x128: "BlockFormat"
 """A block-scaled format: e4m3 elements, a float32 scale for 128 values of each of 128 rows (DeepSeek-V3's weights)."""
 INT8: "BlockFormat"
-"""Integers from -128 to 127 with a float32 scale a row: a token's, or an output channel's (SmoothQuant, W8A8)."""
+"""A block-scaled format: int8 elements, a float32 scale for a whole row, a token's or an output channel's (SmoothQuant)."""
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {

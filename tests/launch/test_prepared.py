@@ -548,7 +548,7 @@ def concatenated(arch, activations):
     gpu = targets.lookup(arch).gpu
     task, results = dual_gemm_module._check_groups(
         a, b, None, a_scale, b_scale, None, alpha, alpha, offs, None, ("silu", None, "concatenated"), (NVFP4, NVFP4), None,
-        dtype, None, "blocked", None, f"emulator:{arch}",
+        dtype, None, "blocked", None, False, f"emulator:{arch}",
     )  # fmt: skip
     with on_emulator(target=targets.lookup(arch)):
         return task.launch(gpu, for_emulator=True), given, results
