@@ -347,6 +347,21 @@ def has_weight_only_groups(backend: str, device: torch.device) -> bool:
     return backends.gpu_of(backend, device).arch in WEIGHT_ONLY_ARCHS
 
 
+def expert_sizes(w13: Sequence[int], w2: Sequence[int], has_gate: bool) -> tuple[int, int, int]:
+    """E, H and the rows of an expert's first product, of weights [E, 2 I, H] (or [E, I, H]) and [E, H, I].
+
+    Raises:
+        ValueError: the sizes do not fit.
+    """
+    experts, hidden, width = w2
+    rows = 2 * width if has_gate else width
+    if tuple(w13) != (experts, rows, hidden):
+        raise ValueError(
+            f"w13 has shape {list(w13)}; expected {[experts, rows, hidden]}, beside w2 {list(w2)} with has_gate={has_gate}"
+        )
+    return experts, hidden, rows
+
+
 def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
     """Raise where these are no rows of tokens, and experts and weights of each."""
     check_tensors({"x": x, "topk_ids": ids, "topk_weights": weights})

@@ -7,7 +7,7 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.experts import Activation, SortedExperts
+from nvfp4_cute.nn.experts import Activation, SortedExperts, expert_sizes
 from nvfp4_cute.nn.linear_8bit import Linear8Bit, check_bias, check_weight, has_products
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
@@ -103,13 +103,7 @@ class ExpertsFP8(SortedExperts):
         check_weight("w13", w13, "[E, 2 I, H]", FP8_128x128)
         check_weight("w2", w2, "[E, H, I]", FP8_128x128)
         backends.resolve(backend, w13.device)
-        experts, hidden, width = w2.shape
-        rows = 2 * width if has_gate else width
-        if tuple(w13.shape) != (experts, rows, hidden):
-            raise ValueError(
-                f"w13 has shape {list(w13.shape)}; expected {[experts, rows, hidden]}, beside w2 {list(w2.shape)} with "
-                f"has_gate={has_gate}"
-            )
+        experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
         check_bias("bias13", bias13, (experts, rows))
         check_bias("bias2", bias2, (experts, hidden))
         super().__init__(experts, activation)

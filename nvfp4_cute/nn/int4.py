@@ -8,13 +8,11 @@ from nvfp4_cute import backends
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.experts import check_choices
-from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows
-from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
+from nvfp4_cute.nn.experts import check_choices, expert_sizes
+from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows, product_of_16_bits
+from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.state import EXTRA, VERSION, KeepsBits, description, description_fault
-from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
-from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.problem import Activation
 
 
@@ -112,14 +110,8 @@ class LinearINT4(NamesFormats):
             And what ``gemm`` refuses.
         """
         rows, dtype = checked_rows(x, self.in_features)
-        rows = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE)
-        sides = self.weight, _scales(self.weight_scale, self.format)
-        if torch.compiler.is_compiling():
-            y = gemm(
-                rows.contiguous(), sides[0], None, sides[1], b_format=self.format, out_dtype=dtype, backend=self.backend
-            )  # fmt: skip
-        else:
-            y = weight_only_linear(aligned(rows), *sides, None, dtype, self.backend, self.format)
+        scale = _scales(self.weight_scale, self.format)
+        y = product_of_16_bits(rows, self.weight, scale, dtype, self.backend, self.format)
         if self.bias is not None:
             y += self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
@@ -182,13 +174,7 @@ class ExpertsINT4(NamesFormats):
         _check_weight("w13", w13, "[E, 2 I, H]")
         _check_weight("w2", w2, "[E, H, I]")
         backends.resolve(backend, w13.device)
-        experts, hidden, width = w2.shape
-        rows = 2 * width if has_gate else width
-        if tuple(w13.shape) != (experts, rows, hidden):
-            raise ValueError(
-                f"w13 has shape {list(w13.shape)}; expected {[experts, rows, hidden]}, beside w2 {list(w2.shape)} with "
-                f"has_gate={has_gate}"
-            )
+        experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
         self.num_experts, self.activation, self.limit = experts, activation, limit
         self.has_gate, self.backend = has_gate, backend
         self.formats = (w13.format, w2.format)

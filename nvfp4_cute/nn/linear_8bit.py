@@ -67,7 +67,10 @@ class Linear8Bit(KeepsBits):
             And what ``quantize`` and ``gemm`` refuse.
         """
         rows, dtype = checked_rows(x, self.in_features)
-        y = (self._by_16_bits if self.activations == "16bit" else self._by_8_bits)(rows, dtype)
+        if self.activations == "16bit":
+            y = product_of_16_bits(rows, self.weight, self.scale, dtype, self.backend, self.WEIGHTS)
+        else:
+            y = self._by_8_bits(rows, dtype)
         if self.bias is not None:
             y += self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
@@ -83,17 +86,6 @@ class Linear8Bit(KeepsBits):
             q.data, self.weight, q.scale, self.scale,
             a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype, backend=self.backend,
         )  # fmt: skip
-
-    def _by_16_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        x = x if x.dtype in ACTIVATION_DTYPES else x.to(KERNEL_DTYPE)
-        if torch.compiler.is_compiling():
-            return gemm(
-                x.contiguous(), self.weight, None, self.scale,
-                b_format=self.WEIGHTS, out_dtype=dtype, backend=self.backend,
-            )  # fmt: skip
-        return weight_only_linear(
-            aligned(x), self.weight, self.scale, None, dtype, self.backend, self.WEIGHTS
-        )
 
     def extra_repr(self) -> str:
         """Sizes, and how rows are multiplied."""
@@ -112,6 +104,21 @@ def checked_rows(x: torch.Tensor, in_features: int) -> tuple[torch.Tensor, torch
             f"x has shape {list(x.shape)}; expected [..., {in_features}], the layer's in_features"
         )
     return x.reshape(-1, in_features), dtype
+
+
+def product_of_16_bits(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+    backend: str,
+    format: BlockFormat,
+) -> torch.Tensor:
+    """``rows @ W^T``, float32 rows rounded to bfloat16. A traced graph has the product alone, whatever M is."""
+    rows = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE)
+    if torch.compiler.is_compiling():
+        return gemm(rows.contiguous(), weight, None, scale, b_format=format, out_dtype=dtype, backend=backend)
+    return weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format)
 
 
 def check_weight(name: str, weight: object, axes: str, format: BlockFormat) -> None:
