@@ -28,8 +28,13 @@ def weights_of(*shape, seed=0):
 
 def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
     """Empty groups, groups that end within a tile, rows of no group."""
-    x, w = tokens_of(120, k), weights_of(len(ENDS), n, k)
-    offs, alpha = torch.tensor(ENDS, dtype=torch.int32), torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25])
+    alpha = torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25])
+    check_ends(tokens_of(120, k), weights_of(len(ENDS), n, k), alpha, chosen, backend, mode, device)
+
+
+def check_ends(x, w, alpha, chosen, backend, mode, device):
+    """Of groups that end at ENDS every bit is the reference's."""
+    offs = torch.tensor(ENDS, dtype=torch.int32)
     want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
     x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
     with observe(mode=mode, check=True):

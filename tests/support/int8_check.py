@@ -1,6 +1,7 @@
 """What tests of INT8 products share on all architectures: sums are exact, so every bit is the reference's, whatever the operands."""
 
 import torch
+from fp8_check import ENDS, check_ends
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
@@ -9,7 +10,6 @@ from nvfp4_cute.formats.block_format import MAX_INTEGER_K
 
 FORMATS = {"a_format": nv.INT8, "b_format": nv.INT8}
 PAIR = (nv.INT8, nv.INT8)
-ENDS = (0, 40, 40, 45, 111)
 
 
 def some(*shape, seed=0):
@@ -22,15 +22,8 @@ def some(*shape, seed=0):
 
 def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
     """Empty groups, groups that end within a tile, rows of no group."""
-    x, w = some(120, k), some(len(ENDS), n, k)
-    offs, alpha = torch.tensor(ENDS, dtype=torch.int32), torch.tensor([0.3, -2.0, 1.0, 4.0, 0.25])
-    want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
-    x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
-    with observe(mode=mode, check=True):
-        got = nv.grouped_gemm(
-            x, w, offs=offs, alpha=alpha, config=chosen, backend=backend, out_dtype=torch.float32
-        )
-    assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
+    alpha = torch.tensor([0.3, -2.0, 1.0, 4.0, 0.25])
+    check_ends(some(120, k), some(len(ENDS), n, k), alpha, chosen, backend, mode, device)
 
 
 def check_list_masked_and_batched(chosen, backend):

@@ -17,19 +17,16 @@ from nvfp4_cute.planning.arch.base import (
     no_workspace_bytes,
     one_cta_per_sm,
 )
-from nvfp4_cute.planning.arch.sm100 import limits
+from nvfp4_cute.planning.arch.sm100 import dense, limits
 from nvfp4_cute.planning.arch.sm100.limits import (
     EPI_TILE_N,
     EPI_WARPS,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMAS_PER_K_TILE,
-    SMEM_CAPACITY_BYTES,
     SPLITS,
     STAGING_BYTES,
-    UNIT_SUMS_BYTES,
     SmemPlan,
-    TmemMap,
     copy_cycles,
     launch_reason,
     tile_reason,
@@ -48,6 +45,7 @@ OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, Fal
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
 interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters
+tmem_map = dense.tmem_map
 TILE_K = FP8_1x128.block_k
 # Warpgroups that promote, each half of the columns.
 PROMOTING_GROUPS = 2
@@ -123,26 +121,7 @@ def scale_stage_bytes(config: KernelConfig) -> int:
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
-    m, n, k = config.cta_tile_shape_mnk
-    units = -(-EPI_WARPS * n // EPI_TILE_N // config.split_k)
-    plan = Fp8SmemPlan(
-        a_stage_bytes=m * MMA[PAIR].row_bytes(k),
-        b_stage_bytes=n // config.num_mma_cta * MMA[PAIR].row_bytes(k),
-        sfa_stage_bytes=0,
-        sfb_stage_bytes=0,
-        num_ab_stage=config.num_ab_stage or 0,
-        exchange_bytes=units * (config.split_k - 1) * UNIT_SUMS_BYTES,
-        scale_stage_bytes=scale_stage_bytes(config),
-    )
-    if config.num_ab_stage is not None:
-        return plan
-    return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
-
-
-def tmem_map(config: KernelConfig) -> TmemMap:
-    """Tensor memory of ``config``: accumulators side by side."""
-    n, stages = config.cta_tile_shape_mnk[1], config.num_acc_stage
-    return TmemMap(n, n, stages, sfa_col=n * stages, sfb_col=n * stages, used_cols=n * stages)
+    return dense.smem_plan(Fp8SmemPlan, config, MMA[PAIR], scale_stage_bytes=scale_stage_bytes(config))
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
