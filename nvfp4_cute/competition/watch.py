@@ -27,11 +27,21 @@ def watch(path: Path, run: Callable[[], int], *, runs: int | None = None) -> int
             if number == runs:
                 break
             print(f"watching {path}; save a file to run it again, Ctrl-C ends", flush=True)
-            while _state(path) == before:
-                time.sleep(POLL_S)
+            _wait_for_a_save(path, before)
     except KeyboardInterrupt:
         print()
     return code
+
+
+def _wait_for_a_save(path: Path, before: dict[Path, tuple[int, int]]) -> None:
+    """Return once ``path`` differs from ``before`` and stood still for a poll: an editor may write a file in steps."""
+    last = before
+    while True:
+        time.sleep(POLL_S)
+        now = _state(path)
+        if now != before and now == last:
+            return
+        last = now
 
 
 def _state(path: Path) -> dict[Path, tuple[int, int]]:

@@ -58,6 +58,13 @@ def test_nothing_is_overwritten_and_kinds_are_named(tmp_path, capsys):
     assert f"kind 'nothing' is unknown; there are {', '.join(new.kinds())}" in capsys.readouterr().err
 
 
+def _save(path, text):
+    """At once, as editors that rename do."""
+    written = path.with_suffix(".written")
+    written.write_text(text)
+    written.replace(path)
+
+
 def test_watching_runs_again_after_a_save_and_survives_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "POLL_S", 0.01)
     source = tmp_path / "kernel.py"
@@ -66,13 +73,24 @@ def test_watching_runs_again_after_a_save_and_survives_errors(tmp_path, monkeypa
 
     def run():
         seen.append(source.read_text())
-        threading.Timer(0.05, source.write_text, [seen[-1] + "1"]).start()
+        threading.Timer(0.05, _save, [source, seen[-1] + "1"]).start()
         if len(seen) == 1:
             raise ValueError("a rule")
         return len(seen)
 
     assert watch.watch(tmp_path, run, runs=3) == 3
     assert seen == ["1", "11", "111"]
+
+
+def test_a_file_that_is_still_being_written_is_waited_for(tmp_path, monkeypatch):
+    source = tmp_path / "kernel.py"
+    source.write_text("1")
+    steps = iter([lambda: None, lambda: source.write_text(""), lambda: source.write_text("12"), lambda: None])
+    monkeypatch.setattr(watch.time, "sleep", lambda s: next(steps)())
+    seen = []
+    watch.watch(tmp_path, lambda: seen.append(source.read_text()) or 0, runs=2)
+    assert seen == ["1", "12"]
+    assert next(steps, None) is None
 
 
 def test_interrupting_the_watch_keeps_the_last_result(tmp_path, monkeypatch):
