@@ -4,5 +4,6 @@ from nvfp4_cute.launch.task import Task
 
 
 def run(task: Task) -> None:
-    """Have the task compute itself."""
-    task.reference()
+    """Have the task compute itself. Tensors without memory (the meta device) have results of the right shape, and no values."""
+    if task.device.type != "meta":
+        task.reference()

@@ -19,7 +19,7 @@ def int4_tensor(
         scale: float16, bfloat16 or float32, [..., N, K / block], block 32, 64 or 128, or [..., N, 1]: one a row, which is copied
             to blocks of 128 (of the largest that divides K).
         zero_points: integers 0 to 16, of the shape of ``scale``; None for 8, which float32 scales must have. Where all are 8, the
-            format has none, which reads them (on a GPU that waits).
+            format has none, which reads them (on a GPU that waits). On the meta device nothing is read.
 
     Returns:
         Contiguous, with blocked scales, of ``int4_format(block, scale.dtype, zero_points=...)``.
@@ -41,11 +41,11 @@ def int4_tensor(
             raise ValueError(
                 f"{name} has shape {list(part.shape)}; expected {lead} and K / block of codes {list(codes.shape)}"
             )
-    if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) <= 15:
+    if codes.numel() and not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) <= 15:
         raise ValueError(
             f"codes are {int(codes.min())} to {int(codes.max())}; expected 0 to 15: add 8 to signed values"
         )
-    if zero_points is not None and bool((zero_points == INT4_ZERO_POINT).all()):
+    if zero_points is not None and not zero_points.is_meta and bool((zero_points == INT4_ZERO_POINT).all()):
         zero_points = None
     blocks = scale.shape[-1]
     if blocks == 1:

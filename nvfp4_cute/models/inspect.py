@@ -142,9 +142,10 @@ def what_runs(kind: Kind) -> str:
             return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if (scheme.weights, scheme.activations) == (INT8.name, None) and not is_experts:
         return "LinearINT8, weight-only"
-    if (scheme.weights, scheme.activations) == (INT8.name, INT8.name) and not is_experts:
+    if (scheme.weights, scheme.activations) == (INT8.name, INT8.name):
+        module = "ExpertsINT8" if is_experts else "LinearINT8"
         archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
-        return f"LinearINT8 on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+        return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if scheme.weights == INT4:
         if not is_experts:
             return "LinearINT4"

@@ -13,8 +13,8 @@ from nvfp4_cute.formats.block_format import (
     INT8,
     INT8_PAIR,
     TMA_ALIGN_BYTES,
+    BlockFormat,
     FP8_1x128,
-    FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
@@ -41,9 +41,10 @@ from nvfp4_cute.nn.experts import (
     has_weight_only_groups,
     swiglu_oai,
 )
+from nvfp4_cute.nn.experts_8bit import Experts8Bit
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
 from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
-from nvfp4_cute.nn.int8 import LinearINT8
+from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.linear_8bit import has_products
 from nvfp4_cute.nn.moe import MoENVFP4
@@ -144,7 +145,9 @@ def experts_module(
     keep_two_factors: bool = False,
     decode: bool = False,
 ) -> SortedExperts | RoutedExperts | ExpertsINT4:
-    """The same of the experts of a layer: MoENVFP4 or ExpertsINT4 where it computes them, else what ``nn.experts`` has.
+    """The same of the experts of a layer: MoENVFP4, ExpertsINT4, ExpertsFP8 or ExpertsINT8 where one of them computes it.
+
+    Others are what ``nn.experts`` has.
 
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
@@ -175,14 +178,11 @@ def experts_module(
             )  # fmt: skip
     if isinstance(activation, tuple):
         activation = partial(swiglu_oai, limit=activation[1])
-    fp8 = [_fp8(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2)]
-    if fp8[0] is not None and fp8[1] is not None and _has_whole_blocks(stored):
-        bias13, bias2 = (
-            None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias)
-        )
-        return ExpertsFP8(
-            fp8[0], fp8[1], bias13, bias2, activation, has_gate=stored.has_gate, backend=backend
-        )
+    by_8_bits = (
+        None if decode else _experts_8bit(stored, activation, dtype=dtype, device=device, backend=backend)
+    )
+    if by_8_bits is not None:
+        return by_8_bits
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
     moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
@@ -229,9 +229,32 @@ def _int8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTens
     return as_int8(weight)
 
 
-def _has_whole_blocks(stored: StoredExperts) -> bool:
+def _experts_8bit(
+    stored: StoredExperts,
+    activation: str | Activation,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    backend: str,
+) -> Experts8Bit | None:
+    """Experts whose rows and weights have 8 bits; None where no kernel multiplies these."""
+    if stored.scheme.activations is None:
+        return None
+    kinds: tuple[tuple[type[Experts8Bit], Any], ...] = ((ExpertsFP8, _fp8), (ExpertsINT8, _int8))
+    for kind, convert in kinds:
+        w13, w2 = (convert(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
+        if w13 is None or w2 is None or not _has_whole_blocks(stored, w13.format):
+            continue
+        bias13, bias2 = (
+            None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias)
+        )
+        return kind(w13, w2, bias13, bias2, activation, has_gate=stored.has_gate, backend=backend)
+    return None
+
+
+def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
     """Whether gate and up share no block of scales."""
-    return not stored.has_gate or stored.w13.shape[1] % (2 * FP8_128x128.block_rows) == 0
+    return not stored.has_gate or stored.w13.shape[1] % (2 * format.block_rows) == 0
 
 
 def _is_moe(

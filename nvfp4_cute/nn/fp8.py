@@ -4,13 +4,10 @@ from typing import Literal, get_args
 
 import torch
 
-from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.experts import Activation, SortedExperts, expert_sizes
-from nvfp4_cute.nn.linear_8bit import Linear8Bit, check_bias, check_weight, has_products
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.nn.experts_8bit import Experts8Bit
+from nvfp4_cute.nn.linear_8bit import Linear8Bit, has_products
 
 Activations = Literal["fp8", "16bit"]
 
@@ -65,10 +62,16 @@ class LinearFP8(Linear8Bit):
         super().__init__(weight, bias, dtype, activations, backend)
 
 
-class ExpertsFP8(SortedExperts):
+class ExpertsFP8(Experts8Bit):
     """Experts with FP8 weights: two products of all experts, whose rows are quantized in blocks of 128.
 
     A CUDA graph can hold the call.
+
+    State dict:
+        w13, w2: float8_e4m3fn [E, 2 I, H] and [E, H, I].
+        w13_scale_inv, w2_scale_inv: float32 [E, ceil(2 I / 128), H / 128] and [E, ceil(H / 128), I / 128], which multiply.
+        bias13, bias2: where there are. _extra_state: names of the formats and a version, uint8 bytes of JSON. A state dict
+            without it is read, too.
 
     Args:
         w13: FP8_128x128 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
@@ -80,58 +83,11 @@ class ExpertsFP8(SortedExperts):
         TypeError, ValueError: weights are not FP8_128x128 of three dimensions, or sizes do not fit.
     """
 
+    ROWS, WEIGHTS, SCALE = FP8_1x128, FP8_128x128, "scale_inv"
     BLOCK_FACTORS = ("w13_scale_inv", "w2_scale_inv")
 
-    w13: torch.Tensor
     w13_scale_inv: torch.Tensor
-    w2: torch.Tensor
     w2_scale_inv: torch.Tensor
-    bias13: torch.Tensor | None
-    bias2: torch.Tensor | None
-
-    def __init__(
-        self,
-        w13: BlockScaledTensor,
-        w2: BlockScaledTensor,
-        bias13: torch.Tensor | None = None,
-        bias2: torch.Tensor | None = None,
-        activation: str | Activation = "silu",
-        *,
-        has_gate: bool = True,
-        backend: str = "auto",
-    ):
-        check_weight("w13", w13, "[E, 2 I, H]", FP8_128x128)
-        check_weight("w2", w2, "[E, H, I]", FP8_128x128)
-        backends.resolve(backend, w13.device)
-        experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
-        check_bias("bias13", bias13, (experts, rows))
-        check_bias("bias2", bias2, (experts, hidden))
-        super().__init__(experts, activation)
-        self.has_gate, self.backend = has_gate, backend
-        for name, weight in (("w13", w13), ("w2", w2)):
-            self.register_buffer(name, weight.data.view(torch.float8_e4m3fn))
-            self.register_buffer(f"{name}_scale_inv", weight.scale)
-        self.register_buffer("bias13", bias13)
-        self.register_buffer("bias2", bias2)
-
-    def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """As of SortedExperts."""
-        own = expert_of_row.clamp(max=self.num_experts - 1)
-        first = self._product(rows, self.w13, self.w13_scale_inv, self.bias13, offs, own)
-        hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first])
-        return self._product(hidden, self.w2, self.w2_scale_inv, self.bias2, offs, own)
-
-    def _product(self, x, weight, scale, bias, offs, own) -> torch.Tensor:
-        q = quantize(x, format=FP8_1x128, backend=self.backend)
-        y = grouped_gemm(
-            q.data, weight, q.scale, scale, offs,
-            a_format=FP8_1x128, b_format=FP8_128x128, out_dtype=x.dtype, backend=self.backend,
-        )  # fmt: skip
-        return y if bias is None else y + bias[own].to(y.dtype)
-
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.num_experts} of {self.w2.shape[1]} x {self.w2.shape[2]}"
 
 
 def has_fp8_products(backend: str, device: torch.device) -> bool:

@@ -6,41 +6,15 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.experts.layer import moe
-from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat, int4_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts import check_choices, expert_sizes
 from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows, product_of_16_bits
 from nvfp4_cute.nn.products import KERNEL_DTYPE
-from nvfp4_cute.nn.state import EXTRA, VERSION, KeepsBits, description, description_fault
+from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import Activation
-
-
-class NamesFormats(KeepsBits):
-    """A module whose state dict names the formats of its weights: in another one the bits of scales are other numbers."""
-
-    formats: tuple[BlockFormat, ...]
-
-    @property
-    def _said(self) -> dict[str, Any]:
-        return {"formats": [format.name for format in self.formats], "version": VERSION}
-
-    def get_extra_state(self) -> torch.Tensor:
-        """What the state dict says of itself (``nn.state``)."""
-        return description(self._said)
-
-    def set_extra_state(self, extra: torch.Tensor) -> None:
-        """Nothing to set: it was checked before tensors were loaded."""
-
-    def _load_from_state_dict(
-        self, state_dict, prefix, metadata, strict, missing, unexpected, errors
-    ) -> None:
-        fault = description_fault(state_dict, prefix, self._said)
-        if fault is not None:
-            errors.append(fault)
-            return
-        state_dict.setdefault(prefix + EXTRA, self.get_extra_state())
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
 
 class LinearINT4(NamesFormats):
@@ -184,6 +158,23 @@ class ExpertsINT4(NamesFormats):
         for name, bias, shape in (("bias13", bias13, (experts, rows)), ("bias2", bias2, (experts, hidden))):
             check_bias(name, bias, shape)
             self.register_buffer(name, None if bias is None else bias.detach().to(w13.device, dtype))
+
+    @classmethod
+    def from_experts(
+        cls, gate_up: torch.Tensor, down: torch.Tensor, format: BlockFormat | None = None, **options: Any
+    ) -> "ExpertsINT4":
+        """The layer with weights quantized, on their device.
+
+        Args:
+            gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
+            format: of the weights; None for ``int4_format()``.
+            options: of the constructor, but weights.
+
+        Raises:
+            What ``quantize`` and the constructor do.
+        """
+        w13, w2 = (quantize(weights, format=format or int4_format()) for weights in (gate_up, down))
+        return cls(w13, w2, **options)
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """The layer's result.

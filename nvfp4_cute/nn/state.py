@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from nvfp4_cute.formats.block_format import BlockFormat
+
 VERSION = 1
 # Torch's key for what is no tensor of a module by itself.
 EXTRA = "_extra_state"
@@ -24,9 +26,9 @@ def description(said: Mapping[str, Any] = DESCRIPTION) -> torch.Tensor:
 def description_fault(
     state: dict[str, Any], prefix: str, read: Mapping[str, Any] = DESCRIPTION
 ) -> str | None:
-    """What is wrong with a stored description, as a message; None where it says ``read``, or where there is none."""
+    """What is wrong with a stored description, as a message; None where it says ``read``, or where there is none to read."""
     stored = state.get(prefix + EXTRA)
-    given = read if stored is None else json.loads(bytes(stored.cpu().tolist()))
+    given = read if stored is None or stored.is_meta else json.loads(bytes(stored.cpu().tolist()))
     return None if given == read else f"{prefix}{EXTRA} says {given}; this layer reads {read}"
 
 
@@ -59,6 +61,33 @@ class KeepsBits(torch.nn.Module):
 
     def _apply(self, fn, recurse=True):
         return super()._apply(moving(fn), recurse)
+
+
+class NamesFormats(KeepsBits):
+    """A module whose state dict names the formats of its weights: in another one the bits of scales are other numbers."""
+
+    formats: tuple[BlockFormat, ...]
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        return {"formats": [format.name for format in self.formats], "version": VERSION}
+
+    def get_extra_state(self) -> torch.Tensor:
+        """What the state dict says of itself."""
+        return description(self._said)
+
+    def set_extra_state(self, extra: torch.Tensor) -> None:
+        """Nothing to set: it was checked before tensors were loaded."""
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, metadata, strict, missing, unexpected, errors
+    ) -> None:
+        fault = description_fault(state_dict, prefix, self._said)
+        if fault is not None:
+            errors.append(fault)
+            return
+        state_dict.setdefault(prefix + EXTRA, self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
 
 def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | None:

@@ -8,8 +8,10 @@ import nvfp4_cute as nv
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.checkpoint import Checkpoint
-from nvfp4_cute.models.layers import linear_module
-from nvfp4_cute.nn.int8 import LinearINT8
+from nvfp4_cute.models.inspect import Kind, what_runs
+from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.nn.experts import DecodedExperts
+from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
 from nvfp4_cute.nn.rounded import RoundedInput
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
@@ -28,8 +30,8 @@ GROUP = {
 OPTIONS = {"dtype": torch.bfloat16, "device": "cpu"}
 
 
-def weights(n, k, seed=0):
-    return nv.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(seed)), format=nv.INT8)
+def weights(*shape, seed=0):
+    return nv.quantize(torch.randn(shape, generator=torch.Generator().manual_seed(seed)), format=nv.INT8)
 
 
 def rows(*shape):
@@ -115,3 +117,103 @@ def test_a_checkpoint(tmp_path, monkeypatch):
 def test_what_a_checkpoint_is_refused_for(tmp_path, side, change, message):
     with pytest.raises(CheckpointError, match=message):
         stored(tmp_path, weights(40, 64), GROUP | {side: GROUP[side] | change})
+
+
+IDS = torch.tensor([[0, 3], [3, 0], [-1, 0], [3, 7], [4, 3]])  # expert 1 gets no token; some ids are nobody's
+FACTORS = torch.rand(5, 2, generator=torch.Generator().manual_seed(3))
+
+
+def product(x, w, scale):
+    """Exact sums of a row of integers, scaled as the reference says, in bfloat16."""
+    q = nv.quantize(x, format=nv.INT8)
+    return ((q.data.long() @ w.long().T).float() * scale.T * q.scale).bfloat16()
+
+
+def experts_by_hand(w13, w2, bias13, bias2, x, has_gate=True):
+    """Token by token."""
+    y = torch.zeros(len(x), 2, w2.shape[1])
+    for t, chosen in enumerate(IDS.tolist()):
+        for j, e in enumerate(chosen):
+            if not 0 <= e < len(w13.data):
+                continue
+            h = product(x[t : t + 1], w13.data[e], w13.scale[e]) + bias13[e]
+            sides = (side.float() for side in h.chunk(2, -1)) if has_gate else (h.float(),)
+            function = (
+                (lambda g, u: torch.nn.functional.silu(g) * u) if has_gate else (lambda u: u.relu() ** 2)
+            )
+            down = product(function(*sides).bfloat16(), w2.data[e], w2.scale[e]) + bias2[e]
+            y[t, j] = down[0].float() * FACTORS[t, j]
+    return y.sum(1).bfloat16()
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_experts(backend, has_gate):
+    """Bits of every backend are those of each token by itself; an expert without rows, and choices that are none."""
+    w13, w2 = weights(4, 2 * 48 if has_gate else 48, 80), weights(4, 80, 48, seed=1)
+    bias13, bias2, x = rows(4, w13.shape[1]), rows(4, 80), rows(5, 80)
+    activation = "silu" if has_gate else "relu2"
+    layer = ExpertsINT8(w13, w2, bias13, bias2, activation, has_gate=has_gate, backend=backend)
+    want = experts_by_hand(w13, w2, bias13, bias2, x, has_gate)
+    assert torch.equal(layer(x, IDS, FACTORS), want)
+    assert layer(x[:0], IDS[:0], FACTORS[:0]).shape == (0, 80)
+    assert not layer(x, torch.full_like(IDS, 4), FACTORS).any()
+
+
+def test_experts_from_weights_in_a_graph():
+    """``from_experts`` is ``quantize``; a compiled layer gives the same bits; float32 rows are rounded to bfloat16."""
+    gate_up, down = (
+        torch.randn(s, generator=torch.Generator().manual_seed(5)) for s in ((4, 96, 80), (4, 80, 48))
+    )
+    layer, x = ExpertsINT8.from_experts(gate_up, down), rows(5, 80)
+    quantized = ExpertsINT8(nv.quantize(gate_up, format=nv.INT8), nv.quantize(down, format=nv.INT8))
+    assert torch.equal(layer(x, IDS, FACTORS), quantized(x, IDS, FACTORS))
+    assert torch.equal(layer(x.float(), IDS, FACTORS).bfloat16(), layer(x, IDS, FACTORS))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, IDS, FACTORS), layer(x, IDS, FACTORS))
+    assert not layer.waits(x.device) and "4 of 80 x 48" in repr(layer)
+
+
+def test_what_experts_refuse():
+    w13, w2 = weights(2, 96, 80), weights(2, 80, 48)
+    with pytest.raises(ValueError, match=r"w13 is MXFP4 of shape .*expected \[E, 2 I, H\] of INT8"):
+        ExpertsINT8(nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4), w2)
+    with pytest.raises(
+        ValueError, match=r"w13 has shape \[2, 96, 80\]; expected \[2, 48, 80\], .*has_gate=False"
+    ):
+        ExpertsINT8(w13, w2, has_gate=False)
+    with pytest.raises(ValueError, match=r"bias2 has shape \[2, 8\]; expected \[2, 80\]"):
+        ExpertsINT8(w13, w2, None, torch.zeros(2, 8))
+    layer = ExpertsINT8(w13, w2)
+    with pytest.raises(ValueError, match=r"topk_ids \[2, 2\] .*expected \[T, H\]"):
+        layer(rows(5, 80), IDS[:2], FACTORS)
+    with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
+        layer(rows(5, 80).requires_grad_(), IDS, FACTORS)
+
+
+def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
+    """As llm-compressor writes W8A8 of a mixture: a projection of an expert after the other."""
+    w13, w2 = weights(2, 96, 80), weights(2, 80, 48, seed=1)
+    sides = {"gate_proj": (w13, slice(48)), "up_proj": (w13, slice(48, 96)), "down_proj": (w2, slice(80))}
+    tensors = {}
+    for e in range(2):
+        for name, (w, part) in sides.items():
+            tensors[f"model.mlp.experts.{e}.{name}.weight"] = w.data[e, part]
+            tensors[f"model.mlp.experts.{e}.{name}.weight_scale"] = w.scale[e, part].bfloat16()
+    quantization = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    quantization |= {"config_groups": {"group_0": GROUP}, "ignore": ["lm_head"]}
+    found = Checkpoint(write(tmp_path, tensors, quantization)).read_experts("model.mlp.experts")
+    layer = experts_module(found, "silu", **OPTIONS)
+    assert isinstance(layer, ExpertsINT8)
+    assert torch.equal(layer.w13, w13.data) and torch.equal(layer.w13_scale, w13.scale.bfloat16().float())
+    assert isinstance(experts_module(found, "silu", decode=True, **OPTIONS), DecodedExperts)
+    kind = Kind("experts", found.scheme, "2 x [96, 80]", k_sizes={80, 48})
+    assert not what_runs(kind).startswith("ExpertsINT8")  # of 80 of K torch multiplies: no multiple of 32
+    kind = Kind("experts", found.scheme, "2 x [96, 64]", k_sizes={64, 32})
+    assert what_runs(kind).startswith("ExpertsINT8 on sm_90a, sm_100a")
+    monkeypatch.setattr(layers, "has_products", lambda *args: False)
+    decoded = experts_module(found, "silu", **OPTIONS)
+    assert isinstance(decoded, DecodedExperts)
+    x, ids, factors = rows(5, 80), IDS.clamp(0, 1), FACTORS
+    want = decoded(x, ids, factors).float()
+    assert (layer(x, ids, factors).float() - want).norm() < 0.02 * want.norm()

@@ -1,6 +1,7 @@
 """Loading a layer of any format: bytes are codes, numbers are not rounded, factors are positive; nothing else is taken in silence."""
 
 import copy
+import json
 from functools import cache
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 
 from nvfp4_cute import MXFP8_E4M3, FP8_128x128, LinearNVFP4, MoENVFP4, quantize
 from nvfp4_cute.formats.block_format import INT8, int4_format
+from nvfp4_cute.formats.int4 import int4_tensor
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
-from nvfp4_cute.nn.int4 import LinearINT4
-from nvfp4_cute.nn.int8 import LinearINT8
+from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
+from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
+from nvfp4_cute.nn.state import description
 
 
 def some(*shape):
@@ -28,6 +31,8 @@ LAYERS = {
     "LinearINT8": lambda: LinearINT8(quantize(some(64, 128), format=INT8)),
     "LinearINT4": lambda: LinearINT4(quantize(some(64, 128), format=int4_format(128))),
     "ExpertsFP8": experts_fp8,
+    "ExpertsINT8": lambda: ExpertsINT8.from_experts(some(2, 64, 32), some(2, 32, 32)),
+    "ExpertsINT4": lambda: ExpertsINT4.from_experts(some(2, 256, 128), some(2, 128, 128)),
     "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),
     "MXFP8 table": lambda: QuantizedEmbedding(quantize(some(5, 64), format=MXFP8_E4M3)),
@@ -40,6 +45,8 @@ CODES = [
         "LinearINT8": ("weight",),
         "LinearINT4": ("weight",),
         "ExpertsFP8": ("w13", "w2"),
+        "ExpertsINT8": ("w13", "w2"),
+        "ExpertsINT4": ("w13", "w2"),
         "MoENVFP4": ("w13", "w13_scale", "w2_scale"),
         "NVFP4 table": ("weight", "weight_scale"),
         "MXFP8 table": ("weight", "weight_scale"),
@@ -49,6 +56,8 @@ CODES = [
 PACKED = [
     ("LinearNVFP4", "weight"),
     ("LinearINT4", "weight"),
+    ("ExpertsINT4", "w13"),
+    ("ExpertsINT4", "w2"),
     ("MoENVFP4", "w13"),
     ("NVFP4 table", "weight"),
 ]
@@ -57,6 +66,7 @@ FACTORS = [
     ("LinearFP8", "weight_scale_inv"),
     ("LinearINT8", "weight_scale"),
     ("ExpertsFP8", "w2_scale_inv"),
+    ("ExpertsINT8", "w13_scale"),
     ("MoENVFP4", "alpha13"),
     ("MoENVFP4", "alpha2"),
 ]
@@ -118,3 +128,55 @@ def test_a_block_of_zeros_has_a_factor_of_zero():
     layer.load_state_dict(layer.state_dict())
     with pytest.raises(RuntimeError, match="alpha2 is 0 to 0"):
         loaded("MoENVFP4", "alpha2", lambda t: t * 0)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_are_made_on_the_meta_device(layer):
+    """Without memory, by quantizing weights that have none; then given memory or the tensors of a state dict."""
+    with torch.device("meta"):
+        empty = LAYERS[layer]() if "NVFP4" not in layer.split()[0] else copy.deepcopy(made(layer)).to("meta")
+    assert all(buffer.is_meta for buffer in empty.buffers())
+    state = made(layer).state_dict()
+    for given, assign in ((copy.deepcopy(empty).to_empty(device="cpu"), False), (empty, True)):
+        given.load_state_dict(state, assign=assign)
+        for name, value in given.state_dict().items():
+            assert value.dtype == state[name].dtype
+            assert torch.equal(value.reshape(-1).view(torch.uint8), state[name].reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name.startswith(("Experts", "MoE"))])
+def test_experts_without_memory_give_results_without_memory(layer):
+    empty = copy.deepcopy(made(layer)).to("meta")
+    x = torch.empty(
+        3, 32 if layer in ("MoENVFP4", "ExpertsINT8") else 128, dtype=torch.bfloat16, device="meta"
+    )
+    ids = torch.empty(3, 2, dtype=torch.int64, device="meta")
+    y = empty(x, ids, torch.empty(3, 2, device="meta"))
+    assert y.is_meta and y.shape == x.shape and y.dtype == x.dtype
+
+
+@pytest.mark.parametrize("layer", ["ExpertsFP8", "ExpertsINT8", "ExpertsINT4"])
+def test_experts_name_their_formats(layer):
+    """Bits of another format, and a later version, are refused; a state dict without the name is read; meta ones are not read."""
+    state = made(layer).state_dict()
+    assert json.loads(bytes(state["_extra_state"].tolist()))["version"] == 1
+    made(layer).load_state_dict({name: value for name, value in state.items() if name != "_extra_state"})
+    copy.deepcopy(made(layer)).load_state_dict(
+        {name: value.to("meta") for name, value in state.items()}, assign=True
+    )
+    for said in ({"formats": ["mxfp4", "mxfp4"], "version": 1}, {"formats": ["int8", "int8"], "version": 2}):
+        with pytest.raises(RuntimeError, match="_extra_state says .*; this layer reads"):
+            made(layer).load_state_dict(state | {"_extra_state": description(said)})
+
+
+def test_int4_of_no_memory_is_made_of_parts():
+    """Values are not looked at: zero points may all be 8, and the format has them."""
+    codes, scale = (
+        torch.empty(2, 8, 128, dtype=torch.uint8, device="meta"),
+        torch.empty(2, 8, 2, device="meta").half(),
+    )
+    zeros = torch.empty(2, 8, 2, dtype=torch.uint8, device="meta")
+    assert int4_tensor(codes, scale).format == int4_format(64, "float16")
+    made_of = int4_tensor(codes, scale, zeros)
+    assert made_of.format == int4_format(64, "float16", zero_points=True)
+    assert made_of.data.is_meta and made_of.scale.is_meta and made_of.data.shape == (2, 8, 64)
