@@ -5,7 +5,10 @@ import inspect
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import style_lint
@@ -91,6 +94,7 @@ HOST = [m for m in MODULES if not m.startswith("nvfp4_cute.kernels")]
 KERNELS = [m for m in MODULES if m.startswith("nvfp4_cute.kernels")]
 
 
+@cache
 def imports(module: str) -> list[style_lint.Import]:
     return style_lint.imports(SOURCES[MODULES[module]], module, frozenset(MODULES))
 
@@ -98,6 +102,22 @@ def imports(module: str) -> list[style_lint.Import]:
 def area(module: str) -> str:
     """`nvfp4_cute.emulator.isa.arith` -> `emulator`; the package itself -> the empty string."""
     return module.split(".", 2)[1] if "." in module else ""
+
+
+def each(modules: Iterable[str]) -> Callable[[Callable[[str], Iterable[Any]]], Callable[[], None]]:
+    """Make one test of a function that finds a module's violations: it says all those of ``modules``."""
+    names = list(modules)
+
+    def decorate(find: Callable[[str], Iterable[Any]]) -> Callable[[], None]:
+        def test() -> None:
+            assert names
+            found = [f"{module}: {violation}" for module in names for violation in find(module) or ()]
+            assert not found, "\n".join([*found, find.__doc__ or ""])
+
+        test.__name__, test.__doc__ = find.__name__, find.__doc__
+        return test
+
+    return decorate
 
 
 def place(module: str) -> str:
@@ -119,74 +139,73 @@ def internal(module: str) -> list[style_lint.Import]:
 
 
 def external(module: str) -> list[style_lint.Import]:
-    roots = {PACKAGE, *sys.stdlib_module_names}
-    return [i for i in imports(module) if i.name.split(".")[0] not in roots]
+    return [
+        i
+        for i in imports(module)
+        if (root := i.name.split(".")[0]) != PACKAGE and root not in sys.stdlib_module_names
+    ]
 
 
 # ---- import direction ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", HOST)
+@each(HOST)
 def test_host_imports_point_one_way(module):
-    kernels = [i for i in internal(module) if area(i.name) == "kernels"]
-    assert not [i for i in kernels if not i.deferred], (
-        "importing a kernel imports cutlass: do it inside a function"
-    )
-    assert not kernels or layer(module) >= layer("nvfp4_cute.compile.keys"), (
-        f"{kernels}: only compile and above see kernels"
-    )
-    wrong = [i for i in internal(module) if i not in kernels and layer(i.name) > layer(module)]
-    assert not wrong, f"{module} imports from a higher layer: {wrong}"
+    for found in internal(module):
+        if area(found.name) == "kernels":
+            if not found.deferred:
+                yield found, "importing a kernel imports cutlass: do it inside a function"
+            if layer(module) < layer("nvfp4_cute.compile.keys"):
+                yield found, "only compile and above see kernels"
+        elif layer(found.name) > layer(module):
+            yield found, "is of a higher layer"
 
 
-@pytest.mark.parametrize("module", [m for m in HOST if place(m) in LEAVES])
+@each(m for m in HOST if place(m) in LEAVES)
 def test_leaves_import_only_leaves(module):
-    assert not [i for i in internal(module) if place(i.name) not in LEAVES]
+    return [(found, "is no leaf") for found in internal(module) if place(found.name) not in LEAVES]
 
 
-@pytest.mark.parametrize("module", HOST)
+@each(HOST)
 def test_host_third_party_imports(module):
     allowed = set() if place(module) in STDLIB_LEAVES else HOST_THIRD_PARTY
     allowed = allowed | ({"pytest"} if place(module) in PYTEST_PLUGINS else set())
     allowed = allowed | INTEGRATIONS.get(place(module), set())
-    wrong = [
-        i
-        for i in external(module)
-        if i.name.split(".")[0] not in allowed
-        and not (i.deferred and i.name.split(".")[0] in DEFERRED_THIRD_PARTY and place(module) not in LEAVES)
-    ]
-    assert not wrong, f"{module}: {wrong}"
+    deferred = set() if place(module) in LEAVES else DEFERRED_THIRD_PARTY
+    for found in external(module):
+        if found.name.split(".")[0] not in (allowed | deferred if found.deferred else allowed):
+            yield found, "host modules import it inside a function, if at all"
 
 
-@pytest.mark.parametrize("module", [m for m in HOST if area(m) == "emulator"])
+@each(m for m in HOST if area(m) == "emulator")
 def test_emulator_stands_alone(module):
     """The machine runs any PTX: it knows nothing of torch, of the DSL, or of this project's kernels."""
     fronts, name = "nvfp4_cute.emulator.fronts.", module.rpartition(".")[2]
-    is_front = module.startswith(fronts)
-    assert not [i for i in internal(module) if area(i.name) not in ("emulator", "errors")]
-    allowed = {"numpy"}
+    is_front, allowed = module.startswith(fronts), {"numpy"}
     if is_front:
         allowed |= {"torch"} if name.startswith("torch_") else EMULATOR_FRONTS.get(name, set())
-    assert not [i for i in external(module) if i.name.split(".")[0] not in allowed]
-    if not is_front:
-        assert not [i for i in internal(module) if i.name.startswith(fronts)], (
-            "the machine must not need its fronts"
-        )
+    for found in imports(module):
+        if found in external(module) and found.name.split(".")[0] not in allowed:
+            yield found, "is not the emulator's"
+        if found in internal(module) and area(found.name) not in ("emulator", "errors"):
+            yield found, "is above the emulator"
+        if found.name.startswith(fronts) and not is_front:
+            yield found, "the machine must not need its fronts"
 
 
 def emulator_row(part: str) -> int:
     return next((rank for rank, parts in enumerate(EMULATOR_ROWS) if part in parts), -1)
 
 
-@pytest.mark.parametrize("module", [m for m in HOST if m.startswith("nvfp4_cute.emulator.")])
+@each(m for m in HOST if m.startswith("nvfp4_cute.emulator."))
 def test_emulator_imports_point_one_way(module):
     """State and numerics, instructions, what watches them, the machine, the ways into it."""
     own = module.split(".")[2]
     for found in internal(module):
         if found.name.startswith("nvfp4_cute.emulator."):
             other = found.name.split(".")[2]
-            assert emulator_row(other) <= emulator_row(own), f"{module}:{found.line} imports {found.name}"
-            assert {own, other} != {"check", "record"}, f"{module}:{found.line} imports {found.name}"
+            if emulator_row(other) > emulator_row(own) or {own, other} == {"check", "record"}:
+                yield found, "is of a row that this module's does not see"
 
 
 def test_no_circle_of_files():
@@ -196,7 +215,7 @@ def test_no_circle_of_files():
     assert not circles, "\n".join(" ".join(circle) for circle in circles)
 
 
-@pytest.mark.parametrize("module", KERNELS)
+@each(KERNELS)
 def test_kernels_can_be_lifted_out(module):
     """A kernel imports cutlass, its siblings, leaf modules, and the plain-integer plan of its own architecture."""
     own = module.split(".")[2] if module.count(".") >= 2 else "common"
@@ -210,12 +229,13 @@ def test_kernels_can_be_lifted_out(module):
         f"{family}_int8",
     }
     for found in internal(module):
-        if area(found.name) == "kernels":
-            ok = ".".join(found.name.split(".")[:3]) in allowed_kernels
-        else:
-            ok = found.name in allowed_host
-        assert ok, f"{module}:{found.line} imports {found.name}"
-    assert not [i for i in external(module) if i.name.split(".")[0] != "cutlass"]
+        is_kernel = area(found.name) == "kernels"
+        name = ".".join(found.name.split(".")[:3]) if is_kernel else found.name
+        if name not in (allowed_kernels if is_kernel else allowed_host):
+            yield found, "cannot be lifted out with it"
+    for found in external(module):
+        if found.name.split(".")[0] != "cutlass":
+            yield found, "kernels import cutlass alone"
 
 
 def test_the_disk_cache_looks_at_every_source_that_kernels_may_import():
@@ -264,35 +284,36 @@ def test_every_folder_is_packaged():
 # ---- single rules ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "nvfp4_cute.env"])
+@each(m for m in MODULES if m != "nvfp4_cute.env")
 def test_only_env_reads_the_environment(module):
-    findings = style_lint.environment_findings(str(MODULES[module]), SOURCES[MODULES[module]])
-    assert not findings, "\n".join(map(str, findings))
+    return style_lint.environment_findings(str(MODULES[module]), SOURCES[MODULES[module]])
 
 
-@pytest.mark.parametrize("module", HOST)
+ASKS_A_FAMILY = [
+    m for m in HOST if not f"{place(m)}.".startswith(tuple(f"{name}." for name in NAMES_ARCHITECTURES))
+]
+
+
+@each(ASKS_A_FAMILY)
 def test_host_code_asks_a_family_and_does_not_say_which(module):
-    if not f"{place(module)}.".startswith(tuple(f"{name}." for name in NAMES_ARCHITECTURES)):
-        findings = style_lint.architecture_findings(str(MODULES[module]), SOURCES[MODULES[module]])
-        fix = "ask planning.arch.family_of(arch), or give planning.arch another function of an architecture"
-        assert not findings, "\n".join([*map(str, findings), fix])
+    """Ask ``planning.arch.family_of(arch)``, or give ``planning.arch`` another function of an architecture."""
+    return style_lint.architecture_findings(str(MODULES[module]), SOURCES[MODULES[module]])
 
 
 # The emulator knows no formats of ours but those of PTX.
 KNOWS_ELEMENTS = ("formats", "emulator", "timing")
 
 
-@pytest.mark.parametrize("module", [m for m in HOST if area(m) not in KNOWS_ELEMENTS])
+@each(m for m in HOST if area(m) not in KNOWS_ELEMENTS)
 def test_host_code_asks_a_format_for_bytes_and_elements(module):
-    findings = style_lint.element_size_findings(str(MODULES[module]), SOURCES[MODULES[module]])
-    fix = "ask the record of the format: row_bytes, elements, num_k_blocks, scale_shape, atom_row_bytes ..."
-    assert not findings, "\n".join([*map(str, findings), fix])
+    """Ask the record of the format: row_bytes, elements, num_k_blocks, scale_shape, atom_row_bytes ..."""
+    return style_lint.element_size_findings(str(MODULES[module]), SOURCES[MODULES[module]])
 
 
-@pytest.mark.parametrize("module", KERNELS)
+@each(KERNELS)
 def test_kernels_do_not_postpone_annotations(module):
     """`cute.struct` reads annotations as types; the future import turns them into strings."""
-    assert not [i for i in imports(module) if i.name == "__future__"]
+    return [(found, "") for found in imports(module) if found.name == "__future__"]
 
 
 def test_kernels_keep_pipeline_state_in_rebound_local_names():
