@@ -1,7 +1,5 @@
 """Scheduling, hangs, runaways, launch geometry, divergence bookkeeping, and the shape of error messages."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -72,11 +70,9 @@ def test_hang_report_names_phases_and_bytes_and_puts_equal_warps_together(ptx_ke
     ids=["volatile", "acquire", "weak", "peek", "empty"],
 )
 def test_a_loop_that_nobody_ends_is_a_hang(ptx_kernel, loop: str) -> None:
-    started = time.monotonic()
     with pytest.raises(EmulatorError, match="hangs") as caught:
         run_ptx(ptx_kernel(f"{PROLOGUE} st.shared.b32 [%r53], 0; {loop}", 0, module=MODULE), None, 1, 1)
-    assert "spinning" in str(caught.value)
-    assert time.monotonic() - started < 5
+    assert "spinning" in str(caught.value)  # and not only the limit of instructions
 
 
 @pytest.mark.parametrize("kind", ["ld.volatile.shared", "ld.shared"])

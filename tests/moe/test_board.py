@@ -10,7 +10,7 @@ from nvfp4_cute.experts import board
 from nvfp4_cute.experts.board import GONE, Board
 
 
-def boards(ranks, seconds=20.0):
+def boards(ranks, seconds=200.0):
     memory = mmap.mmap(-1, Board.nbytes(ranks))
     return [Board(memory, rank, ranks, seconds) for rank in range(ranks)]
 

@@ -3,6 +3,7 @@
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_a_rank_that_does_not_come_is_an_error_and_nan(backend):
     began = time.monotonic()
     permute(mine.ids.fill_(-1), 2, inbox=mine.inbox, backend=backend)
     y = finalize(mine.results, ids, torch.ones(3, 2), inbox=mine.inbox, backend=backend)
-    assert 0.2 <= time.monotonic() - began < 20
+    assert time.monotonic() - began >= 0.2
     assert y.isnan().all()
     with pytest.raises(RankError, match="rank 0: rank 1 of 2 stopped, or did not come within 0.2 s"):
         mine.check()
@@ -247,7 +248,9 @@ def overflow(rank: int, folder: str) -> list[str]:
     made: dict = {}
 
     def buffers_of(group, layout, device):
-        return made.setdefault(layout, shared_peers(Path(folder), layout, rank, seconds=1.0))
+        if layout not in made:
+            made[layout] = shared_peers(Path(folder), layout, rank)
+        return made[layout]
 
     parallel.buffers_of = buffers_of
     layer = some_layer(12, 2, 4, 64, 64)
@@ -264,6 +267,7 @@ def overflow(rank: int, folder: str) -> list[str]:
             said.append(f"{type(error).__name__}: {error}")
         if number == 1 and not rank:
             part = part_of(layer, Placement.even(4, 2), [8, 4], rank)
+            made = {layout: replace(buffers, seconds=1.0) for layout, buffers in made.items()}
     return said
 
 

@@ -7,7 +7,7 @@ import torch
 
 from nvfp4_cute.experts.symmetric import BufferLayout, PeerBuffers
 
-SECONDS = 20.0
+SECONDS = 200.0
 
 
 def local_peers(layout: BufferLayout, seconds: float = SECONDS, fill: int = 0xFF) -> list[PeerBuffers]:

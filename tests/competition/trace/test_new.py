@@ -1,7 +1,6 @@
 """A newcomer's way, in four commands: new, an edit, eval, export. And what every kind begins with."""
 
 import json
-import threading
 
 import pytest
 
@@ -58,28 +57,22 @@ def test_nothing_is_overwritten_and_kinds_are_named(tmp_path, capsys):
     assert f"kind 'nothing' is unknown; there are {', '.join(new.kinds())}" in capsys.readouterr().err
 
 
-def _save(path, text):
-    """At once, as editors that rename do."""
-    written = path.with_suffix(".written")
-    written.write_text(text)
-    written.replace(path)
-
-
 def test_watching_runs_again_after_a_save_and_survives_errors(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "POLL_S", 0.01)
+    """An editor saves once while the watch looks away."""
     source = tmp_path / "kernel.py"
     source.write_text("1")
-    seen = []
+    seen, saves = [], []
+    monkeypatch.setattr(watch.time, "sleep", lambda s: saves and source.write_text(saves.pop()))
 
     def run():
         seen.append(source.read_text())
-        threading.Timer(0.05, _save, [source, seen[-1] + "1"]).start()
+        saves.append(seen[-1] + "1")
         if len(seen) == 1:
             raise ValueError("a rule")
         return len(seen)
 
     assert watch.watch(tmp_path, run, runs=3) == 3
-    assert seen == ["1", "11", "111"]
+    assert seen == ["1", "11", "111"] and saves == ["1111"]
 
 
 def test_a_file_that_is_still_being_written_is_waited_for(tmp_path, monkeypatch):
