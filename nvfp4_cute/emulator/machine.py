@@ -1,8 +1,11 @@
 """The machine: grid -> clusters -> CTAs -> warps, their scheduling, divergence, and hang detection.
 
 One cluster runs at a time, all its CTAs together. Warps take turns; a warp runs until it blocks (a step returned a
-`Wait`), exits, or used up its turn. Within a warp, lanes with the same program counter form a group; the group with
-the lowest program counter runs first, and groups that meet merge. A group that blocks lets the others run.
+`Wait`), exits, or used up its turn. Where asynchronous work happens at issue, a turn also ends when a warp is the first
+of several to find a phase of an mbarrier complete: else it could run through phases that the others never see.
+
+Within a warp, lanes with the same program counter form a group; the group with the lowest program counter runs first,
+and groups that meet merge. A group that blocks lets the others run.
 """
 
 import itertools
@@ -309,6 +312,9 @@ class Machine:
                     if not self._block(warp, _Spin(self, self.changes)):
                         return
                     pc = -1
+            if warp.gives_way:
+                warp.gives_way, warp.pc = False, pc
+                return
         warp.pc = pc
         warp.polled = warp.polled or turn == TURN
         if warp.executed > self.instruction_limit:

@@ -406,9 +406,13 @@ class TensorMemory:
     def dealloc(self, base: int, ncols: int, who: str = "somebody") -> None:
         """Give columns back. `who`: for the message if they are used afterwards.
 
+        The same columns may be given back again: every warp of an epilogue of cuDNN's frees, and runs (`gemm_amax`).
+
         Raises:
-            EmulatorError: there is no such allocation.
+            EmulatorError: there is no such allocation, and was none.
         """
+        if self.freed_by(base, ncols):
+            return
         if self.allocations.get(base) != ncols:
             raise TensorMemoryFault(
                 f"tcgen05.dealloc of {ncols} columns at {base}: live allocations are {self.allocations or 'none'}"
@@ -417,6 +421,12 @@ class TensorMemory:
         self.owned[base : base + ncols] = False
         self._live.clear()
         self.freed.append((base, ncols, who))
+
+    def freed_by(self, base: int, ncols: int) -> str:
+        """Who gave back exactly these columns, if nobody has allocated any of them since; else nothing."""
+        if self.owned[base : base + ncols].any():
+            return ""
+        return next((who for *freed, who in reversed(self.freed) if freed == [base, ncols]), "")
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int) -> None:
         """Raise EmulatorError unless the rectangle lies inside allocated columns."""
@@ -445,10 +455,11 @@ class TensorMemory:
 class Mbarrier:
     """One mbarrier object: phase, pending arrivals, and transaction bytes in flight (PTX ISA, mbarrier).
 
-    `record`: what the hazard checker keeps about it.
+    `record`: what the hazard checker keeps about it. `found`: of each warp that waited for a phase, how many phases were
+    complete when it last found one so.
     """
 
-    __slots__ = ("count", "offset", "pending", "phase", "record", "tx")
+    __slots__ = ("count", "found", "offset", "pending", "phase", "record", "tx")
 
     def __init__(self, offset: int, count: int):
         """`offset`: shared-memory offset, for messages; `count`: arrivals that complete a phase."""
@@ -465,6 +476,7 @@ class Mbarrier:
         self.count = self.pending = count
         self.phase = 0
         self.tx = 0
+        self.found: dict[Any, int] = {}
 
     def arrive(self, n: int = 1) -> None:
         """Count `n` arrivals; completes the phase when none is pending and no bytes are in flight."""
@@ -496,6 +508,17 @@ class Mbarrier:
     def test_parity(self, parity: int) -> bool:
         """True when the phase of this parity has completed, that is, the current phase has the other parity."""
         return (self.phase & 1) != (parity & 1)
+
+    def found_by(self, warp: Any) -> bool:
+        """Note that a warp found the newest phase complete. True if it is the first, and others may have to see it, too.
+
+        These are warps that have waited here before; if nobody has, it may be any.
+        """
+        found = self.found
+        others = len(found) > 1 or warp not in found
+        first = others and self.phase not in found.values()
+        found[warp] = self.phase
+        return first
 
     def state(self) -> int:
         """Opaque state token, as mbarrier.arrive returns it: the current phase above 20 bits of pending arrivals."""

@@ -203,6 +203,7 @@ class Warp:
         protected: slots that a write must merge because a waiting group still reads them.
         pending: state of a step that has begun and is blocked (a barrier already arrived at).
         polled: a step looked at memory that another warp may change (hint for spin detection).
+        gives_way: it is the first to find a phase of an mbarrier complete that others may have to see: its turn ends.
         looks: by program counter after such a step, the registers there and what the machine's ``changes`` were.
         operations: asynchronous operations of the warp, where the mode keeps track of them.
         track: what a recorder notes about it, in a form of its own.
@@ -210,8 +211,8 @@ class Warp:
     """
 
     __slots__ = (
-        "active", "all_active", "budgets", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "looks",
-        "num_active", "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
+        "active", "all_active", "budgets", "code", "cta", "done", "executed", "gives_way", "groups", "idx", "live", "local",
+        "looks", "num_active", "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
@@ -227,7 +228,7 @@ class Warp:
         self.budgets: tuple[int, ...] = ()
         self.wait: Wait | None = None
         self.looks: dict[int, tuple[list[Any], int]] = {}
-        self.polled = self.done = False
+        self.polled = self.gives_way = self.done = False
         self.pc = self.executed = 0
         self.resume(self.live)
 

@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
 import bug_reports
 import cutlass.cute as cute
+import more_bug_reports
 import torch
 from cutlass.cute.runtime import from_dlpack
 
@@ -25,7 +26,7 @@ MODES = ("eager", "lazy", "random:3")
 
 @dataclass(frozen=True)
 class Report:
-    """A kernel of `bug_reports` and what the checker says of it.
+    """A kernel of `bug_reports` or `more_bug_reports` and what the checker says of it.
 
     Attributes:
         source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
@@ -67,13 +68,23 @@ REPORTS = (
     Report("address_not_published", "CUTLASS #2835", "race", r"tcgen05\.alloc", FOUR_WARPS, ALWAYS),
     Report("freed_by_the_first", "TIRx-kernels #19", "race", r"tcgen05\.dealloc .* frees", FOUR_WARPS, ALWAYS),
     Report("not_allocated", "CUTLASS #2230", "tensor-memory", "not allocated", FOUR_WARPS, ALWAYS),
+    Report("split_without_fence", "Fuser #2391", "race", "global memory", (2, 64, 1)),
+    Report("flag_after_read_wait", "Triton #10415", "race", "bulk store", (2, 64, 1)),
+    Report("box_of_more_bytes", "mirage #705", "hang", "more bytes were copied", wrong=ALWAYS),
+    Report("zeros_without_barrier", "TileLang #2699", "race", r"st\.bulk"),
+    Report("commit_after_wait", "csarofeen/pytorch #2457", "race", r"cp\.async", wrong=LATE),
+    Report("one_barrier_in_a_loop", "HeCBench #253", "race", r"st\.shared", wrong=ALWAYS),
+    Report("refill_under_loads", "DeepEP #642", "early-release", "bulk load"),
+    Report("released_before_store", "facebookexperimental/triton #430", "race", "bulk load .* bulk store"),
+    Report("mask_beyond_cluster", "CUTLASS #3658", "rule", "multicast mask 0x7 in a cluster of 2", TWO_CTAS, ALWAYS),
+    Report("half_of_the_peer", "CUTLASS #3643", "race", "bulk load", TWO_CTAS),
 )  # fmt: skip
 
 
 @cache
 def ptx_of(report: Report, fixed: bool) -> str:
     grid, block, cluster = report.shape
-    kernel = getattr(bug_reports, report.kernel)
+    kernel = getattr(bug_reports, report.kernel, None) or getattr(more_bug_reports, report.kernel)
 
     @cute.jit
     def launch(src: cute.Tensor, out: cute.Tensor):

@@ -239,7 +239,7 @@ def test_too_few_arrivals_hang_with_a_wait_graph():
 
 def test_a_warp_that_missed_a_phase():
     twice = "mbarrier.arrive.shared.b64 _, [%r1];\n" * 2
-    text = r"2 phases completed, and warp 1 of cta 0,0,0 has found 0 of them: nothing makes the others wait"
+    text = r"warp 1: PTX line .*; the warp has found 0 of the 2 complete phases: the barrier passed on twice before it looked"
     assert_found(init(1) + in_thread(0, twice) + "bar.sync 0;\n" + in_warp(1, wait(0)), "hang", text)
 
 
@@ -440,6 +440,9 @@ def test_leak_and_early_free():
     early = good.replace(free, "").replace(small.read_tmem(), free + small.read_tmem())
     both = r"PTX line \d+ `tcgen05\.ld.*not allocated.*columns 0\.\.63 were freed before, by warp 0 at PTX line \d+ `tcgen05\.dealloc"
     assert_found(early, "tensor-memory", both, modes=("eager",), **TMEM)
+    twice = good.replace(free, free + "bar.sync 0;\n" + free.replace("AFTER", "AGAIN"))
+    (again,) = remarks(twice, **TMEM)
+    assert again[:2] == ("warning", "tensor-memory") and "frees columns 0..63 again, which" in again[2]
     unordered = good.replace("bar.sync 0;\n" + free, free)
     found = [h for h in hazards(unordered, **TMEM) if h.kind in ("race", "tensor-memory")]
     assert found, "freed while other warps may still read"

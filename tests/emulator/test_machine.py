@@ -58,6 +58,38 @@ def test_hang_report_names_phases_and_bytes_and_puts_equal_warps_together(ptx_ke
     )
 
 
+PHASES = f"""{PROLOGUE}
+setp.eq.u32 %p1, %r50, 0; @%p1 mbarrier.init.shared.b64 [%r52], 1; bar.sync 0; mov.b32 %r3, 0; mov.b32 %r4, 0;
+TURN: @%p1 mbarrier.arrive.shared.b64 _, [%r52];
+{WAIT.format(parity="%r3")}
+xor.b32 %r3, %r3, 1; add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, TURNS; @%p2 bra TURN;
+bar.sync 0; mul.wide.u32 %rd1, %r50, 4; add.s64 %rd2, %rd0, %rd1; st.global.b32 [%rd2], %r4;"""
+
+
+@pytest.mark.parametrize("turns", [2, 5, 6])
+def test_warps_that_wait_for_each_phase_see_each_phase(ptx_kernel, turns: int) -> None:
+    """One warp completes phases that nobody holds up; the others are in time, as on a GPU they mostly are."""
+    out = np.zeros(128, np.uint32)
+    run_ptx(ptx_kernel(PHASES.replace("TURNS", str(turns)), module=MODULE), None, 1, 128, [out])
+    assert out.tolist() == [turns] * 128
+
+
+def test_a_missed_phase_is_told(ptx_kernel) -> None:
+    body = f"""{PROLOGUE}
+    setp.eq.u32 %p1, %r50, 0; @%p1 mbarrier.init.shared.b64 [%r52], 1;
+    @%p1 mbarrier.arrive.shared.b64 _, [%r52]; @%p1 mbarrier.arrive.shared.b64 _, [%r52];
+    bar.sync 0;
+    {WAIT.format(parity=0)}"""
+    with pytest.raises(EmulatorError) as caught:
+        run_ptx(ptx_kernel(body, 0, module=MODULE), None, 1, 64)
+    _, line = str(caught.value).split("\n")
+    assert "warps 0, 1: PTX line" in line
+    assert line.endswith(
+        "; phase 1 is complete, this waits for the end of phase 2; the warp has found 0 of the 2 complete phases: "
+        "the barrier passed on twice before it looked, and nothing makes the others wait"
+    )
+
+
 @pytest.mark.parametrize(
     "loop",
     [

@@ -369,7 +369,10 @@ def test_tensor_memory_object() -> None:
     with pytest.raises(EmulatorError, match="live allocations are"):
         tmem.dealloc(0, 64)
     tmem.dealloc(0, 128)
+    tmem.dealloc(0, 128)  # again
     assert tmem.alloc(32) == 0
+    with pytest.raises(EmulatorError, match="live allocations are"):
+        tmem.dealloc(0, 128)
     with pytest.raises(EmulatorError, match="power of two"):
         tmem.alloc(48)
     tmem.may_allocate = False

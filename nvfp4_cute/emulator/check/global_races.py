@@ -4,6 +4,10 @@ Clusters run one after the other here and in any order on a GPU, so a cluster ma
 learnt of them through atomics or strong accesses. Between clusters that is tracked coarsely: whoever acquires from an
 address knows all that the releasing clusters had written when they released. Relaxed and volatile accesses do so only
 together with fences: a store tells what its warp knew at its last fence, what a load tells counts from the next fence on.
+A barrier of the CTA or the cluster hands on what fences before it covered: each thread fences its stores, all meet, and
+one raises the flag. PTX ISA asks for a fence of that one behind the barrier; hardware has completed the stores before it.
+
+What a bulk store writes counts as written when a warp has waited for the whole operation, not for its reads only.
 """
 
 import bisect
@@ -21,6 +25,9 @@ from nvfp4_cute.emulator.memory import GlobalMemory, Range, host_view
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
+
+UNDER_WAY = np.iinfo(np.int32).max
+"""Order of a write that nobody has waited for: no release tells of it."""
 
 
 @dataclass
@@ -97,6 +104,8 @@ class GlobalRaces:
         self._fenced: dict[int, int] = {}
         self._pending: dict[Warp, Told] = {}
         self._at_fence: dict[Warp, Told] = {}
+        self._at_gate: dict[Any, Told] = {}
+        self._under_way: dict[int, list[tuple[GlobalShadow, Any]]] = {}
         self._relaxed = False
         self._cluster = self._releases = 0
         self._keep_reads = False
@@ -128,6 +137,7 @@ class GlobalRaces:
         self._cluster += 1
         self._releases = 1
         self._known, self._fenced, self._pending, self._at_fence = {}, {}, {}, {}
+        self._at_gate, self._under_way = {}, {}
         for key in [key for key in self._told if not isinstance(key, int)]:
             del self._told[key]
         for told in self._told.values():
@@ -162,10 +172,21 @@ class GlobalRaces:
         if write:
             shadow.writers[index] = actor.epoch
             shadow.clusters[index] = self._cluster
-            shadow.order[index] = self._releases
             shadow.sites[index] = actor.site
+            if actor.proxy:
+                shadow.order[index] = UNDER_WAY
+                self._under_way.setdefault(actor.epoch, []).append((shadow, index))
+            else:
+                shadow.order[index] = self._releases
         elif self._keep_reads:
             shadow.read[index] = True
+
+    def completed(self, operation: int) -> None:
+        """A warp knows that an operation is complete. `operation`: the epoch of its writes."""
+        for shadow, index in self._under_way.pop(operation, ()):
+            shadow.order[index] = np.where(
+                shadow.writers[index] == operation, self._releases, shadow.order[index]
+            )
 
     def _shadow(self, address: int, *, create: bool) -> GlobalShadow | None:
         position = bisect.bisect_right(self._starts, address) - 1
@@ -297,6 +318,18 @@ class GlobalRaces:
         if unfenced is not None:
             self._learn(warp, unfenced)
         self._at_fence[warp] = self._publish(warp)
+
+    def arrive(self, warp: "Warp", gate: Any) -> None:
+        """A warp arrives at a barrier of its CTA or cluster."""
+        told = self._at_fence.get(warp)
+        if told is not None:
+            self._at_gate.setdefault(gate, Told()).add(told)
+
+    def pass_gate(self, warp: "Warp", gate: Any) -> None:
+        """A warp has passed a barrier: stores that others fenced before it are as fenced by itself."""
+        told = self._at_gate.get(gate)
+        if told is not None:
+            self._at_fence.setdefault(warp, Told()).add(told)
 
     def proxy_fence(self) -> None:
         """A warp hands the generic writes that its cluster knows of to the async proxy."""

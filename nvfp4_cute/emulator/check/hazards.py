@@ -336,6 +336,7 @@ class Checker:
         """The warp that issued an operation knows that it is complete."""
         record: Record = operation.record
         self._clocks[operation.warp].completed(record.component, record.number)
+        self.globals.completed(epoch(record.component, record.number))
 
     def issued_on(self, warp: "Warp", engine: Engine) -> int:
         """How many operations a warp has issued on an engine."""
@@ -376,6 +377,7 @@ class Checker:
         published = self._clocks[warp].publish(self.site(warp, pc))
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
+        self.globals.arrive(warp, gate)
 
     def round_in(self, warp: "Warp", pc: int, gate: "NamedGate", *, waits: bool) -> None:
         """A warp arrives at a named barrier: it must know that the last round is over, or it may have been part of that.
@@ -416,6 +418,7 @@ class Checker:
         known = self._gates.get(gate)
         if known is not None:
             self._clocks[warp].learn(known)
+            self.globals.pass_gate(warp, gate)
 
     # ---- shared and tensor memory ----------------------------------------------------------------------
     def access_shared(
@@ -501,6 +504,12 @@ class Checker:
                 ONLY_USED if only_used else "",
                 "warning" if only_used else "error",
             )
+
+    def freed_again(self, warp: "Warp", pc: int, columns: str, other: str) -> None:
+        """A warp frees columns that were freed before: it harms a CTA that was given them since."""
+        site = self.sites[self.site(warp, pc)]
+        text = f"{site} frees {columns} again, which were freed before, by {other}: another CTA of the SM may have them now"
+        self.report("tensor-memory", site, None, text, severity="warning")
 
     def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
         """The current operation writes global memory: `nbytes` at each address."""
@@ -726,7 +735,6 @@ class Checker:
         if sender is not None and not wide:
             self.silicon.async_store_awaited(warp, pc, self.sites[sender])
         record.users[clock.own] = (clock.value, number)
-        record.found[clock.own] = record.phases
         group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
         group.append((clock.own, clock.value, number))
 
@@ -742,14 +750,6 @@ class Checker:
             lines.append(
                 f"  mbarrier smem+{barrier.offset:#x}: {barrier.describe()}; {self._arrivals_text(barrier)}"
             )
-            record: BarrierClock | None = barrier.record
-            found = record.found.get(self._clocks[warp].own, 0) if record else 0
-            if record and record.phases > found + 1:
-                who = f"warp {warp.idx} of cta {','.join(map(str, warp.cta.idx))}"
-                lines.append(
-                    f"    {record.phases} phases completed, and {who} has found {found} of them: "
-                    "nothing makes the others wait for it"
-                )
             exited = self._exited(warp, barrier)
             if exited:
                 lines.append(f"    of these, {exited} exited and will not arrive again")

@@ -132,7 +132,6 @@ class BarrierClock:
         complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
             fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
         users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
-        phases: how many are complete.  found: how many were when each warp last found one complete.
         waiters: of the newest phase, by warpgroup: events and places of their waits.
         completing: called before a phase is complete.
     """
@@ -146,15 +145,12 @@ class BarrierClock:
     arrivals: dict[int, int] = field(default_factory=dict)
     users: dict[int, tuple[int, int]] = field(default_factory=dict)
     senders: dict[int, int] = field(default_factory=dict)
-    phases: int = 0
-    found: dict[int, int] = field(default_factory=dict)
     waiters: dict[Any, list[tuple[int, int, int]]] = field(default_factory=dict)
     completing: Callable[["BarrierClock"], None] = lambda record: None
 
     def phase_done(self) -> None:
         """Called by the barrier when a phase completes."""
         self.completing(self)
-        self.phases += 1
         self.waiters.clear()
         self.complete = joined(self.complete, self.gathering)
         self.gathering[:] = 0

@@ -425,6 +425,9 @@ def _dealloc(inst: Inst, b: Builder, step: Step) -> Step:
         base, count = (int(lane_value(r(warp), lane)) for r in (address, columns))
         if pair and not warp.cta.rank & 1:
             checker_of(warp).silicon.pair_dealloc(warp, pc, cta_pair(warp.cta)[1])
+        other = warp.cta.tmem.freed_by(base, count)
+        if other:
+            checker_of(warp).freed_again(warp, pc, f"columns {base}..{base + count - 1}", other)
         result = step(warp)
         if result is None:
             checker_of(warp).freed(warp, pc, TensorShadow.rectangle(slice(0, 128), slice(base, base + count)))

@@ -339,8 +339,9 @@ def mbarrier_tx(inst: Inst, b: Builder) -> Step:
 
 @dataclass
 class MbarrierWait:
-    """A phase of an mbarrier that has not completed."""
+    """A warp's wait for a phase of an mbarrier to complete."""
 
+    warp: "Warp"
     barrier: Mbarrier
     token: int
     by_parity: bool
@@ -357,6 +358,12 @@ class MbarrierWait:
             notes += (
                 f"; phase {barrier.phase - 1} is complete, this waits for the end of phase {barrier.phase}"
             )
+            found = barrier.found.get(self.warp, 0)
+            if barrier.phase > found + 1:
+                notes += (
+                    f"; the warp has found {found} of the {barrier.phase} complete phases: the barrier passed on twice "
+                    "before it looked, and nothing makes the others wait"
+                )
         if barrier.tx and not barrier.pending:
             notes += (
                 "; more bytes are expected than copied"
@@ -381,22 +388,24 @@ def mbarrier_wait(inst: Inst, b: Builder) -> Step:
     token = b.read(inst.operands[2], "u32" if parity else "b64")
     blocking = inst.opcode == "mbarrier.try_wait" and len(inst.operands) > 3
 
-    def look(warp: "Warp", where: int, value: int) -> MbarrierWait:
+    def look(warp: "Warp", where: int, value: int) -> tuple[MbarrierWait, bool]:
         cta, offset = barrier_place(warp, space, where)
         barrier = cta.smem.barriers.get(offset) or cta.mbarrier(offset)
-        return MbarrierWait(barrier, value, parity)
+        wait = MbarrierWait(warp, barrier, value, parity)
+        ready = wait.ready()
+        if ready and barrier.phase and barrier.found_by(warp) and parity and cta.machine.immediate:
+            warp.gives_way = True
+        return wait, ready
 
     def step(warp: "Warp") -> "Wait | None":
         where, value = address(warp), token(warp)
         if where.__class__ is int and value.__class__ is int:
-            wait = look(warp, where, value)
-            done: Any = wait.ready()
-            answer = done
+            wait, done = look(warp, where, value)
+            answer: Any = done
         else:
             answer = np.zeros(32, bool)
             for lane in warp.active_lanes():
-                wait = look(warp, int(lane_value(where, lane)), int(lane_value(value, lane)))
-                answer[lane] = wait.ready()
+                wait, answer[lane] = look(warp, int(lane_value(where, lane)), int(lane_value(value, lane)))
             done = bool(answer[warp.active].any())
         if not done:
             if blocking:
