@@ -3,11 +3,16 @@
 `@pytest.mark.gpu("sm_100a")` skips, with the reason, where that GPU is missing.
 """
 
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+
+# Before torch is loaded, here and in processes that tests start: threads of several processes that run on the same cores wait for
+# each other without sleeping: two thirds of the time of the tests of formats. And sums do not depend on the number of cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from nvfp4_cute.cli import doctor
 
