@@ -126,9 +126,9 @@ def promote(sums: cute.Tensor, products: list, words: list) -> None:
         token = i // STEP_VALUES * 2 + i % 2
         if i % STEP_VALUES < 2:
             tokens[token] = tokens[token] * weight
-        sums[i] = _fma(product, tokens[token], sums[i])
+        sums[i] = fma(product, tokens[token], sums[i])
 
 
-def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     """a * b + c, rounded once."""
     return Float32(llvm.intr_fma(*(x.ir_value() for x in (a, b, c))))

@@ -40,12 +40,13 @@ def make_boxes(config: KernelConfig, sides: Formats) -> Boxes:
     """What TMA brings in for one stage: weights on the M side, tokens on the N side. sides: formats with scales of one kind."""
     weights, tokens, k = config.cta_tile_shape_mnk
     atoms = sf_atoms(sides[0])
+    has_atoms = sides[0].scale_layout == "blocked"
     return Boxes(
         k,
         weights,
         tokens,
-        (atoms, sf_blocks(weights)),
-        (atoms, sf_blocks(tokens)),
+        (atoms, sf_blocks(weights)) if has_atoms else None,
+        (atoms, sf_blocks(tokens)) if has_atoms else None,
         values_per_element=2,
         sf_block_k=sides[0].atom_k,
         elements=tuple(MapElement.of(format, format.element.bits) for format in sides),

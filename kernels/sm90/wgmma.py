@@ -69,6 +69,21 @@ def multiply_slab(
     acc.store(cute.TensorSSA(stored, num_sums, Float32))
 
 
+def finish(acc: cute.Tensor) -> None:
+    """Wait until all MMAs are in the sums, which are read behind this."""
+    count, sums = cute.size(acc), acc.load().ir_value()
+    results = llvm.inline_asm(
+        ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * count)})>"),
+        [vector.extract(sums, [], [i]) for i in range(count)],
+        "wgmma.wait_group.sync.aligned 0;",
+        ",".join(["=f"] * count + [str(i) for i in range(count)]),
+        has_side_effects=True,
+    )
+    values = [llvm.extractvalue(Float32.mlir_type, results, [i]) for i in range(count)]
+    stored = vector.from_elements(ir.VectorType.get([count], Float32.mlir_type), values)
+    acc.store(cute.TensorSSA(stored, count, Float32))
+
+
 class _Block:
     """PTX of a slab's MMAs with so many sums, and at most so many tokens each."""
 

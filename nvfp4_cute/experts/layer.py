@@ -61,7 +61,8 @@ def moe(
             is left out.
         w13: of all local experts, [E, 2 I, H] (``weight_layout``), or [E, I, H] without a gate: NVFP4Tensor, or
             ``experts.weights.ExpertWeights``, which may have a global scale for each expert, or for gate and up of each. Beside
-            16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4 or MXFP8, or such ExpertWeights.
+            16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4 or MXFP8, or such ExpertWeights; beside any 16-bit rows a
+            BlockScaledTensor of int4, FP8_128x128 or INT8.
         w2: the same, [E, H, I].
         activations: "nvfp4", or "16bit": what both products take rows as; without a group.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.

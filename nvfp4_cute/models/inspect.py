@@ -133,6 +133,11 @@ def what_runs(kind: Kind) -> str:
     if is_embedding(kind.name):
         return "QuantizedEmbedding, which decodes the rows that are read"
     is_experts = " x " in kind.shape
+    is_int8 = (scheme.weights, scheme.activations) == (INT8.name, INT8.name)
+    if is_int8 and not any(k % INT8.k_multiple for k in kind.k_sizes):
+        module = "ExpertsINT8" if is_experts else "LinearINT8"
+        archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
+        return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if any(k % K_STEP for k in kind.k_sizes):
         return f"decoded to 16 bits: K is no multiple of {K_STEP}"
     if (scheme.weights, scheme.activations) == (FP8_128x128.name, FP8_1x128.name):
@@ -140,12 +145,11 @@ def what_runs(kind: Kind) -> str:
             module = "ExpertsFP8" if is_experts else "LinearFP8"
             archs = [arch for arch in ARCHS if (FP8_1x128, FP8_128x128) in mmas_of(arch)]
             return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
-    if (scheme.weights, scheme.activations) == (INT8.name, None) and not is_experts:
-        return "LinearINT8, weight-only"
-    if (scheme.weights, scheme.activations) == (INT8.name, INT8.name):
-        module = "ExpertsINT8" if is_experts else "LinearINT8"
-        archs = [arch for arch in ARCHS if INT8_PAIR in mmas_of(arch)]
-        return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
+    if scheme.activations is None and scheme.weights in (INT8.name, FP8_128x128.name):
+        block = 1 if scheme.weights == INT8.name else FP8_128x128.block_k
+        if not any(k % block for k in kind.k_sizes):
+            name = "INT8" if scheme.weights == INT8.name else "FP8"
+            return f"{'Experts' if is_experts else 'Linear'}{name}, weight-only"
     if scheme.weights == INT4:
         if not is_experts:
             return "LinearINT4"

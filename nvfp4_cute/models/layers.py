@@ -67,7 +67,7 @@ def linear_module(
     - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
     - FP8 weights in blocks, activations in blocks, K a multiple of 128: LinearFP8, on a GPU that has a kernel for it.
     - INT8 weights and activations, K a multiple of 16: LinearINT8, on a GPU that has a kernel for it.
-    - INT8 weights and 16-bit activations, K a multiple of 32: LinearINT8, weight-only.
+    - FP8 in blocks, or INT8, and 16-bit activations, K a multiple of 128, or 32: the same layers, weight-only.
     - Int4 weights: LinearINT4.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
@@ -82,7 +82,8 @@ def linear_module(
     given = None if stored.input_scale is None else stored.input_scale.to(device)
     fp8 = None if decode else _fp8(weight, scheme, backend)
     if fp8 is not None:
-        return LinearFP8(fp8, bias, dtype=dtype, backend=backend)
+        rows: Literal["fp8", "16bit"] = "16bit" if scheme.activations is None else "fp8"
+        return LinearFP8(fp8, bias, dtype=dtype, activations=rows, backend=backend)
     int8 = None if decode else _int8(weight, scheme, backend)
     if int8 is not None:
         mode: Literal["int8", "16bit"] = "16bit" if scheme.activations is None else "int8"
@@ -214,7 +215,9 @@ def _keeps_16_bits(activations: Activations, backend: str, device: torch.device)
 
 
 def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
-    """The weights as a kernel multiplies them by activations in FP8; None where there is none for them."""
+    """The weights as a kernel multiplies them by activations in FP8, or in 16 bits; None where there is none for them."""
+    if scheme.activations is None:
+        return as_fp8(weight)
     if scheme.activations != FP8_1x128.name or not has_fp8_products(backend, weight.data.device):
         return None
     return as_fp8(weight)
@@ -237,9 +240,8 @@ def _experts_8bit(
     device: torch.device | str,
     backend: str,
 ) -> Experts8Bit | None:
-    """Experts whose rows and weights have 8 bits; None where no kernel multiplies these."""
-    if stored.scheme.activations is None:
-        return None
+    """Experts whose weights have 8 bits; None where no kernel multiplies these by their activations."""
+    activations = None if stored.scheme.activations is not None else "16bit"
     kinds: tuple[tuple[type[Experts8Bit], Any], ...] = ((ExpertsFP8, _fp8), (ExpertsINT8, _int8))
     for kind, convert in kinds:
         w13, w2 = (convert(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
@@ -248,7 +250,8 @@ def _experts_8bit(
         bias13, bias2 = (
             None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias)
         )
-        return kind(w13, w2, bias13, bias2, activation, has_gate=stored.has_gate, backend=backend)
+        options: Any = {"activations": activations, "has_gate": stored.has_gate, "backend": backend}
+        return kind(w13, w2, bias13, bias2, activation, **options)
     return None
 
 

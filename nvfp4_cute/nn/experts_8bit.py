@@ -1,5 +1,7 @@
 """Experts with weights of 8 bits and float32 scales: what FP8 and INT8 have in common."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -7,23 +9,36 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.experts import Activation, SortedExperts, expert_sizes
+from nvfp4_cute.nn.experts import (
+    Activation,
+    SortedExperts,
+    expert_sizes,
+    has_weight_only_groups,
+    segments,
+)
 from nvfp4_cute.nn.linear_8bit import check_bias, check_weight
 from nvfp4_cute.nn.state import NamesFormats
+from nvfp4_cute.operands.rules import check_choice
+from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 
 
 class Experts8Bit(SortedExperts, NamesFormats):
-    """Experts with W in 8 bits: two products of all experts, each of quantized rows. There is no backward pass.
+    """Experts with W in 8 bits; rows are quantized before each product, or stay in 16 bits. There is no backward pass.
+
+    Two products of all experts, which a CUDA graph can hold. Of 16-bit rows there is a kernel for sm_90a; elsewhere each expert
+    has products of its own, whose number of rows the host reads.
 
     A subclass states:
-        ROWS, WEIGHTS: formats that are multiplied. SCALE: how names of buffers of scales end.
+        ROWS, WEIGHTS: formats that are multiplied. SCALE: how names of buffers of scales end. ACTIVATIONS: choices; the first is
+        of ROWS, "16bit" is of 16-bit rows.
     """
 
     ROWS: ClassVar[BlockFormat]
     WEIGHTS: ClassVar[BlockFormat]
     SCALE: ClassVar[str]
+    ACTIVATIONS: ClassVar[tuple[str, ...]]
 
     w13: torch.Tensor
     w2: torch.Tensor
@@ -38,9 +53,11 @@ class Experts8Bit(SortedExperts, NamesFormats):
         bias2: torch.Tensor | None = None,
         activation: str | Activation = "silu",
         *,
+        activations: str | None = None,
         has_gate: bool = True,
         backend: str = "auto",
     ):
+        check_choice("activations", activations or self.ACTIVATIONS[0], self.ACTIVATIONS)
         check_weight("w13", w13, "[E, 2 I, H]", self.WEIGHTS)
         check_weight("w2", w2, "[E, H, I]", self.WEIGHTS)
         backends.resolve(backend, w13.device)
@@ -48,6 +65,7 @@ class Experts8Bit(SortedExperts, NamesFormats):
         check_bias("bias13", bias13, (experts, rows))
         check_bias("bias2", bias2, (experts, hidden))
         super().__init__(experts, activation)
+        self.activations = activations or self.ACTIVATIONS[0]
         self.has_gate, self.backend = has_gate, backend
         self.formats = (self.WEIGHTS, self.WEIGHTS)
         for name, weight in (("w13", w13), ("w2", w2)):
@@ -73,21 +91,45 @@ class Experts8Bit(SortedExperts, NamesFormats):
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
         """As of SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
-        first = self._product("w13", self.bias13, rows, offs, own)
-        hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first])
-        return self._product("w2", self.bias2, hidden, offs, own)
+        if not self.waits(rows.device):
+            return self._layer(rows, own, partial(self._product, offs))
+        y = torch.zeros((len(rows), self.w2.shape[1]), dtype=rows.dtype, device=rows.device)
+        for e, part in segments(offs):
+            y[part] = self._layer(rows[part], own[part], partial(self._product_of_one, e))
+        return y
 
-    def _product(
-        self, name: str, bias: torch.Tensor | None, x: torch.Tensor, offs: torch.Tensor, own: torch.Tensor
+    def waits(self, device: torch.device) -> bool:
+        """As of SortedExperts."""
+        return self.activations == "16bit" and not has_weight_only_groups(self.backend, device)
+
+    def _layer(
+        self, rows: torch.Tensor, own: torch.Tensor, product: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
+        """Of rows whose experts are ``own``. product: of the name of weights, and rows."""
+        first = _with_bias(product("w13", rows), self.bias13, own)
+        hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first])
+        return _with_bias(product("w2", hidden), self.bias2, own)
+
+    def _product(self, offs: torch.Tensor, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Of all experts, whose rows end at ``offs``."""
         weight, scale = getattr(self, name), getattr(self, f"{name}_{self.SCALE}")
+        options: Any = {"b_format": self.WEIGHTS, "out_dtype": x.dtype, "backend": self.backend}
+        if self.activations == "16bit":
+            return grouped_gemm(x, weight, None, scale, offs, **options)
         q = quantize(x, format=self.ROWS, backend=self.backend)
-        y = grouped_gemm(
-            q.data, weight, q.scale, scale, offs,
-            a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=x.dtype, backend=self.backend,
-        )  # fmt: skip
-        return y if bias is None else y + bias[own].to(y.dtype)
+        return grouped_gemm(q.data, weight, q.scale, scale, offs, a_format=self.ROWS, **options)
+
+    def _product_of_one(self, e: int, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Of 16-bit rows of one expert."""
+        weight, scale = getattr(self, name)[e], getattr(self, f"{name}_{self.SCALE}")[e]
+        return gemm(x, weight, None, scale, b_format=self.WEIGHTS, out_dtype=x.dtype, backend=self.backend)
 
     def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.num_experts} of {self.w2.shape[1]} x {self.w2.shape[2]}"
+        """Sizes, and how rows are multiplied."""
+        sizes = f"{self.num_experts} of {self.w2.shape[1]} x {self.w2.shape[2]}"
+        return f"{sizes}, activations={self.activations!r}"
+
+
+def _with_bias(y: torch.Tensor, bias: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
+    """``y`` plus the bias of every row's expert."""
+    return y if bias is None else y + bias[own].to(y.dtype)

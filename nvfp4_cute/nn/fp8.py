@@ -63,9 +63,10 @@ class LinearFP8(Linear8Bit):
 
 
 class ExpertsFP8(Experts8Bit):
-    """Experts with FP8 weights: two products of all experts, whose rows are quantized in blocks of 128.
+    """Experts with FP8 weights: products of rows that are quantized in blocks of 128, or of 16-bit rows.
 
-    A CUDA graph can hold the call.
+    A CUDA graph can hold the call, with 16-bit rows on sm_90a alone: elsewhere each expert has products of its own, whose number
+    of rows the host reads.
 
     State dict:
         w13, w2: float8_e4m3fn [E, 2 I, H] and [E, H, I].
@@ -77,13 +78,15 @@ class ExpertsFP8(Experts8Bit):
         w13: FP8_128x128 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
         bias13, bias2: [E, 2 I] and [E, H], or None.
         activation: as of SortedExperts. has_gate: whether there is a gate.
+        activations: "fp8", as None is, or "16bit".
         backend: as of ``gemm``.
 
     Raises:
-        TypeError, ValueError: weights are not FP8_128x128 of three dimensions, or sizes do not fit.
+        TypeError, ValueError: weights are not FP8_128x128 of three dimensions, sizes do not fit, or a choice is unknown.
     """
 
     ROWS, WEIGHTS, SCALE = FP8_1x128, FP8_128x128, "scale_inv"
+    ACTIVATIONS = get_args(Activations)
     BLOCK_FACTORS = ("w13_scale_inv", "w2_scale_inv")
 
     w13_scale_inv: torch.Tensor

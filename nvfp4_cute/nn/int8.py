@@ -63,9 +63,10 @@ class LinearINT8(Linear8Bit):
 
 
 class ExpertsINT8(Experts8Bit):
-    """Experts with INT8 weights: two products of all experts, each row quantized by its largest magnitude / 127.
+    """Experts with INT8 weights: products of rows, each quantized by its largest magnitude / 127, or of 16-bit rows.
 
-    Integer sums are exact, so all backends give the same products. A CUDA graph can hold the call.
+    Integer sums are exact, so all backends give the same products of quantized rows. A CUDA graph can hold the call, with 16-bit
+    rows on sm_90a alone: elsewhere each expert has products of its own, whose number of rows the host reads.
 
     State dict:
         w13, w2: int8 [E, 2 I, H] and [E, H, I]. w13_scale, w2_scale: float32 [E, 2 I, 1] and [E, H, 1], which multiply.
@@ -76,6 +77,7 @@ class ExpertsINT8(Experts8Bit):
         w13: INT8 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
         bias13, bias2: [E, 2 I] and [E, H], or None.
         activation: as of SortedExperts. has_gate: whether there is a gate.
+        activations: "int8", as None is, or "16bit".
         backend: as of ``gemm``.
 
     Example:
@@ -85,10 +87,11 @@ class ExpertsINT8(Experts8Bit):
         torch.Size([2, 64])
 
     Raises:
-        TypeError, ValueError: weights are not INT8 of three dimensions, or sizes do not fit.
+        TypeError, ValueError: weights are not INT8 of three dimensions, sizes do not fit, or a choice is unknown.
     """
 
     ROWS, WEIGHTS, SCALE = INT8, INT8, "scale"
+    ACTIVATIONS = get_args(Activations)
     BLOCK_FACTORS = ("w13_scale", "w2_scale")
 
     w13_scale: torch.Tensor

@@ -139,7 +139,7 @@ def check_lists(
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
-    takes_rows = a_scale is not None and result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
+    takes_rows = result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
@@ -333,7 +333,7 @@ def check_device_groups(
     of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
     rules.check_no_factor(result.dtype, weights[0].alpha)
-    takes_rows = a_scale is not None and result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
+    takes_rows = result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}

@@ -17,7 +17,7 @@ from nvfp4_cute.reference import ACTIVATIONS
 
 
 def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.device) -> bool:
-    """Whether products are computed one after the other: both operands have float32 scales, and the call is for a GPU.
+    """Whether products are computed one after the other: weights have float32 scales, and the call is for a GPU.
 
     Args:
         a_scale: None where ``a`` has 16-bit values.
@@ -25,7 +25,8 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.devi
         backend: its name, as of the operation.
         device: of the operands.
     """
-    return a_scale is not None and formats in fp8.PAIRS and backends.resolve(backend, device) != "reference"
+    has_kernels = formats[1].scale_layout == "rowmajor" if a_scale is None else formats in fp8.PAIRS
+    return has_kernels and backends.resolve(backend, device) != "reference"
 
 
 def compute(

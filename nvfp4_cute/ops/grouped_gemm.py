@@ -148,7 +148,8 @@ def grouped_gemm(
 
     Weight-only (W4A16): where ``a`` has float16 or bfloat16 values, [M_g, K_g], [rows, K] or [G, M_max, K], and ``a_scale``
     is None, ``a`` is multiplied as it is, by weights that become its type: on sm_90a. That is
-    exact, but MXFP8 values become multiples of 2^-133. Results have 16 or 32 bits, in rows.
+    exact, but MXFP8 values become multiples of 2^-133. Float32 scales, of FP8_128x128 and INT8, multiply sums. Results have 16 or
+    32 bits, in rows.
 
     Args:
         a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values a byte, the low nibble first; K a multiple of 16 and rows a

@@ -6,6 +6,7 @@ import torch
 import nvfp4_cute as nv
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_fp8
+from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import DecodedExperts
@@ -120,6 +121,39 @@ def test_experts(backend):
     # A sum that rounds otherwise may move a hidden value to its FP8 neighbour.
     assert (got - want).float().norm() < 0.01 * want.float().norm()
     assert (ExpertsFP8(w13, w2)(x, torch.full_like(ids, 4), factors) == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED[0], marks=pytest.mark.slow)])
+def test_experts_with_16_bit_activations(backend):
+    """Rows are not rounded; ids of nobody add nothing; a layer from 16-bit weights is one of quantized ones."""
+    w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
+    ids, factors = torch.tensor([[0, 3], [3, -1], [-1, 0], [3, 7], [0, 3]]), torch.rand(5, 2)
+    decoded = [w.dequantize().float() for w in (w13, w2)]
+    want = DecodedExperts([*decoded[0].chunk(2, 1), decoded[1]], [None] * 3)(x, ids, factors).float()
+    got = ExpertsFP8(w13, w2, activations="16bit", backend=backend)(x, ids, factors)
+    assert (got.float() - want).norm() < 0.01 * want.norm()
+    made = ExpertsFP8.from_experts(decoded[0], decoded[1], activations="16bit")
+    assert torch.equal(made.w13_scale_inv, nv.quantize(decoded[0], format=nv.FP8_128x128).scale)
+    assert made.activations == "16bit" and ExpertsFP8(w13, w2).activations == "fp8"
+
+
+def test_weights_beside_16_bit_activations_of_a_checkpoint():
+    options, scheme = (
+        {"dtype": torch.bfloat16, "device": "cpu"},
+        Scheme("float-quantized", "fp8_128x128", None),
+    )
+    layer = linear_module(StoredLinear("q", scheme, stored(200, 256), None), None, **options)
+    assert isinstance(layer, LinearFP8) and layer.activations == "16bit"
+    sides = stored(2, 256, 128), None, stored(2, 128, 128)
+    experts = experts_module(StoredExperts("e", scheme, *sides, *[None] * 5, True), "silu", **options)
+    assert isinstance(experts, ExpertsFP8) and experts.activations == "16bit"
+    kinds = [
+        Kind("e", scheme, "2 x [256, 128]", k_sizes={128}),
+        Kind("q", scheme, "[200, 192]", k_sizes={192}),
+    ]
+    assert what_runs(kinds[0]) == "ExpertsFP8, weight-only" and what_runs(kinds[1]).startswith(
+        "decoded to 16 bits"
+    )
 
 
 def test_modules_of_a_checkpoint(monkeypatch):

@@ -8,8 +8,10 @@ import nvfp4_cute as nv
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.checkpoint import Checkpoint
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredWeight
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.nn import experts_8bit
 from nvfp4_cute.nn.experts import DecodedExperts
 from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
 from nvfp4_cute.nn.rounded import RoundedInput
@@ -174,6 +176,38 @@ def test_experts_from_weights_in_a_graph():
     assert not layer.waits(x.device) and "4 of 80 x 48" in repr(layer)
 
 
+def test_experts_with_16_bit_activations(monkeypatch):
+    """The grouped product where there is one, else one of every expert's: the same bits, close to decoded weights."""
+    w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
+    bias13, bias2 = rows(4, 128), rows(4, 64)
+    layer = ExpertsINT8(w13, w2, bias13, bias2, activations="16bit")
+    y = layer(x, IDS, FACTORS)
+    decoded = [w.dequantize().float() for w in (w13, w2)]
+    want = DecodedExperts([*decoded[0].chunk(2, 1), decoded[1]], [*bias13.chunk(2, 1), bias2])(
+        x, IDS, FACTORS
+    ).float()
+    assert (y.float() - want).norm() < 0.02 * want.norm()
+    on = {
+        name: ExpertsINT8(w13, w2, activations="16bit", backend=f"emulator:{name}")
+        for name in ("H200", "B200")
+    }
+    assert not layer.waits(x.device) and not on["H200"].waits(x.device) and on["B200"].waits(x.device)
+    monkeypatch.setattr(experts_8bit, "has_weight_only_groups", lambda backend, device: False)
+    assert torch.equal(layer(x, IDS, FACTORS), y)
+    assert "activations='16bit'" in repr(layer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+def test_experts_with_16_bit_activations_on_the_emulator(arch):
+    w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
+    layers_of = [
+        ExpertsINT8(w13, w2, activations="16bit", backend=b) for b in (f"emulator:{arch}", "reference")
+    ]
+    got, want = (layer(x, IDS, FACTORS).float() for layer in layers_of)
+    assert (got - want).norm() < 0.01 * want.norm()
+
+
 def test_what_experts_refuse():
     w13, w2 = weights(2, 96, 80), weights(2, 80, 48)
     with pytest.raises(ValueError, match=r"w13 is MXFP4 of shape .*expected \[E, 2 I, H\] of INT8"):
@@ -184,11 +218,17 @@ def test_what_experts_refuse():
         ExpertsINT8(w13, w2, has_gate=False)
     with pytest.raises(ValueError, match=r"bias2 has shape \[2, 8\]; expected \[2, 80\]"):
         ExpertsINT8(w13, w2, None, torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="activations='fp8' is not supported; use 'int8' or '16bit'"):
+        ExpertsINT8(w13, w2, activations="fp8")
     layer = ExpertsINT8(w13, w2)
     with pytest.raises(ValueError, match=r"topk_ids \[2, 2\] .*expected \[T, H\]"):
         layer(rows(5, 80), IDS[:2], FACTORS)
     with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
         layer(rows(5, 80).requires_grad_(), IDS, FACTORS)
+
+
+def as_stored(w):
+    return StoredWeight("int8", w.data, w.scale, None, w.shape)
 
 
 def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
@@ -208,9 +248,16 @@ def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
     assert torch.equal(layer.w13, w13.data) and torch.equal(layer.w13_scale, w13.scale.bfloat16().float())
     assert isinstance(experts_module(found, "silu", decode=True, **OPTIONS), DecodedExperts)
     kind = Kind("experts", found.scheme, "2 x [96, 80]", k_sizes={80, 48})
-    assert not what_runs(kind).startswith("ExpertsINT8")  # of 80 of K torch multiplies: no multiple of 32
-    kind = Kind("experts", found.scheme, "2 x [96, 64]", k_sizes={64, 32})
     assert what_runs(kind).startswith("ExpertsINT8 on sm_90a, sm_100a")
+    assert (
+        what_runs(Kind("experts", Scheme("int8", "int8", None), "2 x [96, 64]", k_sizes={64}))
+        == "ExpertsINT8, weight-only"
+    )
+    weight_only = StoredExperts(
+        "e", Scheme("int-quantized", "int8", None), as_stored(weights(2, 64, 64)), None, as_stored(weights(2, 64, 32)),
+        None, None, None, None, None, True,
+    )  # fmt: skip
+    assert experts_module(weight_only, "silu", **OPTIONS).activations == "16bit"
     monkeypatch.setattr(layers, "has_products", lambda *args: False)
     decoded = experts_module(found, "silu", **OPTIONS)
     assert isinstance(decoded, DecodedExperts)

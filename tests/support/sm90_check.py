@@ -83,16 +83,16 @@ def assert_same_bits_in_every_launch(chosen):
     assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
 
 
-def assert_mmas_overlap(cubin, kernel=""):
+def assert_mmas_overlap(cubin, kernel="", ends=1):
     """The assembler waits for no MMA by itself: where it cannot tell what they read and write it serializes all of them, which no
     result shows.
 
     Args:
-        kernel: how the name of the one with MMAs begins.
+        kernel: how the name of the one with MMAs begins. ends: places where all MMAs are waited for.
     """
     words = read_instructions(cubin, kernel)
     mmas = [word for word in words if word & 0xFFF == HGMMA]
     ends_group = [word for word in mmas if not word >> 84 & 7]
     waits = [word >> 72 & 0xFF for word in words if word & (1 << 64) - 1 == WARPGROUP_DEPBAR]
     assert mmas and len(mmas) >= 4 * len(ends_group), f"{len(ends_group)} of {len(mmas)} MMAs end a group"
-    assert waits.count(0) == 1 and 1 in waits, f"waits until so many groups are left: {waits}"
+    assert waits.count(0) == ends and 1 in waits, f"waits until so many groups are left: {waits}"

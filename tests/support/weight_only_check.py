@@ -45,16 +45,21 @@ def dual(tokens, k=128, **settings):
 
 
 def weights(groups, n, k, generator, format=NVFP4):
-    """uint8 [G, N, bytes of K] with a gap between rows, and blocked scales [G, bytes], whose padding rows nobody may use."""
+    """uint8 [G, N, bytes of K] with a gap between rows, and scales as of the format, [G, bytes], whose padding nobody may use."""
     length = format.row_bytes(k)
     buffer = torch.full((groups, n, -(-length // 16) * 16 + 16), 0x77, dtype=torch.uint8)
     if format.element.bits == 8:
         numbers = torch.randint(-7, 8, (groups, n, k), generator=generator).float()
-        buffer[..., :length] = encode(numbers, format.element).view(torch.uint8)
+        buffer[..., :length] = (
+            numbers.to(torch.int8) if format.has_integer_sums else encode(numbers, format.element)
+        ).view(torch.uint8)
     else:
         shape = (groups, n, length)
         buffer[..., :length] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    codes, k_blocks = SCALES[format.scale.name], k // format.block_k
+    codes, k_blocks = SCALES[format.scale.name], k // format.block_of(k)
+    if format.scale_layout == "rowmajor":
+        chosen = torch.randint(0, 4, (groups, *format.scale_shape(n, k)), generator=generator)
+        return buffer[..., :length], codes[chosen].flatten(1).view(torch.uint8)
     padding = NAN_CODES.get(format.scale.name, torch.nan)
     scale = torch.full((groups, *format.padded_scale_shape(n, k)), padding, dtype=codes.dtype)
     scale[:, :n] = 0

@@ -8,7 +8,7 @@ byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
 A byte's two e2m1 become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
 times ``2^(1 - bias)``. The product with an e4m3 scale is exact in fp16 and bf16: it has at most 6 significant bits. That with a
 ue8m0 scale is exact in bf16, that of e4m3 or e5m2 all but the least (``common.ue8m0``). Integers times their scales are rounded
-(``common.int4``).
+(``common.int4``). Weights with fp32 scales, FP8 and INT8, become what they are without them: ``scales`` multiplies sums.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,12 @@ from cutlass import Float32, Int32, Uint32
 
 from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
 from nvfp4_cute.planning.arch.sm90 import SLABS
+from nvfp4_cute.planning.arch.sm90_weight_only import has_scales_of_sums, promotes
 
 from ...common import ptx, ue8m0
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
 from ...common.int4 import BlockScale, Int4Decoding, codes_of_bytes
+from ...common.int8 import integer_pair
 from ...common.select import select
 from ...common.shared_access import load_shared, load_shared_half
 from ...common.versions import inline_ptx
@@ -50,7 +52,7 @@ class Decoding:
     """What weights are, and what they become.
 
     Attributes:
-        format: of the weights: of e2m1 with scales of e4m3, or beside bfloat16 an MX format; or int4.
+        format: of the weights: of e2m1 with scales of e4m3, or beside bfloat16 an MX format; int4; or of 8 bits with fp32 scales.
         is_bf16: whether they become bfloat16, else float16.
     """
 
@@ -64,8 +66,18 @@ class Decoding:
 
     @property
     def has_bytes(self) -> bool:
-        """Whether elements are e4m3 or e5m2."""
+        """Whether elements are e4m3, e5m2 or integers of 8 bits."""
         return self.format.element.bits == 8
+
+    @property
+    def promotes(self) -> bool:
+        """Whether sums of a K tile are promoted by a scale."""
+        return promotes(self.format)
+
+    @property
+    def has_scales_of_sums(self) -> bool:
+        """Whether scales multiply sums, of a K tile or of all of K, and no weights."""
+        return has_scales_of_sums(self.format)
 
     @property
     def int4(self) -> Int4Decoding | None:
@@ -89,8 +101,8 @@ class Decoding:
 
     @property
     def atoms(self) -> int:
-        """Of scales, in a K tile: words a row."""
-        return sf_atoms(self.format)
+        """Of scales, in a K tile: words a row; none where scales multiply sums."""
+        return 0 if self.has_scales_of_sums else sf_atoms(self.format)
 
     @property
     def has_half_words(self) -> bool:
@@ -182,7 +194,9 @@ def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> lis
         slab: of the K tile.
         decoding: of what, into what.
     """
-    if decoding.has_bytes:
+    if decoding.has_scales_of_sums:
+        rows = [_row_steps_without_scales(row, decoding) for row in words]
+    elif decoding.has_bytes:
         element = decoding.format.element.name
         rows = [
             _row_steps_of_bytes(row, *word, slab, element) for row, word in zip(words, codes, strict=True)
@@ -229,6 +243,18 @@ def _row_steps_of_bytes(words: list, codes: Uint32, slab: int, element: str) -> 
     pairs = [ue8m0.fp8_pair(word, element) for word in words]
     scaled = [ue8m0.times_one_of(pair, scales, 2 * i // len(pairs)) for i, pair in enumerate(pairs)]
     return [scaled[i : i + PAIRS_OF_STEP] for i in range(0, len(scaled), PAIRS_OF_STEP)]
+
+
+def _row_steps_without_scales(words: list, decoding: Decoding) -> list:
+    """The same of bytes that become 16-bit floats as they are."""
+    element = decoding.format.element.name
+    if decoding.format.has_integer_sums:
+        pairs = [integer_pair(word, decoding.is_bf16) for word in words]
+    elif decoding.is_bf16:
+        pairs = [ue8m0.fp8_pair(word, element) for word in words]
+    else:
+        pairs = [ptx.fp8x4_to_f16x2(word, element)[0] for word in words]
+    return [pairs[i : i + PAIRS_OF_STEP] for i in range(0, len(pairs), PAIRS_OF_STEP)]
 
 
 def _row_steps_of_int4(words: list, codes: list, slab: int, int4: Int4Decoding) -> list:

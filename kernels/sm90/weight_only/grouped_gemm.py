@@ -1,8 +1,9 @@
-"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 or int4, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
+"""Weight-only grouped GEMM on sm_90a: 16-bit tokens x NVFP4, int4, FP8 or INT8, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; B, SFB, C, the dual GEMM and the four
 forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly, or of int4 rounded once (``decode``), in the
-registers that wgmma reads; tokens go from memory to wgmma as they are.
+registers that wgmma reads; tokens go from memory to wgmma as they are. Fp32 scales, of FP8 and INT8, multiply sums (``scales``);
+such weights have no dual GEMM.
 
 Roles (warps):  MATH 0-7 | LOAD of weights 10 | LOAD of tokens 11; 8 and 9 idle.
 
@@ -28,6 +29,7 @@ from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
 from nvfp4_cute.planning.config import KernelConfig
 
+from ...common.fp32_scales import Scales
 from ...common.launch_args import read_groups, read_operands, read_outputs
 from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
@@ -112,7 +114,8 @@ class WeightOnlyGemmSm90:
         num_alphas = self.kind.num_products if self.has_alpha else 0
         outputs = read_outputs(values, rows, self.form, num_alphas, has_limit=self.has_limit)
         self.kernel.set_name_prefix(self.name)
-        self.kernel(descriptors, groups, outputs).launch(
+        sum_scales = Scales.of(weights[0]) if self.decoding.has_scales_of_sums else None
+        self.kernel(descriptors, groups, outputs, sum_scales).launch(
             **launch_settings(
                 self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
             ),
@@ -120,7 +123,7 @@ class WeightOnlyGemmSm90:
         )
 
     @cute.kernel
-    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, sum_scales: Scales | None):
         """Allocate, connect, dispatch."""
         config, schedule, plan, num_stage = self.config, self.schedule, self.smem, self.smem.num_ab_stage
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -136,6 +139,8 @@ class WeightOnlyGemmSm90:
         )
         tokens, weights, scales = (
             smem.allocate_array(Uint8, num_stage * nbytes, byte_alignment=OPERAND_ALIGN_BYTES).toint()
+            if nbytes
+            else None
             for nbytes in stage_bytes
         )
         # A barrier more, where MATH arrives when it has no stage to release.
@@ -173,6 +178,7 @@ class WeightOnlyGemmSm90:
                     partial=partial,
                     ring=ring,
                     decoding=self.decoding,
+                    sum_scales=sum_scales,
                 )
             )
 

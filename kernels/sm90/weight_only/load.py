@@ -32,6 +32,7 @@ class LoadArgs:
     Attributes:
         descriptors: tensor maps: weights on the M side, tokens on the N side.
         weights, scales, tokens: shared addresses of stage 0: (STAGE, K TILE, OPERAND, ...), (STAGE, SLAB, TOKEN, 128 bytes).
+            Scales None where they multiply sums: MATH reads these.
         ring: full: an arrival and the bytes of either warp.
         sf_atoms, sf_tiles: atoms of scales along a K tile, and K tiles along an atom: one of them is 1.
         k_extent: of a K tile in the tensor maps of weights.
@@ -39,7 +40,7 @@ class LoadArgs:
 
     descriptors: Descriptors
     weights: Int32
-    scales: Int32
+    scales: Int32 | None
     tokens: Int32
     smem: WeightOnlySmem
     config: KernelConfig
@@ -85,9 +86,10 @@ def run_load_weights(args: LoadArgs):
                     at = (stage * k_tiles * count + turn) * data_bytes + args.weights
                     where = (k_tile * args.k_extent, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
-                    at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
-                    where = (0, k_tile // args.sf_tiles * args.sf_atoms, block, batch)
-                    tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)
+                    if cutlass.const_expr(scale_bytes > 0):
+                        at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
+                        where = (0, k_tile // args.sf_tiles * args.sf_atoms, block, batch)
+                        tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)
 

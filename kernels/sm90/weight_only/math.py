@@ -4,6 +4,8 @@ As of the kernels for NVFP4 tokens (``..math``), each warpgroup has 64 rows of w
 MMA-N. Tokens lie in memory in the order of K that the caller gave them, so the lanes of a quad exchange bytes of weights
 (``decode``). The weights of a slab, 64 values of K, fill 16 registers; two sets alternate, so that one is decoded while the
 other multiplies. Those of a K tile are read while the one before multiplies.
+
+Fp32 scales multiply sums (``scales``): of FP8 those of every K tile, which are then added to others; of INT8 those of all of K.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from nvfp4_cute.planning.arch.sm90 import SLABS, TILE_K, token_counts
 from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem
 from nvfp4_cute.planning.config import KernelConfig
 
+from ...common.fp32_scales import Scales
 from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
@@ -32,6 +35,7 @@ from ..warp_schedule import WarpSchedule
 from ..weight_rows import LaneRows, lane_rows
 from ..wgmma import multiply_slab, slab_matrix
 from .decode import SLAB_WORDS, Decoding, Quad, exchange, load_slab, slab_weights
+from .scales import load_scales_of_rows, load_tile_scale, promote_sums, scale_sums, tile_scales
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,11 @@ class MathArgs:
         tiles: what the CTA computes.
         partial: where the first CTA of a cluster gets the others' sums.
         decoding: of weights, into the type of the tokens.
+        sum_scales: of weights, fp32 ones in global memory; None where ``scales`` has them.
     """
 
     weights: Int32
-    scales: Int32
+    scales: Int32 | None
     tokens: Int32
     staging_address: Int32
     smem: WeightOnlySmem
@@ -59,6 +64,7 @@ class MathArgs:
     partial: PartialSums
     ring: Ring
     decoding: Decoding
+    sum_scales: Scales | None
 
     @property
     def k_tiles(self) -> int:
@@ -71,12 +77,13 @@ class Weights:
     """Packed weights in a lane's registers.
 
     Attributes:
-        words: (``Decoding.words``, 2 rows): four of eight e2m1, of a K tile, or eight of two e4m3 or e5m2, of a slab.
-        codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0, half a word to four of int4.
+        words: (``Decoding.words``, 2 rows): four of eight e2m1, of a K tile, or eight of two of 8 bits, of a slab.
+        codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0, half a word to four of int4;
+            (1,) of FP8 with fp32 scales; None where all of K has one.
     """
 
     words: cute.Tensor
-    codes: cute.Tensor
+    codes: cute.Tensor | None
 
 
 @cute.jit
@@ -85,14 +92,19 @@ def run_math(args: MathArgs):
     tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
     # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
+    # Of a K tile, where these are promoted.
+    products = cute.make_rmem_tensor(tile_m // 2, Float32) if args.decoding.promotes else acc
     stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     quad, place = Quad.of_lane(), tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
         rows = _lane_rows(args, part.tile)
+        of_rows = []
+        if cutlass.const_expr(args.decoding.has_scales_of_sums and not args.decoding.promotes):
+            of_rows = load_scales_of_rows(args.sum_scales, args.config, args.kind, part.tile)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
-        stage, phase = _accumulate(args, acc, rows, quad, tokens, part, stage, phase)
-        turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, part.tile))
+        stage, phase = _accumulate(args, acc, products, rows, quad, tokens, part, stage, phase)
+        turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, of_rows, part.tile))
         place = tiles.next(place)
 
 
@@ -104,7 +116,9 @@ def _lane_rows(args: MathArgs, tile: WorkTile) -> LaneRows:
     return replace(rows, data=rows.data + lane * 2) if decoding.has_bytes else rows
 
 
-def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
+def _store(args: MathArgs, acc: cute.Tensor, of_rows: list, tile: WorkTile):
+    if of_rows:
+        scale_sums(acc, of_rows)
     store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.decoding.exponent)
 
 
@@ -112,6 +126,7 @@ def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
 def _accumulate(
     args: MathArgs,
     acc: cute.Tensor,
+    products: cute.Tensor,
     rows: LaneRows,
     quad: Quad,
     tokens: Int32,
@@ -119,18 +134,20 @@ def _accumulate(
     stage: Int32,
     phase: Int32,
 ):
-    """Sum the stages of a part of a tile, of whose tokens so many are multiplied, into as many registers of ``acc``."""
+    """Sum the stages of a part of a tile, of whose tokens so many are multiplied, into as many registers of ``acc``.
+
+    products: what MMAs add to: ``acc``, or where these are promoted sums of a K tile.
+    """
     count = part.count
     tile_m, num_cta = args.config.work_tile_mnk[0], args.config.multicast_n
     acc.fill(0.0)
-    weights = Weights(
-        cute.make_rmem_tensor((args.decoding.words, LANE_ROWS), Uint32),
-        cute.make_rmem_tensor((args.decoding.atoms, LANE_ROWS), Uint32),
-    )
+    if cutlass.const_expr(args.decoding.promotes):
+        products.fill(0.0)
+    weights = _weights(args.decoding)
     # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
     last_stage, read_stage = Int32(args.ring.num_stages), stage
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
-    slabs, sources = args.k_tiles * SLABS, _sources(args, rows)
+    slabs, sources = args.k_tiles * SLABS, _sources(args, rows, part.tile)
     if count > 0:
         stage, phase = _load_stage(args, weights, sources, stage, phase, part.first)
     for turn in cutlass.range(count, unroll=1):
@@ -140,7 +157,9 @@ def _accumulate(
                 dealt = [[weights.words[w, i] for w in range(args.decoding.words)] for i in range(LANE_ROWS)]
                 if cutlass.const_expr(not args.decoding.has_bytes):
                     dealt = [exchange(row, quad) for row in dealt]
-            if cutlass.const_expr(slab % SLABS == 0):
+            if cutlass.const_expr(slab % SLABS == 0 and args.decoding.promotes):
+                codes, tile_scale = [[] for i in range(LANE_ROWS)], weights.codes[0]
+            elif cutlass.const_expr(slab % SLABS == 0):
                 codes = [[weights.codes[j, i] for j in range(args.decoding.atoms)] for i in range(LANE_ROWS)]
             if cutlass.const_expr(slab == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
@@ -151,7 +170,7 @@ def _accumulate(
             decoded = slab_weights(words, codes, slab % SLABS, args.decoding)
             matrix = slab_matrix(args.tokens, uniform_stage * slabs + slab, tile_m)
             counts, most = token_counts(tile_m), args.schedule.mma_tokens
-            multiply_slab(acc, decoded, tokens, counts, most, matrix, args.decoding.is_bf16)
+            multiply_slab(products, decoded, tokens, counts, most, matrix, args.decoding.is_bf16)
             if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
                 if turn + 1 < count:
@@ -160,7 +179,10 @@ def _accumulate(
             if cutlass.const_expr(loads_next and slab > 0):
                 _load_weights(args, weights, sources, in_stage, slab + 1, part.first + turn)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
-            warpgroup.wait_group(1)
+            if cutlass.const_expr(args.decoding.promotes and slab % SLABS == SLABS - 1):
+                promote_sums(acc, products, tile_scale)
+            else:
+                warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):
                 arrive_lanes(emptied + last_stage, num_cta)
                 # Behind the arrival: no read is under way when a stage is released.
@@ -172,14 +194,30 @@ def _accumulate(
         # A load of the first ones is of all words, unless those are of bytes.
         read = range(args.decoding.words) if args.decoding.has_bytes else (0,)
         words = [weights.words[word, i] for word in read for i in range(LANE_ROWS)]
-        words += [weights.codes[i] for i in range(cute.size(weights.codes))]
+        if cutlass.const_expr(args.decoding.atoms > 0):
+            words += [weights.codes[i] for i in range(cute.size(weights.codes))]
         arrive_lanes(emptied + last_stage + behind_reads(words, args.outputs), num_cta)
     return stage, phase
 
 
-def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
-    """Shared addresses in stage 0 instead of offsets in a stage."""
-    return replace(rows, data=opaque(args.weights + rows.data), scale=opaque(args.scales + rows.scale))
+def _weights(decoding: Decoding) -> Weights:
+    """Room for them."""
+    words = cute.make_rmem_tensor((decoding.words, LANE_ROWS), Uint32)
+    if decoding.promotes:
+        return Weights(words, cute.make_rmem_tensor((1,), Uint32))
+    return Weights(
+        words, cute.make_rmem_tensor((decoding.atoms, LANE_ROWS), Uint32) if decoding.atoms else None
+    )
+
+
+def _sources(args: MathArgs, rows: LaneRows, tile: WorkTile) -> LaneRows:
+    """Shared addresses in stage 0 instead of offsets in a stage; of scales that promote sums their global address."""
+    data = opaque(args.weights + rows.data)
+    if args.decoding.promotes:
+        return replace(rows, data=data, scale=tile_scales(args.sum_scales, args.config, tile))
+    return replace(
+        rows, data=data, scale=opaque(args.scales + rows.scale) if args.decoding.atoms else Int32(0)
+    )
 
 
 @cute.jit
@@ -202,7 +240,10 @@ def _load_weights(
     smem, k_tile = args.smem, slab // SLABS
     data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes
     data = rows.data + stage * data_bytes + k_tile * (data_bytes // args.k_tiles)
-    scale = rows.scale + stage * scale_bytes + k_tile * (scale_bytes // args.k_tiles)
+    if cutlass.const_expr(args.decoding.atoms > 0):
+        scale = rows.scale + stage * scale_bytes + k_tile * (scale_bytes // args.k_tiles)
+    if cutlass.const_expr(args.decoding.promotes and slab == 0):
+        weights.codes[0] = load_tile_scale(rows.scale, index)
     for i in cutlass.range_constexpr(LANE_ROWS):
         words = load_slab(data + i * rows.data_step, slab % SLABS, args.decoding)
         for word in cutlass.range_constexpr(args.decoding.words):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
-from nvfp4_cute.formats.block_format import INT4_FORMATS, MXFP4, MXFP8, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, BlockFormat, FP8_128x128
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
@@ -31,12 +31,16 @@ from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, o
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
-PAIRS = tuple((None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, *INT4_FORMATS.values()))
+PAIRS = tuple(
+    (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
+)
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n",)
 TILES_K = (TILE_K, 2 * TILE_K)
 # Tokens of the tiles that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
+# Tokens of the largest tile whose sums and those of a K tile a lane has registers for.
+MAX_PROMOTED_TOKENS = 128
 # CTAs that may share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64, 8: 16}
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_ab=True)
@@ -123,6 +127,16 @@ class WeightOnlySmem(RingSmem):
         return self.weight_bytes + self.a_stage_bytes
 
 
+def has_scales_of_sums(b_format: BlockFormat) -> bool:
+    """Whether scales of weights multiply sums: fp32 ones in rows, which no copy brings to shared memory."""
+    return b_format.scale_layout == "rowmajor"
+
+
+def promotes(b_format: BlockFormat) -> bool:
+    """Whether those are of 128 x 128 values: sums of a K tile are multiplied, and added to fp32 ones."""
+    return has_scales_of_sums(b_format) and b_format.block_k == TILE_K
+
+
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
     return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
@@ -141,9 +155,10 @@ def leaves_tokens_out(config: KernelConfig) -> bool:
 def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> WeightOnlySmem:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     weights, tokens, k = config.cta_tile_shape_mnk
+    scale_bytes = 0 if has_scales_of_sums(b_format) else b_format.scale_bytes(SF_BLOCK_ROWS, TILE_K)
     plan = WeightOnlySmem(
         b_stage_bytes=weights * b_format.row_bytes(k),
-        sfb_stage_bytes=k // TILE_K * b_format.scale_bytes(SF_BLOCK_ROWS, TILE_K),
+        sfb_stage_bytes=k // TILE_K * scale_bytes,
         a_stage_bytes=tokens * k * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or 0,
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
@@ -177,6 +192,13 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
         )
     if k not in TILES_K:
         return f"cta_tile_shape_mnk={shape}: a stage has 128 or 256 values of K; use K tile {TILE_K}"
+    if has_scales_of_sums(b_format) and num_b > 1:
+        return f"weights are {b_format.title}, whose kernel computes one product; multiply by one of them after the other"
+    if promotes(b_format) and (tokens > MAX_PROMOTED_TOKENS or k > TILE_K):
+        return (
+            f"cta_tile_shape_mnk={shape}: of {b_format.title} weights a lane has sums of a K tile, too, and a stage has one; use "
+            f"N tile {min(tokens, MAX_PROMOTED_TOKENS)}, K tile {TILE_K}"
+        )
     plan = partial(smem_plan, num_b=num_b, b_format=b_format)
     return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
@@ -295,7 +317,7 @@ def _modelled_us(
         multiplied += count * columns * ((strips - 1) * tile_tokens + last)
         stages = -(-k // tile_k)
         k_tiles += count * strips * columns * -(-stages // split) * (tile_k // TILE_K)
-        weights = n * (TILE_WEIGHTS // config.cta_tile_shape_mnk[0]) * b_format.nbytes(1, k)
+        weights = b_format.nbytes(n * (TILE_WEIGHTS // config.cta_tile_shape_mnk[0]), k)
         tokens = m * k * FP16_BYTES
         read += count * (weights + tokens)
         moved += count * (strips * weights + columns * tokens / config.multicast_n)
@@ -340,9 +362,12 @@ def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> flo
 def is_faster_than_few_rows(
     m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
 ) -> bool:
-    """Whether a product [m, k] x [n, k] of every batch takes this kernel less time than that for few rows."""
+    """Whether a product [m, k] x [n, k] of every batch takes this kernel less time than that for few rows.
+
+    Not of weights with scales of sums: of those no time was measured with this kernel.
+    """
     times, sizes = FEW_ROWS_TIMES, ((m, n, k),) * batches
-    if m < times.least_rows:
+    if m < times.least_rows or has_scales_of_sums(b_format):
         return False
     passes, rest = divmod(m, times.pass_rows)
     weights = batches * b_format.nbytes(n, k)
