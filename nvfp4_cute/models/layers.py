@@ -48,7 +48,7 @@ from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.linear_8bit import has_products
 from nvfp4_cute.nn.moe import MoENVFP4
-from nvfp4_cute.nn.rounded import RoundedInput
+from nvfp4_cute.nn.rounded import PreparedInput, RoundedInput
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
 
@@ -71,12 +71,30 @@ def linear_module(
     - Int4 weights: LinearINT4.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
+    - Activations that have factors of their own, or another order, are given these before all that: PreparedInput.
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
         activations: of NVFP4 weights whose scheme has 4-bit activations, as of LinearNVFP4.
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
+    layer = _product(stored, bias, dtype, device, activations, backend, decode)
+    if stored.order is None and stored.pre_scale is None:
+        return layer
+    own = [None if one is None else one.to(device) for one in (stored.order, stored.pre_scale)]
+    return PreparedInput(layer, *own)
+
+
+def _product(
+    stored: StoredLinear,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    activations: Activations,
+    backend: str,
+    decode: bool,
+) -> torch.nn.Module:
+    """The layer of activations in the weights' order, multiplied by what they are."""
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
@@ -90,7 +108,8 @@ def linear_module(
         return LinearINT8(int8, bias, dtype=dtype, activations=mode, backend=backend)
     int4 = None if decode else as_int4(weight)
     if int4 is not None:
-        return LinearINT4(int4, bias, dtype=dtype, backend=backend)
+        product = LinearINT4(int4, bias, dtype=dtype, backend=backend)
+        return product if scheme.activations is None else RoundedInput(product, scheme.activations)
     exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)

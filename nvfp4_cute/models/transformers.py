@@ -35,6 +35,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
 from nvfp4_cute.models.checkpoints.checkpoint import READERS, Checkpoint, MissingInputScale
+from nvfp4_cute.models.checkpoints.stored import StoredExperts
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
@@ -196,6 +197,7 @@ class CheckpointQuantizer(HfQuantizer):
             pending = model.get_submodule(name)
             if is_experts:
                 experts = self.checkpoint.read_experts(self.experts[name])
+                _check_experts_size(name, experts, pending)
                 module: Any = experts_module(experts, pending.activation, **options)
                 module = EqualGroups(module) if pending.is_equal else module
             else:
@@ -241,6 +243,7 @@ class _PendingExperts(torch.nn.Module):
     def __init__(self, experts: torch.nn.Module):
         super().__init__()
         self.activation = activation_of(experts)
+        self.shapes = _shapes_of_experts(experts)
         self.is_equal = type(experts).__name__ == "Llama4TextExperts"
 
 
@@ -408,6 +411,27 @@ def _check_size(name: str, shape: tuple[int, ...], pending: _Pending) -> None:
     if tuple(shape) != pending.shape:
         raise CheckpointError(
             f"{name} is {list(shape)} in the checkpoint, and {list(pending.shape)} by config.json: these are different models"
+        )
+
+
+def _shapes_of_experts(experts: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Of the first weights and of down's, [E, N, K] of both; None of experts that are modules of their own."""
+    first = getattr(experts, "gate_up_proj", None)
+    first = getattr(experts, "up_proj", None) if first is None else first
+    down = getattr(experts, "down_proj", None)
+    if not isinstance(first, torch.Tensor) or not isinstance(down, torch.Tensor):
+        return None
+    is_k_first = getattr(experts, "is_transposed", False) or type(experts).__name__ == "Llama4TextExperts"
+    turn = lambda w: (w.shape[0], w.shape[2], w.shape[1]) if is_k_first else tuple(w.shape)
+    return turn(first), turn(down)
+
+
+def _check_experts_size(name: str, stored: StoredExperts, pending: _PendingExperts) -> None:
+    found = tuple(stored.w13.shape), tuple(stored.w2.shape)
+    if pending.shapes not in (None, found):
+        sizes = [" and ".join(str(list(shape)) for shape in pair) for pair in (found, pending.shapes or ())]
+        raise CheckpointError(
+            f"{name} is {sizes[0]} in the checkpoint, and {sizes[1]} by config.json: these are different models"
         )
 
 

@@ -61,3 +61,26 @@ class RoundedInput(torch.nn.Module):
     def extra_repr(self) -> str:
         """The format."""
         return f"activations={self.format!r}"
+
+
+class PreparedInput(torch.nn.Module):
+    """``layer(x[..., order] * scale)``: of weights whose blocks along K are of neighbours in another order, or that were divided
+    by factors of activations (AWQ, SmoothQuant).
+
+    Args:
+        layer: what follows. order: int64 [K], or None. scale: float [K], or None; rounded to the dtype of ``x``.
+    """
+
+    order: torch.Tensor | None
+    scale: torch.Tensor | None
+
+    def __init__(self, layer: torch.nn.Module, order: torch.Tensor | None, scale: torch.Tensor | None):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("order", order)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``layer`` of the prepared ``x``, [..., K]."""
+        x = x if self.order is None else x[..., self.order]
+        return self.layer(x if self.scale is None else x * self.scale.to(x.dtype))

@@ -177,6 +177,70 @@ def test_excluded_modules(tmp_path, pattern, excluded):
 Q = "model.layers.0.self_attn.q_proj"
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 3, 1), (2, 3)], ids=str)
+def test_blocks_of_modelopt(tmp_path, shape):
+    """FP8_PB_WO has a dimension for the inside of each block of scales."""
+    g = torch.Generator().manual_seed(0)
+    weight, scale = (
+        torch.randn(256, 384, generator=g).to(torch.float8_e4m3fn),
+        torch.rand(2, 3, generator=g) + 0.5,
+    )
+    quantization = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
+    tensors = {f"{Q}.weight": weight, f"{Q}.weight_scale": scale.reshape(shape)}
+    got = Checkpoint(write(tmp_path, tensors, quantization)).linear(Q).weight.dequantize()
+    rows, columns = torch.arange(256) // 128, torch.arange(384) // 128
+    assert torch.equal(got, weight.float() * scale[rows][:, columns])
+
+
+def test_one_block_has_a_scale_without_dimensions(tmp_path):
+    tensors = {
+        f"{Q}.weight": torch.ones(128, 128).to(torch.float8_e4m3fn),
+        f"{Q}.weight_scale": torch.tensor(0.5),
+    }
+    quantization = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
+    got = Checkpoint(write(tmp_path, tensors, quantization)).linear(Q).weight.dequantize()
+    assert bool((got == 0.5).all())
+
+
+def test_blocks_of_32_with_8_bit_activations(tmp_path):
+    """ModelOpt's W4A8_NVFP4_FP8: each of its scales is for two blocks of 16."""
+    one = nvfp4(Q)
+    scale = one[f"{Q}.weight_scale"][:, :2].clone()
+    quantization = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
+    layer = Checkpoint(write(tmp_path, one | {f"{Q}.weight_scale": scale}, quantization)).linear(Q)
+    assert (layer.scheme.weights, layer.scheme.activations) == ("nvfp4", "fp8")
+    codes = decode_e2m1(unpack_e2m1(one[f"{Q}.weight"]))
+    wanted = by_hand(codes, decode_e4m3(scale), 32).flatten(-2) * one[f"{Q}.weight_scale_2"]
+    assert torch.equal(layer.weight.dequantize(), wanted)
+
+
+@pytest.mark.parametrize("scales", ["one", "experts"])
+def test_fused_experts_that_lie_k_first(tmp_path, scales):
+    """Llama-4 in FP8: [E, K, N] and a scale for all, or for each expert. Blocks along N are refused."""
+    g = torch.Generator().manual_seed(0)
+    first, down = (torch.randn(2, *s, generator=g).to(torch.float8_e4m3fn) for s in ((64, 96), (48, 64)))
+    scale = torch.tensor(0.25) if scales == "one" else torch.tensor([0.25, 0.5])
+    prefix = "model.layers.0.feed_forward.experts"
+    tensors = {f"{prefix}.gate_up_proj": first, f"{prefix}.gate_up_proj_weight_scale": scale,
+               f"{prefix}.down_proj": down, f"{prefix}.down_proj_weight_scale": scale}  # fmt: skip
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    read = Checkpoint(write(tmp_path / "a", tensors, quantization, model_type="llama4_text")).read_experts(
+        prefix
+    )
+    factor = scale.expand(2)[:, None, None]
+    assert torch.equal(read.w13.dequantize(), first.float().transpose(1, 2) * factor)
+    assert torch.equal(read.w2.dequantize(), down.float().transpose(1, 2) * factor)
+    tensors[f"{prefix}.gate_up_proj"] = torch.zeros(2, 64, 48, dtype=torch.uint8)
+    tensors[f"{prefix}.gate_up_proj_weight_scale"] = torch.full((2, 64, 3), 127, dtype=torch.uint8)
+    folder = write(
+        tmp_path / "b", tensors, {"quant_method": "modelopt", "quant_algo": "mxfp4"}, model_type="gpt_oss"
+    )
+    with pytest.raises(
+        CheckpointError, match="gate_up_proj of .* lies K first, and scales .* not for blocks along K"
+    ):
+        Checkpoint(folder).read_experts(prefix)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -189,7 +253,7 @@ Q = "model.layers.0.self_attn.q_proj"
         (lambda t: t[f"{Q}.weight_scale"][3].fill_(-1), r"weight_scale\[3, 0\] is -1"),
         (lambda t: t[f"{Q}.weight_scale"].zero_(), "weight_scale is zero throughout"),
         (lambda t: t.update({f"{Q}.weight_scale": t[f"{Q}.weight_scale"][:, :2].clone()}), r"has shape \[16, 2\]"),
-        (lambda t: t.update({f"{Q}.pre_quant_scale": torch.ones(64)}), "pre_quant_scale.*nothing that this reader"),
+        (lambda t: t.update({f"{Q}.svdquant_lora_a": torch.ones(64)}), "svdquant_lora_a.*nothing that this reader"),
         (lambda t: t.update({f"{Q}.weight": t[f"{Q}.weight"].view(torch.float8_e4m3fn)}), "weights are torch.uint8"),
         (lambda t: t.update({f"{Q}.weight_scale_2": torch.ones((), dtype=torch.bfloat16)}), "global scale is float32"),
     ],
@@ -230,6 +294,11 @@ def test_experts_are_complete(tmp_path):
         (MODELOPT | {"quant_algo": "INT4_AWQ"}, "quant_algo is 'INT4_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "marlin-24"}}}, "marlin-24"),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}},
+            "sparsity_config.format is 'sparse-24-bitmask', structure '2:4'",
+        ),
+        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": {}}}}, "transform_config rotates"),
     ],
 )  # fmt: skip
 def test_unknown_schemes(tmp_path, quantization, message):

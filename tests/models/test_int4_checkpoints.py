@@ -8,6 +8,7 @@ from nvfp4_cute import int4_format, quantize
 from nvfp4_cute.cli import main
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
+from nvfp4_cute.models.layers import linear_module
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
 from nvfp4_cute.models.quantizing.gptq import gptq
 from nvfp4_cute.models.quantizing.weights import Rounding, quantized
@@ -122,6 +123,93 @@ def test_awq(tmp_path):
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, zero))
 
 
+def product(stored, x):
+    """What the module of a layer computes, without bias."""
+    module = linear_module(stored, None, dtype=torch.float16, device="cpu")
+    return module(x.half()).double()
+
+
+@pytest.mark.parametrize("tool", ["gptq", "compressed-tensors"])
+def test_ordered_by_activations(tmp_path, tool):
+    """desc_act and actorder: each value of K names its block; the layer is given its rows in the order of blocks."""
+    codes, scale, zero = parts()
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(1)).int() // 64
+    if tool == "gptq":
+        tensors = {"qweight": words(codes.T, 0), "qzeros": words(zero.T - 1 & 15, 1), "scales": scale.T.contiguous(),
+                   "g_idx": order}  # fmt: skip
+        config = GPTQ | {"desc_act": True}
+    else:
+        tensors = {"weight_packed": words(codes, 1), "weight_scale": scale, "weight_zero_point": words(zero, 0),
+                   "weight_g_idx": order}  # fmt: skip
+        config = compressed_tensors(symmetric=False, actorder="group")
+    write(tmp_path, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()}, config)
+    stored = Checkpoint(tmp_path).linear(PREFIX)
+    wanted = (codes - zero[:, order]) * scale.double()[:, order]
+    assert torch.equal(stored.dequantize(torch.float64), wanted)
+    x = torch.randint(-8, 9, (5, K)).double()
+    assert (product(stored, x) - x @ wanted.T).norm() < 2**-9 * (x @ wanted.T).norm()
+
+
+def test_unused_order(tmp_path):
+    """compressed-tensors writes -1 throughout where K was never ordered."""
+    codes, scale, zero = parts()
+    tensors = {
+        "weight_packed": words(codes, 1),
+        "weight_scale": scale,
+        "weight_g_idx": torch.full((K,), -1).int(),
+    }
+    weight = read(tmp_path, tensors, compressed_tensors())
+    assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, torch.full_like(zero, 8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_modelopt_awq(tmp_path, dtype):
+    """W4A16_AWQ: bytes of two rows, -8 to 7; activations are multiplied by pre_quant_scale first, of layers that have one."""
+    codes, scale, zero = parts(blocks=2, dtype=torch.bfloat16)
+    scale = scale.to(dtype)
+    pre = 2.0 ** torch.randint(-2, 3, (K,), generator=torch.Generator().manual_seed(2))
+    signed = (codes - 8) & 15
+    packed = (signed[0::2] | signed[1::2] << 4).to(torch.uint8)
+    other = "model.layers.0.mlp.gate_proj"
+    tensors = {
+        f"{name}.{k}": v for name in (PREFIX, other) for k, v in (("weight", packed), ("weight_scale", scale))
+    }
+    tensors[f"{PREFIX}.pre_quant_scale"] = pre.bfloat16()
+    quantization = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "ignore": ["lm_head"]}
+    write(tmp_path, tensors, quantization)
+    checkpoint = Checkpoint(tmp_path)
+    plain = values(codes, scale, torch.full_like(zero, 8))
+    stored = checkpoint.linear(PREFIX)
+    assert stored.weight.format == int4_format(128, dtype).name and not checkpoint.plain
+    assert torch.equal(stored.dequantize(torch.float64), plain * pre)
+    assert checkpoint.linear(other).pre_scale is None
+    assert torch.equal(checkpoint.linear(other).dequantize(torch.float64), plain)
+    x = torch.randint(-8, 9, (5, K)).double()
+    wanted = x @ (plain * pre).T
+    assert (product(stored, x) - wanted).norm() < 2**-9 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("pre", "message"),
+    [
+        (torch.ones(K - 1), r"pre_quant_scale is torch.float32 \[255\]; its layer has 256 activations"),
+        (torch.zeros(K), "pre_quant_scale has factors that are zero or not finite"),
+        (torch.full((K,), torch.nan), "pre_quant_scale has factors that are zero or not finite"),
+    ],
+)
+def test_factors_of_activations_that_are_refused(tmp_path, pre, message):
+    codes, scale, _ = parts(blocks=2)
+    tensors = {
+        "weight": (codes[::2] | codes[1::2] << 4).to(torch.uint8),
+        "weight_scale": scale,
+        "pre_quant_scale": pre,
+    }
+    quantization = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}
+    write(tmp_path, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()}, quantization)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(tmp_path).linear(PREFIX)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -158,11 +246,17 @@ def test_tensors_that_are_refused(tmp_path):
     packed = {"weight_packed": words(codes, 1), "weight_scale": scale}
     nan = scale.clone()
     nan[3, 1] = torch.nan
-    order = torch.arange(K).flip(0).int() // 64
+    uneven = (torch.arange(K) // 64).int()
+    uneven[0] = 1
     for number, (tensors, config, message) in enumerate(
         (
-            (gptq | {"g_idx": order}, GPTQ, "ordered by activations .*desc_act=False"),
-            (packed | {"weight_g_idx": order}, compressed_tensors(), "ordered by activations"),
+            (
+                gptq | {"g_idx": uneven},
+                GPTQ,
+                "ordered by activations in 4 blocks that do not .*desc_act=False",
+            ),
+            (packed | {"weight_g_idx": uneven}, compressed_tensors(), "ordered by activations"),
+            (packed | {"weight_g_idx": uneven[:-1]}, compressed_tensors(), "ordered by activations"),
             (gptq, GPTQ | {"sym": True}, "has zero points 0 to 15, and the config says sym"),
             (gptq | {"scales": scale.T[:3].contiguous()}, GPTQ, r"48 x 256 values and scales \[48, 3\]"),
             (awq | {"qweight": awq["qweight"].float()}, AWQ, "packed integers of torch.float32"),

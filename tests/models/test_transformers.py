@@ -55,7 +55,7 @@ def decoded_model(folder, loaded):
     with torch.no_grad():
         for name, module in model.named_modules():
             if prefix := checkpoint.linear_named(name):
-                module.weight.copy_(checkpoint.linear(prefix).weight.dequantize())
+                module.weight.copy_(checkpoint.linear(prefix).dequantize())
                 seen += 1
             elif prefix := checkpoint.experts_named(name):
                 stored = checkpoint.read_experts(prefix)
@@ -122,7 +122,7 @@ def test_checkpoint(folder):
             stored = checkpoint.linear(prefix)
             given = stored.input_scale
             x = x if stored.scheme.activations is None else rounded(x, stored.scheme.activations, given)
-            exact = x.double() @ stored.weight.dequantize(torch.float64).T
+            exact = x.double() @ stored.dequantize(torch.float64).T
             bias = getattr(module, "bias", None)
             exact = exact if bias is None else exact + bias.double()
             assert relative(y, exact) < 2**-7, name
@@ -145,8 +145,8 @@ def test_load_leaves_transformers_as_it_was():
     before = dict(AUTO_QUANTIZER_MAPPING)
     ours.load(DATA / "ct-qwen3-nvfp4", dtype=torch.bfloat16)
     assert AUTO_QUANTIZER_MAPPING == before
-    with pytest.raises(ValueError, match="'gptq' has no reader"):
-        ours.take_over("gptq")
+    with pytest.raises(ValueError, match="'hqq' has no reader"):
+        ours.take_over("hqq")
 
 
 def test_experts_implementation():
@@ -172,6 +172,18 @@ def test_another_model_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 512}))
     with pytest.raises(CheckpointError, match=r"mlp\..*_proj is .* in the checkpoint"):
+        ours.load(folder, dtype=torch.bfloat16)
+
+
+def test_experts_of_another_size_are_refused(tmp_path):
+    import json
+    import shutil
+
+    folder = tmp_path / "m"
+    shutil.copytree(DATA / "modelopt-qwen3moe-nvfp4", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": 32}))
+    with pytest.raises(CheckpointError, match=r"mlp.experts is .* in the checkpoint, and .* by config.json"):
         ours.load(folder, dtype=torch.bfloat16)
 
 

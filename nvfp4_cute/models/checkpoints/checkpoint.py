@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,13 @@ from nvfp4_cute.models.checkpoints.convention import (
     INPUT,
     KV,
     ORDER,
+    PRE,
     SCALE,
     ZERO,
     Config,
     Convention,
 )
-from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, expert_of, spellings
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, K_FIRST_MODELS, expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import (
     FP8,
     INT4,
@@ -117,10 +119,7 @@ class Checkpoint:
 
     def linear(self, prefix: str) -> StoredLinear:
         """Read and check a layer of ``linears``. Raises CheckpointError, which names the tensor."""
-        scheme = self.linears[prefix]
-        weight, factor, given = self._weight(prefix, scheme)
-        weight = StoredWeight(weight.format, weight.data, weight.scale, factor, weight.shape)
-        return StoredLinear(prefix, scheme, weight, given)
+        return self._read(prefix, self.linears[prefix])
 
     def each_linear(self) -> Iterator[StoredLinear]:
         """All of ``linears``, one after the other."""
@@ -158,10 +157,8 @@ class Checkpoint:
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
-    def _weight(
-        self, prefix: str, scheme: Scheme
-    ) -> tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]:
-        """The weights without global scale, that scale, and that of activations; both multiply, [] or [E]."""
+    def _read(self, prefix: str, scheme: Scheme) -> StoredLinear:
+        """A layer, or one projection of experts: of all of them, its weights are [E, N, K], its factors [E]."""
         assert self.convention is not None
         roles = self._modules[prefix]
         if prefix in self._foreign:
@@ -171,24 +168,32 @@ class Checkpoint:
         if scheme.weights == INT4:
             assert self.convention.unpack is not None
             tensors = {role: self.files[name] for role, name in roles.items() if not role.startswith(KV)}
-            return self.convention.unpack(prefix, tensors), None, None
+            weight, order = self.convention.unpack(prefix, tensors)
+            return StoredLinear(prefix, scheme, weight, None, order, self._pre_scale(roles, weight))
         unknown = next((roles[role] for role in (ZERO, ORDER) if role in roles), None)
         if unknown is not None:
             raise checks.foreign(prefix, scheme, unknown)
         data, scale = self.files[roles[DATA]], self.files[roles[SCALE]]
-        data, scale = _k_major(data, scale, scheme)
+        is_k_first = str(self.config.get("model_type")) in K_FIRST_MODELS
+        data, scale = _k_major(roles[DATA], data, scale, scheme, is_k_first)
+        scale = _shaped(data, scale, scheme)
         checks.check_data(roles[DATA], scheme, data, scale, roles[SCALE])
         k = data.shape[-1] * (2 if scheme.weights in PACKED else 1)
         if scheme.weights in (FP8, INT8):
-            scale = scale.float().reshape(-1, 1).expand(data.shape[-2], 1).contiguous()
+            scale = scale.float().expand(*data.shape[:-1], 1).contiguous()
         if scheme.weights in ("mxfp4", "mxfp8_e4m3"):
             scale = scale.view(torch.uint8)
-        weight = StoredWeight(scheme.weights, data, scale, None, (*data.shape[:-1], k))
-        return (
-            weight,
-            self._factor(roles, GLOBAL),
-            self._factor(roles, INPUT) if scheme.activations == "nvfp4" else None,
-        )
+        weight = StoredWeight(scheme.weights, data, scale, self._factor(roles, GLOBAL), (*data.shape[:-1], k))
+        given = self._factor(roles, INPUT) if scheme.activations == "nvfp4" else None
+        return StoredLinear(prefix, scheme, weight, given, None, self._pre_scale(roles, weight))
+
+    def _pre_scale(self, roles: Roles, weight: StoredWeight) -> torch.Tensor | None:
+        """What activations are multiplied by, [K]."""
+        if PRE not in roles:
+            return None
+        stored = self.files[roles[PRE]]
+        checks.check_pre_scale(roles[PRE], stored, weight.shape[-1])
+        return stored.reshape(-1)
 
     def _factor(self, roles: Roles, role: str) -> torch.Tensor | None:
         """A global scale that multiplies, float32 [] or [E]."""
@@ -224,22 +229,33 @@ class Checkpoint:
         bias = None
         if (kind, None) in parts:
             name = parts[kind, None]
-            weight, factor, given = self._weight(name, scheme)
+            stored = self._projection(name, scheme)
+            weight, factor, given = stored.weight, stored.weight.global_scale, stored.input_scale
+            weight = replace(weight, global_scale=None)
             factors = None if factor is None else factor.reshape(-1, 1).expand(count, 1).contiguous()
             inputs = [None if given is None else given.reshape(-1).expand(count)[e] for e in range(count)]
             if BIAS in self._modules[name]:
                 bias = self.files[self._modules[name][BIAS]]
         else:
-            read = [self._weight(parts[kind, e], scheme) for e in range(count)]
-            one = read[0][0]
-            weight = StoredWeight(
-                one.format, torch.stack([w.data for w, _, _ in read]), torch.stack([w.scale for w, _, _ in read]), None,
-                (count, *one.shape),
-            )  # fmt: skip
-            factors = None if read[0][1] is None else torch.stack([f for _, f, _ in read]).reshape(count, 1)  # type: ignore[misc]
-            inputs = [given for _, _, given in read]
+            read = [self._projection(parts[kind, e], scheme) for e in range(count)]
+            weight, factors = _stacked([one.weight for one in read])
+            inputs = [one.input_scale for one in read]
         side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias)
         return side.deinterleaved() if kind == "gate_up" and interleaved else side
+
+    def _projection(self, prefix: str, scheme: Scheme) -> StoredLinear:
+        """One of experts, which all read the same activations."""
+        read = self._read(prefix, scheme)
+        if read.order is not None or read.pre_scale is not None:
+            own = (
+                "its K ordered by activations"
+                if read.order is not None
+                else "a factor for each of its activations"
+            )
+            raise CheckpointError(
+                f"{prefix} has {own}; experts read the same rows and have none of their own: export them without"
+            )
+        return read
 
     def _inputs(self, scheme: Scheme, prefix: str, inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
         """Scales of activations, [E]; unknown ones are the largest that is known."""
@@ -321,6 +337,15 @@ class _Side:
         return _Side(weight, self.factors, self.inputs, None if self.bias is None else turn(self.bias))
 
 
+def _stacked(weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
+    """Weights of all experts, [E, N, K], without global scales; and these, [E, 1]."""
+    one = weights[0]
+    data, scale = torch.stack([w.data for w in weights]), torch.stack([w.scale for w in weights])
+    stacked = StoredWeight(one.format, data, scale, None, (len(weights), *one.shape))
+    factors = [w.global_scale for w in weights if w.global_scale is not None]
+    return stacked, torch.stack(factors).reshape(-1, 1) if factors else None
+
+
 def _joined(gate: _Side, up: _Side) -> _Side:
     """[gate; up] of every expert; one scale of activations, the larger, for both read the same rows."""
     experts, n, k = gate.weight.shape
@@ -337,8 +362,14 @@ def _joined(gate: _Side, up: _Side) -> _Side:
     return _Side(weight, factors, inputs, None)
 
 
-def _k_major(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and scales with K last: fused experts may lie K first, and gpt-oss has a dimension for blocks."""
+def _k_major(
+    name: str, data: torch.Tensor, scale: torch.Tensor, scheme: Scheme, is_k_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales with K last: fused experts may lie K first, and gpt-oss has a dimension for blocks.
+
+    Raises:
+        CheckpointError: blocks of scales run along N.
+    """
     if data.ndim == 4:
         return data.flatten(-2), scale
     if (
@@ -348,7 +379,34 @@ def _k_major(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> tuple[t
         and data.shape[1] == 8 * scale.shape[1]
     ):
         return data.transpose(1, 2).contiguous(), scale.transpose(1, 2).contiguous()
-    return data, scale
+    if data.ndim != 3 or not is_k_first:
+        return data, scale
+    if scheme.weights not in (FP8, INT8) or scale.numel() not in (1, len(data)):
+        raise CheckpointError(
+            f"{name} of {list(data.shape)} lies K first, and scales {list(scale.shape)} are not for blocks along K, as products "
+            "need them: export the model in NVFP4, or with one tensor an expert"
+        )
+    return data.transpose(1, 2).contiguous(), scale
+
+
+def _shaped(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Scales of K-major values in the shape of their format, where they have as many numbers; else as they are.
+
+    Tools write one scale without dimensions, and blocks of 128 x 128 with a dimension for the inside of each. NVFP4 of 8-bit
+    activations has blocks of 32 (ModelOpt's W4A8_NVFP4_FP8), which are two of 16 here.
+    """
+    *lead, n, width = data.shape
+    if scheme.weights in (FP8, INT8):
+        shapes = ((*lead, n, 1), (*lead, 1, 1), (1,) * data.ndim)
+        fitting = next((s for s in shapes if torch.Size(s).numel() == scale.numel()), scale.shape)
+        return scale.reshape(fitting)
+    if scheme.weights == "fp8_128x128":
+        expected = (*lead, *checks.scale_shape(scheme.weights, n, width))
+        is_same = scale.ndim != data.ndim and scale.numel() == torch.Size(expected).numel()
+        return scale.reshape(expected) if is_same else scale
+    if scheme.weights == "nvfp4" and scheme.activations == FP8 and 16 * scale.shape[-1] == width:
+        return scale.view(torch.uint8).repeat_interleave(2, -1).view(scale.dtype)
+    return scale
 
 
 def _is_valid(factor: torch.Tensor) -> bool:

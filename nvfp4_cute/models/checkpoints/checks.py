@@ -41,6 +41,17 @@ def check_factor(name: str, tensor: torch.Tensor) -> None:
         )
 
 
+def check_pre_scale(name: str, tensor: torch.Tensor, k: int) -> None:
+    """Raise unless there is a finite factor, not zero, for each of ``k`` values."""
+    if tensor.numel() != k or not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)}; its layer has {k} activations, and a factor for each: they "
+            "are of different exports"
+        )
+    if not bool((torch.isfinite(tensor) & (tensor != 0)).all()):
+        raise CheckpointError(f"{name} has factors that are zero or not finite; export it again")
+
+
 def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tensor, scale_name: str) -> None:
     """Raise unless dtypes and shapes of values and block scales fit each other, and no scale is NaN or negative.
 
@@ -58,7 +69,7 @@ def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tenso
     n, k = data.shape[-2], data.shape[-1] * (2 if packed else 1)
     expected = scale_shape(scheme.weights, n, k)
     if scheme.weights in (FP8, INT8):
-        fits = scale.numel() in (1, n)
+        fits = scale.ndim == data.ndim and scale.shape[-2] in (1, n) and scale.shape[-1] == 1
     else:
         fits = tuple(scale.shape) == (*data.shape[:-2], *expected)
     if not fits:
@@ -110,5 +121,5 @@ def foreign(prefix: str, scheme: Scheme, name: str) -> CheckpointError:
     """The error for a tensor of a quantized layer that means something this reader does not do."""
     return CheckpointError(
         f"{name} belongs to {prefix}, which is {scheme.name}, and is nothing that this reader knows; what it means would be "
-        "left out of the result: export the model without it (AWQ's pre_quant_scale, rotations and zero points are not done)"
+        "left out of the result: export the model without it (low-rank parts, rotations and zero points are not done)"
     )

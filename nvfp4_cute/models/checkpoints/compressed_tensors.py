@@ -50,8 +50,10 @@ def convention(quantization: Config) -> Convention:
     """How to read a checkpoint by its ``quantization_config``.
 
     Raises:
-        CheckpointError: a group's format is none that is known, or contradicts its bits or group size.
+        CheckpointError: a group's format is none that is known, or contradicts its bits or group size; weights are sparse, or
+            transformed.
     """
+    _check_nothing_else(quantization)
     ignored = Modules(quantization.get("ignore") or ())
     named: list[tuple[Modules, Scheme]] = []
     every: list[Scheme] = []
@@ -74,6 +76,21 @@ def convention(quantization: Config) -> Convention:
 
     schemes = tuple(found for _, found in named)
     return Convention("compressed-tensors", SUFFIXES, {}, True, schemes, scheme, of_compressed_tensors)
+
+
+def _check_nothing_else(quantization: Config) -> None:
+    """Raise where more was done to weights than quantizing them."""
+    sparsity = (quantization.get("sparsity_config") or {}).get("format") or "dense"
+    if sparsity != "dense":
+        structure = quantization["sparsity_config"].get("sparsity_structure")
+        raise CheckpointError(
+            f"sparsity_config.format is {sparsity!r}, structure {structure!r}; this reader takes dense weights: export the "
+            "model without sparse compression"
+        )
+    if (quantization.get("transform_config") or {}).get("config_groups"):
+        raise CheckpointError(
+            "transform_config rotates weights and activations, which this reader does not; export the model without transforms"
+        )
 
 
 def _scheme(name: str, group: Config, default: str | None) -> Scheme:

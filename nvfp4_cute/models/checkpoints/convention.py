@@ -16,12 +16,14 @@ from nvfp4_cute.models.checkpoints.stored import Scheme, StoredWeight
 DATA, SCALE, GLOBAL, INPUT, BIAS = "data", "scale", "global", "input", "bias"
 # Of int4: zero points, the sizes that are packed, and the block of each value along K.
 ZERO, SHAPE, ORDER = "zero", "shape", "order"
+PRE = "pre_scale"  # what activations are multiplied by before they are quantized, [K]
 KV = "kv"  # a scale of the KV cache, which is no part of the layer's product
 # Roles without which a layer of a format cannot be computed; INPUT where activations have a global scale.
 NEEDED = {"nvfp4": (DATA, SCALE, GLOBAL)}
 NEEDED_OF_OTHERS = (DATA, SCALE)
 
 Config = Mapping[str, Any]
+Unpack = Callable[[str, Mapping[str, torch.Tensor]], tuple[StoredWeight, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Convention:
         is_reciprocal: whether stored global scales divide when one dequantizes.
         schemes: all that the config names.
         scheme: prefix -> scheme, None where the layer is not quantized. Raises CheckpointError for a scheme that is unknown.
-        unpack: of int4: prefix and tensors by role -> the weights; None where the tool has none.
+        unpack: of int4: prefix and tensors by role -> the weights, and the order of K that they have; None where the tool has
+            no int4.
     """
 
     tool: str
@@ -43,7 +46,7 @@ class Convention:
     is_reciprocal: bool
     schemes: tuple[Scheme, ...]
     scheme: Callable[[str], Scheme | None] = field(repr=False)
-    unpack: Callable[[str, Mapping[str, torch.Tensor]], StoredWeight] | None = field(default=None, repr=False)
+    unpack: Unpack | None = field(default=None, repr=False)
 
     def name_of(self, role: str) -> str:
         """The suffix of a role, for messages."""

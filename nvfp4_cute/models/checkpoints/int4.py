@@ -1,6 +1,10 @@
 """Int4 weights of every tool in one form: codes K-major, the even k in the low nibble, scales row-major, with zero points.
 
-All tools pack codes 0 to 15 into int32 words, eight a word, the first in the lowest bits. Which eight, and their order, differs.
+Tools pack codes 0 to 15 into int32 words, eight a word, the first in the lowest bits. Which eight, and their order, differs.
+ModelOpt packs bytes.
+
+Neighbours along K may have scales of different blocks (desc_act, actorder): then codes are sorted by block, and the order of K
+goes with the weights.
 
 ==================  ==================  ==========================  ===========================================================
 tool                codes               zero points                 source
@@ -10,6 +14,8 @@ AutoGPTQ            [K/8, N], along K   [blocks, N/8], along N      auto_gptq/nn
                                                                     "gptq" stores zero points less 1, "gptq_v2" as they are
 AutoAWQ (gemm)      [K, N/8], along N   [blocks, N/8], along N      awq/modules/linear/gemm.py, awq/utils/packing_utils.py
                                                                     (0.2.9): columns 0, 2, 4, 6, 1, 3, 5, 7 of eight
+ModelOpt            [N/2, K], along N   none                        modelopt/torch/export/quant_utils.py (0.47.0): bytes of
+                                                                    two rows, -8 to 7 in two's complement
 ==================  ==================  ==========================  ===========================================================
 """
 
@@ -29,9 +35,10 @@ AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Tensors = Mapping[str, torch.Tensor]  # by role
+Ordered = tuple[StoredWeight, torch.Tensor | None]  # weights for x[..., order], and the order
 
 
-def of_compressed_tensors(prefix: str, tensors: Tensors) -> StoredWeight:
+def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
     """Weights of format "pack-quantized", the data without a copy.
 
     Args:
@@ -39,7 +46,7 @@ def of_compressed_tensors(prefix: str, tensors: Tensors) -> StoredWeight:
             [N/8, blocks], of old versions int8 [N, blocks], -8 to 7; shape, int64 [2]; order, where there is, int32 [K].
 
     Raises:
-        CheckpointError: a tensor has another dtype or shape, or K is ordered by activations.
+        CheckpointError: a tensor has another dtype or shape, or blocks are of different sizes.
     """
     data, scale = _words(prefix, tensors[DATA]), tensors[SCALE]
     n, k = len(data), 8 * data.shape[1]
@@ -53,11 +60,11 @@ def of_compressed_tensors(prefix: str, tensors: Tensors) -> StoredWeight:
         zero_points = zero_points.int() + INT4_ZERO_POINT
     elif zero_points is not None:
         zero_points = _nibbles(_words(prefix, zero_points).T)[:, :n].T
-    _check_order(prefix, tensors, k, scale.shape[-1])
-    return _stored(prefix, data.view(torch.uint8), scale, zero_points)
+    sorted_data, order = _sorted(prefix, tensors, data.view(torch.uint8), scale.shape[-1])
+    return _stored(prefix, sorted_data, scale, zero_points), order
 
 
-def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -> StoredWeight:
+def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -> Ordered:
     """Weights of AutoGPTQ and GPTQModel.
 
     Args:
@@ -65,10 +72,10 @@ def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -
         is_symmetric: whether all zero points are 8, as the config says. is_v2: whether they are stored as they are.
 
     Raises:
-        CheckpointError: a tensor has another dtype or shape, K is ordered by activations, or zero points are not all 8.
+        CheckpointError: a tensor has another dtype or shape, blocks are of different sizes, or zero points are not all 8.
     """
     data, scale = _words(prefix, tensors[DATA]).T.contiguous(), tensors[SCALE]
-    _check_order(prefix, tensors, 8 * data.shape[1], len(scale))
+    sorted_data, order = _sorted(prefix, tensors, data.view(torch.uint8), len(scale))
     zero_points = None
     if ZERO in tensors:
         stored = _nibbles(_words(prefix, tensors[ZERO]))
@@ -81,10 +88,10 @@ def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -
                 "all of them are 8; correct sym, or checkpoint_format (gptq, gptq_v2)"
             )
         zero_points = None
-    return _stored(prefix, data.view(torch.uint8), scale.T.contiguous(), zero_points)
+    return _stored(prefix, sorted_data, scale.T.contiguous(), zero_points), order
 
 
-def of_awq(prefix: str, tensors: Tensors) -> StoredWeight:
+def of_awq(prefix: str, tensors: Tensors) -> Ordered:
     """Weights of AutoAWQ, version gemm.
 
     Args:
@@ -100,7 +107,25 @@ def of_awq(prefix: str, tensors: Tensors) -> StoredWeight:
 
     zero_points = columns(tensors[ZERO]) if ZERO in tensors else None
     data = pack_e2m1(columns(tensors[DATA]).contiguous())
-    return _stored(prefix, data, tensors[SCALE].T.contiguous(), zero_points)
+    return _stored(prefix, data, tensors[SCALE].T.contiguous(), zero_points), None
+
+
+def of_modelopt(prefix: str, tensors: Tensors) -> Ordered:
+    """Weights of ModelOpt's W4A16_AWQ.
+
+    Args:
+        tensors: data uint8 [N/2, K], row 2 i in the low nibble, -8 to 7; scale [N, blocks].
+
+    Raises:
+        CheckpointError: a tensor has another dtype or shape.
+    """
+    packed = tensors[DATA]
+    if packed.dtype != torch.uint8 or packed.ndim != 2:
+        raise CheckpointError(
+            f"{prefix} has packed integers of {packed.dtype} {list(packed.shape)}; they are uint8, [N/2, K]"
+        )
+    signed = torch.stack([packed & 15, packed >> 4], 1).flatten(0, 1)
+    return _stored(prefix, pack_e2m1(signed ^ INT4_ZERO_POINT), tensors[SCALE], None), None
 
 
 def _stored(
@@ -153,14 +178,21 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
     return unpack_e2m1(words.contiguous().view(torch.uint8))
 
 
-def _check_order(prefix: str, tensors: Tensors, k: int, blocks: int) -> None:
-    """Raise where values of K do not follow each other in their blocks."""
-    order = tensors.get(ORDER)
-    if order is None:
-        return
-    plain = torch.arange(k, device=order.device) // max(k // max(blocks, 1), 1)
-    if order.shape != plain.shape or bool((order != plain).any()):
+def _sorted(
+    prefix: str, tensors: Tensors, data: torch.Tensor, blocks: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Data [N, K/2] with the values of each block beside each other, and the order of K that it then has."""
+    given, k = tensors.get(ORDER), 2 * data.shape[1]
+    # compressed-tensors: -1 throughout where K was never ordered.
+    if given is None or bool((given == -1).all()):
+        return data, None
+    plain = torch.arange(k, device=given.device) // max(k // max(blocks, 1), 1)
+    if given.shape == plain.shape and torch.equal(given.long(), plain):
+        return data, None
+    if given.shape != plain.shape or not torch.equal(given.long().sort().values, plain):
         raise CheckpointError(
-            f"{prefix} has its K ordered by activations (desc_act, actorder): neighbours have scales of different blocks; "
+            f"{prefix} has its K ordered by activations in {blocks} blocks that do not have {k} / {blocks} values each; "
             'export it with desc_act=False, or actorder "static"'
         )
+    order = given.long().argsort(stable=True)
+    return pack_e2m1(unpack_e2m1(data)[:, order]), order

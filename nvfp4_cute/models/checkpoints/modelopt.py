@@ -5,22 +5,27 @@ from nvfp4_cute.models.checkpoints.convention import (
     GLOBAL,
     INPUT,
     KV,
+    PRE,
     SCALE,
     Config,
     Convention,
     Modules,
     unknown,
 )
+from nvfp4_cute.models.checkpoints.int4 import of_modelopt
 from nvfp4_cute.models.checkpoints.names import spellings
-from nvfp4_cute.models.checkpoints.stored import FP8, Scheme
+from nvfp4_cute.models.checkpoints.stored import FP8, INT4, INT8, Scheme
 
 SUFFIXES = {
     "weight": DATA,
     "weight_scale": SCALE,
     "weight_scale_2": GLOBAL,
     "input_scale": INPUT,
+    "pre_quant_scale": PRE,
     "k_scale": KV,
     "v_scale": KV,
+    "k_bias": KV,
+    "v_bias": KV,
 }
 FUSED = {"": DATA, "_weight_scale": SCALE, "_weight_scale_2": GLOBAL, "_input_scale": INPUT, "_bias": "bias"}
 # Formats of weights and of activations by quant_algo, in upper case.
@@ -34,7 +39,15 @@ ALGORITHMS = {
     "FP8": (FP8, FP8),
     "FP8_PER_CHANNEL_PER_TOKEN": (FP8, FP8),
     "FP8_PB_WO": ("fp8_128x128", "fp8_1x128"),
+    "W4A8_NVFP4_FP8": ("nvfp4", FP8),
+    "W4A8_MXFP4_FP8": ("mxfp4", FP8),
+    "W4A16_AWQ": (INT4, None),
+    "W4A8_AWQ": (INT4, FP8),
+    "W8A16": (INT8, None),
+    "W8A8_SQ_PER_CHANNEL": (INT8, INT8),
 }
+# Whose layers may have a pre_quant_scale.
+SMOOTHED = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL")
 MIXED = "MIXED_PRECISION"
 
 
@@ -60,7 +73,7 @@ def convention(quantization: Config) -> Convention:
             return None
         return _layer_scheme(prefix, layers, wild) if algorithm == MIXED else schemes[0]
 
-    return Convention("modelopt", SUFFIXES, FUSED, False, schemes, scheme)
+    return Convention("modelopt", SUFFIXES, FUSED, False, schemes, scheme, of_modelopt)
 
 
 def _layer_scheme(prefix: str, layers: Config, wild: list[tuple[Modules, Config]]) -> Scheme | None:
@@ -79,4 +92,5 @@ def _scheme(algorithm: str | None) -> Scheme:
     found = ALGORITHMS.get(str(algorithm).upper())
     if found is None:
         raise unknown("quant_algo", algorithm, ALGORITHMS)
-    return Scheme(str(algorithm).upper(), *found)
+    name = str(algorithm).upper()
+    return Scheme(name, *found, has_pre_scale=name in SMOOTHED)

@@ -31,6 +31,8 @@ BY_PROJECTION = re.compile(rf"^(.*\bexperts)\.({_NAMES})\.(\d+)$")
 FUSED = re.compile(rf"^(.*\bexperts)\.({_NAMES})$")
 # Of these, fused gate and up lie row by row: gate 0, up 0, gate 1 and so on.
 INTERLEAVED_MODELS = ("gpt_oss",)
+# Of these, transformers' fused experts are [E, K, N], and so are those of tools that keep them fused.
+K_FIRST_MODELS = ("gpt_oss", "llama4", "llama4_text")
 
 
 def is_embedding(prefix: str) -> bool:

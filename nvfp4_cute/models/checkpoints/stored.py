@@ -27,12 +27,14 @@ class Scheme:
     Attributes:
         name: the tool's word for it. weights: the format of weights. activations: that of activations; None: 16 bits.
         has_zero_points: whether blocks of weights have zero points that are stored.
+        has_pre_scale: whether activations may have a factor for each of K (AWQ); exports leave out what they could put elsewhere.
     """
 
     name: str
     weights: str
     activations: str | None
     has_zero_points: bool = False
+    has_pre_scale: bool = False
 
     def __str__(self) -> str:
         """Such as "W nvfp4, A 16 bit"."""
@@ -157,12 +159,25 @@ class StoredLinear:
     Attributes:
         name: its prefix in the checkpoint. scheme: how it is quantized. weight: [N, K].
         input_scale: float32 global scale of activations that multiplies, calibrated; None: none is stored.
+        order: int64 [K]: the weights are for ``x[..., order]``, as of desc_act and actorder; None: for ``x``.
+        pre_scale: float [K]: activations are multiplied by it before they are quantized (AWQ, SmoothQuant); None: by one.
     """
 
     name: str
     scheme: Scheme
     weight: StoredWeight
     input_scale: torch.Tensor | None
+    order: torch.Tensor | None = None
+    pre_scale: torch.Tensor | None = None
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """What multiplies ``x`` as it comes, [N, K]: weights in the order of ``x``, times ``pre_scale``."""
+        values = self.weight.dequantize(torch.float32)
+        if self.order is not None:
+            values = values[:, self.order.argsort()]
+        if self.pre_scale is not None:
+            values = values * self.pre_scale.float()
+        return values.to(dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,7 +156,9 @@ def is_nvfp4(quantization: Mapping[str, Any]) -> bool:
         schemes = convention_of(quantization).schemes
     except CheckpointError:
         return False
-    return bool(schemes) and all(s.weights == "nvfp4" and s.activations in ("nvfp4", None) for s in schemes)
+    return bool(schemes) and all(
+        s.weights == "nvfp4" and s.activations in ("nvfp4", None) and not s.has_pre_scale for s in schemes
+    )
 
 
 def names_embedding(quantization: Mapping[str, Any]) -> bool:
