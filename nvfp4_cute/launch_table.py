@@ -31,6 +31,7 @@ class Header(IntEnum):
     )
     CHAIN = 8  # address of the int32 counters of a chain
     WORKSPACE = 9  # address of what one launch hands to the next; unused where there is one
+    BIAS = 10  # address of a number a column; unused where the kernel has none
 
 
 class Group(IntEnum):
@@ -91,6 +92,12 @@ class Gemv(IntEnum):
     K = 15
     L = 16
     NUM_SMS = 17  # of the GPU; unused where CTAs are not persistent
+
+
+class GemvBias(IntEnum):
+    """What follows the entries of a gemv whose rows have a bias each. Apart, as exports have all entries of a table."""
+
+    BIAS = len(Gemv)  # address
 
 
 class Quantize(IntEnum):
@@ -167,6 +174,7 @@ class FewRows(IntEnum):
     N = 17
     K = 18
     L = 19
+    BIAS = 20  # address of a number a row of b; unused where the kernel has none
 
 
 class W4A16(IntEnum):
@@ -190,6 +198,7 @@ class W4A16(IntEnum):
     N = 15
     K = 16
     L = 17
+    BIAS = 18  # address of a number a row of the weights; unused where the kernel has none
 
 
 class Route(IntEnum):

@@ -65,6 +65,7 @@ class GroupedProblem:
         is_chain: whether every group's A is the result of the group before: layers, all of one size.
         early_weights: whether the launch right before wrote neither the groups' sizes nor any ``b``.
         a_format, b_format: what the bytes of A, and of every ``b``, stand for.
+        bias_dtype: of what is added to every column of C; None where nothing is.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -79,6 +80,7 @@ class GroupedProblem:
     early_weights: bool = False
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
+    bias_dtype: torch.dtype | None = None
 
     @property
     def num_b(self) -> int:

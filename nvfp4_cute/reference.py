@@ -34,24 +34,25 @@ def grouped_gemm_reference(
     alpha: Sequence[float] | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
+    bias: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
     a_format: BlockFormat = NVFP4,
     b_format: BlockFormat = NVFP4,
 ) -> list[torch.Tensor]:
-    """``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T`` for every group ``g``, list form.
+    """``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T + bias`` for every group ``g``, list form.
 
     Roundings, in this order and no others: the sum over K, formed in float64, is rounded to float32; times ``alpha``
-    in float32; to ``out_dtype``; each to nearest even. A sum of zeros is +0. Of NVFP4, the sum in float64 is exact, and so
-    independent of its order, while the magnitudes of the products add up to less than 2^33: they are multiples of
-    2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
+    in float32; plus ``bias`` in float32; to ``out_dtype``; each to nearest even. A sum of zeros is +0. Of NVFP4, the sum in
+    float64 is exact, and so independent of its order, while the magnitudes of the products add up to less than 2^33: they
+    are multiples of 2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
 
     A kernel accumulates in float32 and must give the same bits where float32 holds every partial sum exactly;
     elsewhere it may differ by its own roundings.
 
     Of INT8 the scales are a row's, and sums of products of integers are exact in kernels, too. So are these roundings all that
     there are, and every kernel gives these bits: the sum is rounded to float32; times ``b_scale`` of its column in float32; times
-    ``a_scale`` of its row in float32 (the order of CUTLASS's epilogue in vLLM); times ``alpha``; to ``out_dtype``. With
-    ``out_dtype=torch.int32`` the sums themselves are the result: scales are not read.
+    ``a_scale`` of its row in float32 (the order of CUTLASS's epilogue in vLLM); times ``alpha``; plus ``bias``; to ``out_dtype``.
+    With ``out_dtype=torch.int32`` the sums themselves are the result: scales are not read.
 
     Args:
         a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0. Of other formats, their bytes.
@@ -60,6 +61,7 @@ def grouped_gemm_reference(
             for "rowmajor" ``[M_g, K_g/16]``. Of other formats, their scales, as many as their blocks.
         b_scale: the same for ``b``.
         alpha: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
+        bias: ``[N]``, of every group, whose N is the same then. None adds nothing.
         out_dtype: float16, bfloat16, float32 or float64; of INT8 int32, too.
         scale_layout: of both scales, where formats have blocked ones; others have rows.
         a_format, b_format: what the bytes of ``a`` and ``b`` stand for; any two records.
@@ -87,12 +89,20 @@ def grouped_gemm_reference(
             acc = _integer_products(*operands, out_dtype)
         else:
             acc = _accumulate(*operands, scale_layout, a_format, b_format).to(acc_dtype)
-        if alpha is not None:
-            acc = acc * torch.as_tensor(alpha[group_idx], dtype=torch.float32, device=acc.device).to(
-                acc_dtype
-            )
-        outputs.append(acc.to(out_dtype))
+        factor = None if alpha is None else alpha[group_idx]
+        outputs.append(_finished(acc, factor, bias, out_dtype))
     return outputs
+
+
+def _finished(
+    acc: torch.Tensor, alpha: float | torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Sums [M, N] times a factor, plus a bias [N], each in the dtype of the sums; then rounded."""
+    if alpha is not None:
+        acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc.dtype)
+    if bias is not None:
+        acc = acc + bias.to(acc.dtype)
+    return acc.to(out_dtype)
 
 
 def grouped_dual_gemm_reference(
@@ -237,10 +247,11 @@ def weight_only_reference(
     alpha: float | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
+    bias: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
     b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
-    """``alpha * a @ (b * b_scale)^T`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
+    """``alpha * a @ (b * b_scale)^T + bias`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
 
     Integers of 4 bits times their scales are rounded to float32, which is exact for 16-bit scales, and to the dtype of ``a``.
     Of INT8 the sum of products with integers is rounded to float32, then times the scale of its column in float32.
@@ -249,6 +260,7 @@ def weight_only_reference(
         a: float16 or bfloat16, ``[M, K]``. b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
         b_scale: of ``b``, as in :func:`grouped_gemm_reference`.
         alpha: a number, or a float32 tensor of one element, or None.
+        bias: ``[N]``, or None.
         b_format: of ``b``.
 
     Returns:
@@ -265,9 +277,7 @@ def weight_only_reference(
     acc = (a.double() @ weights.T).add_(0.0).to(acc_dtype)
     if of_columns is not None:
         acc = acc * of_columns.T
-    if alpha is not None:
-        acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc_dtype)
-    return acc.to(out_dtype)
+    return _finished(acc, alpha, bias, out_dtype)
 
 
 def weight_only_dual_reference(

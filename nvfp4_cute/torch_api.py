@@ -41,7 +41,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import check_is_tensor
-from nvfp4_cute.operands.rules import check_tensors
+from nvfp4_cute.operands.rules import BIAS_DTYPES, check_tensors
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 
@@ -99,7 +99,7 @@ def scaled_mm(
             scale; float32 ones of FP8 in rows, as the module says.
         scale_recipe_a, scale_recipe_b: ``ScalingType``, or a list with one for each scale.
         swizzle_a, swizzle_b: ``SwizzleType.SWIZZLE_32_4_4``, or a list that begins with it; of float32 scales none.
-        bias: [N], added in float32 before the rounding, by a pass of its own over a float32 result.
+        bias: [N], floats, added in float32 before the rounding, by the launch that multiplies.
         output_dtype: float16, bfloat16 or float32.
         contraction_dim: () or the last of mat_a and the first of mat_b.
         use_fast_accum: allowed, and of no effect: sums are float32.
@@ -453,16 +453,18 @@ def _product(mat_a, mat_b, a: _Side, b: _Side, bias, out_dtype) -> torch.Tensor:
         raise ValueError(
             f"bias is {bias.dtype} {tuple(bias.shape)}; expected floats of shape {tuple(mat_b.shape[1:])}"
         )
-    result = gemm(
+    if bias is not None:
+        bias = (bias if bias.dtype in BIAS_DTYPES else bias.float()).contiguous()
+    return gemm(
         mat_a,
         _columns(mat_b),
         *_scales_of_rows(mat_a, mat_b, a, b),
         _factor(a, b, 1, mat_a.device),
+        bias=bias,
         a_format=a.format,
         b_format=b.format,
-        out_dtype=out_dtype if bias is None else torch.float32,
+        out_dtype=out_dtype,
     )
-    return result if bias is None else (result + bias.float()).to(out_dtype)
 
 
 def _grouped_product(mat_a, mat_b, a: _Side, b: _Side, offs, bias, out_dtype) -> torch.Tensor:

@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, Int64
 
 from nvfp4_cute.launch_table import Group, Header
 
+from .bias import bias_pointer
 from .device_groups import DeviceGroups
 from .group_table import GroupTable
 from .output_table import OutputTable, ScaleTable
@@ -78,6 +79,7 @@ def read_outputs(
     num_alphas: int,
     is_quantized: bool = False,
     has_limit: bool = False,
+    bias_dtype: type | None = None,
 ) -> OutputTable:
     """Where results go.
 
@@ -85,6 +87,7 @@ def read_outputs(
         num_alphas: factors a group, one a product, or 0.
         is_quantized: whether results are NVFP4.
         has_limit: whether a dual GEMM's products are cut.
+        bias_dtype: of what is added to every column; None where nothing is.
         values, rows, form: as of :func:`read_operands`.
     """
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
@@ -106,6 +109,7 @@ def read_outputs(
         if is_quantized
         else None,
         limit=Int32(values[Header.LIMIT, 0]) if has_limit else None,
+        bias=None if bias_dtype is None else bias_pointer(values[Header.BIAS, 0], bias_dtype),
     )
 
 

@@ -36,6 +36,7 @@ class OutputTable:
         alphas: pointers to fp32 factors [G] in global memory, one a product, or None.
         scales: of NVFP4 results, or None.
         limit: bits of the fp32 number that a dual GEMM's products are cut to, or None.
+        bias: pointer to a number a column in global memory, the same for all groups, or None.
     """
 
     addresses: list
@@ -45,6 +46,7 @@ class OutputTable:
     alphas: list | None
     scales: ScaleTable | None = None
     limit: Int32 | None = None
+    bias: cute.Pointer | None = None
 
 
 @cute.jit

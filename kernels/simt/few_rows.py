@@ -29,6 +29,7 @@ from nvfp4_cute.launch_table import FewRows
 from nvfp4_cute.planning.arch.simt import FEW_ROWS, FEW_ROWS_SLOTS, FEW_ROWS_WARPS, UNIT_ROWS, WARP_SIZE
 
 from ..common import ptx
+from ..common.bias import bias_pointer, load_bias
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import SHARED, global_scalar, load_words
 from ..common.select import select
@@ -75,6 +76,7 @@ class Operands:
     m: Int32
     n: Int32
     k: Int32
+    bias: cute.Pointer | None = None
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,14 @@ class FewRowsKernel:
     Args:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
+        bias_dtype: of what is added to the results of every row of b; None where nothing is.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, out_dtype: type, has_alpha: bool, name: str):
+    def __init__(self, out_dtype: type, has_alpha: bool, name: str, bias_dtype: type | None = None):
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
+        self.bias_dtype = bias_dtype
         self.name = name
 
     @cute.jit
@@ -142,6 +146,7 @@ class FewRowsKernel:
             m=Int32(t[FewRows.M]),
             n=Int32(t[FewRows.N]),
             k=Int32(t[FewRows.K]),
+            bias=None if self.bias_dtype is None else bias_pointer(t[FewRows.BIAS], self.bias_dtype),
         )
         strides = [
             t[column]
@@ -232,8 +237,13 @@ class FewRowsKernel:
             for w in cutlass.range_constexpr(1, FEW_ROWS_WARPS):
                 total = total + sums[place, column, w]
             total = total * Float32(4.0**OPERAND_EXPONENT)
+            bias = None
+            if cutlass.const_expr(own.bias is not None):
+                (bias,) = load_bias(own.bias, [row], own.n)
             if cutlass.const_expr(self.has_alpha):
                 total = total * global_scalar(Float32, own.alpha)[0]
+            if cutlass.const_expr(bias is not None):
+                total = ptx.add_f32(total, bias.to(Float32))
             element = Int64(a_row) * own.out_row + Int64(row) * own.out_column
             out = global_scalar(self.out_dtype, own.out + element * (self.out_dtype.width // 8))
             out[0] = total.to(self.out_dtype)

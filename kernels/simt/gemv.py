@@ -23,7 +23,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
-from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.launch_table import Gemv, GemvBias
 from nvfp4_cute.planning.arch.simt import (
     GEMV_LANES_K,
     GEMV_PIECE_K,
@@ -34,6 +34,7 @@ from nvfp4_cute.planning.arch.simt import (
 )
 
 from ..common import ptx
+from ..common.bias import bias_pointer, load_bias
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.select import select
 from ..common.versions import SmemAllocator
@@ -67,6 +68,7 @@ class GemvOperands:
     out_pitch: Int64
     m: Uint32
     k: Uint32
+    bias: cute.Pointer | None = None
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,24 @@ class GemvKernel:
     Args:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
+        bias_dtype: of what is added to every row's result; None where nothing is.
         has_fp4_convert: whether e2m1 conversions are instructions.
         spread: rows of a unit, and CTAs.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
     def __init__(
-        self, out_dtype: type, has_alpha: bool, has_fp4_convert: bool, spread: GemvSpread, name: str
+        self,
+        out_dtype: type,
+        has_alpha: bool,
+        has_fp4_convert: bool,
+        spread: GemvSpread,
+        name: str,
+        bias_dtype: type | None = None,
     ):
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
+        self.bias_dtype = bias_dtype
         self.dot = HalfDot if has_fp4_convert else ByteDot
         self.spread = spread
         self.name = name
@@ -155,6 +165,7 @@ class GemvKernel:
             out_pitch=t[Gemv.OUT_PITCH],
             m=m,
             k=k,
+            bias=None if self.bias_dtype is None else bias_pointer(t[GemvBias.BIAS], self.bias_dtype),
         )
         strides = [
             t[column]
@@ -273,8 +284,13 @@ class GemvKernel:
                 total = total + sums[first_warp + w, place]
             row = row_of(unit_of(walk.tile, tidx // count), place, count)
             if row < own.m:
+                bias = None
+                if cutlass.const_expr(own.bias is not None):
+                    (bias,) = load_bias(own.bias, [Int32(row)], Int32(own.m))
                 if cutlass.const_expr(self.has_alpha):
                     total = total * global_scalar(Float32, own.alpha)[0]
+                if cutlass.const_expr(bias is not None):
+                    total = ptx.add_f32(total, bias.to(Float32))
                 element = Int64(row) * own.out_pitch
                 out = global_scalar(self.out_dtype, own.out + element * (self.out_dtype.width // 8))
                 out[0] = total.to(self.out_dtype)

@@ -36,6 +36,7 @@ from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
 
 from ..common import ptx, ue8m0
+from ..common.bias import bias_pointer, load_bias
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.int4 import Int4Decoding, codes_four_apart
 from ..common.versions import SmemAllocator
@@ -108,6 +109,7 @@ class W4A16Output:
     alpha: Int64
     row: Int64
     column: Int64
+    bias: cute.Pointer | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class W4A16Kernel:
         name: what the kernel is called in profilers and in the emulator's reports.
         weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0, or fp32 ones of 128 x 128 e4m3, or those
             of int4, or fp32 ones of rows of INT8.
+        bias_dtype: of what is added to the results of every weight row; None where nothing is.
     """
 
     def __init__(
@@ -151,6 +154,7 @@ class W4A16Kernel:
         blocks_per_sm: int,
         name: str,
         weights: BlockFormat,
+        bias_dtype: type | None = None,
     ):
         self.has_powers = weights.scale == UE8M0
         self.format = (BF16_OF_UE8M0 if self.has_powers else BF16) if is_bf16 else FP16
@@ -173,6 +177,7 @@ class W4A16Kernel:
         self.atom_bytes = 0 if self.has_row_scales else weights.scale_bytes(weights.atom_rows, weights.atom_k)
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
+        self.bias_dtype = bias_dtype
         self.tokens = tokens
         self.num_mma_n = tokens // MMA_TOKENS
         self.blocks_per_sm = blocks_per_sm
@@ -191,7 +196,8 @@ class W4A16Kernel:
         operands = W4A16Operands(
             t[W4A16.X], t[W4A16.B], t[W4A16.SFB], t[W4A16.X_PITCH], t[W4A16.B_PITCH], m, n, k
         )
-        output = W4A16Output(t[W4A16.OUT], t[W4A16.ALPHA], t[W4A16.OUT_ROW], t[W4A16.OUT_COLUMN])
+        bias = None if self.bias_dtype is None else bias_pointer(t[W4A16.BIAS], self.bias_dtype)
+        output = W4A16Output(t[W4A16.OUT], t[W4A16.ALPHA], t[W4A16.OUT_ROW], t[W4A16.OUT_COLUMN], bias)
         strides = [
             t[column]
             for column in (
@@ -256,6 +262,12 @@ class W4A16Kernel:
             num_pieces=num_pieces,
         )
         acc = self.accumulate(source, warp_idx)
+        bias = None
+        if cutlass.const_expr(output.bias is not None):
+            # A thread stores results of one weight row.
+            own = tidx % UNIT_ROWS
+            own_row = row_of(unit, own % BAND_GROUP, own // BAND_GROUP)
+            (bias,) = load_bias(output.bias, [own_row], operands.n)
         for i in cutlass.range_constexpr(MMA_M):
             for j in cutlass.range_constexpr(self.num_mma_n):
                 for r in cutlass.range_constexpr(4):
@@ -280,6 +292,8 @@ class W4A16Kernel:
                 total = total * global_scalar(Float32, operands.sfb + batch * sfb_batch + place_of_scale)[0]
             if cutlass.const_expr(self.has_alpha):
                 total = total * alpha
+            if cutlass.const_expr(bias is not None):
+                total = ptx.add_f32(total, bias.to(Float32))
             if row < operands.n and first_token + token < operands.m:
                 index = (
                     Int64(first_token + token) * output.row + Int64(row) * output.column + batch * out_batch

@@ -35,6 +35,7 @@ from ..common.ring import CONSUMER_PHASE, Ring, next_stage
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
+from .bias import bias_of_slices, slice_plus_bias
 from .columns import used_columns
 from .instructions import order_after_wait, order_before_arrival
 from .split_k import (
@@ -212,6 +213,11 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         scales = None
         if cutlass.const_expr(args.integers is not None):
             scales = args.integers.of_tile(tile, m_side, n_side, args.m_rank)
+        bias = None
+        if cutlass.const_expr(args.outputs.bias is not None):
+            bias = bias_of_slices(
+                args.outputs, tile, row, n_side.first_row, tile_n // EPI_TILE_N, config.swap_ab
+            )
         if cutlass.const_expr(is_quantized):
             target = quantized_group(args.outputs, tile, columns)
         elif cutlass.const_expr(is_staged):
@@ -288,6 +294,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     result = args.integers.results(tTR_rAcc[j][0], scales, slice_idx + j, alphas[0])
                 else:
                     result = _combine(tTR_rAcc[j], alphas, args.activation, limit)
+                if cutlass.const_expr(bias is not None):
+                    result = slice_plus_bias(result, bias, slice_idx + j, config.swap_ab)
                 words = None
                 if cutlass.const_expr(is_staged):
                     is_bf16 = args.out_dtype is cutlass.BFloat16

@@ -85,6 +85,7 @@ class GroupedGemmSm100:
         early_weights: whether sizes on the device are read, and weights loaded, before the end of the launch before is waited
             for, which wrote neither.
         a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
+        bias_dtype: of what is added to every column of one product; None where nothing is.
     """
 
     SCHEDULE = WarpSchedule()
@@ -107,6 +108,7 @@ class GroupedGemmSm100:
         early_weights: bool = False,
         a_format: BlockFormat = NVFP4,
         b_format: BlockFormat = NVFP4,
+        bias_dtype: type | None = None,
     ):
         self.config = config
         self.form = form
@@ -119,6 +121,7 @@ class GroupedGemmSm100:
         self.activation = activation
         self.weight_layout = weight_layout
         self.has_limit = has_limit
+        self.bias_dtype = bias_dtype
         self.num_products = 1 if activation is None else 2
         self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
         self.chain = chain
@@ -178,6 +181,7 @@ class GroupedGemmSm100:
                 self.num_products if self.has_alpha else 0,
                 self.out_dtype is cutlass.Float4E2M1FN,
                 self.has_limit,
+                self.bias_dtype,
             ),
             None if self.chain is None else self._layers(values),
             self._scales(views_m, views_n),

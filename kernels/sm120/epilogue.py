@@ -16,6 +16,7 @@ from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx
 from ..common.activation import gate
+from ..common.bias import load_bias
 from ..common.encode import Encoding
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output
@@ -39,6 +40,7 @@ class Results:
         alphas: the group's factor of every product.
         activation, limit: of a dual GEMM.
         are_integers: whether sums are bits of integers, which nothing changes.
+        bias: of the lane's rows or columns of every MMA that are columns of the output, two of each, or None.
     """
 
     acc: cute.Tensor
@@ -47,6 +49,7 @@ class Results:
     activation: str | None
     limit: Float32 | None
     are_integers: bool = False
+    bias: list | None = None
 
     def pair(self, line: tuple[int, int], element: tuple[int, int]) -> list:
         """Two neighbours of a row of the MMA, of a (strip, band) of lines and one of elements."""
@@ -56,6 +59,11 @@ class Results:
             sums = [self.acc[at.register + k, at.i, at.j] for k in range(2)]
             products.append(sums if self.are_integers else [total * alpha for total in sums])
         results = products[0]
+        if self.bias is not None:
+            at = self.tile.pair(0, line, element)
+            first, step = (2 * at.i + at.register // 2, 0) if self.tile.weights_along_m else (2 * at.j, 1)
+            bias = [self.bias[first + k * step].to(Float32) for k in range(2)]
+            results = [ptx.add_f32(*both) for both in zip(results, bias, strict=True)]
         if self.activation is not None:
             results = [gate(*both, self.activation, self.limit) for both in zip(*products, strict=True)]
         return results
@@ -89,8 +97,11 @@ def store_tile(
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
-    results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32)
     sides = list(mma_sides(config, tile))
+    bias = None
+    if cutlass.const_expr(outputs.bias is not None):
+        bias = _load_bias(outputs.bias, result_tile, sides, first_row, first_col)
+    results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32, bias)
     if cutlass.const_expr(kind.num_b < kind.num_products):
         # Two rows of weights make a column of the output.
         weights = 0 if config.swap_ab else 1
@@ -113,6 +124,22 @@ def store_tile(
         _store_plain(
             results, Lines(kind.dtype, address, pitch, lines - line, elements - element, lines - first_line)
         )
+
+
+def _load_bias(
+    bias: cute.Pointer, result_tile: ResultTile, sides: list, first_row: Int32, first_col: Int32
+) -> list:
+    """As of ``Results``. sides: of the MMA. first_row, first_col: of the warp, counted from the tile's."""
+    warp_tile, lane = result_tile.warp_tile, cute.arch.lane_idx()
+    if result_tile.weights_along_m:
+        side, first = sides[0], first_row + lane // QUAD
+        own = [
+            strip * STRIP + (2 * pair + half) * BAND for _, strip, pair in warp_tile.mma_m for half in (0, 1)
+        ]
+    else:
+        side, first = sides[1], first_col + 2 * (lane % QUAD)
+        own = [strip * STRIP + band * BAND + e for _, strip, band in warp_tile.mma_n for e in (0, 1)]
+    return load_bias(bias, [side.first_row + first + place for place in own], side.extent)
 
 
 @dataclass(frozen=True)

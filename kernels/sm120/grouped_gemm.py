@@ -4,6 +4,7 @@ For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B
 K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. Of FP8 they are fp32,
 a scale for 1 x 128 values of A and 128 x 128 of B, in rows; C is promoted by them every 128 of K (``promoted_scales``). Of INT8
 they are fp32, one a row; sums are int32, and C is what they become by both (``integer_sums``), or the sums.
+A bias (N), where there is one, is added to every row of C.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or in one operand.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
@@ -82,6 +83,7 @@ class GroupedGemmSm120:
             products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
         a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm120.MMA``.
+        bias_dtype: of what is added to every column of one product; None where nothing is.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class GroupedGemmSm120:
         has_limit: bool = False,
         a_format: BlockFormat = NVFP4,
         b_format: BlockFormat = NVFP4,
+        bias_dtype: type | None = None,
     ):
         self.config = config
         self.form = form
@@ -105,6 +108,7 @@ class GroupedGemmSm120:
         self.output_kind = OutputKind(out_dtype, out_m_major, activation, weight_layout)
         self.has_alpha = has_alpha
         self.has_limit = has_limit
+        self.bias_dtype = bias_dtype
         self.name = name
         formats = a_format, b_format
         self.smem = smem_plan(config, self.output_kind.num_b, formats)
@@ -148,6 +152,7 @@ class GroupedGemmSm120:
                 kind.num_products if self.has_alpha else 0,
                 kind.is_quantized,
                 self.has_limit,
+                self.bias_dtype,
             ),
             scales,
         ).launch(

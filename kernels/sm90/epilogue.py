@@ -22,6 +22,7 @@ from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate
+from ..common.bias import load_bias
 from ..common.encode import Encoding
 from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
@@ -46,7 +47,8 @@ PASS_BYTES = PASS_TOKENS * ROW_BYTES
 STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
 # Accumulators of eight tokens: two rows of weights, two tokens each.
 BLOCK_TOKENS, BLOCK_VALUES = 8, 4
-# Of sums whose operands are both decoded.
+# From a lane's first column of one product to its second one.
+LANE_COLUMNS_APART = 8
 # Named barrier 0 is __syncthreads; each warpgroup has one of its own, or each two warps.
 FIRST_BARRIER_ID = 1
 
@@ -61,6 +63,7 @@ class Results:
         limit: of a dual GEMM; None where it has none.
         exponent: log2 of what takes out the factors of decoding.
         factor: that.
+        bias: of the lane's two columns, or None.
     """
 
     acc: cute.Tensor
@@ -69,6 +72,7 @@ class Results:
     limit: Float32 | None
     exponent: int
     factor: Float32
+    bias: list | None = None
 
     @property
     def block_values(self) -> int:
@@ -88,7 +92,10 @@ class Results:
     def value(self, index: int) -> Float32 | Int32:
         """Result ``index``: column ``index % block_values // 2`` of the lane's, token ``index % 2`` of the block's."""
         if self.kind.num_products == 1:
-            return self._scaled(index, self.alphas[0])
+            result = self._scaled(index, self.alphas[0])
+            if self.bias is None:
+                return result
+            return ptx.add_f32(result, self.bias[index % BLOCK_VALUES // 2].to(Float32))
         first = index // 2 * BLOCK_VALUES + index % 2
         products = [
             self._scaled(at, alpha) for at, alpha in zip((first, first + 2), self.alphas, strict=True)
@@ -131,8 +138,12 @@ def store_tile(
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
     alphas = load_alphas(outputs, tile, kind.num_products)
-    results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent))
     row, column = first_token(tile, config), tile.tile_n_idx * tile_columns(kind)
+    bias = None
+    if cutlass.const_expr(outputs.bias is not None):
+        own = column + output_column(kind)
+        bias = load_bias(outputs.bias, [own, own + LANE_COLUMNS_APART], tile.n)
+    results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent), bias)
     # Rows of all operands with weights make the columns of the output.
     rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):

@@ -2,6 +2,7 @@
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
+A bias (N), where there is one, is added to every row of C.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or interleaved in one.
 MX: e2m1, or e4m3 or e5m2, a byte each; scales are ue8m0, one for 32 values. Operands are decoded to bf16 instead of fp16.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
@@ -95,6 +96,7 @@ class GroupedGemmSm90:
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
         a_format, b_format: of the operands, a pair of ``planning.arch.sm90.MMA``.
+        bias_dtype: of what is added to every column of one product; None where nothing is.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class GroupedGemmSm90:
         has_limit: bool = False,
         a_format: BlockFormat = NVFP4,
         b_format: BlockFormat = NVFP4,
+        bias_dtype: type | None = None,
     ):
         self.config = config
         self.form = form
@@ -117,6 +120,7 @@ class GroupedGemmSm90:
         self.kind = OutputKind(out_dtype, False, activation, weight_layout)
         self.has_alpha = has_alpha
         self.has_limit = has_limit
+        self.bias_dtype = bias_dtype
         self.name = name
         self.schedule = WarpSchedule.of(config)
         self.smem = smem_plan(config, self.kind.num_b, (a_format, b_format))
@@ -163,6 +167,7 @@ class GroupedGemmSm90:
                 self.kind.num_products if self.has_alpha else 0,
                 self.kind.is_quantized,
                 self.has_limit,
+                self.bias_dtype,
             ),
             handover,
         ).launch(

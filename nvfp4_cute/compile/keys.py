@@ -42,6 +42,7 @@ class KernelKey:
         is_chain: whether every group reads the result of the one before.
         early_weights: whether weights are loaded before the end of the launch before is waited for.
         a_format, b_format: what the bytes of ``a``, and of every ``b``, stand for.
+        bias_dtype: of what is added to every column; None where nothing is.
     """
 
     arch: str
@@ -58,6 +59,7 @@ class KernelKey:
     early_weights: bool = False
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
+    bias_dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
@@ -77,6 +79,7 @@ class KernelKey:
             early_weights=problem.early_weights,
             a_format=problem.a_format,
             b_format=problem.b_format,
+            bias_dtype=problem.bias_dtype,
         ).validated()
 
     def validated(self) -> "KernelKey":
@@ -117,7 +120,7 @@ class KernelKey:
         dtype = dtype_name(self.out_dtype)
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
-        suffix += "_early" * self.early_weights
+        suffix += "_early" * self.early_weights + bias_suffix(self.bias_dtype)
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         pair = self.a_format, self.b_format
         suffix += f"_{pair[0]}_x_{pair[1]}" * (pair != (block_format.NVFP4, block_format.NVFP4))
@@ -149,6 +152,7 @@ class KernelKey:
             activation=self.activation,
             weight_layout=self.weight_layout,
             has_limit=self.has_limit,
+            bias_dtype=cutlass_dtype(self.bias_dtype),
             **options,
         )
 
@@ -169,11 +173,17 @@ def kernel_class(arch: str, place: str) -> Any:
     return getattr(import_module(f"nvfp4_cute.kernels.{module}"), name)
 
 
-def cutlass_dtype(dtype: OutDtype):
-    """The CuTe DSL type of an output dtype."""
+def bias_suffix(dtype: torch.dtype | None) -> str:
+    """What the name of a kernel says of its bias."""
+    return "" if dtype is None else f"_bias_{dtype_name(dtype)}"
+
+
+def cutlass_dtype(dtype: OutDtype | None):
+    """The CuTe DSL type of the dtype of an output or of a bias; None of None."""
     import cutlass
 
     return {
+        None: None,
         torch.float16: cutlass.Float16,
         torch.bfloat16: cutlass.BFloat16,
         torch.float32: cutlass.Float32,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.compile.keys import cutlass_dtype
+from nvfp4_cute.compile.keys import bias_suffix, cutlass_dtype
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scales import ScaleRounding
 from nvfp4_cute.planning.arch import simt
@@ -25,14 +25,16 @@ class SimtKey:
 
 @dataclass(frozen=True)
 class GemvKey(SimtKey):
-    """A gemv: output dtype, and whether a factor is read."""
+    """A gemv: output dtype, whether a factor is read, and of a bias its dtype."""
 
     out_dtype: torch.dtype
     has_alpha: bool
+    bias_dtype: torch.dtype | None = None
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
-        return f"nvfp4_gemv_{self.arch}_{dtype_name(self.out_dtype)}{'_alpha' if self.has_alpha else ''}"
+        options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
+        return f"nvfp4_gemv_{self.arch}_{dtype_name(self.out_dtype)}{options}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -44,6 +46,7 @@ class GemvKey(SimtKey):
             simt.has_fp4_convert(self.arch),
             simt.gemv_spread(self.arch),
             self.to_name(),
+            cutlass_dtype(self.bias_dtype),
         )
 
 
@@ -135,38 +138,42 @@ class GlobalScaleKey(SimtKey):
 
 @dataclass(frozen=True)
 class FewRowsKey(SimtKey):
-    """A product of few rows: output dtype, and whether a factor is read."""
+    """A product of few rows: output dtype, whether a factor is read, and of a bias its dtype."""
 
     out_dtype: torch.dtype
     has_alpha: bool
+    bias_dtype: torch.dtype | None = None
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
-        return f"nvfp4_few_rows_{self.arch}_{dtype_name(self.out_dtype)}{'_alpha' if self.has_alpha else ''}"
+        options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
+        return f"nvfp4_few_rows_{self.arch}_{dtype_name(self.out_dtype)}{options}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.few_rows import FewRowsKernel
 
-        return FewRowsKernel(cutlass_dtype(self.out_dtype), self.has_alpha, self.to_name())
+        dtype, bias_dtype = map(cutlass_dtype, (self.out_dtype, self.bias_dtype))
+        return FewRowsKernel(dtype, self.has_alpha, self.to_name(), bias_dtype)
 
 
 @dataclass(frozen=True)
 class W4A16Key(SimtKey):
-    """A weight-only product: dtype of activations, output dtype, whether a factor is read, rows of a CTA, format of weights."""
+    """A weight-only product: dtype of activations, output dtype, whether a factor is read, rows of a CTA, format of weights, and
+    of a bias its dtype."""
 
     dtype: torch.dtype
     out_dtype: torch.dtype
     has_alpha: bool
     tokens: int
     b_format: BlockFormat = NVFP4
+    bias_dtype: torch.dtype | None = None
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
-        return (
-            f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{'_alpha' if self.has_alpha else ''}"
-        )
+        options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
+        return f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{options}"
 
     @property
     def blocks_per_sm(self) -> int:
@@ -189,4 +196,5 @@ class W4A16Key(SimtKey):
             self.blocks_per_sm,
             self.to_name(),
             self.b_format,
+            cutlass_dtype(self.bias_dtype),
         )

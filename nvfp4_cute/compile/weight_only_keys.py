@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.compile.keys import cutlass_dtype, kernel_class
+from nvfp4_cute.compile.keys import bias_suffix, cutlass_dtype, kernel_class
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch import weight_only_family_of
@@ -27,6 +27,7 @@ class WeightOnlyKey:
         form: how the operands arrive.
         gate: of a dual GEMM, its limit True where there is one; None where there is one product.
         b_format: of the weights.
+        bias_dtype: of what is added to every column; None where nothing is.
     """
 
     arch: str
@@ -38,6 +39,7 @@ class WeightOnlyKey:
     form: Form
     gate: Gate | None = None
     b_format: BlockFormat = NVFP4
+    bias_dtype: torch.dtype | None = None
 
     def validated(self) -> "WeightOnlyKey":
         """The same with a resolved config, without a CTA count and without what does not change the code.
@@ -62,7 +64,7 @@ class WeightOnlyKey:
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
-        operation, suffix = "weight_only_gemm", "_alpha" * self.has_alpha
+        operation, suffix = "weight_only_gemm", "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         if self.gate is not None:
             operation = f"weight_only_dual_gemm_{self.gate.activation}"
             suffix += "_limit" * (self.gate.limit is not None)
@@ -85,6 +87,7 @@ class WeightOnlyKey:
             self.to_name(),
             self.b_format,
             *combined,
+            bias_dtype=cutlass_dtype(self.bias_dtype),
         )
 
 

@@ -164,8 +164,9 @@ class GroupedTask:
         dtype = torch.float32 if problem.out_dtype == NVFP4 else problem.out_dtype
         if problem.activation is None:
             return grouped_gemm_reference(
-                [a], b, [a_scale], b_scale, alpha, dtype, a_format=problem.a_format, b_format=problem.b_format
-            )[0]
+                [a], b, [a_scale], b_scale, alpha, dtype, bias=operands.bias,
+                a_format=problem.a_format, b_format=problem.b_format,
+            )[0]  # fmt: skip
         return grouped_dual_gemm_reference(
             [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype,
             activation=problem.activation, limit=problem.limit, weight_layout=problem.weight_layout,

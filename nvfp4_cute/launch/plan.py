@@ -62,6 +62,7 @@ def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entr
     yield from side("b2", Group.B2, [x.data for x in operands.b2])
     yield from side("b2_scale", Group.SFB2, [x.scale for x in operands.b2])
     yield from one("alpha2", Header.ALPHA2, operands.alpha2)
+    yield from one("bias", Header.BIAS, operands.bias)
     yield from one("out_global_scale", Header.OUT_GLOBAL_SCALE, operands.out_global_scale)
     yield from one("counters of the chain", Header.CHAIN, operands.chain, is_written=True)
     yield from side("out", Group.OUT, list(operands.out), is_written=True)

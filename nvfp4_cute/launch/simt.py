@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
+from typing import ClassVar
 
 import torch
 
@@ -23,7 +24,7 @@ from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import Addresses, TableTask
-from nvfp4_cute.launch_table import W4A16, Dequantize, FewRows, Gemv, GlobalScale, Quantize
+from nvfp4_cute.launch_table import W4A16, Dequantize, FewRows, Gemv, GemvBias, GlobalScale, Quantize
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.quantization import Quantization
@@ -49,6 +50,7 @@ class ProductTask(TableTask):
     """A product of two tensors, batch by batch."""
 
     product: Product
+    bias_column: ClassVar[IntEnum]
 
     def addresses(self) -> Addresses:
         """Of ``a``, ``b``, their scales, ``alpha`` and ``out``."""
@@ -61,15 +63,20 @@ class ProductTask(TableTask):
             "a_scale": (columns["SFA"], a.scale),
             "b_scale": (columns["SFB"], b.scale),
         }
-        return operands | self._alpha_and_out()
+        return operands | self._others()
 
-    def _alpha_and_out(self) -> dict[str, tuple[IntEnum, torch.Tensor]]:
-        p = self.product
-        factor = {} if p.alpha is None else {"alpha": (self.columns["ALPHA"], p.alpha)}
-        return {**factor, "out": (self.columns["OUT"], p.out)}
+    def _others(self) -> dict[str, tuple[IntEnum, torch.Tensor]]:
+        """Addresses of ``alpha``, ``bias`` and ``out``."""
+        p, columns = self.product, self.columns
+        named = {
+            "alpha": (columns["ALPHA"], p.alpha),
+            "bias": (self.bias_column, p.bias),
+            "out": (columns["OUT"], p.out),
+        }
+        return {name: (column, x) for name, (column, x) in named.items() if x is not None}
 
     def reference(self) -> None:
-        """Float64 sums, rounded once to fp32, times alpha, rounded to the output type."""
+        """Float64 sums, rounded once to fp32, times alpha, plus the bias, rounded to the output type."""
         p = self.product
         for batch, out in enumerate(p.out):
             out.copy_(
@@ -84,13 +91,16 @@ class ProductTask(TableTask):
         assert isinstance(a, Operand)
         sides = [a.data[batch]], [b.data[batch]], [a.scale[batch]], [b.scale[batch]]
         alphas = None if alpha is None else alpha.reshape(1)
-        return grouped_gemm_reference(*sides, alphas, dtype, a_format=a.format, b_format=b.format)[0]
+        return grouped_gemm_reference(
+            *sides, alphas, dtype, bias=self.product.bias, a_format=a.format, b_format=b.format
+        )[0]
 
 
 class GemvTask(ProductTask):
-    """A matrix a times a vector b: out has one column."""
+    """A matrix a times a vector b: out has one column. There is no bias, but of ``OneRowTask``."""
 
     columns = Gemv
+    bias_column = GemvBias.BIAS
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
@@ -107,7 +117,8 @@ class GemvTask(ProductTask):
         """What to compile. Raises UnsupportedProblem for formats that the kernel does not multiply."""
         matrix, vector = self.operands
         check_pair(f"{gpu.arch}: gemv", (matrix.format, vector.format), GEMV_PAIRS)
-        return GemvKey(gpu.arch, self.product.out.dtype, self.product.alpha is not None)
+        p = self.product
+        return GemvKey(gpu.arch, p.out.dtype, p.alpha is not None, p.bias_dtype)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """``launch_table.Gemv``."""
@@ -161,17 +172,22 @@ class OneRowTask(GemvTask):
             "a_scale": (Gemv.SFB, vector.scale),
             "b_scale": (Gemv.SFA, matrix.scale),
         }
-        return operands | self._alpha_and_out()
+        return operands | self._others()
+
+    def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
+        return ProductTask._batch_reference(self, batch, alpha)
 
 
 class FewRowsTask(ProductTask):
     """Eight rows a at most, times weights b."""
 
     columns = FewRows
+    bias_column = FewRows.BIAS
 
     def key(self, gpu: Gpu) -> FewRowsKey:
         """What to compile."""
-        return FewRowsKey(gpu.arch, self.product.out.dtype, self.product.alpha is not None)
+        p = self.product
+        return FewRowsKey(gpu.arch, p.out.dtype, p.alpha is not None, p.bias_dtype)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """``launch_table.FewRows``."""
@@ -232,6 +248,7 @@ class W4A16Task(ProductTask):
     """16-bit activations a [L, M, K] times 4-bit weights b."""
 
     columns = W4A16
+    bias_column = W4A16.BIAS
 
     def key(self, gpu: Gpu) -> W4A16Key:
         """What to compile. Raises UnsupportedProblem for weights of a format that the kernel does not decode."""
@@ -239,7 +256,8 @@ class W4A16Task(ProductTask):
         assert isinstance(p.a, torch.Tensor)
         check_weights(gpu.arch, p.a.dtype, p.b.format, W4A16_PAIRS)
         tokens = w4a16_tokens(p.a.shape[1])
-        return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, p.alpha is not None, tokens, p.b.format)
+        has_alpha = p.alpha is not None
+        return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, has_alpha, tokens, p.b.format, p.bias_dtype)
 
     def addresses(self) -> Addresses:
         """``launch_table.W4A16``."""
@@ -250,7 +268,7 @@ class W4A16Task(ProductTask):
             "b": (W4A16.B, p.b.data),
             "b_scale": (W4A16.SFB, p.b.scale),
         }
-        return operands | self._alpha_and_out()
+        return operands | self._others()
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """``launch_table.W4A16``."""
@@ -278,7 +296,13 @@ class W4A16Task(ProductTask):
         p = self.product
         assert isinstance(p.a, torch.Tensor)
         return weight_only_reference(
-            p.a[batch], p.b.data[batch], p.b.scale[batch], alpha, p.out.dtype, b_format=p.b.format
+            p.a[batch],
+            p.b.data[batch],
+            p.b.scale[batch],
+            alpha,
+            p.out.dtype,
+            bias=p.bias,
+            b_format=p.b.format,
         )
 
 

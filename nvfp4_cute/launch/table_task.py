@@ -77,8 +77,11 @@ class TableTask:
 
     def table(self, gpu: Gpu) -> np.ndarray:
         """The launch table."""
-        table = np.zeros(len(self.columns), np.int64)
-        for column, tensor in self.addresses().values():
+        addresses = self.addresses().values()
+        # A variant of a kernel may have entries behind the columns.
+        size = max(len(self.columns), *(1 + column for column, _ in addresses))
+        table = np.zeros(size, np.int64)
+        for column, tensor in addresses:
             table[column] = tensor.data_ptr()
         for column, number in self.numbers(gpu).items():
             table[column] = number

@@ -34,8 +34,8 @@ class Request:
     """A problem whose config is open, on a GPU, without what does not change the time.
 
     Attributes:
-        problem: no alpha, no limit, no early weights; bfloat16 stands for float16, too. Where only the device knows the sizes,
-            every group has the mean number of rows (masked: the most), rounded up to a power of two.
+        problem: no alpha, no bias, no limit, no early weights; bfloat16 stands for float16, too. Where only the device knows the
+            sizes, every group has the mean number of rows (masked: the most), rounded up to a power of two.
         gpu: name, SMs and architecture.
     """
 
@@ -58,6 +58,7 @@ class Request:
                 form=form,
                 out_dtype=dtype,
                 has_alpha=False,
+                bias_dtype=None,
                 limit=None,
                 early_weights=False,
             ),

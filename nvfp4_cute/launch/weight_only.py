@@ -44,6 +44,7 @@ class WeightOnlyTask:
         config: how; None has it chosen.
         gpu: that it is computed on.
         b_format: of ``b`` and ``b2``.
+        bias: float16, bfloat16 or float32 [N], of every group, or None.
     """
 
     form: Form
@@ -60,6 +61,7 @@ class WeightOnlyTask:
     config: KernelConfig | None
     gpu: Gpu
     b_format: BlockFormat = NVFP4
+    bias: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -93,6 +95,7 @@ class WeightOnlyTask:
             config,
             gpu,
             problem.b_format,
+            operands.bias,
         )
 
     @property
@@ -153,7 +156,8 @@ class WeightOnlyTask:
             )
         first, has_alpha = self.out[0], self.alpha is not None
         dtypes = (self.a[0].dtype, first.dtype)
-        variant = (self.num_groups, *dtypes, has_alpha, self.form, self.gate, self.b_format)
+        bias_dtype = None if self.bias is None else self.bias.dtype
+        variant = (self.num_groups, *dtypes, has_alpha, self.form, self.gate, self.b_format, bias_dtype)
         return WeightOnlyKey(arch, self.chosen, *variant).validated()
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
@@ -173,6 +177,7 @@ class WeightOnlyTask:
             (Header.ALPHA, self.alpha),
             (Header.ALPHA2, self.alpha2),
             (Header.GROUP_SIZES, self.sizes),
+            (Header.BIAS, self.bias),
         ):
             if tensor is not None:
                 header[column] = tensor.data_ptr()
@@ -221,6 +226,7 @@ class WeightOnlyTask:
         columns = {"a": Group.A, "b": Group.B, "b_scale": Group.SFB, "b2": Group.B2, "b2_scale": Group.SFB2}
         columns |= {"out": Group.OUT}
         header = {"alpha": Header.ALPHA, "alpha2": Header.ALPHA2, "sizes": Header.GROUP_SIZES}
+        header |= {"bias": Header.BIAS}
         return [
             int(header[name]) if name in header else rows[group] * NUM_COLUMNS + columns[name]
             for name, group, _ in self._named()
@@ -238,7 +244,7 @@ class WeightOnlyTask:
 
     def _named(self) -> Iterator[tuple[str, int, torch.Tensor]]:
         """Name, group and tensor."""
-        for name in ("a", "b", "b_scale", "sizes", "alpha", "b2", "b2_scale", "alpha2", "out"):
+        for name in ("a", "b", "b_scale", "sizes", "alpha", "b2", "b2_scale", "alpha2", "bias", "out"):
             found = getattr(self, name)
             entries = found if isinstance(found, tuple) else (found,) if found is not None else ()
             yield from ((name, group, tensor) for group, tensor in enumerate(entries))
@@ -250,7 +256,9 @@ class WeightOnlyTask:
             b, scale = self.b[at][part], self.b_scale[at][part]
             alpha, alpha2 = (None if x is None else x[group] for x in (self.alpha, self.alpha2))
             if self.gate is None:
-                out[:] = weight_only_reference(a, b, scale, alpha, out.dtype, b_format=self.b_format)
+                out[:] = weight_only_reference(
+                    a, b, scale, alpha, out.dtype, bias=self.bias, b_format=self.b_format
+                )
                 continue
             second = (self.b2[at][part], self.b2_scale[at][part]) if self.b2 else (None, None)
             weights = (b, second[0], scale, second[1])
@@ -289,7 +297,7 @@ def product_task(product: Product, gpu: Gpu) -> Task:
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha = one_each(product.alpha, batches)
-    rest = (alpha, None, None, (), (), None, None, gpu, b.format)
+    rest = (alpha, None, None, (), (), None, None, gpu, b.format, product.bias)
     return WeightOnlyTask(form, (a,), (b.data,), (b.scale,), (out_lines("out", out, False),), *rest)
 
 

@@ -19,7 +19,7 @@ class LinearFP8(Linear8Bit):
     - ``activations="16bit"`` (W8A16): ``gemm`` with 16-bit rows, of float32 ones rounded to bfloat16. It is made for few rows:
       from 512 on a GPU decodes W into memory that is given back, each weight rounded once, and torch multiplies.
 
-    The result has the dtype of ``x``, under autocast that of autocast; it is rounded to it, and again after the bias was added.
+    The result has the dtype of ``x``, under autocast that of autocast. The bias is added in float32, before the rounding to that.
 
     State dict, as DeepSeek-V3 names it:
         weight: float8_e4m3fn [N, K].

@@ -75,10 +75,8 @@ class GatedMLP(torch.nn.Module):
         sides = Weights(*gate.parts(given)), Weights(*up.parts(given)), Weights(*down.parts(hidden))
         multiply: Any = torch.ops.nvfp4_cute.gated_mlp if torch.compiler.is_compiling() else gated_product
         finds = (gate.finds_input_scale, down.finds_input_scale)
-        y = multiply(rows, *sides, given, hidden, *finds, self.activation, gate.mode, dtype, gate.backend)
-        bias = down._parameters["bias"]
-        if bias is not None:
-            y += bias.to(y.dtype)
+        how = (*finds, self.activation, gate.mode, dtype, gate.backend)
+        y = multiply(rows, *sides, given, hidden, *how, down._parameters["bias"])
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)
 
     def _goes_together(self) -> bool:

@@ -22,8 +22,8 @@ class LinearINT4(NamesFormats):
 
     ``gemm`` multiplies 16-bit rows, of float32 ones rounded to bfloat16. A weight times its scale is rounded once, to the type
     of the rows. Of very many rows a GPU decodes W into memory that is given back, and torch multiplies the same weights
-    (``planning.arch.simt.decode_first_rows``). The result has the dtype of ``x``, under autocast that of autocast; it is
-    rounded to it, and again after the bias was added.
+    (``planning.arch.simt.decode_first_rows``). The result has the dtype of ``x``, under autocast that of autocast; the bias is
+    added in float32, before it is rounded to that.
 
     State dict:
         weight: uint8 [N, K/2], codes 0 to 15, the even k in the low nibble.
@@ -85,9 +85,7 @@ class LinearINT4(NamesFormats):
         """
         rows, dtype = checked_rows(x, self.in_features)
         scale = _scales(self.weight_scale, self.format)
-        y = product_of_16_bits(rows, self.weight, scale, dtype, self.backend, self.format)
-        if self.bias is not None:
-            y += self.bias.to(y.dtype)
+        y = product_of_16_bits(rows, self.weight, scale, self.bias, dtype, self.backend, self.format)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     @property

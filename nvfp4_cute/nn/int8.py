@@ -19,7 +19,7 @@ class LinearINT8(Linear8Bit):
       ``gemm`` multiplies, whose integer sums are exact. All backends give the same bits.
     - ``activations="16bit"`` (W8A16): ``gemm`` with 16-bit rows, as of LinearFP8.
 
-    The result has the dtype of ``x``, under autocast that of autocast; it is rounded to it, and again after the bias was added.
+    The result has the dtype of ``x``, under autocast that of autocast. The bias is added in float32, before the rounding to that.
 
     State dict, as compressed-tensors names it:
         weight: int8 [N, K].

@@ -21,17 +21,18 @@ def linear(
     mode: str,
     out_dtype: torch.dtype,
     backend: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``nn.products.product``."""
     from nvfp4_cute.nn.products import product
 
     run: Operation = product
     scales = (input_global_scale, finds_input_scale)
-    return run(x, weight, weight_scale, alpha, *scales, mode, out_dtype, backend)
+    return run(x, weight, weight_scale, alpha, *scales, mode, out_dtype, backend, bias)
 
 
 @linear.register_fake
-def _(x, weight, weight_scale, alpha, input_scale, finds_scale, mode, out_dtype, backend):
+def _(x, weight, weight_scale, alpha, input_scale, finds_scale, mode, out_dtype, backend, bias=None):
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
 
@@ -52,6 +53,7 @@ def gated_mlp(
     mode: str,
     out_dtype: torch.dtype,
     backend: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``nn.products.gated_product``; of every layer its data, scale and factor."""
     from nvfp4_cute.nn.products import Weights, gated_product
@@ -59,7 +61,7 @@ def gated_mlp(
     run: Operation = gated_product
     sides = (Weights(*side) for side in (gate, up, down))
     scales = (input_global_scale, hidden_global_scale, finds_input_scale, finds_hidden_scale)
-    return run(x, *sides, *scales, activation, mode, out_dtype, backend)
+    return run(x, *sides, *scales, activation, mode, out_dtype, backend, bias)
 
 
 @gated_mlp.register_fake
@@ -76,6 +78,7 @@ def _(
     mode,
     out_dtype,
     backend,
+    bias=None,
 ):
     return x.new_empty((x.shape[0], down[0].shape[0]), dtype=out_dtype)
 

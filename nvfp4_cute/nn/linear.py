@@ -15,6 +15,7 @@ from nvfp4_cute.nn import state
 from nvfp4_cute.nn.activations import Activations, Mode, check_activations, mode_of
 from nvfp4_cute.nn.decoded import Decoded, is_for_kept
 from nvfp4_cute.nn.products import KERNEL_DTYPE, product, result_dtype
+from nvfp4_cute.nn.weight_only import decoded_linear
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.quantize import quantize
@@ -206,7 +207,8 @@ class LinearNVFP4(torch.nn.Module):
             x: [..., K], float16, bfloat16 or float32; with ``pre_decode`` of ``dtype``, unless autocast is on.
 
         Returns:
-            [..., N] of ``result_dtype(x)``. The product is rounded to it, and again after the bias was added.
+            [..., N] of ``result_dtype(x)``. The bias is added in float32, before the product is rounded to that; torch adds it
+            where it multiplies decoded weights.
 
         Raises:
             ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
@@ -222,18 +224,16 @@ class LinearNVFP4(torch.nn.Module):
         if self.pre_decode:
             return functional.linear(x, self._fresh(), self.bias)
         rows, dtype = self.rows(x)
+        bias = self._parameters["bias"]
         kept = self.kept(rows.dtype) if self.keep_decoded and self.uses_kept(rows.shape[0]) else None
         if kept is not None:
-            y = functional.linear(rows, kept).to(dtype)
+            y = decoded_linear(rows, kept, bias, dtype)
         else:
             given = self.given_input_scale()
             parts = self.parts(given)
             multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
             finds = self.finds_input_scale and self.mode == "nvfp4"
-            y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend)
-        bias = self._parameters["bias"]
-        if bias is not None:
-            y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
+            y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend, bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def uses_kept(self, rows: int) -> bool:

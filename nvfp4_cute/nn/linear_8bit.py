@@ -1,6 +1,6 @@
 """A linear layer with weights of 8 bits and float32 scales: what FP8 and INT8 have in common."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -68,11 +68,10 @@ class Linear8Bit(KeepsBits):
         """
         rows, dtype = checked_rows(x, self.in_features)
         if self.activations == "16bit":
-            y = product_of_16_bits(rows, self.weight, self.scale, dtype, self.backend, self.WEIGHTS)
+            how = (dtype, self.backend, self.WEIGHTS)
+            y = product_of_16_bits(rows, self.weight, self.scale, self.bias, *how)
         else:
             y = self._by_8_bits(rows, dtype)
-        if self.bias is not None:
-            y += self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     @property
@@ -83,7 +82,7 @@ class Linear8Bit(KeepsBits):
     def _by_8_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         q = quantize(x, format=self.ROWS, backend=self.backend)
         return gemm(
-            q.data, self.weight, q.scale, self.scale,
+            q.data, self.weight, q.scale, self.scale, bias=self.bias,
             a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype, backend=self.backend,
         )  # fmt: skip
 
@@ -110,15 +109,17 @@ def product_of_16_bits(
     rows: torch.Tensor,
     weight: torch.Tensor,
     scale: torch.Tensor,
+    bias: torch.Tensor | None,
     dtype: torch.dtype,
     backend: str,
     format: BlockFormat,
 ) -> torch.Tensor:
-    """``rows @ W^T``, float32 rows rounded to bfloat16. A traced graph has the product alone, whatever M is."""
+    """``rows @ W^T + bias``, float32 rows rounded to bfloat16. A traced graph has the product alone, whatever M is."""
     rows = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE)
     if torch.compiler.is_compiling():
-        return gemm(rows.contiguous(), weight, None, scale, b_format=format, out_dtype=dtype, backend=backend)
-    return weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format)
+        options: dict[str, Any] = {"b_format": format, "out_dtype": dtype, "backend": backend}
+        return gemm(rows.contiguous(), weight, None, scale, bias=bias, **options)
+    return weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format, bias)
 
 
 def check_weight(name: str, weight: object, axes: str, format: BlockFormat) -> None:

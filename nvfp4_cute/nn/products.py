@@ -33,8 +33,9 @@ def product(
     mode: Mode,
     out_dtype: torch.dtype,
     backend: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``alpha * x @ W^T`` of a layer, [M, N]. Raises what ``quantize`` and ``gemm`` refuse.
+    """``alpha * x @ W^T + bias`` of a layer, [M, N]. Raises what ``quantize`` and ``gemm`` refuse.
 
     Args:
         x: [M, K], float16 or bfloat16, quantized by ``input_global_scale``; or multiplied as it is, copied where rows are not
@@ -42,6 +43,7 @@ def product(
         alpha: float32 of one element, or one a column [N]: float32 sums are multiplied by these, and rounded once all the same.
         finds_input_scale: whether the input's global scale is found here, and is no factor of ``alpha`` yet.
         mode: "nvfp4" or "16bit".
+        bias: as of ``gemm``.
     """
     if alpha.numel() > 1:
         if finds_input_scale:
@@ -49,24 +51,31 @@ def product(
             alpha = alpha * input_global_scale
         one = torch.ones((), device=x.device)
         sums = product(x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend)
-        return (sums * alpha).to(out_dtype)
+        # What is behind a factor a column no launch of the product can add.
+        sums *= alpha
+        if bias is not None:
+            sums += bias
+        return sums.to(out_dtype)
     how = (finds_input_scale, mode)
-    given = (x, weight, weight_scale, alpha, input_global_scale, *how, out_dtype, backend)
+    given = (x, weight, weight_scale, alpha, input_global_scale, *how, out_dtype, backend, bias)
     inputs = [x, weight, weight_scale, alpha]
     if input_global_scale is not None:
         inputs.append(input_global_scale)
-    return chain(backend, ("linear", *how, out_dtype), inputs, _product, *given)
+    if bias is not None:
+        inputs.append(bias)
+    settings = ("linear", *how, out_dtype, bias is None)
+    return chain(backend, settings, inputs, _product, *given)
 
 
 def _product(
-    x, weight, weight_scale, alpha, input_global_scale, finds_input_scale, mode, out_dtype, backend
+    x, weight, weight_scale, alpha, input_global_scale, finds_input_scale, mode, out_dtype, backend, bias
 ) -> torch.Tensor:
     if mode == "16bit":
-        return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend)
+        return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend, bias=bias)
     if finds_input_scale:
         input_global_scale, alpha = find_global_scale(x, alpha, backend=backend)
     q = quantize(x, global_scale=input_global_scale, backend=backend)
-    return gemm(q.data, weight, q.scale, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
+    return gemm(q.data, weight, q.scale, weight_scale, alpha, bias=bias, out_dtype=out_dtype, backend=backend)
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -108,8 +117,9 @@ def gated_product(
     mode: Mode,
     out_dtype: torch.dtype,
     backend: str,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``down(activation(gate(x)) * up(x))``, [M, N]: gate and up are one launch. Raises what ``dual_gemm`` refuses.
+    """``down(activation(gate(x)) * up(x)) + bias``, [M, N]: gate and up are one launch. Raises what ``dual_gemm`` refuses.
 
     What lies between is computed in float32 and rounded once: to the dtype of ``x``, or to NVFP4 of few rows in mode "nvfp4".
 
@@ -117,24 +127,27 @@ def gated_product(
         x: [M, K], float16 or bfloat16. activation: "silu" or "gelu_tanh".
         hidden_global_scale: of what ``down`` quantizes, a factor of ``down.alpha``.
         finds_input_scale, finds_hidden_scale: whether these are found here, and are no factors yet.
+        bias: of ``down``, as of ``gemm``.
     """
     scales = (input_global_scale, hidden_global_scale)
-    inputs = [x, *gate, *up, *down, *(scale for scale in scales if scale is not None)]
+    inputs = [x, *gate, *up, *down, *(given for given in (*scales, bias) if given is not None)]
     choices = (finds_input_scale, finds_hidden_scale, activation, mode, out_dtype)
-    settings = ("gated_mlp", *(scale is None for scale in scales), *choices)
-    return chain(backend, settings, inputs, _gated_product, x, gate, up, down, *scales, *choices, backend)
+    settings = ("gated_mlp", *(given is None for given in (*scales, bias)), *choices)
+    return chain(
+        backend, settings, inputs, _gated_product, x, gate, up, down, *scales, *choices, backend, bias
+    )
 
 
 def _gated_product(
     x, gate, up, down, input_global_scale, hidden_global_scale, finds_input_scale, finds_hidden_scale, activation, mode,
-    out_dtype, backend,
+    out_dtype, backend, bias,
 ) -> torch.Tensor:  # fmt: skip
     sides: dict[str, Any] = {"activation": activation, "backend": backend}
     if mode == "16bit":
         h = dual_gemm(
             aligned(x), gate.data, up.data, None, gate.scale, up.scale, gate.alpha, up.alpha, out_dtype=x.dtype, **sides
         )  # fmt: skip
-        return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend)
+        return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend, bias)
     if finds_input_scale:
         input_global_scale, *alphas = find_global_scale(x, gate.alpha, up.alpha, backend=backend)
         gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
@@ -143,8 +156,9 @@ def _gated_product(
     if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:
         hidden = dual_gemm(*first, out_dtype=NVFP4, out_global_scale=hidden_global_scale, **sides)
         return gemm(
-            hidden.data, down.data, hidden.scale, down.scale, down.alpha, out_dtype=out_dtype, backend=backend
-        )
+            hidden.data, down.data, hidden.scale, down.scale, down.alpha,
+            bias=bias, out_dtype=out_dtype, backend=backend,
+        )  # fmt: skip
     h = dual_gemm(*first, out_dtype=x.dtype, **sides)
     how = (hidden_global_scale, finds_hidden_scale, mode)
-    return product(h, down.data, down.scale, down.alpha, *how, out_dtype, backend)
+    return product(h, down.data, down.scale, down.alpha, *how, out_dtype, backend, bias)

@@ -18,8 +18,9 @@ def weight_only_linear(
     out_dtype: torch.dtype,
     backend: str,
     format: BlockFormat = NVFP4,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``factor * x @ W^T``.
+    """``factor * x @ W^T + bias``.
 
     From ``planning.arch.simt.decode_first_rows`` rows on, a GPU decodes the weights to x's dtype, rounded once with their factor,
     and torch multiplies: of NVFP4 one read of 4.5 bits and one write of 16 bits a weight, and no more reads of the 4 bits. The
@@ -28,7 +29,7 @@ def weight_only_linear(
     Args:
         x: float16 or bfloat16 [M, K]. weight: [N, bytes of K] of ``format``. scale: as the format has it. factor: float32, one
             element, or None.
-        out_dtype: float16, bfloat16 or float32. backend: as of ``gemm``.
+        out_dtype: float16, bfloat16 or float32. backend, bias: as of ``gemm``.
 
     Returns:
         [M, N] of ``out_dtype``.
@@ -44,8 +45,24 @@ def weight_only_linear(
             decoded = _by_casts(packed, x.dtype)
         else:
             decoded = dequantize(packed, x.dtype, backend=backend)
-        return torch.nn.functional.linear(x, decoded).to(out_dtype)
-    return gemm(x, weight, None, scale, factor, b_format=format, out_dtype=out_dtype, backend=backend)
+        return decoded_linear(x, decoded, bias, out_dtype)
+    return gemm(
+        x, weight, None, scale, factor, bias=bias, b_format=format, out_dtype=out_dtype, backend=backend
+    )
+
+
+def decoded_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """``x @ W^T + bias`` of decoded weights by torch, which adds the bias to 16-bit results in its own launch.
+
+    Args:
+        x: [M, K], of 16 bits. weight: [N, K] of its dtype. bias: [N] of any float dtype, or None.
+        out_dtype: the dtype of ``x``, or another one that the result is converted to before the bias is added.
+    """
+    if bias is None or out_dtype == x.dtype:
+        return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype)).to(out_dtype)
+    return torch.nn.functional.linear(x, weight).to(out_dtype).add_(bias)
 
 
 def _by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:

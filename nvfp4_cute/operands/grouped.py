@@ -50,6 +50,7 @@ class GroupedOperands:
         sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``; masked: their rows; None otherwise.
         chain: of a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
+        bias: float16, bfloat16 or float32 [N], of every group, or None.
 
     All are views of the caller's memory, but for converted row-major scales, new results, and factors given as numbers.
     """
@@ -65,6 +66,7 @@ class GroupedOperands:
     sizes: torch.Tensor | None = None
     chain: torch.Tensor | None = None
     activations: tuple[torch.Tensor, ...] = ()
+    bias: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device:

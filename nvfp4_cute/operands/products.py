@@ -37,7 +37,7 @@ W4A16_K_STEP = 32
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Checked operands of ``C[l] = alpha[l] * A[l] @ B[l]^T``.
+    """Checked operands of ``C[l] = alpha[l] * A[l] @ B[l]^T + bias``.
 
     Attributes:
         a: of M rows; of a weight-only product float16 or bfloat16 [L, M, K].
@@ -46,6 +46,7 @@ class Product:
         out: [L, M, N]; of NVFP4 results data, uint8.
         out_scale: of NVFP4 results: uint8 [L, bytes], blocked.
         out_global_scale: of NVFP4 results: float32 [L], or None.
+        bias: float16, bfloat16 or float32 [N], or None.
     """
 
     a: Operand | torch.Tensor
@@ -54,6 +55,12 @@ class Product:
     out: torch.Tensor
     out_scale: torch.Tensor | None = None
     out_global_scale: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @property
+    def bias_dtype(self) -> torch.dtype | None:
+        """None where there is no bias."""
+        return None if self.bias is None else self.bias.dtype
 
     @property
     def alpha_step(self) -> int:
@@ -74,17 +81,24 @@ class Product:
         m_major = scale is None and rules.is_m_major([out])
         sizes = ((a.rows, b.rows, a.k),) * batches
         problem = GroupedProblem(
-            sizes, form, dtype, self.alpha is not None, m_major, a_format=a.format, b_format=b.format
-        )
+            sizes, form, dtype, self.alpha is not None, m_major, a_format=a.format, b_format=b.format,
+            bias_dtype=self.bias_dtype,
+        )  # fmt: skip
         alpha = rules.one_each(self.alpha, batches)
         scales = () if scale is None else (scale,)
         return problem, GroupedOperands(
-            (a,), (b,), (out,), alpha, out_scale=scales, out_global_scale=self.out_global_scale
+            (a,),
+            (b,),
+            (out,),
+            alpha,
+            out_scale=scales,
+            out_global_scale=self.out_global_scale,
+            bias=self.bias,
         )
 
 
 def check_gemm(
-    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout
+    a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
 ) -> tuple[Product, list[torch.Tensor]]:
     """Check the operands of ``gemm``, whose arguments these are, a number for ``out_global_scale`` as float32 [1].
 
@@ -101,7 +115,7 @@ def check_gemm(
     rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=out_dtype != NVFP4)
     rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, (*rules.out_dtypes(formats), NVFP4))
-    rules.check_no_factor(out_dtype, alpha)
+    rules.check_no_factor(out_dtype, alpha, bias)
     is_quantized = out_dtype == NVFP4
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     plain = {} if is_quantized else rules.given(out=out)
@@ -109,6 +123,7 @@ def check_gemm(
     if is_quantized and isinstance(out, NVFP4Tensor):
         own = {"data of out": out.data, "scale of out": out.scale}
     factors = rules.tensors_in({"alpha": alpha, "out_global_scale": out_global_scale})
+    named |= rules.given(bias=bias)
     device = rules.check_tensors(named | factors | own)
     check_batched_shapes({"a": a, "b": b} | plain, "a [M, K/2], b [N, K/2] and out [M, N]")
     k_a, k_b = (fmt.elements(x.shape[1]) for fmt, x in zip(formats, (a, b), strict=True))
@@ -131,6 +146,7 @@ def check_gemm(
                 "they have to follow each other: .contiguous() as [L, rm, rk, 32, 4, 4]"
             )
     factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
+    rules.check_bias(bias, right.rows)
     if is_quantized:
         quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device)
         results, view, scale = _quantized_views(quantized, batches)
@@ -146,7 +162,7 @@ def check_gemm(
     shared = rules.global_scales(
         "out_global_scale", out_global_scale, batches, device, of="batch", allows_one=True
     )
-    return Product(left, right, factor, view, scale, rules.one_each(shared, batches)), results
+    return Product(left, right, factor, view, scale, rules.one_each(shared, batches), bias), results
 
 
 def check_gemv(
@@ -192,13 +208,13 @@ def check_gemv(
 
 
 def check_weight_only(
-    x, w, w_scale, alpha, w_format, out, names, out_dtype, scale_layout
+    x, w, w_scale, alpha, w_format, out, names, out_dtype, scale_layout, bias=None
 ) -> tuple[Product, torch.Tensor]:
-    """Check the operands of ``out[:, :, l] = alpha[l] * X[:, :, l] @ W[:, :, l]^T``.
+    """Check the operands of ``out[:, :, l] = alpha[l] * X[:, :, l] @ W[:, :, l]^T + bias``.
 
     Args:
         x: float16 or bfloat16 [M, K] or [M, K, L], K-major, rows and batches a multiple of 16 bytes apart.
-        w: bytes of ``w_format``, [N, K/2] or [N, K/2, L] of NVFP4. w_scale: of w. alpha: as of ``gemm``.
+        w: bytes of ``w_format``, [N, K/2] or [N, K/2, L] of NVFP4. w_scale: of w. alpha, bias: as of ``gemm``.
         out: [M, N] or [M, N, L] of any strides, or None.
         names: what the caller calls x, w and w_scale.
 
@@ -211,6 +227,7 @@ def check_weight_only(
     name_x, name_w, name_scale = names
     rules.check_formats(**{f"{name_w}_format": w_format}, takes_rows=True)
     inputs = {name_x: x, name_w: w, name_scale: w_scale} | rules.tensors_in({"alpha": alpha})
+    inputs |= rules.given(bias=bias)
     device = rules.check_tensors(inputs | rules.given(out=out))
     if x.dtype in NVFP4_FORMAT.data_dtypes:
         raise TypeError(
@@ -242,10 +259,11 @@ def check_weight_only(
         rules.check_apart("out", out)
         check_overlap({"out": out}, inputs)
     factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
+    rules.check_bias(bias, n)
     operand = _operand(name_w, "N", weights, w_scale, batches, scale_layout, w_format, name_scale)
     if out is None:
         out = new_result(x, n, out_dtype)
-    return Product(rows, operand, factor, rules.batches_first(out)), out
+    return Product(rows, operand, factor, rules.batches_first(out), bias=bias), out
 
 
 def split_dual_gemm(

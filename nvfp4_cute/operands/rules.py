@@ -33,6 +33,8 @@ MAX_K = 2 * MAX_PITCH
 MAX_BATCHES = 65535
 # Of activations that are not quantized.
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
+# Of what is added to every column of results, whatever their dtype is.
+BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_tensors(
@@ -432,6 +434,23 @@ def global_scales(
     return found
 
 
+def check_bias(bias: torch.Tensor | None, n: int) -> None:
+    """Raises TypeError or ValueError unless it is contiguous float16, bfloat16 or float32 [n], naturally aligned, or None."""
+    if bias is None:
+        return
+    if bias.dtype not in BIAS_DTYPES:
+        raise TypeError(
+            f"bias has dtype {dtype_name(bias.dtype)}; expected {dtype_names(BIAS_DTYPES)}: bias.float()"
+        )
+    if tuple(bias.shape) != (n,):
+        raise ValueError(
+            f"bias has shape {list(bias.shape)}; expected [N] = [{n}], a number for each row of b"
+        )
+    if not bias.is_contiguous():
+        raise ValueError(f"bias has stride {bias.stride(0)}; it has to be contiguous: bias.contiguous()")
+    check_aligned("bias", bias, bias.element_size())
+
+
 def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
     """Checked factors as float32 [count]: one that serves all is copied."""
     return alpha if alpha is None or len(alpha) == count else alpha.expand(count).contiguous()
@@ -457,13 +476,14 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats
         )
 
 
-def check_no_factor(out_dtype: OutDtype, alpha: Any) -> None:
-    """Raises ValueError for a factor of results that are sums of integers."""
-    if out_dtype == torch.int32 and alpha is not None:
-        raise ValueError(
-            "alpha is given and out_dtype=torch.int32, sums of integers that nothing is multiplied with; leave alpha out, or "
-            "take out_dtype=torch.float32"
-        )
+def check_no_factor(out_dtype: OutDtype, alpha: Any, bias: Any = None) -> None:
+    """Raises ValueError for a factor or a bias of results that are sums of integers."""
+    for name, value, done in (("alpha", alpha, "multiplied with"), ("bias", bias, "added to")):
+        if out_dtype == torch.int32 and value is not None:
+            raise ValueError(
+                f"{name} is given and out_dtype=torch.int32, sums of integers that nothing is {done}; leave {name} out, or "
+                "take out_dtype=torch.float32"
+            )
 
 
 def check_result_format(out_dtype: Any) -> None:

@@ -1,4 +1,4 @@
-"""gemm: C = alpha * A @ B^T over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
+"""gemm: C = alpha * A @ B^T + bias over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
 
 from typing import Any, Literal, overload
 
@@ -32,6 +32,7 @@ def gemm(
     b_scale: torch.Tensor | None = None,
     alpha: torch.Tensor | float | None = None,
     *,
+    bias: torch.Tensor | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     out: torch.Tensor | None = None,
@@ -51,6 +52,7 @@ def gemm(
     b_scale: torch.Tensor | None = None,
     alpha: torch.Tensor | float | None = None,
     *,
+    bias: torch.Tensor | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     out: NVFP4Tensor | None = None,
@@ -69,6 +71,7 @@ def gemm(
     b_scale: torch.Tensor | None = None,
     alpha: Any = None,
     *,
+    bias: torch.Tensor | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     out: Any = None,
@@ -78,7 +81,7 @@ def gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> torch.Tensor | NVFP4Tensor:
-    """Multiply block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
+    """Multiply block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T + bias``.
 
     The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
     Unless ``config`` is given, one row of ``a`` goes to the kernel of ``gemv`` where that is faster (sm_90a), and two to eight
@@ -109,6 +112,7 @@ def gemm(
             anything.
         b_scale: the same of b.
         alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
+        bias: contiguous float16, bfloat16 or float32 [N], whatever ``out_dtype`` is, of every row and batch. The launch adds it.
         a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
         out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor as it would
             be returned, its scales contiguous; None allocates.
@@ -123,8 +127,9 @@ def gemm(
 
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
-        in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor of [M, N], or of [L, M, N]: the
-        next call's ``a`` is its ``data.permute(1, 2, 0)`` then, and ``a_scale`` its ``scale``.
+        in fp32, then the bias is added in fp32, both rounded; one rounding to ``out_dtype``; all to nearest even. With
+        "nvfp4" an NVFP4Tensor of [M, N], or of [L, M, N]: the next call's ``a`` is its ``data.permute(1, 2, 0)`` then, and
+        ``a_scale`` its ``scale``.
 
     Example:
         >>> x, w = quantize(torch.randn(40, 512)), quantize(torch.randn(256, 512))
@@ -156,7 +161,7 @@ def gemm(
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
-        return _traced((a, b, a_scale, b_scale), alpha, out, out_dtype, out_global_scale, config,
+        return _traced((a, b, a_scale, b_scale), alpha, bias, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     if alpha is not None:
         alpha = products.for_batches(alpha, a)
@@ -167,25 +172,39 @@ def gemm(
     inputs = [a, b, b_scale] if is_weight_only else [a, b, a_scale, b_scale]
     if alpha is not None:
         inputs.append(alpha)
+    if bias is not None:
+        inputs.append(bias)
     if out_global_scale is not None:
         inputs.append(out_global_scale)
     formats = a_format, b_format
-    settings = ("gemm", is_weight_only, alpha is None, out_dtype, scale_layout, config, formats)
+    settings = ("gemm", is_weight_only, alpha is None, bias is None, out_dtype, scale_layout, config, formats)
     outs = call(
         backend, settings, inputs, [] if out is None else flat_outputs([out], is_quantized), _check,
-        a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout, config, backend,
+        a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout, config, backend,
     )  # fmt: skip
     return one_result(outs, is_quantized, out_global_scale)
 
 
 def _check(
-    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout, config, backend
+    a,
+    b,
+    a_scale,
+    b_scale,
+    alpha,
+    bias,
+    formats,
+    out,
+    out_dtype,
+    out_global_scale,
+    scale_layout,
+    config,
+    backend,
 ) -> tuple[Task, list[torch.Tensor]]:
     """The task, and what it writes."""
     if a_scale is None:
         names = ("a", "b", "b_scale")
         product, result = products.check_weight_only(
-            a, b, b_scale, alpha, formats[1], out, names, out_dtype, scale_layout
+            a, b, b_scale, alpha, formats[1], out, names, out_dtype, scale_layout, bias
         )
         return product_task(product, backends.gpu_of(backend, a.device)), [result]
     if isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
@@ -194,7 +213,7 @@ def _check(
         )
     check_config(config)
     product, results = products.check_gemm(
-        a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout
+        a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
     )
     task = None
     if config is None and out_dtype != NVFP4:
@@ -202,7 +221,7 @@ def _check(
     return task or GroupedTask(*product.grouped(), config), results
 
 
-def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> Any:
+def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, settings) -> Any:
     """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the result."""
     refuse_config(config)
     a, b = operands[:2]
@@ -217,8 +236,8 @@ def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> 
         ]
     else:
         outs = [products.new_result(a, b.shape[0], out_dtype)]
-    refuse_gradients(*operands, alpha, factor)
+    refuse_gradients(*operands, alpha, bias, factor)
     torch.ops.nvfp4_cute.gemm_out(
-        *operands, alpha, outs, None if is_quantized else out_dtype, factor, *settings
+        *operands, alpha, outs, None if is_quantized else out_dtype, factor, *settings, bias
     )
     return one_result(outs, is_quantized, factor)

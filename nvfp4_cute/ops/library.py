@@ -126,6 +126,7 @@ def gemm_out(
     backend: str,
     a_format: str = "nvfp4",
     b_format: str = "nvfp4",
+    bias: torch.Tensor | None = None,
 ) -> None:
     """``nvfp4_cute.gemm`` that writes ``out``: the result, or data and scale of an NVFP4 one, whose ``out_dtype`` is None."""
     from nvfp4_cute.operands.results import as_results
@@ -135,7 +136,8 @@ def gemm_out(
     run: Operation = gemm
     is_quantized = out_dtype is None
     run(
-        a, b, a_scale, b_scale, alpha, out=as_results(out, True, is_quantized, None)[0], out_dtype=out_dtype or NVFP4,
+        a, b, a_scale, b_scale, alpha, bias=bias,
+        out=as_results(out, True, is_quantized, None)[0], out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip

@@ -26,7 +26,7 @@ def rows(count=KEPT_ROWS):
 
 
 def by_torch(layer, x):
-    return functional.linear(x, dequantize(layer.quantized_weight, x.dtype)) + layer.bias
+    return functional.linear(x, dequantize(layer.quantized_weight, x.dtype), layer.bias)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from ...common.shared_access import load_shared
 from ...common.sides import mma_sides
 from ...common.split_k import k_share
 from ...common.warp_schedule import WARP_SIZE
+from ..bias import bias_of_slices, slice_plus_bias
 from ..columns import used_columns
 from ..epilogue import (
     TMEM_ALIGN,
@@ -119,6 +120,10 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
                     part.fill(0.0)
 
         alpha = load_alphas(args.outputs, tile, 1)[0]
+        bias = None
+        if cutlass.const_expr(args.outputs.bias is not None):
+            first_column = n_side.first_row + first_slice * EPI_TILE_N
+            bias = bias_of_slices(args.outputs, tile, row, first_column, num_slices, config.swap_ab)
         place = (args.out_dtype, args.out_m_major, config.swap_ab)
         if cutlass.const_expr(is_staged):
             warp_row = first_row + quarter * WARP_SIZE
@@ -140,6 +145,8 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
                 if cutlass.const_expr(exchange is not None):
                     add_slice(exchange, [sums[j]], quarter, slice_idx, num_tile_slices)
                 values = sums[j].load() * alpha
+                if cutlass.const_expr(bias is not None):
+                    values = slice_plus_bias(values, bias, j, config.swap_ab)
                 if cutlass.const_expr(is_staged):
                     is_bf16 = args.out_dtype is cutlass.BFloat16
                     words = [pack_16x2(values[k], values[k + 1], is_bf16) for k in range(0, EPI_TILE_N, 2)]

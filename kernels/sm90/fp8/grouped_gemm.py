@@ -60,6 +60,7 @@ class Fp8GemmSm90:
         name: what the kernel is called in profilers and in the emulator's reports.
         activation, weight_layout, has_limit: of dual GEMMs, which this kernel does not compute: None, "separate", False.
         a_format, b_format: a pair of ``planning.arch.sm90_fp8.MMA``.
+        bias_dtype: of what is added to every column of one product; None where nothing is.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class Fp8GemmSm90:
         has_limit: Literal[False] = False,
         a_format: BlockFormat = FP8_1x128,
         b_format: BlockFormat = FP8_128x128,
+        bias_dtype: type | None = None,
     ):
         self.config = config
         self.form = form
         self.num_groups = num_groups
         self.kind = OutputKind(out_dtype, False, activation, weight_layout)
         self.has_alpha = has_alpha
+        self.bias_dtype = bias_dtype
         self.name = name
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
         formats = a_format, b_format
@@ -106,7 +109,8 @@ class Fp8GemmSm90:
             [[rows_atom(view, Uint8, 1, TILE_K, box, PITCH_STEP) for view in views]] for views, box in boxes
         )
         descriptors = Descriptors(m=of_weights, n=of_tokens, sf_m=[], sf_n=[])
-        outputs = read_outputs(values, rows, self.form, 1 if self.has_alpha else 0)
+        num_alphas = 1 if self.has_alpha else 0
+        outputs = read_outputs(values, rows, self.form, num_alphas, bias_dtype=self.bias_dtype)
         self.kernel.set_name_prefix(self.name)
         scales = ScalePair(Scales.of(weights), Scales.of(tokens))
         self.kernel(descriptors, scales, groups, outputs).launch(

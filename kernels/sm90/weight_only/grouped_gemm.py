@@ -63,6 +63,7 @@ class WeightOnlyGemmSm90:
         weights: their format.
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
+        bias_dtype: of what is added to every column of one product; None where nothing is.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class WeightOnlyGemmSm90:
         activation: str | None = None,
         weight_layout: str = "separate",
         has_limit: bool = False,
+        bias_dtype: type | None = None,
     ):
         self.config = config
         self.form = form
@@ -86,6 +88,7 @@ class WeightOnlyGemmSm90:
         self.kind = OutputKind(out_dtype, False, activation, weight_layout)
         self.has_alpha = has_alpha
         self.has_limit = has_limit
+        self.bias_dtype = bias_dtype
         self.name = name
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
         self.smem = smem_plan(config, self.kind.num_b, weights)
@@ -112,7 +115,9 @@ class WeightOnlyGemmSm90:
             n=[[rows_atom(view, dtype, 1, SLAB_K, box, PITCH_STEP) for view in tokens]],
         )
         num_alphas = self.kind.num_products if self.has_alpha else 0
-        outputs = read_outputs(values, rows, self.form, num_alphas, has_limit=self.has_limit)
+        outputs = read_outputs(
+            values, rows, self.form, num_alphas, has_limit=self.has_limit, bias_dtype=self.bias_dtype
+        )
         self.kernel.set_name_prefix(self.name)
         sum_scales = Scales.of(weights[0]) if self.decoding.has_scales_of_sums else None
         self.kernel(descriptors, groups, outputs, sum_scales).launch(
