@@ -5,13 +5,15 @@
 
 A layer is called by its own API on the emulator, every launch is recorded, and all are replayed as a CUDA graph on a cold L2
 (``model.modelled.modelled_chain``). Activations of experts are NVFP4. ``--results`` keeps each time as soon as it is there; what
-the file has is not modelled again. The second command compares modelled layers with those that ``bench.moe`` measured on an H100.
+the file has is not modelled again. Pages: ``bench.layers_page``. The second command compares modelled layers with those that
+``bench.moe`` measured on an H100.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,18 +21,19 @@ from typing import Any
 import torch
 
 from nvfp4_cute import LinearNVFP4, MoENVFP4, route
-from nvfp4_cute.bench import processes
+from nvfp4_cute.bench import processes, provenance
 from nvfp4_cute.bench.moe import MODELS, Model
+from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.gpus.targets import H100_SXM, Target, lookup
+from nvfp4_cute.gpus.targets import H100_SXM, lookup
 from nvfp4_cute.model import speed_of_light as light
-from nvfp4_cute.model.modelled import modelled_chain
+from nvfp4_cute.model.modelled import modelled_chain, modelled_launches, recorded_chain
 from nvfp4_cute.timing.result import ChainTiming
 
-RESULTS = Path(__file__).parent / "results"
-PAGE, COMPARISON = "layers.md", "layers_h100.md"
 TARGETS = ("B200", "B300", "RTX 5090", "RTX PRO 6000", "GB10")
+RECORDED_ON = {"B300": "B200"}
+"""GPUs whose launches are those of another: as many SMs, and kernels of the same PTX but for the name of the architecture."""
 EXPERTS = {
     **MODELS,
     "deepseek-v3": Model(256, 8, 7168, 2048),
@@ -47,17 +50,6 @@ SEED = 1
 """Of router logits, as in ``bench.moe``."""
 INTERVAL_US = 1.28
 """Of what an empty interval takes between two events, what the model's launch contains: bench/probes/h200_launch_probe.txt."""
-
-FLASHINFER = "FlashInfer, docs/design_docs/flashinfer_moe_api.md: CuTe DSL, TRT-LLM"
-PUBLISHED: dict[tuple[str, str, int], tuple[str, str]] = {
-    **{
-        ("B200", "deepseek-v3", tokens): (times, FLASHINFER)
-        for tokens, times in {1: "46, 42", 16: "428, 365", 64: "938, 822", 256: "1115, 936"}.items()
-    },
-    ("B200", "flashinfer-h1024", 128): ("16", FLASHINFER.replace(", TRT-LLM", "")),
-    ("B200", "flashinfer-h1024", 2048): ("23", FLASHINFER.replace(", TRT-LLM", "")),
-}
-"""us by GPU, layer and tokens, and who says so. The implementations' activations are NVFP4, too."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +161,15 @@ def layer_work(cell: Cell) -> light.Work:
 
 
 def modelled(cell: Cell, *, timeline: bool = False, progress: Any = None) -> ChainTiming:
-    """The layer's time. Raises as ``modelled_chain`` does."""
+    """The layer's time, with all that is known of it. Raises as ``modelled_chain`` does."""
     call = layer_call(cell.layer, cell.tokens)
     return modelled_chain(call, lookup(cell.target), timeline=timeline, progress=progress)
+
+
+@lru_cache(maxsize=1)
+def recorded(target: str, layer: str, tokens: int) -> list[LaunchTrace]:
+    """The launches of a layer on the GPU of a name; the last ones are kept for a GPU with the same. Raises as `modelled`."""
+    return recorded_chain(layer_call(layer, tokens), lookup(target))
 
 
 def record(cell: Cell) -> dict[str, Any]:
@@ -180,14 +178,15 @@ def record(cell: Cell) -> dict[str, Any]:
     floor = light.physical_floor(layer_work(cell), target)
     found: dict[str, Any] = {"floor_us": floor.us, "bound": floor.bound}
     try:
-        timing = modelled(cell)
+        traces = recorded(RECORDED_ON.get(cell.target, cell.target), cell.layer, cell.tokens)
+        timing = modelled_launches(traces, target, explained=False)
     except (UnsupportedProblem, UnsupportedTarget, EmulatorError) as error:
         return {**found, "missing": str(error).splitlines()[0]}
     launches = [
         {"kernel": one.kernel, "us": one.us, "hbm_bytes": one.hbm_bytes, "l2_bytes": one.l2_bytes}
         for one in timing.launches
     ]
-    return {**found, "us": timing.us, "launches": launches}
+    return {**found, "us": timing.us, "launches": launches, "sources": provenance.digest()}
 
 
 def model_all(wanted: Sequence[Cell], *, jobs: int, results: Path | None) -> dict[str, dict[str, Any]]:
@@ -199,99 +198,6 @@ def model_all(wanted: Sequence[Cell], *, jobs: int, results: Path | None) -> dic
     """
     cells = {cell.key: cell for cell in wanted}
     return processes.records(record, cells, jobs=jobs, results=results, label="layers")
-
-
-# ---- pages -------------------------------------------------------------------------------------------------------------
-HEAD = """# Layers, modelled
-
-{error} Made by `{command}`.
-
-us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoENVFP4` with `route` on bf16 tokens, of which every one
-chose experts by random logits; `LinearNVFP4` with a calibrated scale. Behind each time: what moving the chosen experts' weights
-and the tokens once takes at least, in percent of it ("speed of light"); then the percentages of that bandwidth at which device
-memory is read while each product of experts runs. Published times are their authors', of other kernels on
-GPUs and in harnesses of their own; FlashInfer's contain no routing.
-"""
-
-
-def page(known: dict[str, dict[str, Any]], targets: Sequence[str], command: str) -> str:
-    """Markdown of records."""
-    from nvfp4_cute.bench.modelled import stated_error
-
-    error = f"Modelled, not measured ({stated_error()})."
-    parts = [HEAD.format(error=error, command=command)]
-    for layer in (*EXPERTS, *LINEAR):
-        counts = sorted({int(key.rpartition("/")[2]) for key in known if key.split("/")[1] == layer})
-        if counts:
-            parts.append(_layer_table(known, layer, counts, targets))
-    return "\n".join(parts)
-
-
-def _layer_table(
-    known: dict[str, dict[str, Any]], layer: str, counts: Sequence[int], targets: Sequence[str]
-) -> str:
-    lines = [("tokens", *targets, "published"), ("---:",) * (1 + len(targets)) + ("---",)]
-    reasons = {}
-    for tokens in counts:
-        row, others = [str(tokens)], []
-        for target in targets:
-            cell = Cell(target, layer, tokens)
-            found = known.get(cell.key, {})
-            row.append(_cell_text(found, target) if "us" in found else "-")
-            if "missing" in found:
-                reasons[target] = found["missing"]
-            if (target, layer, tokens) in PUBLISHED:
-                others.append(f"{target}: " + " us (".join(PUBLISHED[target, layer, tokens]) + ")")
-        lines.append((*row, "; ".join(others)))
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"## {layer}\n\n{text}\n" + "".join(f"\n- {target}: {why}\n" for target, why in reasons.items())
-
-
-def _cell_text(found: dict[str, Any], target: str) -> str:
-    """us, percent of speed of light, and of bandwidth by product of experts."""
-    floor = f"{100 * found['floor_us'] / found['us']:.0f} %"
-    shares = [
-        f"{100 * share:.0f}" for share in bandwidth_shares(found.get("launches", ()), lookup(target)).values()
-    ]
-    return f"{found['us']:.1f} ({'; '.join([floor, *([', '.join(shares)] if shares else [])])})"
-
-
-def bandwidth_shares(launches: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
-    """What each product of experts reads in its time, as a share of the bandwidth that floors take, by kernel."""
-    most = target.floor_bandwidth_bytes_per_s
-    return {
-        one["kernel"]: one["hbm_bytes"] / (1e-6 * one["us"] * most)
-        for one in launches
-        if one["kernel"].startswith("nvfp4_grouped")
-    }
-
-
-def run(
-    targets: Sequence[Target], *, containing: str, jobs: int, results: Path | None, as_json: bool, save: bool
-) -> int:
-    """Model the layers of some GPUs and print them; return 0.
-
-    Args:
-        containing: only layers whose name contains this.
-        jobs, results: as of ``model_all``.
-        as_json: print records instead of a page.
-        save: write the page, too.
-
-    Raises:
-        ValueError: no layer's name contains the text.
-    """
-    names = [target.name for target in targets]
-    wanted = cells(names, containing)
-    if not wanted:
-        raise ValueError(f"no layer contains {containing!r}; there are {', '.join((*EXPERTS, *LINEAR))}")
-    known = model_all(wanted, jobs=jobs, results=results)
-    chosen = {cell.key: known[cell.key] for cell in wanted}
-    options = f" --containing {containing!r}" if containing else ""
-    text = page(chosen, names, f"nvfp4-cute bench layers{options} --jobs {jobs} --save")
-    print(json.dumps(chosen, indent=1) if as_json else text)
-    if save:
-        (RESULTS / PAGE).write_text(text)
-    return 0
 
 
 # ---- beside measured layers --------------------------------------------------------------------------------------------

@@ -210,10 +210,10 @@ def _layers(args: argparse.Namespace) -> int:
         raise ValueError("layers are modelled by themselves: name no other suite beside them")
     options = ("explain", "like_harness", "plot", "formats", *SHAPE_OPTIONS)
     types.refuse_given(args, options, lambda name: f"layers are modelled: leave out {name}")
-    from nvfp4_cute.bench import layers
+    from nvfp4_cute.bench import layers, layers_page
 
     names = [args.target] if args.target else layers.TARGETS
-    return layers.run(
+    return layers_page.run(
         [targets.lookup(name) for name in names],
         containing=args.containing,
         jobs=args.jobs or 1,

@@ -6,11 +6,12 @@ from dataclasses import replace
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.emulator.record.representatives import LaunchWork, NotAlike
+from nvfp4_cute.experts.routing import RouteTask
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Launch, Task
-from nvfp4_cute.model import tile_work
+from nvfp4_cute.model import row_work, tile_work
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -80,11 +81,11 @@ def modelled_chain(
 
 
 def modelled_launches(
-    traces: Sequence[LaunchTrace], target: Target, *, timeline: bool = False
+    traces: Sequence[LaunchTrace], target: Target, *, timeline: bool = False, explained: bool = True
 ) -> ChainTiming:
-    """Model the time of launches that were recorded: see `modelled_chain`."""
+    """Model the time of launches that were recorded: see `modelled_chain`. `explained`: with what warps waited for."""
     constants = constants_of(target, multiplies=any(trace.multiplies for trace in traces))
-    return replay_chain(constants, traces, timeline=timeline)
+    return replay_chain(constants, traces, timeline=timeline, explained=explained)
 
 
 def recorded_chain(
@@ -105,7 +106,9 @@ def recorded_chain(
 
 
 def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
-    work = tile_work.of_task(task, launch, arch)
+    work = tile_work.of_task(task, launch, arch) or row_work.of_rows(task)
+    if isinstance(task, RouteTask):
+        task.reference()  # what later launches do follows from the choices of all tokens
     if work is not None and isinstance(task, GroupedTask):
         work = replace(work, most_tiles=replayed_tiles(work))
     decodes_first = launch.plan is not None and launch.plan.kernel.key.config.decode_first

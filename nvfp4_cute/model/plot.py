@@ -135,3 +135,43 @@ def stacked_bars(
     axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def curves(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]],
+    *,
+    x: str,
+    y: str,
+) -> None:
+    """Write curves on logarithmic axes, in panels side by side.
+
+    Args:
+        panels: by title, by name of the curve, its points: abscissa, ordinate, and the least that this could be.
+        x, y: names of the axes.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    figure, rows = pyplot.subplots(
+        1, len(panels), figsize=(3.2 * len(panels), 4), sharey=True, squeeze=False, constrained_layout=True
+    )
+    colours = {
+        name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for of in panels.values() for name in of))
+    }
+    for axes, (label, series) in zip(rows[0], panels.items(), strict=True):
+        for name, points in series.items():
+            where, times, floors = zip(*points, strict=True)
+            axes.plot(where, times, "o-", color=colours[name], markersize=3, linewidth=1.2, label=name)
+            axes.plot(where, floors, ":", color=colours[name], linewidth=1)
+        axes.set(xscale="log", yscale="log", xlabel=x, title=label)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.grid(which="major", alpha=0.3)
+    rows[0][0].set_ylabel(y)
+    rows[0][0].legend(fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -107,8 +107,8 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     """The tiles of a launch by a kernel for ``arch``: of a gemv, and of a grouped GEMM.
 
-    None for a task of another kind, K tiles that are dealt (stream-K), batches, lists with quantized results, dual GEMMs of lists
-    with both weights in one operand or of interleaved weights, and a gemv whose last rows do not fill a scale atom.
+    None for a task of another kind, K tiles that are dealt (stream-K), batches, lists with quantized results, dual GEMMs of
+    weights that are interleaved in one operand, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
         return None if task.operands[0].rows % ATOM_ROWS else _of_gemv(task, launch, arch)
@@ -121,7 +121,7 @@ def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
         return None if problem.out_dtype == NVFP4 else of_plan(launch.plan, task.operands)
     if problem.form == "batched":
         return None
-    if problem.activation is not None and problem.weight_layout != "concatenated":
+    if problem.activation is not None and not task.operands.b2:
         return None
     return _of_device_groups(task, launch, arch)
 
@@ -163,25 +163,29 @@ def of_lists(
 
 
 def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWork:
-    """Of two products by one operand, rows of both halves of the weights move together."""
-    (a,), (b,), (out,) = task.operands.a, task.operands.b, task.operands.out
+    """Weights that are halves of one tensor lie between each other: a range of every group's."""
+    (a,), (out,) = task.operands.a, task.operands.out
+    weights = [*task.operands.b, *task.operands.b2]
     config, problem = launch.plan.kernel.key.config, launch.plan.problem
-    n = b.rows // 2 if problem.activation is not None else b.rows
+    n, k = weights[0].rows, weights[0].k
     out_batch, out_row, out_column = (stride * out.element_size() for stride in out.stride())
     is_quantized = problem.out_dtype == NVFP4
     out_scale = task.operands.out_scale[0] if is_quantized else None
     out_atoms = NVFP4_FORMAT.atom_row_bytes(n) if is_quantized else 0
     places, sizes = [], []
     for group, rows in enumerate(task.groups()):
-        sizes.append((rows.end - rows.start, n, b.k))
+        sizes.append((rows.end - rows.start, n, k))
         out_address = out.data_ptr() + rows.batch * out_batch + rows.start * out_row
         places.append(
             GroupPlaces(
                 rows=(
                     (a.data[rows.batch, rows.start :].data_ptr(), a.data.stride(1)),
-                    (b.data[group].data_ptr(), b.data.stride(1)),
+                    *((b.data[group].data_ptr(), b.data.stride(1)) for b in weights),
                 ),
-                scales=(a.scale.data_ptr() + rows.block * a.atom_row_bytes, b.scale[group].data_ptr()),
+                scales=(
+                    a.scale.data_ptr() + rows.block * a.atom_row_bytes,
+                    *(b.scale[group].data_ptr() for b in weights),
+                ),
                 out=(out_address, out_row, out_column / 2 if is_quantized else out_column),
                 out_scale=None
                 if out_scale is None
@@ -190,8 +194,8 @@ def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWor
         )
     num_clusters = int(launch.table[0, Header.NUM_CTA]) // config.cluster_size
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
-    written = [] if out_scale is None else [out_scale]
-    tensors = [[tensor] for tensor in (a.data, b.data, a.scale, b.scale, *written)]
+    tensors = [[a.data], *(list(b.data) for b in weights), [a.scale], *(list(b.scale) for b in weights)]
+    tensors += [] if out_scale is None else [[out_scale]]
     to_and_fro = family_of(arch).TO_AND_FRO
     return launch_work(schedule, places, tensors, num_clusters, config.split_k, to_and_fro)
 

@@ -60,10 +60,19 @@ class Replay(Simulation):
     """
 
     def __init__(
-        self, constants: Constants, traces: Sequence[LaunchTrace], *, timeline: bool = False, layout: int = 0
+        self,
+        constants: Constants,
+        traces: Sequence[LaunchTrace],
+        *,
+        timeline: bool = False,
+        explained: bool = True,
+        layout: int = 0,
     ):
-        """`timeline`: keep what every warp did when. `layout`: where memory lies, as ``Memory`` takes it."""
-        explained = timeline or sum(map(_count_events, traces)) <= MOST_EXPLAINED
+        """`timeline`: keep what every warp did when. `explained`: keep what it waited for, if that is not too much.
+
+        `layout`: where memory lies, as ``Memory`` takes it.
+        """
+        explained = timeline or (explained and sum(map(_count_events, traces)) <= MOST_EXPLAINED)
         super().__init__(
             constants,
             Memory(constants, layout=layout, keep_log=timeline),
@@ -75,7 +84,7 @@ class Replay(Simulation):
         for trace in traces:
             self.grids.append(Grid(trace, self.grids[-1] if self.grids else None, constants.num_sms))
             if trace.middle is not None:
-                middle = Replay(constants, [trace.middle], layout=layout)
+                middle = Replay(constants, [trace.middle], explained=explained, layout=layout)
                 (used,) = middle.run().launches
                 self.grids[-1].follow(middle.grids[0], used)
         self._gpcs: list[list[Sm]] = [[] for _ in constants.gpcs]
@@ -374,13 +383,13 @@ def replay(
 
 
 def replay_chain(
-    constants: Constants, traces: Sequence[LaunchTrace], *, timeline: bool = False
+    constants: Constants, traces: Sequence[LaunchTrace], *, timeline: bool = False, explained: bool = True
 ) -> ChainTiming:
     """The modelled time of recorded launches, one after the other in a CUDA graph.
 
-    `timeline`: keep what every warp did when.
+    `timeline`: keep what every warp did when. `explained`: say what warps waited for.
 
     Raises:
         EmulatorError: as of `replay`.
     """
-    return Replay(constants, traces, timeline=timeline).run()
+    return Replay(constants, traces, timeline=timeline, explained=explained).run()

@@ -3,13 +3,19 @@
 import json
 
 import pytest
+import torch
 
 from nvfp4_cute import MoENVFP4, cli
-from nvfp4_cute.bench import layers
+from nvfp4_cute.bench import layers, layers_page
 from nvfp4_cute.bench.layers import Cell
 from nvfp4_cute.bench.moe import Model
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.model import modelled
+from nvfp4_cute.planning.arch import family_of
+from nvfp4_cute.problem import GroupedProblem
 
 TINY = Model(experts=16, top_k=4, hidden=256, width=256)
 
@@ -26,7 +32,7 @@ def test_cells():
         f"{target}/qwen3-30b-a3b/{tokens}" for target in ("B200", "GB10") for tokens in layers.TOKENS
     }
     assert [cell.tokens for cell in layers.cells(["B200"], "flashinfer")] == [2048, 128]
-    assert all(cell in layers.cells() for cell in (Cell("B200", *key[1:]) for key in layers.PUBLISHED))
+    assert all(cell in layers.cells() for cell in (Cell("B200", *key[1:]) for key in layers_page.PUBLISHED))
 
 
 def test_work_counts_experts_that_a_token_chose(tiny):
@@ -66,13 +72,53 @@ def test_page():
     product = {"kernel": "nvfp4_grouped_gemm_sm_100a", "us": 10.0, "hbm_bytes": 0.85e-5 * bandwidth}
     launches = [{"kernel": "moe_route", "us": 2.0, "hbm_bytes": 0}, product]
     known = {
-        "B200/deepseek-v3/16": {"floor_us": 300.0, "us": 400.0, "launches": launches},
-        "GB10/deepseek-v3/16": {"floor_us": 300.0, "missing": "no kernel"},
+        "B200/deepseek-v3/16": {"floor_us": 300.0, "us": 400.0, "launches": launches, "sources": "def"},
+        "GB10/qwen3-30b-a3b/8": {"floor_us": 300.0, "missing": "no kernel", "sources": "abc"},
     }
-    text = layers.page(known, ["B200", "GB10"], "made by")
-    assert (
-        "| 16 | 400.0 (75 %; 85) | - | B200: 428, 365 us (FlashInfer" in text and "- GB10: no kernel" in text
-    )
+    text = layers_page.page(known, ["B200", "GB10"], "made by")
+    assert "| 16 | 400.0 (75 %; 85) | B200: 428, 365 us (FlashInfer" in text
+    assert "- modelled by sources abc, def." in text
+    missing = len(layers.cells(["B200", "GB10"])) - 2
+    assert f"- {missing} cells were not modelled for lack of time: " in text and "GB10: no kernel" in text
+
+
+def test_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    known = {"B200/qwen3-30b-a3b/8": {"floor_us": 18.0, "us": 34.0}, "GB10/qwen3-30b-a3b/1": {"missing": "-"}}
+    layers_page.picture(tmp_path / "layers.png", known, ["B200", "GB10"])
+    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def problems() -> list[GroupedProblem]:
+    """Both products of layers of experts, at several mean numbers of rows."""
+    return [
+        GroupedProblem(((rows, n, k),) * model.experts, "ragged", dtype, **dual)
+        for model in layers.EXPERTS.values()
+        for rows in (1, 8, 64, 512)
+        for n, k, dtype, dual in (
+            (model.width, model.hidden, "nvfp4", {"activation": "silu"}),
+            (model.hidden, model.width, torch.bfloat16, {}),
+        )
+    ]
+
+
+@pytest.mark.parametrize(("name", "other"), layers.RECORDED_ON.items())
+def test_a_gpu_with_the_launches_of_another_has_its_configs(name, other):
+    gpu, same = lookup(name), lookup(other)
+    assert gpu.num_sms == same.num_sms and family_of(gpu.arch) is family_of(same.arch)
+    for problem in problems():
+        assert config_of(problem, gpu.arch, gpu.num_sms) == config_of(problem, same.arch, same.num_sms)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("name", "other"), layers.RECORDED_ON.items())
+def test_a_gpu_with_the_launches_of_another_has_its_kernels(name, other, number):
+    problem, texts = problems()[number], set()
+    for gpu in (lookup(name), lookup(other)):
+        key = KernelKey.of(gpu.arch, config_of(problem, gpu.arch, gpu.num_sms), problem)
+        texts.add(get_kernel(key).ptx.replace(gpu.arch, "ARCH"))
+    assert len(texts) == 1
 
 
 def test_comparison_takes_off_what_the_harness_costs():

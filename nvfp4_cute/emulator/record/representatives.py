@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from nvfp4_cute.emulator.record.events import LINE, ClusterTrace, Event, Op, Origin, Piece
@@ -20,6 +21,8 @@ MOST_OF_A_KIND = 4
 """Clusters of a kind that are executed where their shapes differ."""
 FEW_EVENTS = 64
 """Of a warp: all of them are replayed."""
+MOVING = frozenset({Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ})
+"""Events that have addresses of operands."""
 
 
 class NotAlike(EmulatorError):
@@ -31,7 +34,7 @@ class TileWork:
     """One tile of a cluster.
 
     Attributes:
-        k_tiles: steps of its main loop.
+        k_tiles: steps of its main loop. Of launches without one, what else tells kinds of clusters apart.
         rows, columns: of its results.
         inputs: address of its part of every input, in the launch's order of inputs.
         out: address of its first result.
@@ -54,6 +57,7 @@ class LaunchWork:
         row_bytes, column_bytes: from a result to that of the next row, and of the next column.
         split: CTAs of a cluster that share the steps of a tile, in order; each has one at least.
         most_tiles: of a cluster that are replayed; the time of the others follows from that of the later half of them.
+        scatters: whether threads store parts of inputs in any order; else a warp does its tiles in theirs.
     """
 
     clusters: tuple[tuple[TileWork, ...], ...]
@@ -62,6 +66,7 @@ class LaunchWork:
     column_bytes: float
     split: int = 1
     most_tiles: int | None = None
+    scatters: bool = False
 
     def placed(self, placement: Placement) -> "LaunchWork":
         """The same with the addresses that a device would have."""
@@ -115,10 +120,13 @@ def everyone(
     """
     chosen = choose(work)
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
-    shares = {source: _share(work, source) for source in traces}
-    traces = {source: begun(trace, shares[source]) for source, trace in traces.items()}
+    traces = {source: begun(trace, _share(work, source)) for source, trace in traces.items()}
+    movers = {source: _Mover(work, work.clusters[source], trace) for source, trace in traces.items()}
     return [
-        replace(moved(traces[source], work, source, target), origin=origins[target])
+        replace(
+            traces[source] if source == target else movers[source].moved(work.clusters[target]),
+            origin=origins[target],
+        )
         for target, source in enumerate(chosen)
     ]
 
@@ -134,24 +142,18 @@ def in_the_middle(
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
     if all(_share(work, source) == 1 for source in traces):
         return None
+    whole = {source: _Mover(work, work.clusters[source], trace) for source, trace in traces.items()}
+    parts = {
+        source: _Mover(work, work.clusters[source], begun(trace, _share(work, source)))
+        for source, trace in traces.items()
+    }
     clusters, loads = [], []
     for target, source in enumerate(chosen):
         tiles, share = work.clusters[target], _share(work, source)
         first = 0 if share == 1 else (len(tiles) - round(share * len(tiles))) // 2
-        there = replace(
-            work,
-            clusters=(work.clusters[source], (*tiles[first:], *tiles[:first])),
-        )
-        trace = moved(begun(traces[source], share), there, 0, 1)
+        trace = parts[source].moved((*tiles[first:], *tiles[:first]))
         clusters.append(replace(trace, origin=origins[target]))
-        mover = _Mover(work, work.clusters[source], tiles, 1.0)
-        loads.append(
-            [
-                mover.loads_by_tile(events, rank, first)
-                for rank, cta in enumerate(traces[source].warps)
-                for events in cta
-            ]
-        )
+        loads.append(whole[source].loads_by_tile(tiles, first))
     waves = max((len(by_tile) for cluster in loads for by_tile in cluster), default=0)
     before = [
         piece
@@ -191,74 +193,107 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
     Raises:
         NotAlike: a warp does not load as often for every step of the main loop.
     """
-    if source == target:
-        return trace
-    mover = _Mover(work, work.clusters[source], work.clusters[target], trace.share)
-    return replace(
-        trace, warps=[[mover.warp(events, rank) for events in cta] for rank, cta in enumerate(trace.warps)]
+    return (
+        trace if source == target else _Mover(work, work.clusters[source], trace).moved(work.clusters[target])
     )
 
 
 class _Mover:
-    """Moves the events of a cluster to the tiles of another."""
+    """Moves the events of a cluster to the tiles of others."""
 
-    def __init__(
-        self, work: LaunchWork, source: Sequence[TileWork], target: Sequence[TileWork], share: float
-    ):
-        self._work, self._source, self._target, self._share = work, source, target, share
+    def __init__(self, work: LaunchWork, source: Sequence[TileWork], trace: ClusterTrace):
+        self._work, self._source, self._trace = work, source, trace
+        self._target = source
         self._starts = [address for address, _, _ in work.inputs]
         self._order: dict[
             int, tuple[list[int], list[int]]
         ] = {}  # input -> where tiles begin in it, and which
 
-    def _steps(self, tile: TileWork, rank: int) -> int:
-        """Of a tile's main loop, what CTA ``rank`` of the cluster has."""
-        if self._work.split == 1:
-            return tile.k_tiles
-        first, end = (i * tile.k_tiles // self._work.split for i in (rank, rank + 1))
-        return max(end - first, 1)
+    @cached_property
+    def _plan(self) -> list[list[tuple[list[Event], list[int], list[int]]]]:
+        """Of every warp: its events, where those stand that have addresses, and the tile of each load."""
+        return [
+            [
+                (
+                    events,
+                    [place for place, event in enumerate(events) if event[0] in MOVING],
+                    self._of_loads(events, rank),
+                )
+                for events in cta
+            ]
+            for rank, cta in enumerate(self._trace.warps)
+        ]
 
-    def warp(self, events: list[Event], rank: int) -> list[Event]:
-        """The events of a warp of CTA ``rank`` of the cluster."""
-        kinds = {event[0] for event in events}
-        if not kinds & {Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ}:
-            return events
+    def moved(self, target: Sequence[TileWork]) -> ClusterTrace:
+        """The trace as that of a cluster with these tiles.
+
+        Raises:
+            NotAlike: a warp does not load as often for every step of the main loop.
+        """
+        self._target = target
+        return replace(self._trace, warps=[[self._warp(*warp) for warp in cta] for cta in self._plan])
+
+    def _steps(self, rank: int) -> list[int]:
+        """Of each tile's main loop, what CTA ``rank`` of the cluster has."""
+        split = self._work.split
+        if split == 1:
+            return [tile.k_tiles for tile in self._source]
+        ends = [[i * tile.k_tiles // split for i in (rank, rank + 1)] for tile in self._source]
+        return [max(end - first, 1) for first, end in ends]
+
+    def _of_loads(self, events: list[Event], rank: int) -> list[int]:
+        """The tile of every load of a warp of CTA ``rank`` of the cluster."""
         loads = sum(event[0] is Op.LOAD for event in events)
-        steps = [self._steps(tile, rank) for tile in self._source]
-        if self._share < 1:  # loads for every step follow from those of the whole tiles that are there
-            loads = round(loads / self._share / sum(steps)) * sum(steps)
-        if loads and loads % sum(steps):
+        steps = self._steps(rank)
+        if not loads:
+            return []
+        if self._trace.share < 1:  # loads for every step follow from those of the whole tiles that are there
+            loads = round(loads / self._trace.share / sum(steps)) * sum(steps)
+        if loads % sum(steps):
             raise NotAlike(
                 f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
             )
-        tile_of_load = [i for i, count in enumerate(steps) for _ in range(count * loads // sum(steps))]
-        result, load, tile = [], 0, 0
-        for event in events:
-            if event[0] is Op.LOAD:
-                pieces = self._inputs(event[1], tile_of_load[load])
+        return [tile for tile, count in enumerate(steps) for _ in range(count * loads // sum(steps))]
+
+    def _warp(self, events: list[Event], places: list[int], tile_of_load: list[int]) -> list[Event]:
+        result, load, tile = events.copy() if places else events, 0, 0
+        for place in places:
+            event = events[place]
+            op, pieces = event[0], event[1]
+            if op is Op.LOAD:
+                event = (op, self._inputs(pieces, tile_of_load[load]), *event[2:])
                 load += 1
-                event = (Op.LOAD, pieces, *event[2:])
-            elif event[0] is Op.READ:
-                event = (Op.READ, event[1], self._lines(event[2]))
-            elif event[0] is Op.PREFETCH:
-                event = (Op.PREFETCH, self._inputs(event[1], tile_of_load[load - 1]), *event[2:])
-            elif event[0] is Op.STORE or event[0] is Op.WRITE:
-                if self._is_input(event[1]):
-                    pieces = self._inputs(event[1], tile)
-                else:
-                    tile = self._tile_of_result(event[1], tile)
-                    shift = self._target[tile].out - self._source[tile].out
-                    pieces = tuple((address + shift, nbytes) for address, nbytes in event[1])
-                event = (event[0], pieces, *event[2:])
-            result.append(event)
+            elif op is Op.READ:
+                event = (op, pieces, self._lines(event[2]))
+            elif op is Op.PREFETCH:
+                event = (op, self._inputs(pieces, tile_of_load[load - 1]), *event[2:])
+            elif not self._is_input(pieces):
+                tile = self._tile_of_result(pieces, tile)
+                shift = self._target[tile].out - self._source[tile].out
+                event = (op, tuple((address + shift, nbytes) for address, nbytes in pieces), *event[2:])
+            elif self._work.scatters:
+                event = (op, self._lines(pieces), *event[2:])
+            else:
+                event = (op, self._inputs(pieces, tile), *event[2:])
+            result[place] = event
         return result
 
-    def loads_by_tile(self, events: list[Event], rank: int, tiles: int) -> list[list[Piece]]:
-        """What a warp of CTA ``rank`` loads for each of the first tiles; nothing where it does not load."""
+    def loads_by_tile(self, target: Sequence[TileWork], tiles: int) -> list[list[list[Piece]]]:
+        """For each warp: what it loads for each of the first tiles of a target; nothing where it does not load."""
+        self._target = target
+        return [
+            self._loads_of_warp(events, rank, tiles)
+            for rank, cta in enumerate(self._trace.warps)
+            for events in cta
+        ]
+
+    def _loads_of_warp(self, events: list[Event], rank: int, tiles: int) -> list[list[Piece]]:
         loads = [event[1] for event in events if event[0] is Op.LOAD]
-        steps = [self._steps(tile, rank) for tile in self._source]
+        if not loads:
+            return []
+        steps = self._steps(rank)
         each, found, place = len(loads) // sum(steps), list[list[Piece]](), 0
-        for tile in range(tiles if loads else 0):
+        for tile in range(tiles):
             end = place + each * steps[tile]
             found.append([piece for pieces in loads[place:end] for piece in self._inputs(pieces, tile)])
             place = end
@@ -289,7 +324,8 @@ class _Mover:
             begins = sorted((tile.inputs[which], number) for number, tile in enumerate(self._source))
             self._order[which] = [begin for begin, _ in begins], [number for _, number in begins]
         starts, numbers = self._order[which]
-        return numbers[max(0, bisect_right(starts, address + LINE - 1) - 1)]
+        end = address if self._work.scatters else address + LINE - 1
+        return numbers[max(0, bisect_right(starts, end) - 1)]
 
     def _input_of(self, address: int) -> int | None:
         """The tensor that an address is in."""

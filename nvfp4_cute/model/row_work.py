@@ -1,0 +1,107 @@
+"""Where the rows of a launch of a layer of experts lie: routing, tokens to rows, and rows back to tokens.
+
+A CTA takes a few tokens, or a few parts of one, and does with them what any other does. Rows of experts lie where the choices
+are, so that every choice of a token is a tile here, whose inputs are the tensors that it has a part of.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from nvfp4_cute.emulator.record.events import SECTOR
+from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork
+from nvfp4_cute.experts.combine import FinalizeTask
+from nvfp4_cute.experts.gather import GatherQuantizeTask
+from nvfp4_cute.experts.routing import RouteTask
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.operands.overlap import span_bytes
+from nvfp4_cute.planning.arch.simt import ROUTE_WARPS, ROW_WARPS, WARP_SIZE
+
+ROW_QUADS, QUAD_BYTES, ROW_BYTES = 32, 4, 16
+"""Of a scale atom: rows whose bytes lie ``ROW_BYTES`` apart; those that follow them begin ``QUAD_BYTES`` behind."""
+FINALIZE_COLUMNS = 256
+"""Of a warp."""
+
+Places = Callable[[int, int], Sequence[int]]
+"""Of a token and one of its choices: where every tensor has their part."""
+
+
+def of_rows(task: Task) -> LaunchWork | None:
+    """The work of the CTAs of ``route``, of ``gather_quantize`` and ``gather`` behind ``permute``, and of ``finalize``.
+
+    None for a task of another kind, for one whose CTAs find the order of rows, each its part, and for one that waits.
+    """
+    if isinstance(task, RouteTask):
+        return _of_route(task)
+    if isinstance(task, GatherQuantizeTask):
+        return None if task.finds_order else _of_gather(task)
+    if isinstance(task, FinalizeTask):
+        return None if task.wait is not None else _of_finalize(task)
+    return None
+
+
+def _of_route(task: RouteTask) -> LaunchWork:
+    tensors, tokens = [task.logits, task.ids, task.weights], len(task.ids)
+    clusters = tuple(
+        (_tile(min(ROUTE_WARPS, tokens - first), [_row(x, first) for x in tensors]),)
+        for first in range(0, tokens, ROUTE_WARPS)
+    )
+    return _launch(clusters, tensors)
+
+
+def _of_gather(task: GatherQuantizeTask) -> LaunchWork:
+    rows, blocked_rows = task.rows.tolist(), task.places.tolist()
+    k_blocks, atoms = NVFP4.num_k_blocks(task.x.shape[1]), NVFP4.atom_row_bytes(task.x.shape[1])
+    tensors = [task.x, task.rows, task.places, task.data, *([] if task.scale is None else [task.scale])]
+
+    def places(token: int, choice: int) -> list[int]:
+        found = [_row(x, token) for x in tensors[:3]] + [_row(task.data, rows[token][choice])]
+        if task.scale is not None:
+            block, row = divmod(max(blocked_rows[token][choice], 0), ATOM_ROWS)
+            within = row % ROW_QUADS * ROW_BYTES + row // ROW_QUADS * QUAD_BYTES
+            found.append(task.scale.data_ptr() + block * atoms + within)
+        return found
+
+    return _by_choices(task.ids.shape, -(-k_blocks // WARP_SIZE), places, tensors)
+
+
+def _of_finalize(task: FinalizeTask) -> LaunchWork:
+    rows = task.rows.tolist()
+    of_token = [x for x in (task.rows, task.weights, task.shared, task.y) if x is not None]
+
+    def places(token: int, choice: int) -> list[int]:
+        return [_row(x, token) for x in of_token] + [_row(task.h, rows[token][choice])]
+
+    return _by_choices(task.rows.shape, -(-task.y.shape[1] // FINALIZE_COLUMNS), places, [*of_token, task.h])
+
+
+def _row(tensor: torch.Tensor, index: int) -> int:
+    """Address of a row; of the first one where there is none."""
+    return tensor.data_ptr() + max(index, 0) * tensor.stride(0) * tensor.element_size()
+
+
+def _by_choices(
+    shape: Sequence[int], parts_of_token: int, places: Places, tensors: Sequence[torch.Tensor]
+) -> LaunchWork:
+    """Of CTAs whose warps take parts of tokens one after the other. Those that begin with the same part are alike."""
+    tokens, top_k = shape
+    clusters = []
+    for first in range(0, tokens * parts_of_token, ROW_WARPS):
+        end = min(first + ROW_WARPS, tokens * parts_of_token)
+        kind = 1 + first % parts_of_token * ROW_WARPS + (end - first) % ROW_WARPS
+        touched = range(first // parts_of_token, (end - 1) // parts_of_token + 1)
+        clusters.append(
+            tuple(_tile(kind, places(token, choice)) for token in touched for choice in range(top_k))
+        )
+    return _launch(tuple(clusters), tensors)
+
+
+def _tile(kind: int, places: Sequence[int]) -> TileWork:
+    """Whose parts begin with the sector that a place is in."""
+    return TileWork(kind, 1, 1, tuple(place // SECTOR * SECTOR for place in places), 0)
+
+
+def _launch(clusters: tuple[tuple[TileWork, ...], ...], tensors: Sequence[torch.Tensor]) -> LaunchWork:
+    ranges = sorted((x.data_ptr(), span_bytes(x), which) for which, x in enumerate(tensors))
+    return LaunchWork(clusters, tuple(ranges), 1, 1, scatters=True)
