@@ -145,19 +145,21 @@ def router_logits(model: Model, tokens: int) -> torch.Tensor:
 
 def layer_work(cell: Cell) -> light.Work:
     """What the layer has to move at least: tokens in and out in bf16, weights of experts that a token chose."""
+    sizes: tuple[tuple[int, int], ...]
     if cell.is_linear:
-        n, k = LINEAR[cell.layer]
-        return light.grouped_gemm([(cell.tokens, n, k)], a="bf16", out="bf16")
-    model = EXPERTS[cell.layer]
-    ids, _ = route(router_logits(model, cell.tokens), model.top_k, backend="reference")
-    rows = [count for count in torch.bincount(ids.flatten().long()).tolist() if count]
-    h, i, out = model.hidden, model.width, []
-    weights = [light.grouped_gemm([(m, n, k) for m in rows]) for n, k in ((2 * i, h), (h, i))]
-    for product in weights:
-        out += [operand for operand in product.operands if operand.name.startswith("b")]
-    token_bytes = 2 * cell.tokens * h
-    out += [light.Operand("x", token_bytes), light.Operand("y", token_bytes, written=True)]
-    return light.Work(tuple(out), tuple(p for product in weights for p in product.products))
+        (n, k), rows = LINEAR[cell.layer], [cell.tokens]
+        sizes, into = ((n, k),), (k, n)
+    else:
+        model = EXPERTS[cell.layer]
+        ids, _ = route(router_logits(model, cell.tokens), model.top_k, backend="reference")
+        rows = [count for count in torch.bincount(ids.flatten().long()).tolist() if count]
+        h, i = model.hidden, model.width
+        sizes, into = ((2 * i, h), (h, i)), (h, h)
+    products = [light.grouped_gemm([(m, n, k) for m in rows]) for n, k in sizes]
+    operands = [one for product in products for one in product.operands if one.name.startswith("b")]
+    x, y = (2 * cell.tokens * columns for columns in into)
+    operands += [light.Operand("x", x), light.Operand("y", y, written=True)]
+    return light.Work(tuple(operands), tuple(p for product in products for p in product.products))
 
 
 def modelled(cell: Cell, *, timeline: bool = False, progress: Any = None) -> ChainTiming:

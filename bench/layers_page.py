@@ -8,7 +8,6 @@ from typing import Any
 from nvfp4_cute.bench.layers import (
     EXPERTS,
     LINEAR,
-    LINEAR_TOKENS,
     PUBLISHED_TARGETS,
     PUBLISHED_TOKENS,
     TOKENS,
@@ -46,7 +45,8 @@ HEAD = """# Layers, modelled
 us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoENVFP4` with `route` on bf16 tokens, of which every one
 chose experts by random logits; `LinearNVFP4` with a calibrated scale. Behind each time: what moving the chosen experts' weights
 and the tokens once takes at least, in percent of it ("speed of light"); then the percentages of that bandwidth at which device
-memory is read while each product of experts runs. `-`: not modelled.
+memory is read while each product of experts runs. On the sm_100 family weights of the second one begin to come before the first
+one ends, and count there. `-`: not modelled.
 
 Published times are their authors', of other kernels on GPUs and in harnesses of their own; FlashInfer's contain no routing.
 Of other layers bandwidths were published. Gluon's first product of gpt-oss-120b's experts, MXFP8 by MXFP4, reads at 5.3 to
@@ -81,10 +81,6 @@ def _notes(known: Records, targets: Sequence[str]) -> list[str]:
     return notes
 
 
-def _tokens_of(layer: str) -> Sequence[int]:
-    return LINEAR_TOKENS if layer in LINEAR else PUBLISHED_TOKENS.get(layer, TOKENS)
-
-
 def _layer_table(known: Records, layer: str, targets: Sequence[str]) -> str:
     columns = [name for name in targets if layer not in PUBLISHED_TOKENS or name in PUBLISHED_TARGETS]
     has_published = any(name == layer for _, name, _ in PUBLISHED)
@@ -92,9 +88,7 @@ def _layer_table(known: Records, layer: str, targets: Sequence[str]) -> str:
     lines.append(("---:",) * (1 + len(columns)) + (("---",) if has_published else ()))
     counts = {int(key.rpartition("/")[2]) for key in known if key.split("/")[1] == layer}
     reasons = {}
-    for tokens in sorted(
-        counts | set(_tokens_of(layer) if layer in (*MODELS, *PUBLISHED_TOKENS, *LINEAR) else ())
-    ):
+    for tokens in sorted(counts):
         row, others = [str(tokens)], []
         for target in columns:
             found = known.get(Cell(target, layer, tokens).key, {})
@@ -111,20 +105,18 @@ def _layer_table(known: Records, layer: str, targets: Sequence[str]) -> str:
 def _cell_text(found: dict[str, Any], target: str) -> str:
     """us, percent of speed of light, and of bandwidth by product of experts."""
     floor = f"{100 * found['floor_us'] / found['us']:.0f} %"
-    shares = [
-        f"{100 * share:.0f}" for share in bandwidth_shares(found.get("launches", ()), lookup(target)).values()
-    ]
+    shares = [f"{100 * share:.0f}" for share in bandwidth_shares(found.get("launches", ()), lookup(target))]
     return f"{found['us']:.1f} ({'; '.join([floor, *([', '.join(shares)] if shares else [])])})"
 
 
-def bandwidth_shares(launches: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
-    """What each product of experts reads in its time, as a share of the bandwidth that floors take, by kernel."""
+def bandwidth_shares(launches: Sequence[dict[str, Any]], target: Target) -> list[float]:
+    """What each product of experts reads in its time, as a share of the bandwidth that floors take."""
     most = target.floor_bandwidth_bytes_per_s
-    return {
-        one["kernel"]: one["hbm_bytes"] / (1e-6 * one["us"] * most)
+    return [
+        one["hbm_bytes"] / (1e-6 * one["us"] * most)
         for one in launches
         if one["kernel"].startswith("nvfp4_grouped")
-    }
+    ]
 
 
 def picture(path: Path, known: Records, targets: Sequence[str]) -> None:

@@ -156,8 +156,15 @@ def curves(
     """
     pyplot = _pyplot()
     figure, rows = pyplot.subplots(
-        1, len(panels), figsize=(3.2 * len(panels), 4), sharey=True, squeeze=False, constrained_layout=True
+        1,
+        len(panels),
+        figsize=(3.2 * len(panels), 4),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        constrained_layout=True,
     )
+    ticks = sorted({point[0] for of in panels.values() for points in of.values() for point in points})
     colours = {
         name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for of in panels.values() for name in of))
     }
@@ -167,8 +174,9 @@ def curves(
             axes.plot(where, times, "o-", color=colours[name], markersize=3, linewidth=1.2, label=name)
             axes.plot(where, floors, ":", color=colours[name], linewidth=1)
         axes.set(xscale="log", yscale="log", xlabel=x, title=label)
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=7)
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
         axes.grid(which="major", alpha=0.3)
     rows[0][0].set_ylabel(y)
     rows[0][0].legend(fontsize=8)

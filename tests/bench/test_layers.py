@@ -42,6 +42,12 @@ def test_work_counts_experts_that_a_token_chose(tiny):
     assert work.flops == 4 * 2 * 3 * 256 * 256
 
 
+def test_work_of_a_linear_layer_is_a_product_of_two_quantized_operands():
+    work = layers.layer_work(Cell("B200", "linear-4096x4096", 128))
+    assert work.bytes == 4096 * (4096 // 2 + 4096 // 16) + 2 * 2 * 128 * 4096
+    assert work.math == "nvfp4" and work.flops == 2 * 128 * 4096 * 4096
+
+
 def test_the_call_is_the_layer_with_its_routing(tiny):
     y = layers.layer_call(tiny, 3)("reference")
     assert tuple(y.shape) == (3, 256)
@@ -149,7 +155,10 @@ def test_refusals(line, message, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["B200", "RTX 5090", "H100 SXM"])
 def test_of_a_layer_s_clusters_a_few_stand_for_all(tiny, target, monkeypatch):
+    works, work_of = [], modelled._work_of
+    monkeypatch.setattr(modelled, "_work_of", lambda *launch: works.append(work_of(*launch)) or works[-1])
     few = layers.modelled(Cell(target, tiny, 24))
+    assert [any(work) for work in works] == [True, False, True, True, True, True]  # permute is one CTA
     monkeypatch.setattr(modelled, "_work_of", lambda *_: [None])
     full = layers.modelled(Cell(target, tiny, 24))
     assert [timing.kernel for timing in few.launches] == [timing.kernel for timing in full.launches]
