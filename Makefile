@@ -94,7 +94,7 @@ test-dsls: .venv/installed  ## exports on CuTe DSL 4.5 to 4.8, kernels on every 
 	  .venv/dsl-$$version/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(DSL_TESTS) $(ARGS); \
 	done
 
-docs: .venv/installed-docs  ## the API reference, from docstrings, into build/docs
+docs: .venv/installed-dev  ## the API reference, from docstrings, into build/docs
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(API)
 
 lint: .venv/installed-dev  ## ruff (rules and format) and mypy, at the versions that pyproject.toml pins
@@ -147,10 +147,6 @@ $(VLLM_ENV)/installed: .venv/installed
 	$(VLLM_ENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	@touch $@
 
-.venv/installed-docs: .venv/installed
-	$(BIN)/python -m pip install -e ".[docs]"
-	@touch $@
-
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install -e ".[dev]"
+	$(BIN)/python -m pip install -e ".[dev,docs]"
 	@touch $@

@@ -105,10 +105,13 @@ def test_a_script_in_a_process_of_its_own(tmp_path, script, verdict, words):
     assert bool(result.message) == bool(words)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("selection", "verdict", "count"),
-    [("fine", "pass", 2), ("fine or wrong", "FAIL", 3), ("nothing", "FAIL", 0)],
+    [
+        ("fine or wrong", "FAIL", 3),
+        pytest.param("fine", "pass", 2, marks=pytest.mark.slow),
+        pytest.param("nothing", "FAIL", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_suite_counts_its_tests(tmp_path, selection, verdict, count):
     text = "import pytest, torch\n@pytest.mark.parametrize('n', [1, 2])\ndef test_fine(n):\n    assert torch.ones(n, device='cuda').is_cuda\n"

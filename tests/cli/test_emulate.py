@@ -6,20 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from new_process import run_python
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 
 
 def emulate(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=250, env={**os.environ, **environment}
-    )
+    return run_python("-m", "nvfp4_cute.cli", "emulate", *arguments, env={**os.environ, **environment})
 
 
 # ---- what a script may do: each check of support/scripts is a test ----------------------------------------------------

@@ -1,11 +1,10 @@
 """`nvfp4-cute emulate --check` and `--mode` on a script: a kernel with a missing barrier, and its repaired twin."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from browser import check_needs_no_network, look
+from new_process import run_python
 
 # Warp 0 writes shared memory, warp 1 reads it.
 SCRIPT = """
@@ -50,8 +49,7 @@ def emulate(tmp_path):
     path.write_text(SCRIPT)
 
     def run(*options):
-        command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", *options[:-1], str(path), options[-1]]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return run_python("-m", "nvfp4_cute.cli", "emulate", *options[:-1], path, options[-1])
 
     return run
 
@@ -157,8 +155,7 @@ print("done", out[0].item())
 def test_exit_codes_by_severity(tmp_path, check, argument, code, said):
     path = tmp_path / "twice.py"
     path.write_text(TWICE)
-    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", check, str(path), argument]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_python("-m", "nvfp4_cute.cli", "emulate", check, path, argument)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert (done.stdout == "done 7\n") == (argument == "same")

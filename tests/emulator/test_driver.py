@@ -2,13 +2,12 @@
 
 import ctypes
 import os
-import subprocess
-import sys
 from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
+from new_process import run_python
 
 from nvfp4_cute.emulator.fronts import driver, launch_shim
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
@@ -215,9 +214,7 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
 def run_file(path) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL")}
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, env=environment, timeout=1000
-    )
+    done = run_python(path, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
