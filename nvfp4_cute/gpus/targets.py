@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 KIB, MIB = 1 << 10, 1 << 20
-# "fp8" is e4m3 with block scales (mxfp8) where there is such an instruction. "fp16" stands for bf16 as well.
-MATH_FORMATS = ("nvfp4", "fp8", "fp16", "tf32")
+# "fp8" is e4m3 with block scales (mxfp8) where there is such an instruction. "fp16" stands for bf16 as well. "int8" counts
+# operations on integers.
+MATH_FORMATS = ("nvfp4", "fp8", "int8", "fp16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,10 @@ B300_SHEET = "NVIDIA Blackwell Ultra figures as tabulated at verda.com, GB300 NV
 H100_SHEET = "NVIDIA H100 data sheet, half of the figures with sparsity"
 GB202_SPEC = "NVIDIA RTX Blackwell GPU architecture, GB202 specifications"
 HMC_PRO = "hmc-tech.com, specifications of RTX PRO 6000 Blackwell, dense"
-HOPPER_RATE = "NVIDIA H100: 989 TFLOP/s fp16 dense = 132 SMs x 4096 x 1.83 GHz; fp8 twice, tf32 half of it"
+HOPPER_RATE = (
+    "NVIDIA H100: 989 TFLOP/s fp16 dense = 132 SMs x 4096 x 1.83 GHz; fp8 and int8 twice, tf32 half of it"
+)
+INT8_RATE = "the peak of int8 is that of fp8"
 MEASURED_H200 = "measured for this table on an H200 (700 W, driver 580.159, CUDA 13)"
 PRO_RATE = "peaks / (188 SMs x 2.617 GHz)"
 
@@ -193,7 +197,9 @@ SM120_SMEM = {
 SM100_RATES = _formats(
     f"tcgen05.mma intervals of {SEMIANALYSIS}", nvfp4=32768, fp8=16384, fp16=8192, tf32=4096
 )
-HOPPER_RATES = _formats(HOPPER_RATE, fp8=8192, fp16=4096, tf32=2048)
+# The tensor cores of sm_103 multiply no integers.
+SM100_INT8 = _formats(INT8_RATE, int8=16384)
+HOPPER_RATES = _formats(HOPPER_RATE, fp8=8192, int8=8192, fp16=4096, tf32=2048)
 
 # ---- the table -------------------------------------------------------------------------------------------------
 
@@ -214,8 +220,8 @@ B200 = _target(
         "(gau-nernst/gpu-mode-kernels)",
     ),
     launch_s=(2e-6, "QuickRunCUDA, about 2 us on a B300, the same launch hardware; approximate"),
-    peaks=_formats(HGX_B200, nvfp4=9e15, fp8=4.5e15, fp16=2.25e15, tf32=1.1e15),
-    rates=SM100_RATES,
+    peaks=_formats(HGX_B200, nvfp4=9e15, fp8=4.5e15, int8=4.5e15, fp16=2.25e15, tf32=1.1e15),
+    rates=SM100_RATES | SM100_INT8,
 )
 
 B300 = _target(
@@ -245,8 +251,8 @@ GB200 = _target(
     l2_bytes=(135_528_448, XLA + "gb200.txtpb"),
     memory_bytes=(197_897_748_480, XLA + "gb200.txtpb"),
     bandwidth_bytes_per_s=(7.928e12, XLA + "gb200.txtpb"),
-    peaks=_formats(GB200_SHEET, nvfp4=10e15, fp8=5e15, fp16=2.5e15, tf32=1.25e15),
-    rates=SM100_RATES,
+    peaks=_formats(GB200_SHEET, nvfp4=10e15, fp8=5e15, int8=5e15, fp16=2.5e15, tf32=1.25e15),
+    rates=SM100_RATES | SM100_INT8,
 )
 
 RTX_PRO_6000 = _target(
@@ -260,7 +266,8 @@ RTX_PRO_6000 = _target(
     memory_bytes=(103_079_215_104, XLA + "rtx6000pro.txtpb"),
     bandwidth_bytes_per_s=(1.792e12, GB202_SPEC + ": 512 bits x 28 Gb/s"),
     peaks=_formats(HMC_PRO, nvfp4=2.015e15, fp8=1.0076e15, fp16=503.8e12, tf32=251.9e12),
-    rates=_formats(PRO_RATE, nvfp4=4096, fp8=2048, fp16=1024, tf32=512),
+    rates=_formats(PRO_RATE, nvfp4=4096, fp8=2048, fp16=1024, tf32=512)
+    | _formats("inferred: the tensor core of RTX 5090", int8=2048),
 )
 
 RTX_5090 = _target(
@@ -277,6 +284,7 @@ RTX_5090 = _target(
     reached_bandwidth_bytes_per_s=(1.6745e12, "sustained read, Don-Chad/ninfer-3090#17"),
     peaks=_formats("half of NVIDIA's 3352 AI TOPS, which count sparsity", nvfp4=1.676e15)
     | _formats("half of the sparse figure at spheron.network, RTX 5090 specs", fp8=838e12)
+    | _formats("a quarter of NVIDIA's 3352 AI TOPS, as analysis.castromedia.org has it", int8=838e12)
     | _formats("codesota.com, RTX 5090, dense with fp32 accumulation", fp16=209.5e12),
     rates=_formats("peaks / (170 SMs x 2.407 GHz)", nvfp4=4096, fp16=512)
     | _formats(
@@ -284,6 +292,7 @@ RTX_5090 = _target(
         "e4m3 without block scales and with fp32 accumulation has half of it",
         fp8=2048,
     )
+    | _formats(INT8_RATE, int8=2048)
     | _formats("inferred: 122 TFLOP/s measured (torch-performance-test-data#124) at 2.8 GHz", tf32=256),
 )
 
@@ -323,7 +332,12 @@ THOR = _target(
     peaks=_formats("NVIDIA, Introducing Jetson Thor, dense", nvfp4=1035e12, fp8=517e12)
     | _formats("half of NVIDIA's sparse fp16 figure", fp16=258.5e12),
     rates=_formats(
-        "inferred: the tensor core of sm_100, tcgen05.mma", nvfp4=32768, fp8=16384, fp16=8192, tf32=4096
+        "inferred: the tensor core of sm_100, tcgen05.mma",
+        nvfp4=32768,
+        fp8=16384,
+        int8=16384,
+        fp16=8192,
+        tf32=4096,
     ),
 )
 
@@ -339,7 +353,9 @@ H200 = _target(
     bandwidth_bytes_per_s=(4.8e12, "NVIDIA H200 data sheet: 4.8 TB/s"),
     reached_bandwidth_bytes_per_s=(4.69e12, MEASURED_H200 + ": best of 15 reads of 16 GiB"),
     launch_s=(0.54e-6, MEASURED_H200 + ": empty kernel of 132 CTAs, 1000 in a CUDA graph"),
-    peaks=_formats(H100_SHEET + "; the H200 has the same", fp8=1979e12, fp16=989.4e12, tf32=494.7e12),
+    peaks=_formats(
+        H100_SHEET + "; the H200 has the same", fp8=1979e12, int8=1979e12, fp16=989.4e12, tf32=494.7e12
+    ),
     rates=HOPPER_RATES,
 )
 
@@ -354,7 +370,7 @@ H100_SXM = _target(
     memory_bytes=(84_942_979_072, XLA + "h100_sxm.txtpb"),
     reached_bandwidth_bytes_per_s=(3.16e12, "bulk reads of all SMs, bench/results/prove-h100_sxm.json"),
     bandwidth_bytes_per_s=(3.352e12, XLA + "h100_sxm.txtpb"),
-    peaks=_formats(H100_SHEET, fp8=1979e12, fp16=989.4e12, tf32=494.7e12),
+    peaks=_formats(H100_SHEET, fp8=1979e12, int8=1979e12, fp16=989.4e12, tf32=494.7e12),
     rates=HOPPER_RATES,
 )
 

@@ -41,12 +41,17 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
     figure, axes = pyplot.subplots(figsize=(10, 6), constrained_layout=True)
     bandwidth = target.floor_bandwidth_bytes_per_s
     rates = {math: target.math_flops_per_s(math) for math in MATH_FORMATS}
-    known = {math: rate for math, rate in rates.items() if rate is not None}
-    ridge = max(known.values()) / bandwidth
+    known: dict[float, list[str]] = {}
+    for math, known_rate in rates.items():
+        if known_rate is not None:
+            known.setdefault(known_rate, []).append(math)
+    ridge = max(known) / bandwidth
     axes.plot([INTENSITIES[0], ridge], [INTENSITIES[0] * bandwidth, ridge * bandwidth], **ROOF)
-    for math, rate in known.items():
+    for rate, maths in known.items():
         axes.plot([rate / bandwidth, INTENSITIES[1]], [rate, rate], **ROOF)
-        axes.annotate(f"{math} {rate / 1e15:.4g} PFLOP/s", (INTENSITIES[1], rate), ha="right", va="bottom")
+        axes.annotate(
+            f"{', '.join(maths)} {rate / 1e15:.4g} PFLOP/s", (INTENSITIES[1], rate), ha="right", va="bottom"
+        )
     for label in dict.fromkeys(label for label, _, _ in points):
         of_label = [(x, y) for name, x, y in points if name == label]
         axes.plot(*zip(*of_label, strict=True), "o", alpha=0.7, label=label)

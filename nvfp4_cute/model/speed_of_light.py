@@ -14,7 +14,7 @@ Both count every operand once, without padding and from memory: operands that ar
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nvfp4_cute.formats.block_format import FORMATS, MXFP8_E4M3, NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import FORMATS, INT8, MXFP8_E4M3, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.gpus.power import least_us
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.planning.arch import mmas_of
@@ -185,6 +185,8 @@ def _tensor(
 
 def _math(a: str, b: str) -> str:
     """The narrowest format whose tensor cores take both operands."""
+    if a == b == INT8.name:
+        return "int8"
     bits = max(STORAGE[a].bits, STORAGE[b].bits)
     return {4: "nvfp4", 8: "fp8", 16: "fp16", 32: "tf32"}[bits]
 

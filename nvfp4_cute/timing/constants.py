@@ -10,8 +10,8 @@ _RATE_NAMES = {
     "f16": "fp16",
     "e4m3": "fp8",
     "e5m2": "fp8",
-    "s8": "fp8",
-    "u8": "fp8",
+    "s8": "int8",
+    "u8": "int8",
     "e2m1": "nvfp4",
 }
 """Element type of an instruction -> name of its rate."""
@@ -113,8 +113,9 @@ class Constants:
     def mma_interval(self, kind: str, m: int, n: int, cta_group: int, a_in_tmem: bool) -> float:
         """Cycles between tcgen05.mma instructions of a CTA, or of a pair.
 
-        Each reads 32 bytes of K whatever its kind. At full rate an instruction takes N/2 cycles (N/4 for 64 rows a CTA
-        of a pair, which use both halves of the data path); narrow ones are bound by reading their operands.
+        Each reads 32 bytes of K whatever its kind: of integers (kind i8), too, whose published peak is that of fp8. At full rate
+        an instruction takes N/2 cycles (N/4 for 64 rows a CTA of a pair, which use both halves of the data path); narrow ones are
+        bound by reading their operands.
         """
         rows, columns = m // cta_group, n // cta_group
         interval = n / 4 if cta_group == 2 and rows < 128 else n / 2

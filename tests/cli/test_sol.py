@@ -127,6 +127,18 @@ def test_a_pair_counts_at_the_rate_of_what_multiplies_it_there(capsys):
     assert f"repeated for seconds on random data: {plain['sustained_us']:.3f} us, by the power limit" in text
 
 
+def test_integers_are_called_so(capsys):
+    """At the rate of integers, where the GPU has one."""
+    line = "--m 4096 --n 4096 --k 4096 --formats int8,int8 --json --target"
+    for target in (targets.B200, targets.H100_SXM, targets.RTX_5090, targets.THOR):
+        row = json.loads(run(capsys, f"{line} {target.name.replace(' ', '-')}"))["rows"][0]
+        assert row["math"] == "int8" and "TFLOP/s (int8 at" in row["terms"][1]["basis"]
+        seconds = 2 * 4096**3 / (target.rates["int8"] * target.num_sms * target.clock_hz)
+        assert row["terms"][1]["us"] == pytest.approx(1e6 * seconds)
+    assert "sm_103a: no kernel for int8 x int8" in refused(capsys, f"{line.replace(' --json', '')} B300")
+    assert "int8" not in targets.B300.rates
+
+
 def test_a_pair_without_a_kernel_is_refused_with_what_there_is(capsys):
     message = refused(capsys, "--m 8 --n 128 --k 256 --formats nvfp4,mxfp4 --target H100")
     assert "sm_90a: no kernel for nvfp4 x mxfp4" in message and "quantize a to MXFP4" in message

@@ -82,8 +82,9 @@ def test_figures_agree_with_each_other(target):
     assert target.clock_hz >= target.boost_clock_hz
     # 1 KiB of every CTA's shared memory belongs to the system.
     assert target.smem_per_cta_bytes == target.smem_per_sm_bytes - 1024
-    rates = [target.rates[math] for math in MATH_FORMATS if math in target.rates]
+    rates = [target.rates[math] for math in MATH_FORMATS if math in target.rates and math != "int8"]
     assert all(wide > narrow for wide, narrow in zip(rates, rates[1:], strict=False))
+    assert "int8" not in target.rates or target.rates["int8"] == target.rates["fp8"]
     for math, peak in target.peaks.items():
         # A floor must hold against the published peak as well.
         assert peak <= target.math_flops_per_s(math) * (1 + 1e-6), math
@@ -96,7 +97,7 @@ def test_fp4_tensor_cores_are_those_of_blackwell():
 
 def test_a_rate_that_is_not_known_is_none_and_a_wrong_format_an_error():
     assert targets.GB10.math_flops_per_s("fp8") is None
-    with pytest.raises(ValueError, match="math='int4' is unknown; use one of nvfp4, fp8, fp16, tf32"):
+    with pytest.raises(ValueError, match="math='int4' is unknown; use one of nvfp4, fp8, int8, fp16, tf32"):
         targets.B200.math_flops_per_s("int4")
 
 
