@@ -30,9 +30,11 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.formats.zero_points import FLOATS, scale_words
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
 
 SCALES = (0.5, 1.0, 1.5, 2.0)
+ZERO_POINTS = (0, 7, 8, 16)
 ALPHAS = (0.25, 0.5, 1.0, 2.0, -1.0)
 K_STEP = 32  # row pitch in whole 16-byte units, as tensor maps need
 MAX_EXACT_K = 2**24 // (16 * 144) // K_STEP * K_STEP
@@ -174,15 +176,12 @@ class Dice:
         )
 
     def scales(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
-        """Scales out of ``SCALES``, of powers of two in it where a format has no others, in the format's own layout."""
-        is_power = format.scale.name == "ue8m0"
-        choices = torch.tensor([x for x in SCALES if not is_power or x != 1.5])
-        if format.scale_layout == "rowmajor":
-            shape = format.scale_shape(rows, k)
-            return choices[torch.randint(0, len(choices), shape, generator=self._generator)]
-        index = torch.randint(0, len(choices), (rows, format.num_k_blocks(k)), generator=self._generator)
-        codes = encode_ue8m0(choices) if is_power else encode_e4m3(choices)
-        return to_blocked(codes[index])
+        """Scales out of ``scale_choices``, in the format's own layout."""
+        choices = scale_choices(format)
+        is_rowmajor = format.scale_layout == "rowmajor"
+        shape = format.scale_shape(rows, k) if is_rowmajor else (rows, format.num_k_blocks(k))
+        chosen = choices[torch.randint(0, len(choices), shape, generator=self._generator)]
+        return chosen if is_rowmajor else to_blocked(chosen)
 
     def factors(self, count: int) -> torch.Tensor:
         """float32 [count] out of ``ALPHAS``."""
@@ -191,6 +190,18 @@ class Dice:
     def halves(self, *shape: int) -> torch.Tensor:
         """float32, multiples of 1/2 from -6 to 6: what e2m1 has of them, and more."""
         return torch.randint(-12, 13, shape, generator=self._generator) / 2
+
+
+def scale_choices(format: BlockFormat, values: Sequence[float] = SCALES) -> torch.Tensor:
+    """``values`` as scales of a format, of powers of two alone where it has no others; with zero points each beside some."""
+    scale = format.scale_float.name
+    choices = torch.tensor([x for x in values if scale != "ue8m0" or x != 1.5])
+    if format.has_zero_points:
+        words = choices.to(FLOATS[format.scale.name]).repeat_interleave(len(ZERO_POINTS))
+        return scale_words(words, torch.tensor(ZERO_POINTS * len(choices)))
+    if format.scale.bits == 8:
+        return encode_ue8m0(choices) if scale == "ue8m0" else encode_e4m3(choices)
+    return choices.to(format.scale_dtypes[0])
 
 
 def draw(seed: int, limits: Limits) -> Case:

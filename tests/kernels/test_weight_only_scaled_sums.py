@@ -200,19 +200,21 @@ def test_products_of_few_rows_stay_where_they_were_measured():
     assert not any(planning.is_faster_than_few_rows(64, 4096, 4096, 1, 132, f) for f in FORMATS)
 
 
+LARGEST = [(format, chosen) for format in FORMATS for chosen in largest_candidates(1, format)]
+
+
 @SLOW
-@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize(("format", "chosen"), LARGEST, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_spills(format, dtype):
+def test_no_spills(format, chosen, dtype):
     """And MMAs that the assembler does not serialize, which end with every K tile where sums are promoted; reads are done when a
     stage is released."""
-    for chosen in largest_candidates(1, format):
-        key = WeightOnlyKey("sm_90a", chosen, 1, dtype, dtype, True, "ragged", None, format).validated()
-        kernel = get_kernel(key)
-        assert kernel.resources.stack_bytes == 0, chosen
-        assert_mmas_overlap(kernel.cubin, ends=1 + planning.promotes(format))
-        stages = (planning.smem_plan(key.config, 1, format).num_ab_stage,)
-        assert not unfinished_reads(kernel.cubin, stages), chosen
+    key = WeightOnlyKey("sm_90a", chosen, 1, dtype, dtype, True, "ragged", None, format).validated()
+    kernel = get_kernel(key)
+    assert kernel.resources.stack_bytes == 0
+    assert_mmas_overlap(kernel.cubin, ends=1 + planning.promotes(format))
+    stages = (planning.smem_plan(key.config, 1, format).num_ab_stage,)
+    assert not unfinished_reads(kernel.cubin, stages)
 
 
 @pytest.mark.gpu("sm_90a")

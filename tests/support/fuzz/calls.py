@@ -52,6 +52,11 @@ FP8_PAIR = (FP8_1x128, FP8_128x128)
 OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR, INT8_PAIR)
 PAIRS = (NVFP4_PAIR,) * len(OTHER_PAIRS) + OTHER_PAIRS
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Weights that rows of 16 bits alone are multiplied by: a scale of each type, blocks of each size, zero points.
+INT4 = tuple(nv.int4_format(*kind) for kind in ((32, "bfloat16"), (64, "float16"), (128, "float32")))
+INT4 += tuple(
+    nv.int4_format(block, dtype, zero_points=True) for block, dtype in ((64, "bfloat16"), (128, "float16"))
+)
 Arguments = dict[str, Any]
 PARTS = ("data", "scale", "global_scale")  # of a quantized tensor
 
@@ -165,7 +170,7 @@ def _columns(dice: Dice, limits: Limits, out_dtype: OutDtype) -> int:
 
 
 def _depth(dice: Dice, limits: Limits, pair: Formats = NVFP4_PAIR) -> int:
-    step = PADDED_K_MULTIPLE if pair in MIXED_PAIRS else max(32, pair[0].block_k)
+    step = PADDED_K_MULTIPLE if pair in MIXED_PAIRS else max(32, *(format.block_k for format in pair))
     return step * dice.integer(1, max(1, 32 * limits.k_steps // step))
 
 
@@ -197,6 +202,11 @@ def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int, pair: For
     return made | {f"{name}_scale": [dice.scales(n, k, pair[1]) for _ in rows] for name in names}
 
 
+def _weights_of_rows(kind: Dice, pair: Formats) -> Formats:
+    """Formats with that of weights that 16-bit rows are multiplied by: of a pair, or int4."""
+    return NVFP4, kind.choose((pair[1],) * len(INT4) + INT4)
+
+
 def _with_16_bit_rows(dice: Dice, made: Arguments, k: int, dtype: torch.dtype) -> Arguments:
     """The same with 16-bit rows in place of quantized ones, whose format ``a`` then does not have."""
     return made | {"a": [dice.halves(len(a), k).to(dtype) for a in made["a"]], "a_scale": None}
@@ -204,7 +214,7 @@ def _with_16_bit_rows(dice: Dice, made: Arguments, k: int, dtype: torch.dtype) -
 
 def _stacked(made: Arguments, form: str) -> Arguments:
     """The operands of a list as those of the ragged or the masked form; blocked scales as flat bytes."""
-    flat = lambda scales: [s if s.dtype == torch.float32 else s.view(torch.uint8).flatten() for s in scales]
+    flat = lambda scales: [s if s.element_size() > 1 else s.view(torch.uint8).flatten() for s in scales]
     join = torch.cat if form == "ragged" else torch.stack
     found = {"a": join(made["a"]), "a_scale": made["a_scale"] and join(flat(made["a_scale"]))}
     for name in made:
@@ -241,6 +251,7 @@ def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> A
         kind.choose(PAIRS),
         kind.choose(DTYPES[:2]) if kind.integer(0, 5) == 0 else None,
     )
+    pair = _weights_of_rows(kind, pair) if row_dtype is not None else pair
     has_quantized = row_dtype is None and pair[0].scale.bits == 8
     dtype = kind.choose((*DTYPES, "nvfp4") if has_quantized else DTYPES)
     has_factors, has_out_scale = kind.choose((False, True)), kind.choose((False, True))
@@ -285,6 +296,7 @@ def _matrices(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> 
         kind.choose((False, True)),
     )
     row_dtype = kind.choose(DTYPES[:2]) if num_b == 1 and kind.integer(0, 3) == 0 else None
+    pair = _weights_of_rows(kind, pair) if row_dtype is not None else pair
     m, n, k = dice.rows(limits.rows), _columns(dice, limits, dtype), _depth(dice, limits, pair)
     made = _operands(dice, [m], n, k, num_b, pair)
     config: Arguments = {}

@@ -8,10 +8,10 @@ import torch
 import nvfp4_cute as nv
 from fuzz.calls import Arguments, Call, copied
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cli.check import SCALES
+from nvfp4_cute.cli.check import SCALES, scale_choices
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 
+BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # What a user may be told. Anything else is a crash.
 REFUSALS = (TypeError, ValueError, nv.UnsupportedProblem, nv.UnsupportedTarget, nv.ConfigError)
 
@@ -179,16 +179,16 @@ def _sums_are_exact(call: Call) -> bool:
         is_drawn = not any(made.startswith(f"{name}:") for made in call.mutations)
         if isinstance(format, nv.BlockFormat) and format.element.bits == 8 and not is_drawn:
             return False
-    choices = torch.tensor([0.0, *SCALES])
-    exact = {"ue4m3": encode_e4m3(choices), "ue8m0": encode_ue8m0(choices[choices != 1.5]), "fp32": choices}
     for name, value in call.arguments.items():
         if not name.endswith("_scale") or name == "out_global_scale":
             continue
         format = call.arguments.get(f"{name[0]}_format", NVFP4)
         if not isinstance(format, nv.BlockFormat):
             return False
-        codes = exact[format.scale.name]
-        codes = codes if codes.dtype == torch.float32 else codes.view(torch.uint8)
+        # Padding is 0.
+        codes = scale_choices(format, (0.0, *SCALES))
+        codes = torch.cat([codes, torch.zeros_like(codes[:1])])
+        codes = codes.view(BITS_OF_SIZE[codes.element_size()])
         for t in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(t, torch.Tensor) or t.device.type != "cpu":
                 continue
