@@ -59,7 +59,7 @@ def test_a_linear_layer_multiplies_rounded_rows(backend):
     layer = LinearINT8(w, bias, backend=backend)
     q = nv.quantize(x.reshape(21, 272), format=nv.INT8)
     sums = (q.data.long() @ w.data.long().T).float()
-    want = (sums * w.scale.T * q.scale).bfloat16() + bias
+    want = (sums * w.scale.T * q.scale + bias).bfloat16()
     assert torch.equal(layer(x), want.reshape(3, 7, 200))
     assert layer(x.float()).dtype == torch.float32 and layer(x[:0]).shape == (0, 7, 200)
     assert (layer(x).float() - (x.double() @ w.dequantize(torch.float64).T + bias).float()).abs().max() < 0.6
