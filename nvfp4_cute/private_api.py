@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import env
+from nvfp4_cute.errors import UnsupportedProblem
 
 TensorGuards: Any
 try:
@@ -18,6 +19,25 @@ try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
     TensorGuards = None
+
+
+def is_traced() -> bool:
+    """Whether torch records what is called, which sees custom ops, but no launch: compile, export, make_fx, modes of dispatch.
+
+    Raises UnsupportedProblem inside of torch.func's transforms and torch.jit.trace, which see neither.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedProblem(
+            "kernels have no rule for torch.vmap, nor for grad, jvp and functionalize of torch.func: call outside of the "
+            "transform; many matrices of one shape are a batch of gemm, and others the groups of grouped_gemm"
+        )
+    if torch._C._get_tracing_state() is not None:
+        raise UnsupportedProblem(
+            "torch.jit.trace does not record kernels: use torch.compile, or torch.export of a whole module"
+        )
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def current_stream(device_index: int) -> int:

@@ -7,6 +7,7 @@ from importlib import import_module
 import torch
 
 from nvfp4_cute import env
+from nvfp4_cute.backends.host_floats import ieee_floats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch.task import Launch, Task
 
@@ -56,7 +57,12 @@ def run_task(name: str, task: Task) -> Launch | None:
         UnsupportedProblem, ConfigError: what no kernel computes.
     """
     run = get(name, task.device)
-    return None if task.is_empty else run(task)
+    if task.is_empty:
+        return None
+    if task.device.type == "cuda":
+        return run(task)
+    with ieee_floats():
+        return run(task)
 
 
 def gpu_of(name: str, device: torch.device) -> targets.Gpu:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -196,6 +196,8 @@ def _store(entry: Path, kernel: CompiledKernel, identity: dict[str, Any]) -> OSE
         _remove(entry)
         partial.rename(entry)
     except OSError as error:
+        with suppress(OSError):  # a full disk is not kept full
+            _remove(partial)
         return error
     return None
 

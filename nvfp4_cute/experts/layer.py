@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import add_up, check_call
@@ -134,7 +135,7 @@ def moe(
         x, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
         input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
     )  # fmt: skip
-    if torch.compiler.is_compiling():  # the custom op (experts.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op (experts.library) that a traced graph keeps
         return torch.ops.nvfp4_cute.moe(
             x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], w13.format.name, w2.format.name, activations,
             activation, limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.gather import gather_quantize
@@ -219,7 +219,7 @@ def config_of_mean(
 
 def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int]) -> None:
     """Raise TypeError or ValueError unless it is None or contiguous, of ``x``'s dtype and of a shape [E, rows of w13]."""
-    if bias13 is None or torch.compiler.is_compiling():  # the custom op that a traced graph keeps looks at it
+    if bias13 is None or private_api.is_traced():  # the custom op that a traced graph keeps looks at it
         return
     checks.check_tensors({"x": x, "bias13": bias13})
     if bias13.dtype != x.dtype or tuple(bias13.shape) != shape or not bias13.is_contiguous():

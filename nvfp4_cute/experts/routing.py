@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_vector
@@ -72,7 +73,7 @@ def route(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
-    if torch.compiler.is_compiling():  # the custom op (experts.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op (experts.library) that a traced graph keeps
         return torch.ops.nvfp4_cute.route(
             router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
         )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
@@ -81,7 +82,7 @@ def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
             raise ValueError(f"{name} is on {tensor.device} and x on {device}; move it there")
         return tensor.to(device)
     tensor = tensor.reshape(())
-    if tensor.device.type == "cpu" and device.type == "cuda" and not torch.compiler.is_compiling():
+    if tensor.device.type == "cpu" and device.type == "cuda" and not private_api.is_traced():
         # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
         return torch.full((), _check_factor(tensor, name).item(), dtype=torch.float32, device=device)
     return tensor.to(device)
@@ -92,7 +93,7 @@ def first_wrong(scales: torch.Tensor) -> int | None:
 
     None where there is none, on a GPU, since reading would wait, and while torch.compile traces: there is nothing to read.
     """
-    if scales.device.type != "cpu" or torch.compiler.is_compiling():
+    if scales.device.type != "cpu" or private_api.is_traced():
         return None
     numbers = scales.flatten().tolist()
     return next((i for i, x in enumerate(numbers) if not FLOAT32_MIN_NORMAL <= x < math.inf), None)

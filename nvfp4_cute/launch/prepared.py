@@ -37,6 +37,7 @@ OUT_ALIGN_BYTES = 128
 # map() over these is the cheapest way to ask many tensors the same.
 _dtype, _shape, _requires_grad = attrgetter("dtype"), attrgetter("shape"), attrgetter("requires_grad")
 _stride, _get_device, _data_ptr = torch.Tensor.stride, torch.Tensor.get_device, torch.Tensor.data_ptr
+_layout, _is_neg = attrgetter("layout"), torch.Tensor.is_neg
 
 
 class Launchable(Protocol):
@@ -67,26 +68,35 @@ class Addresses:
 
     Args:
         table: flat, int64. places: in it, with the number of the tensor whose address is there, and bytes from its beginning.
-        low_bits: of every tensor, address bits that must be zero.
+        low_bits: of every tensor, address bits that must be zero. is_filled: of every tensor, whether it has elements.
     """
 
-    def __init__(self, table: np.ndarray, places: Sequence["Place"], low_bits: Sequence[int]):
+    def __init__(
+        self,
+        table: np.ndarray,
+        places: Sequence["Place"],
+        low_bits: Sequence[int],
+        is_filled: Sequence[bool] | np.ndarray,
+    ):
         self._table = table
         self._places, self._tensors, self._offsets = np.array(places, np.int64).reshape(-1, 3).T.copy()
         self.pack = struct.Struct(f"={len(low_bits)}q").pack
         """Bytes of the addresses, in the order of the tensors."""
         self._low_bits = int.from_bytes(self.pack(*low_bits), "little")
+        self._is_filled = np.array(is_filled, bool)
         # Those in the table, as bytes, and those that were found in order, whatever tensors had them.
         self._written = b""
         self._accepted: set[bytes] = set()
 
     def write(self, packed: bytes, are_refused: Callable[[np.ndarray], bool] | None) -> bool:
-        """Have the table hold what ``pack`` gave; False where an address is odd, or ``are_refused`` says so."""
+        """Have the table hold what ``pack`` gave; False where an address is odd, is 0 of what has elements, or is refused."""
         if packed == self._written:
             return True
         addresses = np.frombuffer(packed, np.int64)
         if packed not in self._accepted:
             if int.from_bytes(packed, "little") & self._low_bits or (are_refused and are_refused(addresses)):
+                return False
+            if not addresses[self._is_filled].all():  # memory was given back: the long way says so
                 return False
             if len(self._accepted) >= MAX_ACCEPTED:
                 self._accepted.clear()
@@ -139,7 +149,7 @@ class PreparedCall:
         self.low_bits = [
             (launch.align_bytes if is_wide else size) - 1 for is_wide, size in zip(wide, sizes, strict=True)
         ]
-        self._addresses = Addresses(self.table, self.places, self.low_bits)
+        self._addresses = Addresses(self.table, self.places, self.low_bits, self._spans > 0)
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """Enqueue with other tensors of the same kind. Returns the outputs; None where the long way has to decide.
@@ -263,6 +273,10 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
             *map(_shape, tensors),
             *map(_stride, tensors),
             *map(_get_device, tensors),
+            # Tensors of other kinds are refused, or take the long way.
+            *map(type, tensors),
+            *map(_layout, tensors),
+            *map(_is_neg, tensors),
         )
     except (AttributeError, TypeError, RuntimeError):
         return None

@@ -71,7 +71,9 @@ class PreparedChain:
                 low_bits[where[number][0]] |= bits
             if call.workspace_bytes:
                 filled.append(Place(start + Header.WORKSPACE, memory, nbytes))
-        self._addresses = Addresses(tables, filled, low_bits)
+        self._addresses = Addresses(
+            tables, filled, low_bits, [*(t.numel() > 0 for t in (*inputs, result)), False]
+        )
         self._aliases = aliases
         self._index = result.device.index
         self._new, self._layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.ops.dequantize import dequantize
 
@@ -69,6 +70,6 @@ def decode(
 
 def is_for_kept(rows: int, is_cuda: bool) -> bool:
     """Whether so many rows are multiplied by kept weights now: a graph that is traced or captured decodes what it finds."""
-    if torch.compiler.is_compiling() or rows < KEPT_ROWS:
+    if private_api.is_traced() or rows < KEPT_ROWS:
         return False
     return not (is_cuda and torch.cuda.is_current_stream_capturing())

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.nn.experts import has_weight_only_groups
 from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.nn.products import Weights, gated_product
@@ -73,10 +74,10 @@ class GatedMLP(torch.nn.Module):
         given = gate.given_input_scale()
         hidden = down._buffers["input_global_scale"] if down.mode == "nvfp4" else None
         sides = Weights(*gate.parts(given)), Weights(*up.parts(given)), Weights(*down.parts(hidden))
-        multiply: Any = torch.ops.nvfp4_cute.gated_mlp if torch.compiler.is_compiling() else gated_product
+        multiply: Any = torch.ops.nvfp4_cute.gated_mlp if private_api.is_traced() else gated_product
         finds = (gate.finds_input_scale, down.finds_input_scale)
         how = (*finds, self.activation, gate.mode, dtype, gate.backend)
-        y = multiply(rows, *sides, given, hidden, *how, down._parameters["bias"])
+        y = multiply(rows, *sides, given, hidden, *how, down.bias_now())
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)
 
     def _goes_together(self) -> bool:

@@ -224,17 +224,22 @@ class LinearNVFP4(torch.nn.Module):
         if self.pre_decode:
             return functional.linear(x, self._fresh(), self.bias)
         rows, dtype = self.rows(x)
-        bias = self._parameters["bias"]
+        bias = self.bias_now()
         kept = self.kept(rows.dtype) if self.keep_decoded and self.uses_kept(rows.shape[0]) else None
         if kept is not None:
             y = decoded_linear(rows, kept, bias, dtype)
         else:
             given = self.given_input_scale()
             parts = self.parts(given)
-            multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
+            multiply: Any = torch.ops.nvfp4_cute.linear if private_api.is_traced() else product
             finds = self.finds_input_scale and self.mode == "nvfp4"
             y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend, bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+    def bias_now(self) -> torch.Tensor | None:
+        """The bias; that of torch.nn.utils.parametrize and prune is no parameter any more."""
+        parameters = self._parameters  # a module looks its attributes up slowly
+        return parameters["bias"] if "bias" in parameters else self.bias
 
     def uses_kept(self, rows: int) -> bool:
         """Whether so many rows are multiplied by kept weights."""
@@ -297,7 +302,7 @@ class LinearNVFP4(torch.nn.Module):
         factor: Any = self._buffers["weight_global_scale"]
         if given is None:
             return factor
-        if not given.is_cuda or torch.compiler.is_compiling():
+        if not given.is_cuda or private_api.is_traced():
             return factor * given
         if given.is_inference() or factor.is_inference():
             return factor * given
@@ -349,7 +354,7 @@ class LinearNVFP4(torch.nn.Module):
 
     def _fresh(self) -> torch.Tensor:
         """Decoded weights of what is in the buffers now."""
-        if torch.compiler.is_compiling() and self.decoded is not None:
+        if private_api.is_traced() and self.decoded is not None:
             return self.decoded
         now = self._versions()
         if self.decoded is None or self._decoded_of != now:

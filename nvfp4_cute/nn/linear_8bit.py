@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn.linear import result_dtype
@@ -116,7 +116,7 @@ def product_of_16_bits(
 ) -> torch.Tensor:
     """``rows @ W^T + bias``, float32 rows rounded to bfloat16. A traced graph has the product alone, whatever M is."""
     rows = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE)
-    if torch.compiler.is_compiling():
+    if private_api.is_traced():
         options: dict[str, Any] = {"b_format": format, "out_dtype": dtype, "backend": backend}
         return gemm(rows.contiguous(), weight, None, scale, bias=bias, **options)
     return weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format, bias)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn.state import moving
@@ -97,7 +98,7 @@ class PersistentMLP(torch.nn.Module):
         if not isinstance(x, NVFP4Tensor):
             raise TypeError(f"x is a {type(x).__name__}; pass an NVFP4Tensor: quantize(x, global_scale=...)")
         alpha = self._alpha(x.global_scale)
-        if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+        if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
             refuse_config(self.config)
             parts = (x.data, self.weight, x.scale, self.weight_scale, alpha, self.out_global_scale)
             data, scale = torch.ops.nvfp4_cute.gemm_chain(*parts, self.backend)
@@ -119,7 +120,7 @@ class PersistentMLP(torch.nn.Module):
 
     def _alpha(self, given: torch.Tensor | None) -> torch.Tensor:
         """Factors of all layers, the first with the input's global scale."""
-        is_traced = torch.compiler.is_compiling()
+        is_traced = private_api.is_traced()
         if not is_traced and given is not None and given.data_ptr() == self.input_global_scale.data_ptr():
             return self.alpha
         first = self.weight_global_scale[:1]

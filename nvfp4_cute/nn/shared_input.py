@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_format import ATOM_ROWS
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.nn.linear import FIXED, LinearNVFP4
@@ -102,7 +103,7 @@ class SharedInput:
             self.is_shared, self.kept = False, None
             return self.layers[number].product(x)
         whole = self.whole
-        if whole is None or not (torch.compiler.is_compiling() or self._is_current()):
+        if whole is None or not (private_api.is_traced() or self._is_current()):
             whole = self.join()
         if whole is None:
             return self.layers[number].product(x)
@@ -121,7 +122,7 @@ class SharedInput:
 
     def join(self) -> LinearNVFP4 | None:
         """Make the layer of all rows; None where the layers do not go together now."""
-        if torch.compiler.is_compiling() or reason_against(self.layers) is not None:
+        if private_api.is_traced() or reason_against(self.layers) is not None:
             return None
         first = self.layers[0]
         data = torch.cat([layer.packed_weight for layer in self.layers])
@@ -157,7 +158,7 @@ class SharedInput:
 
 def _version(x: torch.Tensor) -> int:
     """How often ``x`` was written; torch does not count that in inference mode, and a traced graph has no such number."""
-    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
+    return 0 if private_api.is_traced() or x.is_inference() else x._version
 
 
 def _loaded(layer: LinearNVFP4, keys: object) -> None:

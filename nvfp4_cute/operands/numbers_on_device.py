@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
+
 MAX_KEPT = 1024
 Key = tuple[torch.device, tuple[float, ...]]
 _lock = Lock()
@@ -28,7 +30,7 @@ def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
         RuntimeError: different numbers, seen for the first time while a CUDA graph is captured.
     """
     values = tuple(map(float, numbers))
-    if device.type != "cuda" or torch.compiler.is_compiling():
+    if device.type != "cuda" or private_api.is_traced():
         return torch.tensor(values, dtype=torch.float32, device=device)
     if len(set(values)) == 1:
         return torch.full((len(values),), values[0], dtype=torch.float32, device=device)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
     INT8,
@@ -88,6 +89,8 @@ def global_scale_of(
         and x.shape[:-2] == (len(given),) != (1,)
     ):
         given = numbers_on(x.device, given)
+    if not private_api.is_traced():
+        rules.check_memory(x=x, up=up, global_scale=given, global_scale_inv=inverse)
     values = silu_mul(x.detach(), up.detach()) if isinstance(given, str) and up is not None else x.detach()
     return resolve_global_scale(values, given, inverse)
 
@@ -119,6 +122,7 @@ def check_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
     """
+    rules.check_memory(x=x, up=up, global_scale=factor)
     rules.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
     rules.check_scale_layout(scale_layout)
     if x.ndim == 0:

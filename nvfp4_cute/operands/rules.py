@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
     FORMATS,
@@ -48,6 +49,8 @@ def check_tensors(
             raise UnsupportedProblem(
                 f"{label} has requires_grad=True; there is no backward pass: pass .detach() or use torch.no_grad()"
             )
+    if not private_api.is_traced():
+        check_memory(**named)
     first, model = next(iter(named.items()))
     for label, tensor in named.items():
         if tensor.device != model.device:
@@ -55,6 +58,30 @@ def check_tensors(
                 f"{label} is on {tensor.device} and {first} on {model.device}; move all operands to one device"
             )
     return model.device
+
+
+def check_memory(**named: Any) -> None:
+    """Values of tensors lie in memory as their strides say. Raises TypeError or ValueError for others; none is read."""
+    for label, tensor in tensors_in(named).items():
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError(
+                f"{label} is a {type(tensor).__name__}, which holds its values in other tensors; pass one of those, such as "
+                ".to_local() of a DTensor"
+            )
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else tensor.layout
+            raise TypeError(
+                f"{label} has layout {layout}; kernels read strided memory: pass .to_dense() of it, or groups to grouped_gemm"
+            )
+        if tensor.is_neg():
+            raise ValueError(
+                f"{label} is a view whose sign torch turns as it reads; kernels do not: pass .resolve_neg() of it"
+            )
+        if tensor.numel() and not tensor.is_meta and not tensor.untyped_storage().nbytes():
+            raise ValueError(
+                f"{label} has shape {list(tensor.shape)} and no memory: its storage was resized to 0, as FSDP does with what it "
+                "shards; call where the tensor is whole, inside of the module that gathers it"
+            )
 
 
 def given(**named: Any) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
+from nvfp4_cute.backends.host_floats import ieee_floats
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.launch.simt import DequantizeTask
+from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES
 from nvfp4_cute.operands.rules import MAX_BATCHES
 
@@ -38,14 +40,16 @@ def dequantize(
     Raises:
         TypeError: as ``formats.dequantize``. UnsupportedTarget: no kernel for the GPU.
     """
-    if torch.compiler.is_compiling() or not isinstance(t, BlockScaledTensor):
+    if private_api.is_traced() or not isinstance(t, BlockScaledTensor):
         return block_scaled.dequantize(t, dtype)
     if (
         backends.resolve(backend, t.device) == "reference"
         or dtype not in KERNEL_DTYPES
         or not _is_for_kernel(t)
     ):
-        return block_scaled.dequantize(t, dtype)
+        _check_memory(t)
+        with ieee_floats():
+            return block_scaled.dequantize(t, dtype)
     inputs = [x for x in (t.data, t.scale, t.global_scale) if x is not None]
     settings = ("dequantize", t.format.name, t.shape, t.scale_layout, dtype)
     (out,) = call(backend, settings, inputs, [], _check, t, dtype)
@@ -67,5 +71,10 @@ def _is_for_kernel(t: BlockScaledTensor) -> bool:
 
 def _check(t: BlockScaledTensor, dtype: torch.dtype) -> tuple[DequantizeTask, list[torch.Tensor]]:
     """The task, and what it writes."""
+    _check_memory(t)
     out = torch.empty(t.shape, dtype=dtype, device=t.device)
     return DequantizeTask(t, out), [out]
+
+
+def _check_memory(t: BlockScaledTensor) -> None:
+    rules.check_memory(data=t.data, scale=t.scale, global_scale=t.global_scale)

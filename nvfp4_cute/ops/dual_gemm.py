@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
@@ -110,7 +111,7 @@ def grouped_dual_gemm(
     b_format = same_format(first, second, b2)
     (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
     alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
-    if torch.compiler.is_compiling():
+    if private_api.is_traced():
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
@@ -250,7 +251,7 @@ def dual_gemm(
     )
     is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
     has_batches = isinstance(a, torch.Tensor) and products.num_batches(a) > 1
-    if torch.compiler.is_compiling() or has_batches or is_composed:
+    if private_api.is_traced() or has_batches or is_composed:
         alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
         rows, scales, (gates, ups), parts, results = _split(
             a,

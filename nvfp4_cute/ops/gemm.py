@@ -4,7 +4,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
@@ -160,7 +160,7 @@ def gemm(
         )
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
-    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         return _traced((a, b, a_scale, b_scale), alpha, bias, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     if alpha is not None:

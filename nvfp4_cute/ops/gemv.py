@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
@@ -75,7 +76,7 @@ def gemv(
         b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
         b = b[0] if is_matrix else b
         alpha = times(alpha, factor_a, factor_b)
-    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         alpha = one_number_on(alpha, a)
         refuse_gradients(a, b, a_scale, b_scale, alpha)
         out = products.new_result(a, None, out_dtype) if out is None else out

@@ -2,11 +2,12 @@
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.launch.simt import GlobalScaleTask
+from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES
 from nvfp4_cute.planning.arch.simt import AMAX_VALUES, amax_ctas
 
@@ -39,7 +40,10 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
         )
     rows = x.detach() if x.requires_grad else x
     rows = rows if x.ndim == 2 else _as_rows(rows)
-    if torch.compiler.is_compiling() or not _is_for_kernel(rows, backend):
+    is_traced = private_api.is_traced()
+    if is_traced or not _is_for_kernel(rows, backend):
+        if not is_traced:
+            rules.check_memory(x=x)
         scale = resolve_global_scale(x.detach(), "auto", None)
         assert scale is not None
         return [scale, *((factor * scale).view(()) for factor in times)]
@@ -67,6 +71,7 @@ def _is_for_kernel(x: torch.Tensor, backend: str) -> bool:
 
 def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list[torch.Tensor]]:
     """The task, and what it writes."""
+    rules.check_memory(x=x, **{f"times[{i}]": factor for i, factor in enumerate(times)})
     made = [torch.empty((), dtype=torch.float32, device=x.device) for _ in range(1 + len(times))]
     ctas = amax_ctas(x.numel())
     partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.float32, device=x.device)

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
@@ -212,7 +212,7 @@ def grouped_gemm(
         alpha = times(alpha, factor_a, factor_b)
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format, -1)
         b_scale = scale_or_room(b_scale, b, out_dtype, b_format, -1)
-    if torch.compiler.is_compiling():
+    if private_api.is_traced():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     sides = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)

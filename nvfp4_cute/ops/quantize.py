@@ -4,8 +4,9 @@ from typing import Any, Literal, overload
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
+from nvfp4_cute.backends.host_floats import ieee_floats
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
@@ -97,7 +98,7 @@ def quantize(
     """
     check_is_format("format", format)
     layout = scale_layout or format.scale_layout
-    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         return _traced(x, format, up, global_scale, global_scale_inv, layout, scale_rounding, backend)
     check_is_tensor("x", x)
     name = backends.resolve(backend, x.device)
@@ -106,14 +107,16 @@ def quantize(
     block_scaled.check_scale_layout(layout, format)
     check_has_global_scale(format, global_scale, global_scale_inv)
     if name == "reference" or x.dtype not in KERNEL_DTYPES or format not in KERNEL_FORMATS:
-        return block_scaled.quantize(
-            x if up is None else silu_mul(x.detach(), up.detach()),
-            format=format,
-            global_scale=global_scale,
-            global_scale_inv=global_scale_inv,
-            scale_layout=layout,
-            scale_rounding=scale_rounding,
-        )
+        rules.check_memory(x=x, up=up, global_scale=global_scale)
+        with ieee_floats():
+            return block_scaled.quantize(
+                x if up is None else silu_mul(x.detach(), up.detach()),
+                format=format,
+                global_scale=global_scale,
+                global_scale_inv=global_scale_inv,
+                scale_layout=layout,
+                scale_rounding=scale_rounding,
+            )
     factor: torch.Tensor | None
     if up is None and global_scale_inv is None and _is_one_for_all(x, global_scale):
         (factor,) = find_global_scale(x, backend=backend)
@@ -165,7 +168,7 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
-    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         made_of = (format.name, up, global_scale, scale_rounding)
         return torch.ops.nvfp4_cute.grouped_quantize(x, offs, *made_of, backend)
     made = (format, scale_rounding)

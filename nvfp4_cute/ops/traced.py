@@ -13,7 +13,9 @@ from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantize
 def refuse_config(config: KernelConfig | None) -> None:
     """Raise UnsupportedProblem for a config, which a graph cannot hold."""
     if config is not None:
-        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
+        raise UnsupportedProblem(
+            "config under torch.compile, or a mode that records calls: leave it out, or call outside of it"
+        )
 
 
 def refuse_gradients(*tensors: torch.Tensor | None) -> None:

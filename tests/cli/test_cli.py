@@ -184,3 +184,20 @@ def test_a_suite_of_bench_shows_its_own_options(suite, own, others, capsys):
     text = capsys.readouterr().out
     assert not ended.value.code and all(word in text for word in own)
     assert not [word for word in others if word in text]
+
+
+def test_an_argument_that_the_verb_does_not_know(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["sol", "nvfp4_gemm", "--gpu", "H100"])
+    assert stopped.value.code == 2
+    said = "nvfp4-cute sol: unrecognized arguments: nvfp4_gemm --gpu H100; see nvfp4-cute sol --help\n"
+    assert capsys.readouterr().err == said
+
+
+def test_an_interruption_is_one_line(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sol, "run", interrupted)
+    assert cli.main(["sol"]) == 130
+    assert capsys.readouterr().err == "\nnvfp4-cute sol: interrupted\n"

@@ -197,6 +197,21 @@ def test_a_file_in_the_place_of_the_folder_says_so(tmp_path, compilations, compi
         assert disk_cache.fetch(tmp_path / "x", KEY) is compiled
 
 
+def test_a_full_disk_is_not_kept_full(tmp_path, compilations, compiled, monkeypatch):
+    write = Path.write_bytes
+
+    def until_full(path, data):
+        if path.name == disk_cache.CUBIN:
+            write(path, data[:10])
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", until_full)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        assert disk_cache.fetch(tmp_path, KEY) is compiled
+    assert [p for p in tmp_path.rglob("*") if p.suffix != ".lock"] == []
+
+
 # ---- in use ----------------------------------------------------------------------------------------------------
 
 CHILD = """
