@@ -30,6 +30,7 @@ CALLS = {
     "gemm": (lambda a, **k: nv.gemm(a, W.data, X.scale, W.scale, **k), X.data),
     "gemm of 16 bits": (lambda a, **k: nv.gemm(a, W, **k), ROWS),
     "gemm, its alpha": (lambda alpha, **k: nv.gemm(X, W, alpha=alpha, **k), torch.ones(1)),
+    "gemm, its bias": (lambda bias, **k: nv.gemm(X, W, bias=bias, **k), some(64).bfloat16()),
     "gemv": (lambda b, **k: nv.gemv(W.data, b, W.scale, V.scale, **k), V.data),
     "dual_gemm": (lambda a, **k: nv.dual_gemm(a, W.data, W.data, X.scale, W.scale, W.scale, **k), X.data),
     "groups": (lambda a, **k: nv.grouped_gemm([a], [W.data], [X.scale], [W.scale], **k)[0], X.data),
