@@ -104,6 +104,11 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
     parser.add_argument("--alpha", action="store_true", help="products that read a factor")
     parser.add_argument(
+        "--bias",
+        choices=DTYPES[:-1],
+        help="products, not dual ones, that add a number a column of this dtype",
+    )
+    parser.add_argument(
         "--jobs", type=types.positive, metavar="N", help="processes (default: one a core, at most 8)"
     )
     parser.set_defaults(run=run)
@@ -124,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
             activation=args.activation,
             dtype=args.dtype if args.dtype == "nvfp4" else getattr(torch, args.dtype),
             has_alpha=args.alpha,
+            bias_dtype=args.bias and getattr(torch, args.bias),
             weight_layout=args.weight_layout,
             has_limit=args.limit,
             formats=args.formats,
@@ -150,6 +156,7 @@ def keys(
     weight_layout: WeightLayout = "separate",
     has_limit: bool = False,
     formats: Formats = NVFP4_PAIR,
+    bias_dtype: torch.dtype | None = None,
 ) -> Iterator[Any]:
     """What to compile for one architecture.
 
@@ -163,6 +170,7 @@ def keys(
         has_alpha: whether products read a factor.
         weight_layout, has_limit: of the dual GEMM.
         formats: of ``a`` and of ``b`` of GEMMs.
+        bias_dtype: of what products add to every column, but dual ones, which add nothing; None for nothing.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
@@ -175,7 +183,9 @@ def keys(
             for count, config in product(
                 counts, configs or candidates(arch, form, dtype == NVFP4, None, formats)
             ):
-                yield KernelKey(arch, config, count, dtype, has_alpha, form, **pair).validated()
+                yield KernelKey(
+                    arch, config, count, dtype, has_alpha, form, **pair, bias_dtype=bias_dtype
+                ).validated()
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
             for count, config in product(
@@ -197,13 +207,13 @@ def keys(
         elif not isinstance(dtype, torch.dtype):
             raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")
         elif operation == "gemv":
-            yield GemvKey(arch, dtype, has_alpha)
+            yield GemvKey(arch, dtype, has_alpha, bias_dtype)
         elif operation == "few_rows":
-            yield FewRowsKey(arch, dtype, has_alpha)
+            yield FewRowsKey(arch, dtype, has_alpha, bias_dtype)
         elif operation == "w4a16":
             inputs = (torch.float16, torch.bfloat16) if dtype == torch.float32 else (dtype,)
             for activations, tokens in product(inputs, simt.W4A16_TOKENS):
-                yield W4A16Key(arch, activations, dtype, has_alpha, tokens)
+                yield W4A16Key(arch, activations, dtype, has_alpha, tokens, bias_dtype=bias_dtype)
         elif operation == "quantize":
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")

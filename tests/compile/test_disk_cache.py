@@ -353,6 +353,10 @@ def test_what_the_compile_verb_compiles():
     duals = list(ahead.keys(["grouped_dual_gemm"], "sm_100a", **quantized, has_limit=True))
     assert {(key.form, key.out_dtype, key.has_limit) for key in duals} == {("masked", "nvfp4", True)}
     assert not any(key.config.swap_ab for key in duals)
+    products = ["grouped_gemm", "gemv", "few_rows", "w4a16"]
+    biased = list(ahead.keys(products, "sm_100a", **settings, bias_dtype=torch.float16))
+    assert {key.bias_dtype for key in biased} == {torch.float16}
+    assert not {key.to_name() for key in biased} & {key.to_name() for key in found}
     with pytest.raises(ValueError, match="gemv writes no nvfp4"):
         list(ahead.keys(["gemv"], "sm_100a", **quantized))
     (chosen,) = ahead.keys(

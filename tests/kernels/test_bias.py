@@ -24,7 +24,11 @@ def some(rows, k=K, format=nv.NVFP4, lead=()):
     values = torch.randint(-2, 3, (*lead, rows, k), generator=generator).bfloat16()
     if format == nv.INT8:
         return some_int8(rows, k)
-    return nv.quantize(values, format=format)
+    made = nv.quantize(values, format=format)
+    if format in FP8_PAIR:
+        made.data.view(torch.float8_e4m3fn).copy_(values)
+        made.scale.fill_(0.5)
+    return made
 
 
 def some_bias(n, dtype=BF16):
