@@ -127,6 +127,14 @@ def check_limit(limit: Any) -> None:
         raise ValueError(f"limit={limit!r} is not a positive number; pass None for no limit")
 
 
+def check_early_weights(early_weights: Any) -> None:
+    """Raises TypeError unless the promise is made or not."""
+    if not isinstance(early_weights, bool):
+        raise TypeError(
+            f"early_weights={early_weights!r} is no bool; pass True where the launch before wrote no weights, else False"
+        )
+
+
 @dataclass(frozen=True)
 class Gate:
     """What makes a GEMM dual: as the attributes of :class:`GroupedProblem` of these names."""

@@ -95,6 +95,7 @@ class QuantizeKernel:
         is_blocked: the layout of the scales: 128x4 blocked, else row-major.
         has_fp4_convert: whether e2m1 conversions are instructions.
         has_up: whether silu(x) * up is quantized.
+        lets_next_begin: whether the launch after it may begin while it runs, where that is programmatic.
         name: what the kernel is called in profilers and in the emulator's reports.
         format: what is made.
         scale_rounding: of scales that are powers of two, "up" or "down".
@@ -108,6 +109,7 @@ class QuantizeKernel:
         is_blocked: bool,
         has_fp4_convert: bool,
         has_up: bool,
+        lets_next_begin: bool,
         name: str,
         format: BlockFormat,
         scale_rounding: Literal["up", "down"],
@@ -121,6 +123,7 @@ class QuantizeKernel:
         self.input_words = input_words(format)
         self.output_bytes = format.row_bytes(format.block_k)
         self.has_up = has_up
+        self.lets_next_begin = lets_next_begin
         # As many bytes on their way from memory, with two inputs and with one.
         self.atoms = QUANTIZE_WORDS // self.input_words // (2 if has_up else 1)
         self.name = name
@@ -150,6 +153,9 @@ class QuantizeKernel:
     @cute.kernel
     def kernel(self, operands: QuantizeOperands):
         """Find the block, load, encode, store."""
+        if cutlass.const_expr(self.lets_next_begin):
+            # A product may load weights meanwhile.
+            cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, atom_row, batch = cute.arch.block_idx()
         k_blocks = operands.k // self.block_k

@@ -82,7 +82,7 @@ class GroupedGemmSm100:
         name: what the kernel is called in profilers and in the emulator's reports.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the group before; None otherwise. Told, not
             imported, so that a file of what a kernel needs goes without it.
-        early_weights: whether sizes on the device are read, and weights loaded, before the end of the launch before is waited
+        early_weights: whether weights are loaded, and sizes on the device read, before the end of the launch before is waited
             for, which wrote neither.
         a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
         bias_dtype: of what is added to every column of one product; None where nothing is.
@@ -289,9 +289,9 @@ class GroupedGemmSm100:
                 with cute.arch.elect_one():
                     init_ring(exchange.ring, 1, config.split_k * len(schedule.epilogue_warp_ids))
                     cute.arch.mbarrier_init_fence()
-        # The next kernel may set itself up as soon as there is room for it; of groups on the device, when all launches before
-        # this one have ended: what they wrote it may read at once.
-        if cutlass.const_expr(self.form == "list"):
+        # The next kernel may set itself up as soon as there is room for it; of groups on the device, and behind early weights,
+        # when all launches before this one have ended: what they wrote it may read at once.
+        if cutlass.const_expr(self.form == "list" and not self.early_weights):
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()

@@ -132,6 +132,9 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     else:
         keep_before(place.for_loads())
         cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
+        if cutlass.const_expr(config.multicast_n > 1 and args.early_weights):
+            # Early weights may be what goes to all CTAs.
+            cute.arch.cluster_wait()
     # K tiles, from the next tile's first one on, whose weights are on their way.
     early = Int32(0)
     if cutlass.const_expr(args.early_weights):
@@ -143,13 +146,14 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         cute.arch.griddepcontrol_launch_dependents()
     # A stage that was never filled is empty.
     num_begun = Int32(0)
+    waits_for_cluster = config.multicast_n > 1 and config.num_mma_cta == 1 and not args.early_weights
     if groups.has_tile(cursor):
         _, k_tile_cnt = k_share(place.k_tile_cnt, config.split_k)
         num_begun = cutlass.min(k_tile_cnt, ab.num_stages)
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place.slot)
         begin = Int32(0)
-        if cutlass.const_expr(config.multicast_n > 1 and config.num_mma_cta == 1):
+        if cutlass.const_expr(waits_for_cluster):
             # The first K tile's M side is this CTA's own. Multicasts reach the others.
             _load_sides(args, place, begin, stage, "m", True)
             cute.arch.cluster_wait()
@@ -159,7 +163,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             args, (place, place), (begin, num_begun), early, (stage, phase), False
         )
     else:
-        if cutlass.const_expr(config.multicast_n > 1 and config.num_mma_cta == 1):
+        if cutlass.const_expr(waits_for_cluster):
             cute.arch.cluster_wait()
     if cutlass.const_expr(config.split_k > 1):
         # Nothing here needs the other CTAs, but every thread that arrives at a cluster's barrier waits there.

@@ -111,7 +111,7 @@ class KernelKey:
             raise UnsupportedProblem(
                 f"{self.arch}: no kernel for chains of layers (there is one for {', '.join(chain_archs())}); call gemm for each"
             )
-        early_weights = self.early_weights and family.HAS_EARLY_WEIGHTS and self.form in ("ragged", "masked")
+        early_weights = self.early_weights and family.HAS_EARLY_WEIGHTS and not self.is_chain
         resolved = replace(family.resolve(config, num_b, formats), num_cta=None)
         return replace(self, config=resolved, early_weights=early_weights)
 

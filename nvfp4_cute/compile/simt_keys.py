@@ -87,6 +87,7 @@ class QuantizeKey(SimtKey):
             self.is_blocked,
             simt.has_fp4_convert(self.arch),
             self.has_up,
+            simt.has_programmatic_products(self.arch),
             self.to_name(),
             self.format,
             self.scale_rounding,

@@ -75,7 +75,10 @@ def _product(
     if finds_input_scale:
         input_global_scale, alpha = find_global_scale(x, alpha, backend=backend)
     q = quantize(x, global_scale=input_global_scale, backend=backend)
-    return gemm(q.data, weight, q.scale, weight_scale, alpha, bias=bias, out_dtype=out_dtype, backend=backend)
+    return gemm(
+        q.data, weight, q.scale, weight_scale, alpha,
+        bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
+    )  # fmt: skip
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
@@ -152,12 +155,13 @@ def _gated_product(
         input_global_scale, *alphas = find_global_scale(x, gate.alpha, up.alpha, backend=backend)
         gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
     q = quantize(x, global_scale=input_global_scale, backend=backend)
+    sides["early_weights"] = True
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
     if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:
         hidden = dual_gemm(*first, out_dtype=NVFP4, out_global_scale=hidden_global_scale, **sides)
         return gemm(
             hidden.data, down.data, hidden.scale, down.scale, down.alpha,
-            bias=bias, out_dtype=out_dtype, backend=backend,
+            bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
         )  # fmt: skip
     h = dual_gemm(*first, out_dtype=x.dtype, **sides)
     how = (hidden_global_scale, finds_hidden_scale, mode)

@@ -200,6 +200,7 @@ def dual_gemm(
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
@@ -216,7 +217,7 @@ def dual_gemm(
             or [M, K/16, L] with ``scale_layout="rowmajor"``.
         b1_scale, b2_scale: the same of the weights.
         alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
-        a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, backend, config: as of
+        a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, early_weights, backend, config: as of
             :func:`grouped_dual_gemm`.
         out: [M, N] or [M, N, L], written in place, or with "nvfp4" an NVFP4Tensor; None allocates.
         out_global_scale: with "nvfp4": a number, or a tensor of one element, for all batches.
@@ -271,18 +272,19 @@ def dual_gemm(
         grouped_dual_gemm(
             rows, gates.data, ups.data, scales, gates.scale, ups.scale, alpha1, alpha2, a_format=a_format,
             b_format=b_format, activation=activation, limit=limit, weight_layout=weight_layout, out=parts,
-            out_dtype=out_dtype, out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
-            config=config,
+            out_dtype=out_dtype, out_global_scale=out_global_scale, scale_layout=scale_layout,
+            early_weights=early_weights, backend=backend, config=config,
         )  # fmt: skip
         return one_result(results, is_quantized, out_global_scale)
 
     order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
-    settings = ("dual_gemm", *(x is None for x in order), *choices, out_dtype, scale_layout, config, formats)
+    given = (x is None for x in order)
+    settings = ("dual_gemm", *given, *choices, out_dtype, scale_layout, config, formats, early_weights)
     inputs = [x for x in order if x is not None]
     outs = call(
         backend, settings, inputs, flat_outputs([out], is_quantized), _check,
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, out_global_scale,
-        scale_layout, config, backend,
+        scale_layout, config, early_weights, backend,
     )  # fmt: skip
     return one_result(outs, is_quantized, out_global_scale)
 
@@ -332,6 +334,7 @@ def _check(
     out_global_scale,
     scale_layout,
     config,
+    early_weights,
     backend,
 ) -> tuple[Task, list[torch.Tensor]]:
     """The task of ``dual_gemm``, and what it writes."""
@@ -343,7 +346,17 @@ def _check(
     )
     weights, result = dual_weights(listed[0], listed[1], [1.0]), Result(parts, out_dtype, out_global_scale)
     task, _ = grouped_task(
-        rows, scales, formats[0], weights, (None, None), result, scale_layout, gate, config, backend
+        rows,
+        scales,
+        formats[0],
+        weights,
+        (None, None),
+        result,
+        scale_layout,
+        gate,
+        config,
+        backend,
+        early_weights,
     )
     return task, results
 

@@ -1,5 +1,6 @@
 """gemm: C = alpha * A @ B^T + bias over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
 
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -21,7 +22,7 @@ from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.operands.whole import batched_parts, scale_or_room, times
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
+from nvfp4_cute.problem import NVFP4, OutDtype, check_early_weights, new_quantized_data, new_quantized_scale
 
 
 @overload
@@ -39,6 +40,7 @@ def gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     out_global_scale: None = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> torch.Tensor: ...
@@ -59,6 +61,7 @@ def gemm(
     out_dtype: Literal["nvfp4"],
     out_global_scale: torch.Tensor | float | None = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> NVFP4Tensor: ...
@@ -78,6 +81,7 @@ def gemm(
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> torch.Tensor | NVFP4Tensor:
@@ -123,7 +127,7 @@ def gemm(
         scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] of FP8_1x128,
             ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128, [M, 1(, L)] and [N, 1(, L)] of INT8.
             Scales whose rows are not contiguous are copied.
-        backend, config: as of ``grouped_gemm``.
+        early_weights, backend, config: as of ``grouped_gemm``.
 
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
@@ -177,10 +181,13 @@ def gemm(
     if out_global_scale is not None:
         inputs.append(out_global_scale)
     formats = a_format, b_format
-    settings = ("gemm", is_weight_only, alpha is None, bias is None, out_dtype, scale_layout, config, formats)
+    settings = (
+        "gemm", is_weight_only, alpha is None, bias is None, out_dtype, scale_layout, config, formats, early_weights,
+    )  # fmt: skip
     outs = call(
         backend, settings, inputs, [] if out is None else flat_outputs([out], is_quantized), _check,
-        a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout, config, backend,
+        a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout, config,
+        early_weights, backend,
     )  # fmt: skip
     return one_result(outs, is_quantized, out_global_scale)
 
@@ -198,9 +205,11 @@ def _check(
     out_global_scale,
     scale_layout,
     config,
+    early_weights,
     backend,
 ) -> tuple[Task, list[torch.Tensor]]:
     """The task, and what it writes."""
+    check_early_weights(early_weights)
     if a_scale is None:
         names = ("a", "b", "b_scale")
         product, result = products.check_weight_only(
@@ -215,10 +224,14 @@ def _check(
     product, results = products.check_gemm(
         a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
     )
-    task = None
+    task: Task | None = None
     if config is None and out_dtype != NVFP4:
         task = few_rows_task(product, backends.gpu_of(backend, a.device))
-    return task or GroupedTask(*product.grouped(), config), results
+    if task is None:
+        problem, operands = product.grouped()
+        early_weights &= scale_layout == "blocked"  # others are converted, by a launch right before
+        task = GroupedTask(replace(problem, early_weights=early_weights), operands, config)
+    return task, results
 
 
 def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, settings) -> Any:

@@ -22,7 +22,7 @@ from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
 from nvfp4_cute.operands.whole import parts, scale_or_room, times
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import NVFP4, Gate, OutDtype
+from nvfp4_cute.problem import NVFP4, Gate, OutDtype, check_early_weights
 
 
 @overload
@@ -179,9 +179,10 @@ def grouped_gemm(
             ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128; of INT8 [rows, 1] and [(G, )N, 1]. Scales whose
             rows are not contiguous are copied.
         early_weights: promises that the launch right before on the stream, such as the one that computed ``a``, wrote none of
-            ``offs``, ``masked_m``, ``b`` and ``b_scale``; where that one is a product of a list, or ``gemm``, the launch before
-            it did not either, and so on: products of lists do not hold back what follows them. Where sizes are given, kernels for
-            sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore it.
+            ``offs``, ``masked_m``, ``b`` and ``b_scale``. Where that one is a product of a list, or ``gemm``, without this
+            promise, the launch before it wrote none of them either, and so on: such products do not hold back what follows
+            them. Kernels for sm_100a, sm_103a and sm_110a with scales of a byte then load weights while that launch ends;
+            others ignore it, as a traced graph does.
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
@@ -318,6 +319,7 @@ def grouped_task(
 ) -> tuple[Task, list[torch.Tensor]]:
     """The checked task of a grouped operation of any form, and what it writes."""
     check_config(config)
+    check_early_weights(early_weights)
     if all(x is None for x in sizes):
         problem, operands = grouped.check_lists(a, a_scale, weights, result, scale_layout, gate, a_format)
         is_own = result.out is not None
@@ -333,6 +335,8 @@ def grouped_task(
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)
         return WeightOnlyTask.of(problem, operands, config, gpu), outs
+    # Scales that are converted are written right before.
+    early_weights &= scale_layout == "blocked"
     return GroupedTask(replace(problem, early_weights=early_weights), operands, config), outs
 
 

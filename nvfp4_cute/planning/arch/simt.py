@@ -37,6 +37,11 @@ def has_fp4_convert(arch: str) -> bool:
     return arch != "sm_90a"
 
 
+def has_programmatic_products(arch: str) -> bool:
+    """Whether products of quantized rows are programmatic launches: they begin while the launch before them ends."""
+    return arch != "sm_90a"
+
+
 @dataclass(frozen=True)
 class GemvSpread:
     """How a gemv spreads over a GPU; no bit of a result depends on it.
