@@ -14,6 +14,7 @@ For checkpoints whose method transformers has a quantizer of its own, :func:`tak
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -34,7 +35,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
-from nvfp4_cute.models.checkpoints.checkpoint import READERS, Checkpoint, MissingInputScale
+from nvfp4_cute.models.checkpoints.checkpoint import (
+    READERS,
+    Checkpoint,
+    MissingInputScale,
+    quantization_of,
+)
+from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import StoredExperts
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.models.router import fuse_routers
@@ -135,10 +142,12 @@ class CheckpointQuantizer(HfQuantizer):
         )
         for name, module in list(model.named_modules()):
             if isinstance(module, torch.nn.Linear) and (prefix := checkpoint.linear_named(name)):
+                _check_bias(checkpoint, prefix, module)
                 _replace(model, name, _Pending(module))
                 self.linears[name] = prefix
             elif isinstance(module, torch.nn.Embedding) and (prefix := checkpoint.linear_named(name)):
                 _check_embedding(name, module)
+                _check_bias(checkpoint, prefix, module)
                 _replace(model, name, _Pending(module))
                 self.embeddings[name] = prefix
             elif prefix := checkpoint.experts_named(name):
@@ -181,16 +190,41 @@ class CheckpointQuantizer(HfQuantizer):
         }
 
     def _check_unused(self, model, unused: set[str]) -> None:
-        """Layers of the checkpoint that the model lacks: fine for what it leaves out by itself, as layers of draft tokens."""
+        """Layers of the checkpoint that the model lacks: fine for what it leaves out whole, as layers of draft tokens."""
         if not self.linears and not self.experts:
             some = ", ".join(sorted(unused)[:3]) or "none at all"
             raise CheckpointError(
                 f"{type(model).__name__} has none of the checkpoint's quantized layers ({some}); load it as the class that "
                 "config.json names under architectures"
             )
+        modules = {name for name, _ in model.named_modules()} - {""}
+        for prefix in sorted(unused):
+            around = prefix.rpartition(".")[0]
+            if not modules.isdisjoint(spellings(around)):
+                raise CheckpointError(
+                    f"{prefix} is in the checkpoint, and {around} of {type(model).__name__} has no such layer; config.json or a "
+                    "file is of another model"
+                )
+
+    def _check_complete(self, model) -> None:
+        """Raise for a plain tensor that no file had; transformers makes up a random one, and says so in its log alone."""
+        tensors = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+        made_up = [n for n, t in tensors.items() if not getattr(t, "_is_hf_initialized", False)]
+        allowed = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
+        missing = [n for n in made_up if not any(p.search(n) for p in allowed) and not self._has(n)]
+        if missing and len(made_up) < len(tensors):
+            raise CheckpointError(
+                f"{missing[0]} is in no file of the checkpoint, one of {len(missing)} tensors that {type(model).__name__} needs; "
+                "fetch the checkpoint again, or correct config.json"
+            )
+
+    def _has(self, name: str) -> bool:
+        assert self.checkpoint is not None
+        return any(one in self.checkpoint.files for one in spellings(name))
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         assert self.checkpoint is not None
+        self._check_complete(model)
         work = [(name, False) for name in self.linears] + [(name, True) for name in self.experts]
         for name, is_experts in tqdm(work, desc="quantized layers", leave=False, disable=None):
             options = self._options(model, name) | {"activations": _options.get().activations}
@@ -369,6 +403,10 @@ def load(
 
     Returns:
         The model, in eval mode.
+
+    Raises:
+        FileNotFoundError: no folder, no config.json, or a file that the index names is not there. ValueError: a damaged file.
+        CheckpointError: a method, a scheme, a tensor or a size that is not as config.json says; what is missing is named.
     """
     check_activations(activations)
     if decode and keep_decoded:
@@ -378,6 +416,12 @@ def load(
     # A name that is no folder, such as "owner/name", transformers fetches from its hub.
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
+    if Path(folder).is_dir():
+        quantization = quantization_of(Path(folder))
+        if quantization is not None:
+            # Older exports of ModelOpt have it in a file of its own, which transformers does not read.
+            config = options.setdefault("config", AutoConfig.from_pretrained(folder))
+            config.quantization_config = getattr(config, "quantization_config", None) or quantization
     token = _options.set(_Options(missing_input_scale, activations, fuse, decode, keep_decoded))
     try:
         with _taken_over():
@@ -432,6 +476,13 @@ def _check_experts_size(name: str, stored: StoredExperts, pending: _PendingExper
         sizes = [" and ".join(str(list(shape)) for shape in pair) for pair in (found, pending.shapes or ())]
         raise CheckpointError(
             f"{name} is {sizes[0]} in the checkpoint, and {sizes[1]} by config.json: these are different models"
+        )
+
+
+def _check_bias(checkpoint: Checkpoint, prefix: str, module: torch.nn.Module) -> None:
+    if f"{prefix}.bias" in checkpoint.files and getattr(module, "bias", None) is None:
+        raise CheckpointError(
+            f"{prefix}.bias is in the checkpoint, and by config.json the layer has none: these are different models"
         )
 
 

@@ -249,6 +249,7 @@ def test_fused_experts_that_lie_k_first(tmp_path, scales):
         (lambda t: t.pop(f"{Q}.input_scale"), "has no input_scale.*missing_input_scale"),
         (lambda t: t[f"{Q}.input_scale"].zero_(), r"input_scale is 0, and a scale is finite and positive"),
         (lambda t: t[f"{Q}.weight_scale_2"].fill_(torch.nan), "weight_scale_2 is nan"),
+        (lambda t: t.update({f"{Q}.weight_scale_2": torch.ones(2)}), r"weight_scale_2 has shape \[2\]; a layer has one"),
         (lambda t: t[f"{Q}.weight_scale"][3].fill_(torch.nan), r"weight_scale\[3, 0\] is nan, one of 4 scales"),
         (lambda t: t[f"{Q}.weight_scale"][3].fill_(-1), r"weight_scale\[3, 0\] is -1"),
         (lambda t: t[f"{Q}.weight_scale"].zero_(), "weight_scale is zero throughout"),
@@ -314,6 +315,20 @@ def test_damaged_files(tmp_path):
         Checkpoint(folder)
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(ValueError, match="no header"):
+        Checkpoint(folder)
+    for header, message in (
+        (b"{no JSON", "no JSON where it should be"),
+        (b'{"a": 1} ', "does not say what 'a' is"),
+        (b"[1]", "no object"),
+    ):
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ValueError, match=message):
+            Checkpoint(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no weight_map"):
+        Checkpoint(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="config.json is no JSON"):
         Checkpoint(folder)
 
 

@@ -3,11 +3,13 @@
 More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of whose folders is one.
 """
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import write
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
@@ -18,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
 from nvfp4_cute.nn.experts import ACTIVATIONS, RoutedExperts, SortedExperts  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 from nvfp4_cute.nn.rounded import rounded  # noqa: E402
@@ -163,28 +166,69 @@ def test_experts_implementation():
     assert "_nvfp4_cute" in model.model.layers[0].mlp.experts.__dict__
 
 
-def test_another_model_is_refused(tmp_path):
-    import json
-    import shutil
+def changed(folder, name, *, config=None, tensors=None):
+    """A copy of a checkpoint of the repository with another config.json and other tensors."""
+    files = TensorFiles(DATA / name)
+    own = {key: files[key] for key in files}
+    if tensors is not None:
+        tensors(own)
+    fields = json.loads((DATA / name / "config.json").read_text())
+    quantization = fields.pop("quantization_config")
+    return write(folder, own, quantization, **(fields | (config or {})))
 
-    folder = tmp_path / "m"
-    shutil.copytree(DATA / "ct-qwen3-nvfp4", folder)
+
+Q = "model.layers.0.self_attn.q_proj"
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "message"),
+    [
+        ({"intermediate_size": 512}, None, None),
+        ({"moe_intermediate_size": 32}, None, r"mlp.experts is .* in the checkpoint, and .* by config.json"),
+        (None, lambda t: t.pop("model.norm.weight"), "model.norm.weight is in no file of the checkpoint, one of 1 tensors"),
+        (None, lambda t: drop(t, Q), f"{Q}.weight is in no file"),
+        (None, lambda t: drop(t, EXPERTS), f"{EXPERTS}.gate_up_proj is in no file of the checkpoint, one of 2"),
+        (None, lambda t: t.update({f"{Q}.bias": torch.ones(128).bfloat16()}), f"{Q}.bias is in the checkpoint"),
+        (None, lambda t: move(t, Q, "model.layers.0.self_attn.x_proj"), "self_attn.x_proj is in the checkpoint, and .* no such"),
+        (None, lambda t: move(t, f"{EXPERTS}.0.up_proj", f"{EXPERTS}.0.down_proj"), "down projections of .* of expert 1, of"),
+    ],
+)  # fmt: skip
+def test_another_model_is_refused(tmp_path, config, tensors, message):
+    """Before anything is computed, by name; transformers alone would make up what is missing."""
+    if message is None:
+        name, message = "ct-qwen3-nvfp4", r"mlp\..*_proj is .* in the checkpoint"
+    else:
+        name = "modelopt-qwen3moe-nvfp4"
+    with pytest.raises(CheckpointError, match=message):
+        ours.load(changed(tmp_path, name, config=config, tensors=tensors), dtype=torch.bfloat16)
+
+
+def drop(tensors, prefix):
+    for name in [name for name in tensors if name.startswith(f"{prefix}.")]:
+        del tensors[name]
+
+
+def move(tensors, old, new):
+    """Copy the tensors of one layer to another one's names."""
+    for name in [name for name in tensors if name.startswith(f"{old}.")]:
+        tensors[new + name.removeprefix(old)] = tensors[name]
+
+
+def test_config_that_says_nothing(tmp_path):
+    """Older exports of ModelOpt have what is quantized in hf_quant_config.json alone; without that they are refused."""
+    folder = changed(tmp_path, "modelopt-qwen3moe-nvfp4")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 512}))
-    with pytest.raises(CheckpointError, match=r"mlp\..*_proj is .* in the checkpoint"):
+    own = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match="neither config.json has a quantization_config nor is there a hf_quant"
+    ):
         ours.load(folder, dtype=torch.bfloat16)
-
-
-def test_experts_of_another_size_are_refused(tmp_path):
-    import json
-    import shutil
-
-    folder = tmp_path / "m"
-    shutil.copytree(DATA / "modelopt-qwen3moe-nvfp4", folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": 32}))
-    with pytest.raises(CheckpointError, match=r"mlp.experts is .* in the checkpoint, and .* by config.json"):
-        ours.load(folder, dtype=torch.bfloat16)
+    entry = {"quant_algo": own["quant_algo"], "group_size": 16, "exclude_modules": own["ignore"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": entry}))
+    model = ours.load(folder, dtype=torch.bfloat16)
+    assert len(model.hf_quantizer.linears) == 8 and len(model.hf_quantizer.experts) == 2
 
 
 def test_weights_are_decoded_in_one_way():

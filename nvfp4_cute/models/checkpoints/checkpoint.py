@@ -203,6 +203,7 @@ class Checkpoint:
         stored = self.files[roles[role]]
         if role == INPUT and self.missing_input_scale == "fill" and not _is_valid(stored):
             return None
+        checks.check_count(roles[role], stored, self.files.entries[roles[DATA]].shape)
         checks.check_factor(roles[role], stored)
         factor = 1 / stored if self.convention.is_reciprocal else stored.clone()
         return factor.reshape(()) if factor.numel() == 1 else factor.reshape(-1)
@@ -238,7 +239,7 @@ class Checkpoint:
                 bias = self.files[self._modules[name][BIAS]]
         else:
             read = [self._projection(parts[kind, e], scheme) for e in range(count)]
-            weight, factors = _stacked([one.weight for one in read])
+            weight, factors = _stacked(prefix, kind, [one.weight for one in read])
             inputs = [one.input_scale for one in read]
         side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias)
         return side.deinterleaved() if kind == "gate_up" and interleaved else side
@@ -337,9 +338,16 @@ class _Side:
         return _Side(weight, self.factors, self.inputs, None if self.bias is None else turn(self.bias))
 
 
-def _stacked(weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
+def _stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
     """Weights of all experts, [E, N, K], without global scales; and these, [E, 1]."""
     one = weights[0]
+    other = next((e for e, w in enumerate(weights) if (w.shape, w.format) != (one.shape, one.format)), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{prefix} has {kind} projections of {list(one.shape)} in {one.format} and, of expert {other}, of "
+            f"{list(weights[other].shape)} in {weights[other].format}; one layer's experts are alike: files of different "
+            "models, or gate, up and down in each other's place"
+        )
     data, scale = torch.stack([w.data for w in weights]), torch.stack([w.scale for w in weights])
     stacked = StoredWeight(one.format, data, scale, None, (len(weights), *one.shape))
     factors = [w.global_scale for w in weights if w.global_scale is not None]
@@ -349,6 +357,11 @@ def _stacked(weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | 
 def _joined(gate: _Side, up: _Side) -> _Side:
     """[gate; up] of every expert; one scale of activations, the larger, for both read the same rows."""
     experts, n, k = gate.weight.shape
+    if gate.weight.shape != up.weight.shape:
+        raise CheckpointError(
+            f"gate projections are {list(gate.weight.shape)} and up projections {list(up.weight.shape)}; both are [E, I, H]: "
+            "files of different models, or down in the place of one"
+        )
     if gate.weight.format == "fp8_128x128" and n % 128:
         raise CheckpointError(
             f"experts are {n} wide in blocks of 128 x 128; a multiple of 128 is needed to hold gate and up in one tensor"
@@ -430,7 +443,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json; pass the folder of a checkpoint")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is no JSON ({error}): the file is damaged or cut; fetch it again"
+        ) from None
 
 
 def unwrapped(quantization: Config) -> Config:
@@ -454,12 +472,42 @@ def convention_of(quantization: Config) -> Convention:
     return READERS[method](given)
 
 
+def quantization_of(folder: Path) -> dict[str, Any] | None:
+    """``quantization_config`` of a folder, with its ``quant_method``; None where nothing is quantized.
+
+    Raises:
+        CheckpointError: a method or a scheme that is not known; or no file says how weights that are quantized are.
+    """
+    config = read_config(folder)
+    quantization = _quantization(config, folder)
+    if quantization is not None:
+        convention_of(quantization)
+        return dict(unwrapped(quantization))
+    files = TensorFiles(folder)
+    one = next((name for name, entry in files.entries.items() if entry.dtype in QUANTIZED_DTYPES), None)
+    if one is not None:
+        raise CheckpointError(
+            f"{one} is {files.entries[one].dtype}, and neither config.json has a quantization_config nor is there a "
+            "hf_quant_config.json, so nothing says what it means: fetch all files of the checkpoint"
+        )
+    return None
+
+
 def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
     """How to read it; None where nothing is quantized."""
+    quantization = _quantization(config, folder)
+    return None if quantization is None else convention_of(quantization)
+
+
+def _quantization(config: dict[str, Any], folder: Path) -> Config | None:
     quantization = config.get("quantization_config") or (config.get("text_config") or {}).get(
         "quantization_config"
     )
     own = folder / "hf_quant_config.json"
     if quantization is None and own.is_file():
         quantization = json.loads(own.read_text())
-    return None if quantization is None else convention_of(quantization)
+    if quantization is not None and not isinstance(quantization, dict):
+        raise CheckpointError(
+            f"quantization_config is {quantization!r}; it is an object: fetch config.json again"
+        )
+    return quantization

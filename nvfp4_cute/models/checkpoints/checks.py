@@ -27,6 +27,15 @@ def check_present(
             )
 
 
+def check_count(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise unless there is one factor, or one for each expert of stored values with a shape of three dimensions and more."""
+    if tensor.numel() != 1 and (len(shape) < 3 or tensor.numel() != shape[0]):
+        raise CheckpointError(
+            f"{name} has shape {list(tensor.shape)}; a layer has one global scale, or one for each of its experts: export it "
+            "again"
+        )
+
+
 def check_factor(name: str, tensor: torch.Tensor) -> None:
     """Raise unless a float32 factor, or each of several, is finite and positive."""
     if tensor.dtype != torch.float32:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -131,7 +131,9 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Names of a folder's files, and what the index says: tensor to file."""
     path = folder / INDEX
     if path.is_file():
-        index = json.loads(path.read_text())["weight_map"]
+        index = _object(path.read_bytes(), path).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise ValueError(f"{path} has no weight_map of tensors and files; fetch it again")
         names = sorted(set(index.values()))
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
@@ -147,6 +149,19 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
     return names, {}
 
 
+def _object(text: bytes, path: Path) -> dict[str, Any]:
+    """What a file says in JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} has no JSON where it should be ({error}): the file is damaged or cut"
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} has JSON that is no object: the file is damaged")
+    return found
+
+
 def _header(path: Path) -> dict[str, Entry]:
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -154,11 +169,13 @@ def _header(path: Path) -> dict[str, Entry]:
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
         if length > min(size - 8, MAX_HEADER_BYTES):
             raise ValueError(f"{path} has {size} bytes and no header of {length}: the file is damaged or cut")
-        header = json.loads(file.read(length))
+        header = _object(file.read(length), path)
     entries = {}
     for name, given in header.items():
         if name == "__metadata__":
             continue
+        if not isinstance(given, dict) or not {"dtype", "shape", "data_offsets"} <= set(given):
+            raise ValueError(f"{path} does not say what {name!r} is and where it lies: the file is damaged")
         start, end = (8 + length + offset for offset in given["data_offsets"])
         shape, dtype = tuple(given["shape"]), given["dtype"]
         itemsize = DTYPES[dtype].itemsize if dtype in DTYPES else None
