@@ -133,6 +133,9 @@ class CheckpointQuantizer(HfQuantizer):
         """Those of the model, for plain tensors."""
         return weight_conversions
 
+    def _convert_model_for_quantization(self, model: Any) -> None:
+        """Nothing: for some methods transformers would give Llama-4 modules of other names for its experts."""
+
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         if not checkpoint_files:
             raise CheckpointError("quantized weights are read from files; pass a folder, not a state dict")

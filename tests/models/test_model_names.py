@@ -130,6 +130,39 @@ def test_llama4_experts_in_one_tensor(tmp_path):
     assert relative(logits(loaded), logits(model)) < 0.02
 
 
+def test_llama4_experts_of_llm_compressor(tmp_path):
+    """A layer for each projection of an expert, which transformers' class has in one tensor."""
+    model, folder = saved(tmp_path, "llama4_text")
+    files, tensors = TensorFiles(folder), {}
+    for name in files:
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = files[name]
+            continue
+        own = dict(model.named_parameters())[name].data
+        kinds = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+        for e in range(len(own)):
+            rounded = []
+            for kind, weight in zip(kinds, own[e].T.chunk(len(kinds)), strict=True):
+                stored = quantized(weight.contiguous(), "nvfp4", weight.abs().amax())
+                prefix = f"{name.rpartition('.')[0]}.{e}.{kind}"
+                tensors |= {f"{prefix}.weight_packed": stored.data, f"{prefix}.weight_scale": stored.scale,
+                            f"{prefix}.weight_global_scale": (1 / stored.global_scale).reshape(1)}  # fmt: skip
+                rounded.append(stored.dequantize())
+            own[e].copy_(torch.cat(rounded).T)
+    spec = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    group = {"targets": ["re:.*experts.*"], "weights": spec, "format": "nvfp4-pack-quantized"}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    config = json.loads((folder / "config.json").read_text())
+    write(tmp_path / "out", tensors, quantization, **config)
+    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
+    assert sum(isinstance(m, EqualGroups) for m in loaded.modules()) == 1
+    assert relative(logits(loaded), logits(model)) < 0.02
+
+
 def test_fp8_blocks(tmp_path):
     """DeepSeek's blocks of 128 x 128, in linear layers and experts; activations e4m3 in blocks of 128."""
     extra = {

@@ -181,6 +181,8 @@ class Checkpoint:
         k = data.shape[-1] * (2 if scheme.weights in PACKED else 1)
         if scheme.weights in (FP8, INT8):
             scale = scale.float().expand(*data.shape[:-1], 1).contiguous()
+        if scheme.weights == "fp8_128x128":
+            scale = scale.float()  # some are stored in bfloat16
         if scheme.weights in ("mxfp4", "mxfp8_e4m3"):
             scale = scale.view(torch.uint8)
         weight = StoredWeight(scheme.weights, data, scale, self._factor(roles, GLOBAL), (*data.shape[:-1], k))
