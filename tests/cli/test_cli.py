@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from new_process import run_python
 
 from nvfp4_cute import cli
 from nvfp4_cute.cli import check, doctor, sol
@@ -159,13 +160,7 @@ def test_without_the_launch_shim_emulation_is_refused_at_once(monkeypatch, capsy
 
 
 def test_module_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "nvfp4_cute.cli", "doctor"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-m", "nvfp4_cute.cli", "doctor")
     assert done.returncode in (0, 1), done.stderr
     assert "versions" in done.stdout
 

@@ -1,10 +1,9 @@
 """Exports for other harnesses, called as these call them; and torch's product, which ours is compared with."""
 
 import ast
-import subprocess
-import sys
 
 import pytest
+from new_process import run_python
 
 from nvfp4_cute import cli
 from nvfp4_cute.competition import export, formats, rules
@@ -107,9 +106,7 @@ print("right" if same else "WRONG")
 def test_called_as_the_harness_calls(form, program, name, tmp_path):
     output = tmp_path / "submission.py"
     assert cli.main(["export", name, "--format", form.name, "-o", str(output)]) == 0
-    done = subprocess.run(
-        [sys.executable, "-c", START + program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", START + program, cwd=tmp_path)
     assert done.stdout.strip() == "right", done.stderr[-3000:]
 
 

@@ -1,11 +1,11 @@
 """The example of problems/README.md is a problem: its folder is made from the page and run."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from new_process import run_python
 
 import nvfp4_cute.problems
 from nvfp4_cute.competition import protocol, report
@@ -77,10 +77,5 @@ def test_the_adapter_is_accepted_and_a_wrong_answer_is_not(problem):
 
 
 def test_torchs_product_is_accepted(problem, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", ON_THE_EMULATOR, str(tmp_path), NAME],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", ON_THE_EMULATOR, tmp_path, NAME)
     assert done.stdout.strip() == "(True, '')", done.stderr[-2000:]

@@ -39,8 +39,10 @@ def test_products_of_hopper_need_a_newer_dsl(monkeypatch):
     KernelKey("sm_100a", KernelConfig(), 1, torch.bfloat16, False).validated().make_kernel()
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("num_groups", [1, 8, base.MAX_LIST_GROUPS])
+@pytest.mark.parametrize(
+    "num_groups",
+    [8, pytest.param(1, marks=pytest.mark.slow), pytest.param(base.MAX_LIST_GROUPS, marks=pytest.mark.slow)],
+)
 def test_descriptors_are_kernel_parameters(num_groups):
     kernel = compiled(num_groups=num_groups)
     entry = kernel.ptx[kernel.ptx.index(".visible .entry") : kernel.ptx.index(".reqntid")]

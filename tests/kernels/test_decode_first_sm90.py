@@ -120,9 +120,10 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     assert (sent[::2] == sent[1::2]).all()  # both CTAs of a cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "mode"),
-    [(stream(32, num_cta=6), "random:1"), pytest.param(stream(64, num_cta=4), "lazy", marks=SLOW)],
+    [(stream(32, num_cta=6), "random:1"), (stream(64, num_cta=4), "lazy")],
     ids=str,
 )
 def test_whole_tiles_come_first(chosen, mode):

@@ -67,15 +67,18 @@ def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none"))
     )  # fmt: skip
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("seed", range(330))
+def seeds(count, *few):
+    """All but a few, small ones that take each mode in turn, are slow."""
+    return [pytest.param(seed, marks=() if seed in few else pytest.mark.slow) for seed in range(count)]
+
+
+@pytest.mark.parametrize("seed", seeds(330, 11, 13, 51))  # each architecture and each layout among them
 def test_random_layers(seed):
     mode = ("eager", "lazy", f"random:{seed}")[seed % 3]
     check(drawn(seed), ARCHS[seed // 3 % 3], mode, seed=seed)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60, 9, 11, 13))
 def test_random_layers_of_16_bit_rows(seed):
     """With whole numbers between the products, so that sums are exact in any order."""
     layer = drawn(seed, layouts=("concatenated", "interleaved"))
