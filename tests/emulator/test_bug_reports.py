@@ -76,6 +76,7 @@ REPORTS = (
     Report("one_barrier_in_a_loop", "HeCBench #253", "race", r"st\.shared", wrong=ALWAYS),
     Report("refill_under_loads", "DeepEP #642", "early-release", "bulk load"),
     Report("released_before_store", "facebookexperimental/triton #430", "race", "bulk load .* bulk store"),
+    Report("no_warp_barrier", "ik_llama.cpp #2502", "race", "another lane of the warp", severity="warning"),
     Report("mask_beyond_cluster", "CUTLASS #3658", "rule", "multicast mask 0x7 in a cluster of 2", TWO_CTAS, ALWAYS),
     Report("half_of_the_peer", "CUTLASS #3643", "race", "bulk load", TWO_CTAS),
 )  # fmt: skip

@@ -168,6 +168,17 @@ def released_before_store(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
                 arrive(bars + 8)
 
 
+@cute.kernel
+def no_warp_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Lanes of a warp read what other lanes of it wrote, without a barrier of the warp."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    put(buffer + 4 * tidx, tidx + 1)
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_warp()
+    out[tidx] = get(buffer + 4 * (tidx ^ 1))
+
+
 # ---- clusters -----------------------------------------------------------------------------------------------------------
 @cute.kernel
 def mask_beyond_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):

@@ -14,8 +14,8 @@ What orders what:
 * generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two;
 * loads from shared memory are done when a value of theirs is used (`early_release`).
 
-Lanes of one warp are one thread here; atomics and strong loads and stores on one address order whole warps, relaxed
-and volatile ones on global memory together with fences (`global_races`).
+Lanes of one warp are one thread here, but for what `warp_order` warns of; atomics and strong loads and stores on one address
+order whole warps, relaxed and volatile ones on global memory together with fences (`global_races`).
 """
 
 import re
@@ -34,6 +34,7 @@ from nvfp4_cute.emulator.check.ledger import BarrierClock, Hazard, HeldWrite, Re
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
+from nvfp4_cute.emulator.check.warp_order import WarpOrder
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
 from nvfp4_cute.emulator.modes import Engine, Operation
@@ -98,6 +99,7 @@ class Checker:
         ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
         self.passing: dict[Warp, Any] = {}
         self.early_releases = EarlyReleases(self)
+        self.warp_order = WarpOrder(self)
         self.silicon = SiliconChecks(self)
         self.dependencies = Dependencies(self, self.silicon)
         self.globals = GlobalRaces(self, self.silicon, self.dependencies.access)
@@ -142,6 +144,7 @@ class Checker:
         self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
         self._round_components, self._rounds = {}, {}
         self.early_releases.begin()
+        self.warp_order.begin()
         self.silicon.begin()
 
     def _check_exit(self, cta: "Cta") -> None:

@@ -58,6 +58,8 @@ def _access(
     if space == "global":
         checker.globals.access(addresses, nbytes, actor, write=write, atomic=atomic)
     elif space.startswith("shared"):
+        if not atomic:
+            checker.warp_order.access(warp, actor.site, addresses, nbytes, write=write)
         _shared_access(checker, warp, addresses, nbytes, actor, write, targets)
 
 
@@ -188,6 +190,7 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
             if space == "generic":
                 addresses = addresses - SPACES["shared"].window
             checker = checker_of(warp)
+            checker.warp_order.met(warp)
             _shared_access(checker, warp, addresses, 16, checker.warp_actor(warp, pc), write, targets)
         return result
 
@@ -276,9 +279,23 @@ def _gated(
                 checker.passing[warp] = gate
         if waits and result is None:
             gate = checker.passing.pop(warp)
+            checker.warp_order.met(warp)
             checker.gate_out(warp, gate)
             if named:
                 checker.round_out(warp, gate)
+        return result
+
+    return run
+
+
+@WATCHERS.register(
+    "bar.warp.sync", "shfl.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync"
+)
+def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
+    def run(warp: "Warp") -> Any:
+        result = step(warp)
+        if result is None:
+            checker_of(warp).warp_order.met(warp)
         return result
 
     return run
@@ -324,6 +341,7 @@ def _cluster_wait(inst: Inst, b: Builder, step: Step) -> Step:
             checker.passing[warp] = (cluster, cluster.phase_of[warp])
         result = step(warp)
         if result is None:
+            checker.warp_order.met(warp)
             checker.gate_out(warp, checker.passing.pop(warp, None))
         return result
 
@@ -381,6 +399,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
         found = [(cta, cta.mbarrier(offset)) for cta, offset in places(warp)]
         result = step(warp)
         if result is None:
+            checker_of(warp).warp_order.met(warp)
             for cta, barrier in found:
                 if barrier.test_parity(value) if by_parity else barrier.test_state(value):
                     checker_of(warp).waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
