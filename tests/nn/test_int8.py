@@ -1,5 +1,7 @@
 """Layers with INT8 weights: what they multiply, what they keep when they are moved, what they refuse; checkpoints that have them."""
 
+import copy
+
 import pytest
 import torch
 from checkpoint_files import write
@@ -162,8 +164,8 @@ def test_experts(backend, has_gate):
     assert not layer(x, torch.full_like(IDS, 4), FACTORS).any()
 
 
-def test_experts_from_weights_in_a_graph():
-    """``from_experts`` is ``quantize``; a compiled layer gives the same bits; float32 rows are rounded to bfloat16."""
+def test_experts_from_weights():
+    """``from_experts`` is ``quantize``; float32 rows are rounded to bfloat16."""
     gate_up, down = (
         torch.randn(s, generator=torch.Generator().manual_seed(5)) for s in ((4, 96, 80), (4, 80, 48))
     )
@@ -171,9 +173,25 @@ def test_experts_from_weights_in_a_graph():
     quantized = ExpertsINT8(nv.quantize(gate_up, format=nv.INT8), nv.quantize(down, format=nv.INT8))
     assert torch.equal(layer(x, IDS, FACTORS), quantized(x, IDS, FACTORS))
     assert torch.equal(layer(x.float(), IDS, FACTORS).bfloat16(), layer(x, IDS, FACTORS))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x, IDS, FACTORS), layer(x, IDS, FACTORS))
     assert not layer.waits(x.device) and "4 of 80 x 48" in repr(layer)
+    biased = ExpertsINT8.from_experts(gate_up, down, bias2=rows(4, 80))
+    moved = copy.deepcopy(biased).to(torch.float16)
+    assert moved.w13.dtype == torch.int8 and moved.w2_scale.dtype == torch.float32
+    assert moved.bias2.dtype == torch.float16 and biased.bias2.dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activations", ["int8", "16bit"])
+def test_experts_in_a_graph(activations):
+    """A compiled layer is one graph, for any number of tokens, and gives the same bits."""
+    layer, x = (
+        ExpertsINT8(weights(4, 96, 80), weights(4, 80, 48, seed=1), activations=activations),
+        rows(5, 80),
+    )
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for tokens in (5, 3):
+        part = x[:tokens], IDS[:tokens], FACTORS[:tokens]
+        assert torch.equal(compiled(*part), layer(*part))
 
 
 def test_experts_with_16_bit_activations(monkeypatch):
