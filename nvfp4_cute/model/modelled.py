@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator.record.events import LaunchTrace
-from nvfp4_cute.emulator.record.representatives import LaunchWork, NotAlike
+from nvfp4_cute.emulator.record.representatives import LaunchWork, NotAlike, TileWork
 from nvfp4_cute.experts.routing import RouteTask
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
@@ -23,6 +23,11 @@ REPLAYED_STEPS, REPLAYED_TILES = 320, range(4, 11)
 """Of a grouped GEMM whose clusters have many tiles, the first ones of each are replayed, and as many in the middle, when L2 has
 what was loaded before: so many steps of the main loop, and so many tiles. Those behind the first ones take what half of those in
 the middle took. Full replays say 1 to 3 % more (``tests/model/test_modelled.py``)."""
+
+
+OTHER_INPUTS = 0.05
+"""By how much the parts of inputs that a tile takes may differ between the tiles in the middle and all: tiles of larger groups
+share more of them, so that their bytes cannot stand for those of all."""
 
 
 def modelled_times(
@@ -116,10 +121,21 @@ def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
 
 
 def replayed_tiles(work: LaunchWork) -> int | None:
-    """Tiles of a cluster that are replayed at the beginning and in the middle; None for all, where those are not half of them."""
+    """Tiles of a cluster that are replayed at the beginning and in the middle; None for all: where those are not half of them, or
+    where the middle is not like the rest."""
     steps = max((tile.k_tiles for tiles in work.clusters for tile in tiles), default=1)
     count = min(max(-(-REPLAYED_STEPS // steps), REPLAYED_TILES[0]), REPLAYED_TILES[-1])
-    return count if max(map(len, work.clusters)) >= 2 * count else None
+    if max(map(len, work.clusters)) < 2 * count:
+        return None
+    middle = [tiles[max(len(tiles) - count, 0) // 2 :][:count] for tiles in work.clusters]
+    change = _parts_of_a_tile(middle) / _parts_of_a_tile(work.clusters) - 1
+    return count if abs(change) <= OTHER_INPUTS else None
+
+
+def _parts_of_a_tile(clusters: Sequence[Sequence[TileWork]]) -> float:
+    """Different parts of inputs, for a tile."""
+    tiles = [tile for cluster in clusters for tile in cluster]
+    return len({part for tile in tiles for part in enumerate(tile.inputs)}) / len(tiles)
 
 
 def modelled_time(

@@ -7,7 +7,7 @@ import pytest
 from nvfp4_cute.bench import cases, ours
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
-from nvfp4_cute.emulator.record.representatives import begun
+from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork, begun
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model import modelled
@@ -38,6 +38,15 @@ def test_clusters_that_are_there_for_some_tiles_take_the_time_of_the_whole(kept)
     cut = [begun(cluster, kept / count) for cluster, count in zip(whole, tiles, strict=True)]
     times = [replay(B200, LaunchTrace("k", 1, clusters)).cycles for clusters in (whole, cut)]
     assert times[1] == pytest.approx(times[0], rel=0.02)
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(2, modelled.REPLAYED_TILES[-1]), (5, None)])
+def test_all_tiles_are_replayed_where_those_in_the_middle_share_more_of_the_inputs(shared, expected):
+    """Of 60 tiles pairs share weights; of the ten in the middle so many do."""
+    pairs = [i // 2 for i in range(25)]
+    weights = [*pairs, *(100 + i // shared for i in range(10)), *(200 + i for i in pairs)]
+    tiles = tuple(TileWork(16, 128, 128, (1 << 20 | which,), 0) for which in weights)
+    assert modelled.replayed_tiles(LaunchWork((tiles,), (), 256, 2)) == expected
 
 
 def test_a_share_of_one_is_the_trace():
