@@ -111,6 +111,24 @@ def test_bits_of_every_kernel(arch, config, formats, m, n, out_dtype, bias_dtype
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
 
 
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize(
+    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"),
+    [case for case in CASES if case[0] == "sm_90a"],
+    ids=str,
+)
+def test_bits_on_the_gpu(arch, config, formats, m, n, out_dtype, bias_dtype):
+    a, b = operands(formats, m, n)
+    for sign in (1, -1, 2):  # from the second one on prepared
+        bias = sign * some_bias(n, bias_dtype)
+        options = {"alpha": ALPHA, "out_dtype": out_dtype}
+        got = nv.gemm(a.cuda(), b.cuda(), bias=bias.cuda(), config=config, **options)
+        want = nv.gemm(a, b, bias=bias, **options)
+        if out_dtype == "nvfp4":
+            got, want = got.to("cpu").dequantize(), want.dequantize()
+        assert_bitwise_equal(got.cpu(), want)
+
+
 @SLOW
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
 def test_batches_and_results_in_columns(arch):
