@@ -27,6 +27,11 @@ class Branches(State):
                 first = node.values[0]
                 if isinstance(first, ast.ListComp) and self.world.value(first.generators[0].iter) == ():
                     yield [self._put(node, self._source(node.values[1]), SHORTER)]
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BoolOp):
+                # As a condition: without an operand that is known, comparisons still give a truth value.
+                unknown = [part for part in node.value.values if self.world.value(part) is UNKNOWN]
+                if unknown and all(isinstance(part, ast.Compare) for part in unknown):
+                    yield from self._shorter(node.value)
             elif isinstance(node, ast.If):
                 test = self.world.value(node.test)
                 if test is not UNKNOWN:

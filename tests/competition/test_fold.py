@@ -67,6 +67,31 @@ def test_a_parameter_with_one_value_and_the_branch_that_it_decides():
     )
 
 
+def test_operands_of_a_condition_that_has_a_name():
+    check(
+        """
+        EARLY = False
+
+
+        def main(x, y):
+            waits = x.m > 1 and not EARLY
+            kept = x and not EARLY
+            y.n = waits
+            return f(waits, kept)
+        """,
+        """
+        EARLY = False
+
+
+        def main(x, y):
+            waits = x.m > 1
+            kept = x and not EARLY
+            y.n = waits
+            return f(waits, kept)
+        """,
+    )
+
+
 def test_elif_else_and_what_comes_behind_a_return():
     check(
         """
