@@ -111,6 +111,10 @@ class CheckpointQuantizer(HfQuantizer):
         self.embeddings: dict[str, str] = {}
         self.experts: dict[str, str] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the files, which are mapped into this process: a model that was loaded is copied and pickled without them."""
+        return vars(self) | {"checkpoint": None}
+
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         """False: the folder that was loaded is the serialized form."""
         return False

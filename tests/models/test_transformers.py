@@ -3,6 +3,7 @@
 More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of whose folders is one.
 """
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -140,6 +141,20 @@ def test_from_pretrained_takes_modelopt_by_itself():
         tokens = model.generate(ids()[:1], max_new_tokens=4, do_sample=False)
     assert tokens.shape == (1, 16)
     assert not model.hf_quantizer.is_serializable()
+
+
+@pytest.mark.parametrize("name", ["modelopt-qwen3moe-nvfp4", "ct-qwen3-nvfp4"])
+def test_copied_saved_and_converted(tmp_path, name):
+    """A copy computes the same bits without the files of the checkpoint; another dtype nearly the same."""
+    model = ours.load(DATA / name, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = model(ids()).logits
+        torch.save(model, tmp_path / "model.pt")
+        for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+            assert torch.equal(other(ids()).logits, expected)
+            assert other.hf_quantizer.checkpoint is None and model.hf_quantizer.checkpoint is not None
+        # 4-bit activations beside a tie fall to either side.
+        assert relative(other.to(torch.float16)(ids()).logits, expected) < 0.2
 
 
 def test_load_leaves_transformers_as_it_was():
