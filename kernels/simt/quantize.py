@@ -5,7 +5,7 @@ zeros, or row-major; of NVFP4 an fp32 global scale in memory: none, one, or one 
 
 Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
 each, one block a lane: 128 contiguous bytes of x a row (256 of blocks of 32), and the 32 scales are one contiguous sector.
-``QUANTIZE_WORDS`` words of each lane are loaded before the first block is computed.
+``words`` of each lane are loaded before the first block is computed.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from nvfp4_cute.launch_table import Quantize
-from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, QUANTIZE_WORDS, WARP_SIZE
+from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.device_groups import inclusive_sum
@@ -99,6 +99,7 @@ class QuantizeKernel:
         name: what the kernel is called in profilers and in the emulator's reports.
         format: what is made.
         scale_rounding: of scales that are powers of two, "up" or "down".
+        words: of inputs that a lane loads at once; at least one block's.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class QuantizeKernel:
         name: str,
         format: BlockFormat,
         scale_rounding: Literal["up", "down"],
+        words: int,
     ):
         self.is_bf16 = is_bf16
         self.has_global_scale = has_global_scale
@@ -125,7 +127,7 @@ class QuantizeKernel:
         self.has_up = has_up
         self.lets_next_begin = lets_next_begin
         # As many bytes on their way from memory, with two inputs and with one.
-        self.atoms = QUANTIZE_WORDS // self.input_words // (2 if has_up else 1)
+        self.atoms = max(words // self.input_words // (2 if has_up else 1), 1)
         self.name = name
 
     @cute.jit

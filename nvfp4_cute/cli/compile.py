@@ -104,6 +104,11 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
     parser.add_argument("--alpha", action="store_true", help="products that read a factor")
     parser.add_argument(
+        "--early-weights",
+        action="store_true",
+        help="GEMMs as layers call them on the sm_100 family: early_weights=True",
+    )
+    parser.add_argument(
         "--bias",
         choices=DTYPES[:-1],
         help="products, not dual ones, that add a number a column of this dtype",
@@ -129,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
             activation=args.activation,
             dtype=args.dtype if args.dtype == "nvfp4" else getattr(torch, args.dtype),
             has_alpha=args.alpha,
+            early_weights=args.early_weights,
             bias_dtype=args.bias and getattr(torch, args.bias),
             weight_layout=args.weight_layout,
             has_limit=args.limit,
@@ -157,6 +163,7 @@ def keys(
     has_limit: bool = False,
     formats: Formats = NVFP4_PAIR,
     bias_dtype: torch.dtype | None = None,
+    early_weights: bool = False,
 ) -> Iterator[Any]:
     """What to compile for one architecture.
 
@@ -171,20 +178,22 @@ def keys(
         weight_layout, has_limit: of the dual GEMM.
         formats: of ``a`` and of ``b`` of GEMMs.
         bias_dtype: of what products add to every column, but dual ones, which add nothing; None for nothing.
+        early_weights: of GEMMs, where their kernels have it.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
         ValueError: an operation that does not exist, or a dtype that quantize does not take.
     """
     counts = groups if form == "list" else (1,)
-    pair: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
+    shared: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
+    shared["early_weights"] = early_weights
     for operation in operations:
         if operation == "grouped_gemm":
             for count, config in product(
                 counts, configs or candidates(arch, form, dtype == NVFP4, None, formats)
             ):
                 yield KernelKey(
-                    arch, config, count, dtype, has_alpha, form, **pair, bias_dtype=bias_dtype
+                    arch, config, count, dtype, has_alpha, form, **shared, bias_dtype=bias_dtype
                 ).validated()
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
@@ -202,7 +211,7 @@ def keys(
                     activation,
                     weight_layout,
                     has_limit,
-                    **pair,
+                    **shared,
                 ).validated()
         elif not isinstance(dtype, torch.dtype):
             raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")
@@ -217,8 +226,9 @@ def keys(
         elif operation == "quantize":
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")
-            for is_scaled, is_grouped, is_blocked, has_up in product((False, True), repeat=4):
-                yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up)
+            for words in simt.quantize_choices(arch):
+                for is_scaled, is_grouped, is_blocked, has_up in product((False, True), repeat=4):
+                    yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up, words=words)
         else:
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
 

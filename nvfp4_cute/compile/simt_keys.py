@@ -53,7 +53,7 @@ class GemvKey(SimtKey):
 @dataclass(frozen=True)
 class QuantizeKey(SimtKey):
     """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs; format
-    and rounding of scales."""
+    and rounding of scales; words that a lane loads at once."""
 
     dtype: torch.dtype
     has_global_scale: bool
@@ -62,10 +62,12 @@ class QuantizeKey(SimtKey):
     has_up: bool = False
     format: BlockFormat = NVFP4
     scale_rounding: ScaleRounding = "up"
+    words: int = simt.QUANTIZE_WORDS
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
+        options += "_few" * (self.words != simt.QUANTIZE_WORDS)
         layout = "blocked" if self.is_blocked else "rowmajor"
         operation = "silu_quantize" if self.has_up else "quantize"
         options += "_down" * (self.scale_rounding == "down")
@@ -91,6 +93,7 @@ class QuantizeKey(SimtKey):
             self.to_name(),
             self.format,
             self.scale_rounding,
+            self.words,
         )
 
 

@@ -33,10 +33,12 @@ from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.arch.simt import (
     AMAX_VALUES,
     GEMV_PAIRS,
+    QUANTIZE_WORDS,
     W4A16_PAIRS,
     amax_ctas,
     is_for_few_rows,
     is_gemv_for_one_row,
+    quantize_words,
     w4a16_tokens,
 )
 from nvfp4_cute.reference import gemv_reference, grouped_gemm_reference, weight_only_reference
@@ -325,7 +327,11 @@ class QuantizeTask(TableTask):
         q = self.operands
         is_blocked, has_up = q.scale_layout == "blocked", q.up is not None
         inputs = (q.x.dtype, q.global_scale is not None, q.offs is not None, is_blocked, has_up)
-        return QuantizeKey(gpu.arch, *inputs, q.format, q.scale_rounding)
+        batches, _, k = q.x.shape
+        words = QUANTIZE_WORDS
+        if q.format.scale_layout == "blocked":
+            words = quantize_words(gpu.arch, gpu.num_sms, q.atom_rows * batches, q.format.num_k_blocks(k))
+        return QuantizeKey(gpu.arch, *inputs, q.format, q.scale_rounding, words)
 
     def addresses(self) -> Addresses:
         """``launch_table.Quantize``."""
