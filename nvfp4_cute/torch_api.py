@@ -321,7 +321,8 @@ def _sides(mat_a, mat_b, scale_a, scale_b, recipe_a, swizzle_a, recipe_b, swizzl
 def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles: list) -> _Side:
     for scale in scales:
         check_is_tensor(f"scale_{letter}", scale)
-    recipes = [ScalingType(recipe) for recipe in recipes]
+    recipes = [_member(ScalingType, f"scale_recipe_{letter}", recipe) for recipe in recipes]
+    swizzles = [_member(SwizzleType, f"swizzle_{letter}", swizzle) for swizzle in swizzles]
     if len(scales) != len(recipes) or not recipes:
         raise ValueError(
             f"scale_{letter} has {len(scales)} scales for {len(recipes)} recipes; give one for each"
@@ -337,7 +338,7 @@ def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles
         raise UnsupportedProblem(
             f"scale_recipe_{letter} goes on with {second}; only NVFP4 has a second scale, TensorWise: multiply it into the result"
         )
-    layout = SwizzleType(swizzles[0]) if swizzles else SwizzleType.NO_SWIZZLE
+    layout = swizzles[0] if swizzles else SwizzleType.NO_SWIZZLE
     if format.scale_layout == "rowmajor" and layout != SwizzleType.NO_SWIZZLE:
         raise UnsupportedProblem(
             f"swizzle_{letter}={layout.name}: float32 scales of {format} lie in rows; use NO_SWIZZLE"
@@ -347,9 +348,22 @@ def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles
             f"swizzle_{letter}={layout.name}: block scales lie in SWIZZLE_32_4_4 here; "
             "nvfp4_cute.formats.scale_layout.to_blocked makes it of row-major ones"
         )
-    if any(SwizzleType(swizzle) != SwizzleType.NO_SWIZZLE for swizzle in swizzles[1:]):
+    if any(swizzle != SwizzleType.NO_SWIZZLE for swizzle in swizzles[1:]):
         raise UnsupportedProblem(f"swizzle_{letter} of a global scale: it is one number; use NO_SWIZZLE")
     return _Side(format, scales[0], scales[1] if recipes[1:] else None)
+
+
+def _member(kind: Any, name: str, given: object) -> Any:
+    """A member of an enumeration of torch, which operators are given as its number. Raises TypeError for anything else."""
+    if isinstance(given, kind):
+        return given
+    for member in kind.__members__.values():
+        if type(given) is int and given == member.value:
+            return member
+    members = ", ".join(kind.__members__)
+    raise TypeError(
+        f"{name}={given!r} is no {kind.__name__.lstrip('_')} of torch.nn.functional; pass one of {members}"
+    )
 
 
 def _told_by_dtype(a, b, scale_a, scale_b, scale_result) -> tuple[_Side, _Side]:

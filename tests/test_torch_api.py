@@ -244,6 +244,21 @@ def fp8_pair():
     return a, b.t(), torch.tensor(2.0), torch.tensor(0.25)
 
 
+@pytest.mark.parametrize("given", ["BlockWise1x16", 99, 2.0, None])
+def test_a_recipe_that_is_none(given):
+    a, b, a_scale, b_scale = pair()
+    with pytest.raises(
+        TypeError, match="is no ScalingType of torch.nn.functional; pass one of TensorWise, RowWise"
+    ):
+        torch_api.scaled_mm(a, b, a_scale, [given], b_scale, RECIPES[NVFP4], BLOCKED, BLOCKED)
+
+
+def test_a_graph_holds_the_product():
+    torch._dynamo.reset()
+    compiled = torch.compile(mm, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*pair()), mm(*pair()))
+
+
 def test_torchs_functions_multiply_what_torch_cannot_and_it_can_be_taken_back():
     operands, plain = pair(), fp8_pair()
     recipe = ScalingType.BlockWise1x16

@@ -16,6 +16,7 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Route, float32_bits
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.operands.quantization import FLOAT32_MAX
 from nvfp4_cute.planning.arch.simt import MAX_EXPERTS, MAX_TOP_K, WARP_SIZE, route_slots
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -83,9 +84,15 @@ def route(
     if router_logits.ndim != 2:
         raise ValueError(f"router_logits has shape {list(router_logits.shape)}; expected [T, E]")
     tokens, experts = router_logits.shape
+    checks.check_integers(top_k=top_k, num_groups=num_groups, topk_groups=topk_groups)
     _check_counts(experts, top_k, num_groups, topk_groups)
     if not isinstance(scale, int | float):
         raise TypeError(f"scale={scale!r} is no number; pass what the weights are multiplied by")
+    if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
+        given = str(scale)[:20]
+        raise ValueError(
+            f"scale={given} is no finite float32 number; pass what the weights are multiplied by"
+        )
     check_vector("bias", bias, experts)
     check_vector("correction_bias", correction_bias, experts)
     logits = router_logits if router_logits.stride(1) == 1 else router_logits.contiguous()

@@ -374,7 +374,8 @@ class QuantizeTask(TableTask):
             return
         scale.zero_()
         rows_of = lambda _, start, stop: values[0, start:stop]
-        ends, options = q.offs.tolist(), (q.format, q.scale_rounding)
+        ends = [min(max(end, 0), len(values[0])) for end in q.offs.tolist()]  # as far as there are rows
+        options = (q.format, q.scale_rounding)
         block_scaled.quantize_groups(ends, rows_of, q.global_scale, data, scale, *options)
 
 

@@ -1,11 +1,12 @@
 """Modules of torch.nn with NVFP4 weights, for inference."""
 
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 
-from nvfp4_cute import private_api
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
@@ -21,6 +22,8 @@ from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
+# Of the bias and of decoded weights.
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Rows of weights lie 16 bytes apart, or a multiple.
 K_STEP = 32
 # What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
@@ -80,7 +83,8 @@ class LinearNVFP4(torch.nn.Module):
         torch.Size([40, 256])
 
     Raises:
-        UnsupportedProblem: K is not a multiple of 32. ValueError: an unknown choice.
+        UnsupportedProblem: K is not a multiple of 32. ValueError: an unknown choice, a negative size, an ``input_scale`` that is
+        no positive number. TypeError: a size that is no int, another dtype.
     """
 
     weight_scale: torch.Tensor
@@ -109,6 +113,8 @@ class LinearNVFP4(torch.nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
+        rules.check_sizes(in_features=in_features, out_features=out_features)
+        rules.check_choice("dtype", dtype, DTYPES)
         if in_features % K_STEP or in_features < K_STEP:
             raise UnsupportedProblem(
                 f"in_features={in_features} is not a positive multiple of {K_STEP} (rows start 16 bytes apart); pad the "
@@ -125,6 +131,8 @@ class LinearNVFP4(torch.nn.Module):
             raise ValueError(
                 f"input_scale has shape {list(input_scale.shape)}; all rows of x have one global scale: pass a number"
             )
+        if isinstance(input_scale, Real):  # on the host, wherever the layer is
+            rules.global_scales("input_scale", [input_scale], 1, torch.device("cpu"))
         self.in_features, self.out_features = in_features, out_features
         self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
         self.keep_decoded, self._kept = keep_decoded, Decoded()
@@ -141,6 +149,7 @@ class LinearNVFP4(torch.nn.Module):
         if input_scale is not None and not isinstance(input_scale, str):
             given = torch.as_tensor(input_scale, dtype=torch.float32, device=device).reshape(())
         self.register_buffer("input_global_scale", given)
+        backends.resolve(backend, self.weight_scale.device)
         self.mode = mode_of(activations, backend, self.weight_scale.device)
         self.register_buffer("decoded", None, persistent=False)
         self._decoded_of: tuple[int, ...] | None = None

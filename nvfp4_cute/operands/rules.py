@@ -1,7 +1,7 @@
 """Rules that one tensor keeps, and the view of it that launches take. Nothing waits for a GPU: of data there nothing is read."""
 
 from collections.abc import Iterable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
@@ -92,6 +92,21 @@ def given(**named: Any) -> dict[str, Any]:
 def tensors_in(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Those that are tensors: factors may be numbers."""
     return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+
+
+def check_integers(**counts: Any) -> None:
+    """Raise TypeError for what is no whole number."""
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or isinstance(count, bool):
+            raise TypeError(f"{name}={count!r} is no int; pass how many there are")
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raise TypeError for what is no whole number, ValueError for a negative one."""
+    check_integers(**sizes)
+    for name, size in sizes.items():
+        if size < 0:
+            raise ValueError(f"{name}={size} is negative; pass how many there are")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:

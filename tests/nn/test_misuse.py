@@ -95,6 +95,30 @@ def test_a_layer_of_experts_is_not_made_of(options):
         MoENVFP4(**sizes | options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_features": 128.0},
+        {"in_features": "128"},
+        {"in_features": True},
+        {"out_features": -1},
+        {"dtype": torch.int8},
+        {"dtype": "bfloat16"},
+        {"input_scale": -1.0},
+        {"input_scale": float("nan")},
+        {"input_scale": 0},
+        {"backend": 3},
+        {"backend": "gpu"},
+    ],
+    ids=str,
+)
+def test_a_linear_layer_is_not_made_of(options):
+    """By the constructor, not by the first call."""
+    (name,) = options
+    with pytest.raises(REFUSALS, match=name):
+        LinearNVFP4(**{"in_features": 64, "out_features": 64} | options)
+
+
 LINEARS = {
     "nvfp4": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16()),
     "nvfp4 16bit": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16(), activations="16bit"),

@@ -127,3 +127,34 @@ def test_other_calls(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1.0},
+        {"top_k": "2"},
+        {"num_groups": 2.0},
+        {"topk_groups": True},
+        {"scale": float("nan")},
+        {"scale": 10**400},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_routes_that_are_not_chosen(backend, options):
+    (name,) = options
+    with pytest.raises((TypeError, ValueError), match=f"{name}=.* is no (int|finite float32 number); pass"):
+        nv.route(torch.zeros(5, 8), **{"top_k": 2, "backend": backend} | options)
+
+
+@pytest.mark.parametrize("ends", [[-5, 20], [-(2**31), 3], [7, 31], [2**31 - 1, 2**31 - 1]], ids=str)
+def test_ends_beyond_the_rows_are_the_nearest_there_are(ends):
+    """Nothing reads them before a launch: of a GPU's, no check may."""
+    rows, wanted = torch.randn(30, 64).bfloat16(), [min(max(end, 0), 30) for end in ends]
+    calls = [(ends, "reference"), (ends, "emulator"), (wanted, "reference")]
+    found = [nv.grouped_quantize(rows, torch.tensor(e, dtype=torch.int32), backend=b) for e, b in calls]
+    *others, (data, scale) = found
+    for other_data, other_scale in others:
+        assert torch.equal(other_data[: wanted[-1]], data[: wanted[-1]])
+        assert torch.equal(other_scale.view(torch.uint8), scale.view(torch.uint8))
