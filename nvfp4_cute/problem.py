@@ -1,5 +1,6 @@
 """What is computed: sizes and types of a grouped problem. ``operands.grouped`` checks what callers pass."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -11,6 +12,7 @@ from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES as TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_format import BlockFormat
 
 INT32_MAX = 2**31 - 1
+FLOAT32_MAX = torch.finfo(torch.float32).max
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
 OutDtype = torch.dtype | Literal["nvfp4"]
@@ -122,9 +124,11 @@ class GroupedProblem:
 
 
 def check_limit(limit: Any) -> None:
-    """Raises ValueError unless a gate can be cut to it: a positive number, or None."""
-    if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
-        raise ValueError(f"limit={limit!r} is not a positive number; pass None for no limit")
+    """Raises ValueError unless a gate can be cut to it: a positive number of float32, infinity among them, or None."""
+    if limit is None:
+        return
+    if not isinstance(limit, int | float) or not (0 < limit <= FLOAT32_MAX or limit == math.inf):
+        raise ValueError(f"limit={limit!r:.20} is not a positive number of float32; pass None for no limit")
 
 
 def check_early_weights(early_weights: Any) -> None:

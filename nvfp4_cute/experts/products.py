@@ -66,6 +66,15 @@ class LocalExperts:
         _check_bias(bias13, x, (experts, w13.data.shape[1]))
         for name, scale in (("input_scale", input_scale), ("hidden_scale", hidden_scale)):
             checks.global_scales(name, scale, experts, x.device, of="expert", allows_one=True)
+        checks.check_tensors({"x": x}, {"input_scale": input_scale})
+        if isinstance(alpha13, tuple) and len(alpha13) != 2:
+            raise ValueError(
+                f"alpha13 has {len(alpha13)} entries; pass one tensor, or two: of gate and of up"
+            )
+        for name, given in (("alpha13", alpha13), ("alpha2", alpha2)):
+            for factor in given if isinstance(given, tuple) else (given,):
+                if isinstance(factor, torch.Tensor):
+                    checks.factors(name, factor, experts, x.device, of="expert")
         if alpha13 is None:
             alpha13 = product_factors(w13, input_scale, experts)
         gate_alpha, up_alpha = alpha13 if isinstance(alpha13, tuple) else (alpha13, alpha13)

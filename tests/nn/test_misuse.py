@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_cute import FP8_128x128, LinearNVFP4, MoENVFP4, UnsupportedProblem, quantize
+from nvfp4_cute import FP8_128x128, LinearNVFP4, MoENVFP4, UnsupportedProblem, moe, quantize
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
 
@@ -117,6 +117,24 @@ def test_a_linear_layer_is_not_made_of(options):
     (name,) = options
     with pytest.raises(REFUSALS, match=name):
         LinearNVFP4(**{"in_features": 64, "out_features": 64} | options)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"input_scale": 0.5}, "input_scale is a float; pass a torch.Tensor"),
+        ({"alpha13": (torch.ones(2),)}, "alpha13 has 1 entries; pass one tensor, or two"),
+        ({"alpha13": torch.ones(3)}, "alpha13 has shape .3., .*one a expert"),
+        ({"alpha2": torch.ones(2).double()}, "alpha2 has dtype float64; expected float32"),
+        ({"limit": 1e39}, "limit=1e.39 is not a positive number of float32"),
+        ({"limit": 10**400}, "limit=10* is not a positive number of float32"),
+    ],
+    ids=str,
+)
+def test_a_layer_of_experts_is_not_computed_with(options, words):
+    weights = quantize(some(2, 128, 64)), quantize(some(2, 64, 64))
+    with pytest.raises(REFUSALS, match=words):
+        moe(some(4, 64).bfloat16(), IDS, WEIGHTS, *weights, **options)
 
 
 LINEARS = {
