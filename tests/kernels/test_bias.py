@@ -76,6 +76,13 @@ CASES = [
 ]  # fmt: skip
 
 
+def label(value):
+    """Of a case, in the name of a test."""
+    if isinstance(value, KernelConfig):
+        return value.to_name()
+    return " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def operands(formats, m, n):
     a_format, b_format = formats
     left = some(m).dequantize(BF16) if a_format is None else some(m, format=a_format)
@@ -97,7 +104,7 @@ def check(arch, config, formats, m, n, out_dtype, bias_dtype):
 
 
 @pytest.mark.parametrize(
-    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"), CASES[:1], ids=str
+    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"), CASES[:1], ids=label
 )
 def test_bits(arch, config, formats, m, n, out_dtype, bias_dtype):
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
@@ -105,7 +112,7 @@ def test_bits(arch, config, formats, m, n, out_dtype, bias_dtype):
 
 @SLOW
 @pytest.mark.parametrize(
-    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"), CASES[1:], ids=str
+    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"), CASES[1:], ids=label
 )
 def test_bits_of_every_kernel(arch, config, formats, m, n, out_dtype, bias_dtype):
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
@@ -115,7 +122,7 @@ def test_bits_of_every_kernel(arch, config, formats, m, n, out_dtype, bias_dtype
 @pytest.mark.parametrize(
     ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"),
     [case for case in CASES if case[0] == "sm_90a"],
-    ids=str,
+    ids=label,
 )
 def test_bits_on_the_gpu(arch, config, formats, m, n, out_dtype, bias_dtype):
     a, b = operands(formats, m, n)
