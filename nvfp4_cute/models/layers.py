@@ -189,7 +189,12 @@ def experts_module(
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
-    if not decode and name in ACTIVATIONS and has_weight_only_groups(backend, torch.device(device)):
+    if (
+        not decode
+        and rounding is None
+        and name in ACTIVATIONS
+        and has_weight_only_groups(backend, torch.device(device))
+    ):
         first, second = (as_int4(_moved(w, device)) for w in (stored.w13, stored.w2))
         if first is not None and second is not None:
             return ExpertsINT4(

@@ -12,6 +12,7 @@ from nvfp4_cute.models.layers import linear_module
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
 from nvfp4_cute.models.quantizing.gptq import gptq
 from nvfp4_cute.models.quantizing.weights import Rounding, quantized
+from nvfp4_cute.nn.rounded import rounded
 
 N, K, PREFIX = 48, 256, "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
@@ -148,6 +149,25 @@ def test_ordered_by_activations(tmp_path, tool):
     assert torch.equal(stored.dequantize(torch.float64), wanted)
     x = torch.randint(-8, 9, (5, K)).double()
     assert (product(stored, x) - x @ wanted.T).norm() < 2**-9 * (x @ wanted.T).norm()
+
+
+@pytest.mark.parametrize(("kind", "activations"), [("int", "int8"), ("float", "fp8")])
+def test_w4a8(tmp_path, kind, activations):
+    """compressed-tensors' W4A8 and W4AFP8: one integer a byte, activations of 8 bits with a scale a token."""
+    codes, scale, zero = parts(blocks=2)
+    config = compressed_tensors(group_size=128)
+    config["format"] = config["config_groups"]["group_0"]["format"] = "int-quantized"
+    given = {"num_bits": 8, "type": kind, "strategy": "token", "dynamic": True, "symmetric": True}
+    config["config_groups"]["group_0"]["input_activations"] = given
+    tensors = {"weight": (codes - 8).to(torch.int8), "weight_scale": scale}
+    write(tmp_path, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()}, config)
+    stored = Checkpoint(tmp_path).linear(PREFIX)
+    assert (stored.scheme.weights, stored.scheme.activations) == ("int4", activations)
+    wanted = values(codes, scale, torch.full_like(zero, 8))
+    assert torch.equal(stored.dequantize(torch.float64), wanted)
+    x = torch.randn(5, K, generator=torch.Generator().manual_seed(0)).half()
+    expected = rounded(x, activations).double() @ wanted.T
+    assert (product(stored, x) - expected).norm() < 2**-9 * expected.norm()
 
 
 def test_unused_order(tmp_path):

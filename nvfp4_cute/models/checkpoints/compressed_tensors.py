@@ -101,12 +101,17 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
         raise unknown(f"format of config_groups.{name}", tool_format, FORMATS)
     if found == FP8 and weights.get("strategy") == "block":
         found = "fp8_128x128"
+    if found == INT8 and weights.get("num_bits") == BITS[INT4]:
+        found = INT4  # one a byte, as of W4A8
     _check(f"config_groups.{name}", weights, found)
     if found == INT8:
         _check_integers(f"config_groups.{name}", group)
-    if found == INT4 and group.get("input_activations"):
+    given = group.get("input_activations") or {}
+    is_token = (given.get("num_bits"), given.get("strategy"), given.get("dynamic")) == (8, "token", True)
+    if found == INT4 and given and not (is_token and given.get("symmetric", True) is True):
         raise CheckpointError(
-            f"config_groups.{name} quantizes activations beside int4 weights; kernels have 16-bit ones: export the weights alone"
+            f"config_groups.{name} quantizes activations beside int4 weights, and not to 8 bits with a scale a token as it "
+            "comes: export the weights alone, or W4A8"
         )
     has_zero_points = found == INT4 and weights.get("symmetric", True) is not True
     return Scheme(
@@ -119,6 +124,8 @@ def _activations(given: Any, weights: str) -> str | None:
         return None
     if weights == "fp8_128x128":
         return "fp8_1x128"
+    if given.get("type") == "int" and given.get("num_bits") == BITS[INT8]:
+        return INT8
     if given.get("num_bits") == BITS[weights]:
         return weights
     return "mxfp8_e4m3" if given.get("group_size") == GROUPS["mxfp8_e4m3"] else FP8

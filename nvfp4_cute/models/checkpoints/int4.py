@@ -39,17 +39,22 @@ Ordered = tuple[StoredWeight, torch.Tensor | None]  # weights for x[..., order],
 
 
 def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
-    """Weights of format "pack-quantized", the data without a copy.
+    """Weights of format "pack-quantized", the data without a copy; or of "int-quantized", one a byte.
 
     Args:
-        tensors: data int32 [N, K/8]; scale [N, blocks], or [N, 1] of whole rows; zero points, where there are, int32
-            [N/8, blocks], of old versions int8 [N, blocks], -8 to 7; shape, int64 [2]; order, where there is, int32 [K].
+        tensors: data int32 [N, K/8], or int8 [N, K], -8 to 7; scale [N, blocks], or [N, 1] of whole rows; zero points, where
+            there are, int32 [N/8, blocks], of old versions int8 [N, blocks], -8 to 7; shape, int64 [2]; order, where there is,
+            int32 [K].
 
     Raises:
         CheckpointError: a tensor has another dtype or shape, or blocks are of different sizes.
     """
-    data, scale = _words(prefix, tensors[DATA]), tensors[SCALE]
-    n, k = len(data), 8 * data.shape[1]
+    scale = tensors[SCALE]
+    if tensors[DATA].dtype == torch.int8 and tensors[DATA].ndim == 2:
+        data = pack_e2m1((tensors[DATA].int() + INT4_ZERO_POINT).to(torch.uint8))
+    else:
+        data = _words(prefix, tensors[DATA]).view(torch.uint8)
+    n, k = len(data), 2 * data.shape[1]
     if SHAPE in tensors and tensors[SHAPE].tolist() != [n, k]:
         raise CheckpointError(
             f"{prefix} is said to be {tensors[SHAPE].tolist()}, and its packed values are {[n, k]}: K is no multiple of 8, or "
@@ -60,7 +65,7 @@ def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
         zero_points = zero_points.int() + INT4_ZERO_POINT
     elif zero_points is not None:
         zero_points = _nibbles(_words(prefix, zero_points).T)[:, :n].T
-    sorted_data, order = _sorted(prefix, tensors, data.view(torch.uint8), scale.shape[-1])
+    sorted_data, order = _sorted(prefix, tensors, data, scale.shape[-1])
     return _stored(prefix, sorted_data, scale, zero_points), order
 
 
