@@ -40,6 +40,8 @@ DSL_TESTS := -k "not spill" \
 # Where the chroot of `make test-arm` is, and what depends on the processor.
 ARM ?= build/arm
 ARM_TESTS := tests/formats tests/emulator tests/compile/test_disk_cache.py tests/launch
+# Plugins by name: of one in an editable install, which ours is, pytest would rewrite the assertions of the whole package.
+PYTEST := -m pytest --disable-plugin-autoload -p xdist -p timeout -p hypothesispytest
 # No kernel is compiled in these.
 QUICK := tests/test_style.py tests/test_env.py tests/test_reference.py tests/formats tests/operands \
   tests/planning tests/gpus tests/model tests/ops/test_misuse.py
@@ -57,29 +59,29 @@ demo: .venv/installed  ## run the sm_100a kernel on the emulator and compare eve
 	$(BIN)/nvfp4-cute demo $(ARGS)
 
 quick: .venv/installed  ## style, formats, checks and choices of configs: under a minute on two cores
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(QUICK) $(ARGS)
+	$(BIN)/python $(PYTEST) -n auto --dist worksteal -m "not slow" $(QUICK) $(ARGS)
 
 test: .venv/installed  ## the fast tests, under 15 minutes on two cores
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python $(PYTEST) -n auto --dist worksteal -m "not slow" $(ARGS)
 
 test-all: .venv/installed  ## every test, the long matrices included
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python $(PYTEST) -n auto --dist worksteal $(ARGS)
 
 fuzz: .venv/installed  ## random calls of every operation on every backend: make fuzz COUNT=1000 SEED=0
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED) $(ARGS)
 
 test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2
-	$(DSL)/bin/python -m pytest -n auto --dist worksteal tests/competition/test_shapes.py tests/competition/test_versions.py \
+	$(DSL)/bin/python $(PYTEST) -n auto --dist worksteal tests/competition/test_shapes.py tests/competition/test_versions.py \
 	  -k "first_shapes or chosen_configs" $(ARGS)
 
 test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
-	$(HF)/bin/python -m pytest -n auto --dist worksteal tests/models $(ARGS)
+	$(HF)/bin/python $(PYTEST) -n auto --dist worksteal tests/models $(ARGS)
 
 test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, products of torchao's tensors
-	$(TRACE)/bin/python -m pytest -n auto --dist worksteal tests/competition/trace tests/test_torch_api.py $(ARGS)
+	$(TRACE)/bin/python $(PYTEST) -n auto --dist worksteal tests/competition/trace tests/test_torch_api.py $(ARGS)
 
 test-vllm: $(VLLM_ENV)/installed  ## the plug-in in vLLM, on the CPU
-	$(VLLM_ENV)/bin/python -m pytest -n 0 tests/models/test_vllm.py $(ARGS)
+	$(VLLM_ENV)/bin/python $(PYTEST) -n 0 tests/models/test_vllm.py $(ARGS)
 
 test-arm: .venv/installed  ## fast tests on 64-bit Arm under qemu: needs root, debootstrap and qemu-user-static
 	bash tests/support/arm.sh $(ARM) $(ARM_TORCH) -q -n auto --dist worksteal -m "not slow" --timeout=3600 $(ARM_TESTS) $(ARGS)
@@ -91,7 +93,7 @@ test-dsls: .venv/installed  ## exports on CuTe DSL 4.5 to 4.8, kernels on every 
 	done
 	set -e; for version in $(KERNEL_VERSIONS); do \
 	  echo "== CuTe DSL $$version"; \
-	  .venv/dsl-$$version/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(DSL_TESTS) $(ARGS); \
+	  .venv/dsl-$$version/bin/python $(PYTEST) -n auto --dist worksteal -m "not slow" $(DSL_TESTS) $(ARGS); \
 	done
 
 docs: .venv/installed-dev  ## the API reference, from docstrings, into build/docs
