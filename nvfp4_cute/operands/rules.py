@@ -134,9 +134,9 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
         check_is_format(name, fmt)
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
-                f"{fmt.title} has {fmt.scale.name} scales, and only gemm, gemv, grouped_gemm and dual GEMMs of weights that are "
-                "not interleaved multiply it, into 16- or 32-bit results: call those with both operands quantized, or with "
-                "16-bit rows beside FP8_128X128 or INT8; or dequantize it and quantize to a format with blocked scales"
+                f"{fmt.title} has {fmt.scale.name} scales, and only gemm, grouped_gemm and dual GEMMs of weights that are not "
+                "interleaved multiply it, into 16- or 32-bit results: call those with both operands quantized, or them and gemv "
+                "with 16-bit rows beside FP8_128X128 or INT8; or dequantize it and quantize to a format with blocked scales"
             )
 
 

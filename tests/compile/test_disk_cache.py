@@ -345,7 +345,7 @@ def test_what_the_compile_verb_compiles():
         "has_alpha": True,
     }
     found = list(ahead.keys(ahead.OPERATIONS, "sm_100a", **settings))
-    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 16
+    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 2 * 16
     assert len({key.to_name() for key in found}) == len(found)
     ragged = list(ahead.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
     assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}

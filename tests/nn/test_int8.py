@@ -113,7 +113,7 @@ def test_a_checkpoint(tmp_path, monkeypatch):
     [
         ("weights", {"symmetric": False}, "weights has zero points; .*symmetric=true"),
         ("weights", {"strategy": "group"}, "weights.strategy is 'group'; .*'channel' or 'tensor'"),
-        ("weights", {"num_bits": 4}, "weights.num_bits is 4, and its format int8 has 8"),
+        ("weights", {"num_bits": 2}, "weights.num_bits is 2, and its format int8 has 8"),
         ("input_activations", {"strategy": "tensor"}, "strategy is 'tensor'; .*'token'"),
         ("input_activations", {"dynamic": False}, "dynamic is False; .*dynamic=true"),
     ],

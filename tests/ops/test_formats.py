@@ -149,11 +149,12 @@ def test_fp8_with_fp32_scales_is_multiplied_by_gemm_and_grouped_gemm():
     other = tensor(nv.MXFP4, 200, k)
     assert_close(nv.gemm(x, other, **options), product(x, other))
     row = torch.randn(M, k).bfloat16()
-    assert_close(nv.gemm(row, w, **options), (row.double() @ w.dequantize(torch.float64).T).float())
+    want = (row.double() @ w.dequantize(torch.float64).T).float()
+    assert_close(nv.gemm(row, w, **options), want)
+    assert_close(nv.grouped_gemm([row], [w], **options)[0], want)
     vector = tensor(nv.FP8_1x128, k)
     for call in (
         lambda: nv.gemm(x, w, out_dtype="nvfp4"),
-        lambda: nv.grouped_gemm([torch.randn(M, k).bfloat16()], [w]),
         lambda: nv.gemv(x, vector),
         lambda: nv.dual_gemm(x, w[:128], w[:128], out_dtype="nvfp4"),
     ):
