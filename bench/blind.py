@@ -26,7 +26,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.bench import processes, provenance, triton_matmul
 from nvfp4_cute.bench.blind_calls import BY_NAME, SETS
@@ -37,6 +36,7 @@ from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarg
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model.modelled import modelled_launches, recorded_chain
+from nvfp4_cute.progress import Progress
 from nvfp4_cute.text_table import text_table
 
 MAKER = "nvfp4-cute bench --predict"
@@ -74,7 +74,7 @@ def predict(
                 "name a new file"
             )
     missing = [name for name in names_of(calls) if name not in known["us"] and name not in known["missing"]]
-    with tqdm(total=len(missing), desc=f"predicting {target.name}", unit="call", disable=None) as bar:
+    with Progress(total=len(missing), desc=f"predicting {target.name}", unit="call") as bar:
         predicted = partial(prediction, target_name=target.name, recordings=recordings)
         for name, found in processes.in_processes(predicted, missing, jobs):
             if isinstance(found, str):
@@ -157,7 +157,7 @@ def against(path: Path, *, results: Path | None = None, jobs: int = 1) -> int:
         with ProcessPoolExecutor(jobs, mp_context=context) as pool:
             list(pool.map(run_once, names))
     record = {**predictions, "measured": {}, "failed": {}, "measured_at": _now(), "torch": torch.__version__}
-    for name in tqdm(names, desc=f"measuring {here.name}", unit="call", disable=None):
+    for name in Progress(names, desc=f"measuring {here.name}", unit="call"):
         found_us = measure(name)
         record["failed" if isinstance(found_us, str) else "measured"][name] = found_us
         if results is not None:

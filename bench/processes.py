@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.bench import provenance
+from nvfp4_cute.progress import Progress
 
 Piece = TypeVar("Piece")
 Found = TypeVar("Found")
@@ -72,7 +72,7 @@ def records(
     if results is not None and results.exists():
         known = provenance.read_object(results, (), f"nvfp4-cute bench {label} --results")
     keys = {piece: key for key, piece in wanted.items() if key not in known}
-    with tqdm(total=len(keys), desc=label, unit="case", disable=None) as bar:
+    with Progress(total=len(keys), desc=label, unit="case") as bar:
         for piece, found in in_processes(work, list(keys), jobs):
             known[keys[piece]] = found
             if results is not None:

@@ -201,10 +201,10 @@ Timer = Callable[[Case], tuple[Time | None, dict[str, Time], dict[str, str]]]
 
 def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
     """Time every case, with a progress bar; times that others published for the target are peers, too."""
-    from tqdm import tqdm
+    from nvfp4_cute.progress import Progress
 
     rows = []
-    bar = tqdm(cases, desc=target.name, unit="case", leave=False, disable=None)
+    bar = Progress(cases, desc=target.name, unit="case")
     for case in bar:
         bar.set_postfix_str(str(case))
         time, peers, remarks = timer(case)

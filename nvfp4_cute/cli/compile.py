@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import doctor
@@ -28,6 +27,7 @@ from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
+from nvfp4_cute.progress import Progress
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named
@@ -250,7 +250,7 @@ def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> in
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(jobs, mp_context=context) as pool,
-        tqdm(total=len(wanted), unit="kernel", desc="compile", disable=None) as progress,
+        Progress(total=len(wanted), unit="kernel", desc="compile") as progress,
     ):
         futures = [pool.submit(disk_cache.ensure, out, key) for key in wanted]
         try:

@@ -7,14 +7,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.problems import registry
+from nvfp4_cute.progress import Progress
 from nvfp4_cute.timing import trace
 from nvfp4_cute.timing.result import ChainTiming, Timing
 
@@ -91,7 +90,7 @@ def model_layer(layer: str, tokens: int, *, target_name: str, out: Path | None) 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of CTAs of one launch after the other, and the function that moves it."""
-    with tqdm(unit="CTA", desc=what, disable=None, leave=False) as bar:
+    with Progress(unit="CTA", desc=what) as bar:
 
         def advance(done: int, total: int) -> None:
             if done < bar.n:

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nvfp4_cute import env
 from nvfp4_cute.competition import protocol
+from nvfp4_cute.progress import Progress
 
 IMPORT_TIMEOUT_S = 120
 # The runner's seed in its import step.
@@ -70,7 +69,7 @@ def run_harness(
 
 def _with_progress(lines: Iterable[str]) -> Iterable[str]:
     """Pass lines on, and show on a terminal how many cases are done."""
-    with tqdm(unit="case", leave=False, disable=None) as bar:
+    with Progress(desc="eval", unit="case") as bar:
         for line in lines:
             if count := re.match(r"(?:test|benchmark)-count: (\d+)", line):
                 bar.total = int(count[1])

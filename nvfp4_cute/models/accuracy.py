@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.nn.replace import replace_linears
+from nvfp4_cute.progress import Progress
 
 Way = Literal["16bit", "nvfp4"]
 
@@ -79,7 +79,7 @@ def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: 
     layers: dict[str, tuple[float, float]] = {}
     losses: list[tuple[float, float]] = []
     divergence, worst, same, tokens = 0.0, 0.0, 0, 0
-    for number, ids in enumerate(tqdm(windows, desc=title, leave=False, disable=None)):
+    for number, ids in enumerate(Progress(windows, desc=title, unit="window")):
         handles = _watch(reference, model, layers) if number == 0 else []
         expected = _log_probabilities(reference, ids)
         for handle in handles:

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tqdm import tqdm
-
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
@@ -16,6 +14,7 @@ from nvfp4_cute.models.checkpoints.stored import INT4
 from nvfp4_cute.nn.kept import LEAVE
 from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, WEIGHT_ONLY_ARCHS, mmas_of
+from nvfp4_cute.progress import Progress
 
 DECODED_BYTES = 2  # of a weight in 16 bits
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -82,7 +81,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     refusals: list[str] = []
     entries = checkpoint.files.entries
     names = [(name, False) for name in checkpoint.linears] + [(name, True) for name in checkpoint.experts]
-    for name, is_experts in tqdm(names, desc="layers", leave=False, disable=None):
+    for name, is_experts in Progress(names, desc="layers", unit="layer"):
         nbytes = sum(entries[tensor].nbytes for tensor in checkpoint.tensors_of(name))
         try:
             if is_experts:

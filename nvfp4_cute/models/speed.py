@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.models.random_model import Way, random_model
+from nvfp4_cute.progress import Progress
 
 WARM_UPS = 3
 REPEATS = 5  # of prefill; the median counts
@@ -106,7 +106,7 @@ def measure_ways(
 
     runs = [(attention, *case) for attention in attentions for case in cases]
     found = ModelSpeed(name, config.get_text_config().num_hidden_layers)
-    with tqdm(total=len(ways) * len(runs), desc=name, leave=False, disable=None) as bar:
+    with Progress(total=len(ways) * len(runs), desc=name, unit="run") as bar:
         for way in ways:
             model: Any = None
             done = 0

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.bench import ours, provenance
 from nvfp4_cute.bench.command import RESULTS
@@ -25,6 +24,7 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.progress import Progress
 from nvfp4_cute.prove import cases, moe
 from nvfp4_cute.timing.result import Timing
 
@@ -74,7 +74,7 @@ def run(target_name: str, folder: Path = RESULTS) -> int:
         "error": stated_error(),
         "cases": dict(known),
     }
-    for name, launches, by_representatives in tqdm(list(_wanted()), desc=target.name, disable=None):
+    for name, launches, by_representatives in Progress(list(_wanted()), desc=target.name, unit="call"):
         if name not in known:
             report["cases"][name] = _predict(launches, target, by_representatives)
             path.write_text(json.dumps(report, indent=1) + "\n")

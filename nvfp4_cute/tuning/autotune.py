@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute import backends
 from nvfp4_cute.compile.keys import KernelKey
@@ -21,6 +20,7 @@ from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate
+from nvfp4_cute.progress import Progress
 from nvfp4_cute.tuning import stopwatch
 
 Compute = Callable[[KernelConfig], object]
@@ -129,7 +129,7 @@ def measured_us(compute: Compute, tried: Sequence[KernelConfig]) -> dict[KernelC
     def repeat(config: KernelConfig) -> stopwatch.Call:
         return lambda _: compute(config)
 
-    for config in tqdm(tried, desc="compile", unit="config", disable=None, leave=False):
+    for config in Progress(tried, desc="compile", unit="config"):
         compute(config)
     samples = stopwatch.measure({config.to_name(): repeat(config) for config in tried}, 1)
     return {config: samples[config.to_name()].median for config in tried}
@@ -142,7 +142,7 @@ def modelled_us(
     from nvfp4_cute.model import modelled  # with all of the emulator, which takes a while to import
 
     times = {}
-    for config in tqdm(tried, desc=f"model {target.name}", unit="config", disable=None, leave=False):
+    for config in Progress(tried, desc=f"model {target.name}", unit="config"):
         call = partial(compute, config=config)
         timings = modelled.modelled_times(call, target, by_representatives=True)
         times[config] = sum(timing.us for timing in timings)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute import env
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
@@ -27,6 +26,7 @@ from nvfp4_cute.competition.trace.score import score
 from nvfp4_cute.competition.trace.session import PASSED, TIMEOUT, Result, Settings
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
 from nvfp4_cute.problems.trace_schema import WORKLOAD_FILE, Solution, Workload, read_folder, write_folder
+from nvfp4_cute.progress import Progress
 from nvfp4_cute.text_table import text_table
 
 STDERR = 2  # file descriptor
@@ -180,7 +180,7 @@ def _in_process(
 
 
 def _collect(lines: TextIO, add: Callable[[Result], None], count: int) -> None:
-    with tqdm(total=count, unit="workload", leave=False, disable=None) as bar:
+    with Progress(total=count, desc="eval", unit="workload") as bar:
         for line in lines:
             add(Result(**json.loads(line)))
             bar.update()

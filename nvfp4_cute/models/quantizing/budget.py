@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.models.checkpoints.names import expert_of, spellings
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles
 from nvfp4_cute.models.quantizing.layouts import RECIPES, SIXTEEN, Recipe, weight_only
 from nvfp4_cute.models.quantizing.rules import Layer, Rules, layers_to_quantize
 from nvfp4_cute.models.quantizing.weights import quantized
+from nvfp4_cute.progress import Progress
 
 # Windows of the calibration text that costs are measured on; the model runs on each of them once a layer.
 WINDOWS = 1
@@ -123,7 +123,7 @@ def measured(
     modules = dict(model.named_modules())
     expected = [_log_probabilities(model, ids) for ids in batches]
     costs = {}
-    for layer in tqdm(layers, desc="sensitivity", leave=False, disable=None):
+    for layer in Progress(layers, desc="sensitivity", unit="layer"):
         module: Any = next((modules[n] for n in spellings(layer.name) if n in modules), None)
         if expert_of(layer.name) is not None or not isinstance(module, torch.nn.Linear):
             continue

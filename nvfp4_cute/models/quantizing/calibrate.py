@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.models.quantizing.observe import Site, observed
+from nvfp4_cute.progress import Progress
 
 SAMPLE_TOKENS = 512
 RANDOM_SAMPLES = 8
@@ -80,6 +80,6 @@ def largest_inputs(model: Any, batches: list[torch.Tensor]) -> Seen:
         return rows
 
     with observed(model, note):
-        for ids in tqdm(batches, desc="calibration", leave=False, disable=None):
+        for ids in Progress(batches, desc="calibration", unit="text"):
             model(ids.to(model.device))
     return seen

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.checkpoint import read_config
@@ -31,6 +30,7 @@ from nvfp4_cute.models.quantizing.layouts import (
 )
 from nvfp4_cute.models.quantizing.rules import Layer, Rules, groups, layers_to_quantize, named
 from nvfp4_cute.models.quantizing.weights import Rounding, check_finite, global_scale, quantized
+from nvfp4_cute.progress import Progress
 
 Method = Literal["nearest", "search", "gptq"]
 METHODS = ("nearest", "search", "gptq")
@@ -244,7 +244,7 @@ class _Work:
                 needs = members[0].recipe.needs_calibration
                 yield members, weights, global_scale(torch.tensor(inputs.amax)) if needs else None
         scales = _input_scales(rest, seen, self.unreached)
-        for members in tqdm(rest.values(), desc="layers", leave=False, disable=None):
+        for members in Progress(rest.values(), desc="quantize", unit="layer"):
             yield members, self.compensated(members, Inputs()), scales.get(members[0].group)
 
     def compensated(self, members: list[Layer], inputs: Inputs) -> list[StoredWeight]:

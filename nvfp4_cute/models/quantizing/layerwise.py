@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from tqdm import tqdm
 
 from nvfp4_cute.models.checkpoints.names import expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
@@ -23,6 +22,7 @@ from nvfp4_cute.models.quantizing.observe import Site, expert_weight, is_experts
 from nvfp4_cute.models.quantizing.rules import Layer
 from nvfp4_cute.models.quantizing.weights import global_scale
 from nvfp4_cute.nn.rounded import rounded
+from nvfp4_cute.progress import Progress
 
 
 @dataclass
@@ -140,7 +140,7 @@ def quantize_blocks(
     placed = _placed(model, groups)
     observer = _Observer()
     with observed(model, observer):
-        for number, block in enumerate(tqdm(blocks, desc="blocks", leave=False, disable=None)):
+        for number, block in enumerate(Progress(blocks, desc="quantize", unit="block")):
             home = next((p.device for p in block.parameters()), torch.device("cpu"))
             block.to(device)
 

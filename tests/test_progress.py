@@ -1,0 +1,56 @@
+"""Lines that long commands say where nobody watches a bar."""
+
+import pytest
+
+from nvfp4_cute import progress
+from nvfp4_cute.progress import SECONDS_BETWEEN_LINES, Progress
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress, "monotonic", made)
+    return made
+
+
+def test_a_pipe_gets_a_line_at_the_start_and_now_and_then(clock, capsys):
+    steps = iter(Progress("abc", desc="model B200", unit="config"))
+    assert next(steps) == "a"
+    assert capsys.readouterr().err == "model B200: 3 configs\n"
+    clock.now += SECONDS_BETWEEN_LINES - 1
+    assert next(steps) == "b"
+    assert capsys.readouterr().err == ""
+    clock.now += 1
+    assert list(steps) == ["c"]
+    expected = f"model B200: 2 of 3 configs done after {SECONDS_BETWEEN_LINES} s\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_number_that_is_known_late(clock, capsys):
+    with Progress(desc="tests", unit="case") as bar:
+        assert capsys.readouterr().err == ""
+        bar.total = 1
+        bar.update()
+    assert capsys.readouterr().err == "tests: 1 case\n"
+
+
+def test_nothing_to_do_says_nothing(capsys):
+    assert list(Progress([], desc="compile", unit="kernel")) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_the_bar(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert list(Progress([1, 2], desc="compile", unit="kernel")) == [1, 2]
+    err = capsys.readouterr().err
+    assert "\r" in err and "compile: 2 kernels\n" not in err
