@@ -40,6 +40,7 @@ from nvfp4_cute.models.checkpoints.checkpoint import (
     Checkpoint,
     MissingInputScale,
     quantization_of,
+    read_config,
 )
 from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import StoredExperts
@@ -197,7 +198,10 @@ class CheckpointQuantizer(HfQuantizer):
         }
 
     def _check_unused(self, model, unused: set[str]) -> None:
-        """Layers of the checkpoint that the model lacks: fine for what it leaves out whole, as layers of draft tokens."""
+        """Layers of the checkpoint that the model lacks: fine for what it leaves out whole, as layers of draft tokens.
+
+        Also for what its class says it leaves out, as Gemma's layers that share keys and values.
+        """
         if not self.linears and not self.experts:
             some = ", ".join(sorted(unused)[:3]) or "none at all"
             raise CheckpointError(
@@ -205,7 +209,10 @@ class CheckpointQuantizer(HfQuantizer):
                 "config.json names under architectures"
             )
         modules = {name for name, _ in model.named_modules()} - {""}
+        left_out = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
         for prefix in sorted(unused):
+            if any(pattern.search(name) for name in spellings(f"{prefix}.weight") for pattern in left_out):
+                continue
             around = prefix.rpartition(".")[0]
             if not modules.isdisjoint(spellings(around)):
                 raise CheckpointError(
@@ -218,7 +225,8 @@ class CheckpointQuantizer(HfQuantizer):
         tensors = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
         made_up = [n for n, t in tensors.items() if not getattr(t, "_is_hf_initialized", False)]
         allowed = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
-        missing = [n for n in made_up if not any(p.search(n) for p in allowed) and not self._has(n)]
+        untied = [n for n in made_up if n not in model.all_tied_weights_keys]
+        missing = [n for n in untied if not any(p.search(n) for p in allowed) and not self._has(n)]
         if missing and len(made_up) < len(tensors):
             raise CheckpointError(
                 f"{missing[0]} is in no file of the checkpoint, one of {len(missing)} tensors that {type(model).__name__} needs; "
@@ -425,9 +433,12 @@ def load(
         raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
     if Path(folder).is_dir():
         quantization = quantization_of(Path(folder))
-        if quantization is not None:
+        if quantization is not None and not read_config(Path(folder)).get("quantization_config"):
             # Older exports of ModelOpt have it in a file of its own, which transformers does not read.
-            config = options.setdefault("config", AutoConfig.from_pretrained(folder))
+            if "config" not in options:
+                trusted = options.get("trust_remote_code")
+                options["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+            config = options["config"]
             config.quantization_config = getattr(config, "quantization_config", None) or quantization
     token = _options.set(_Options(missing_input_scale, activations, fuse, decode, keep_decoded))
     try:

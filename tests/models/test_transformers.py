@@ -7,6 +7,7 @@ import copy
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
 )
 
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM  # noqa: E402
 
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
@@ -244,6 +245,40 @@ def test_config_that_says_nothing(tmp_path):
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": entry}))
     model = ours.load(folder, dtype=torch.bfloat16)
     assert len(model.hf_quantizer.linears) == 8 and len(model.hf_quantizer.experts) == 2
+
+
+def test_options_reach_the_config():
+    """As of from_pretrained; a config of our own would send them to the model's constructor."""
+    model = ours.load(DATA / "ct-qwen3-nvfp4", dtype=torch.bfloat16, use_cache=False)
+    assert model.config.use_cache is False
+
+
+def test_layers_that_a_class_leaves_out(tmp_path, monkeypatch):
+    """As Gemma leaves out keys and values of layers that have those of an earlier one."""
+    other = "model.layers.0.self_attn.x_proj"
+    folder = changed(tmp_path, "modelopt-qwen3moe-nvfp4", tensors=lambda t: move(t, Q, other))
+    monkeypatch.setattr(
+        Qwen3MoeForCausalLM, "_keys_to_ignore_on_load_unexpected", ["layers.0.self_attn.x_proj"]
+    )
+    model = ours.load(folder, dtype=torch.bfloat16)
+    assert other not in model.hf_quantizer.linears
+
+
+def test_what_is_tied_needs_no_tensor_of_its_own():
+    """Modules that are moved lose the marks of transformers; a tied weight is in no file."""
+    quantizer = ours.CheckpointQuantizer(ours.CheckpointConfig())
+    quantizer.checkpoint = SimpleNamespace(files={"embed.weight"})
+    model = torch.nn.ModuleDict(
+        {name: torch.nn.Linear(2, 2, bias=False) for name in ("norm", "embed", "head")}
+    )
+    model["norm"].weight._is_hf_initialized = True
+    model._keys_to_ignore_on_load_missing, model.all_tied_weights_keys = None, {"head.weight": "embed.weight"}
+    quantizer._check_complete(model)
+    model.all_tied_weights_keys = {}
+    with pytest.raises(
+        CheckpointError, match=r"head.weight is in no file of the checkpoint, one of 1 tensors"
+    ):
+        quantizer._check_complete(model)
 
 
 def test_weights_are_decoded_in_one_way():
