@@ -41,7 +41,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import check_is_tensor
-from nvfp4_cute.operands.rules import BIAS_DTYPES, check_tensors
+from nvfp4_cute.operands.rules import addable_bias, check_tensors
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 
@@ -467,14 +467,12 @@ def _product(mat_a, mat_b, a: _Side, b: _Side, bias, out_dtype) -> torch.Tensor:
         raise ValueError(
             f"bias is {bias.dtype} {tuple(bias.shape)}; expected floats of shape {tuple(mat_b.shape[1:])}"
         )
-    if bias is not None:
-        bias = (bias if bias.dtype in BIAS_DTYPES else bias.float()).contiguous()
     return gemm(
         mat_a,
         _columns(mat_b),
         *_scales_of_rows(mat_a, mat_b, a, b),
         _factor(a, b, 1, mat_a.device),
-        bias=bias,
+        bias=addable_bias(bias),
         a_format=a.format,
         b_format=b.format,
         out_dtype=out_dtype,

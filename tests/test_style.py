@@ -49,6 +49,7 @@ LAYERS = (
     ("bench",),
     ("competition",),
     ("cli", "prove"),
+    ("__main__",),
 )
 # What kernels may import beside cutlass, each other, and their family of planning.arch.
 LEAVES = (

@@ -246,9 +246,9 @@ class LinearNVFP4(torch.nn.Module):
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def bias_now(self) -> torch.Tensor | None:
-        """The bias; that of torch.nn.utils.parametrize and prune is no parameter any more."""
+        """The bias as ``gemm`` takes it; that of torch.nn.utils.parametrize and prune is no parameter any more."""
         parameters = self._parameters  # a module looks its attributes up slowly
-        return parameters["bias"] if "bias" in parameters else self.bias
+        return rules.addable_bias(parameters["bias"] if "bias" in parameters else self.bias)
 
     def uses_kept(self, rows: int) -> bool:
         """Whether so many rows are multiplied by kept weights."""

@@ -11,7 +11,7 @@ from nvfp4_cute.nn.linear import result_dtype
 from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
 from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.nn.weight_only import weight_only_linear
-from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_choice, check_tensors
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, addable_bias, check_choice, check_tensors
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.planning.arch import ARCHS, mmas_of
@@ -82,7 +82,7 @@ class Linear8Bit(KeepsBits):
     def _by_8_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         q = quantize(x, format=self.ROWS, backend=self.backend)
         return gemm(
-            q.data, self.weight, q.scale, self.scale, bias=self.bias,
+            q.data, self.weight, q.scale, self.scale, bias=addable_bias(self.bias),
             a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype, backend=self.backend,
         )  # fmt: skip
 
@@ -115,7 +115,7 @@ def product_of_16_bits(
     format: BlockFormat,
 ) -> torch.Tensor:
     """``rows @ W^T + bias``, float32 rows rounded to bfloat16. A traced graph has the product alone, whatever M is."""
-    rows = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE)
+    rows, bias = rows if rows.dtype in ACTIVATION_DTYPES else rows.to(KERNEL_DTYPE), addable_bias(bias)
     if private_api.is_traced():
         options: dict[str, Any] = {"b_format": format, "out_dtype": dtype, "backend": backend}
         return gemm(rows.contiguous(), weight, None, scale, bias=bias, **options)

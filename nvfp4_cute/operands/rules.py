@@ -493,6 +493,13 @@ def check_bias(bias: torch.Tensor | None, n: int) -> None:
     check_aligned("bias", bias, bias.element_size())
 
 
+def addable_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A bias of any floats and strides as ``check_bias`` takes it, copied where it lies otherwise; float64 as float32."""
+    if bias is None:
+        return None
+    return (bias if bias.dtype in BIAS_DTYPES else bias.float()).contiguous()
+
+
 def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
     """Checked factors as float32 [count]: one that serves all is copied."""
     return alpha if alpha is None or len(alpha) == count else alpha.expand(count).contiguous()

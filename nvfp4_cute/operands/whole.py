@@ -11,7 +11,7 @@ from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.rules import check_formats
-from nvfp4_cute.problem import OutDtype
+from nvfp4_cute.problem import OutDtype, check_early_weights
 
 
 class Parts(NamedTuple):
@@ -74,6 +74,19 @@ def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockForma
 def _scale_of(given: BlockScaledTensor, layout: ScaleLayout) -> torch.Tensor:
     """In a layout, if the format has several."""
     return (given if given.format.scale_layout == "rowmajor" else given.with_scale_layout(layout)).scale
+
+
+def early_weights_beside(early_weights: Any, layout: ScaleLayout, *weights: Any) -> bool:
+    """The promise ``early_weights``; False where ``parts`` converts the scales of whole weights, in a launch right before.
+
+    Raises TypeError unless it is a bool.
+    """
+    check_early_weights(early_weights)
+    whole = (x for given in weights for x in (given if isinstance(given, list | tuple) else (given,)))
+    return early_weights and not any(
+        isinstance(x, BlockScaledTensor) and x.format.scale_layout == "blocked" and x.scale_layout != layout
+        for x in whole
+    )
 
 
 def batched_parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:

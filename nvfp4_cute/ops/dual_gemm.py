@@ -14,7 +14,7 @@ from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
-from nvfp4_cute.operands.whole import batched_parts, parts, same_format, times
+from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, parts, same_format, times
 from nvfp4_cute.ops import composed_dual
 from nvfp4_cute.ops.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
@@ -106,6 +106,7 @@ def grouped_dual_gemm(
         Nothing is written to ``out`` when a check fails.
     """
     is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
+    early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
     a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
     first, second = (parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale)))
     b_format = same_format(first, second, b2)
@@ -235,6 +236,7 @@ def dual_gemm(
         As :func:`grouped_dual_gemm`.
     """
     if a_scale is None or b1_scale is None or b2_scale is None:
+        early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
         a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
         first, second = (
             batched_parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale))

@@ -19,7 +19,7 @@ from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import flat_outputs, one_result
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
-from nvfp4_cute.operands.whole import batched_parts, scale_or_room, times
+from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, scale_or_room, times
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import NVFP4, OutDtype, check_early_weights, new_quantized_data, new_quantized_scale
@@ -150,6 +150,7 @@ def gemm(
         Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b_scale is None:
+        early_weights = early_weights_beside(early_weights, scale_layout, b)
         a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
         b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)

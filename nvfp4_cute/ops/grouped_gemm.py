@@ -19,7 +19,7 @@ from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
-from nvfp4_cute.operands.whole import parts, scale_or_room, times
+from nvfp4_cute.operands.whole import early_weights_beside, parts, scale_or_room, times
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype, check_early_weights
@@ -208,6 +208,7 @@ def grouped_gemm(
     """
     is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
     if a_scale is None or b_scale is None:
+        early_weights = early_weights_beside(early_weights, scale_layout, b)
         a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
         b, b_scale, factor_b, b_format = parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)

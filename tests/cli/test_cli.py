@@ -22,6 +22,14 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
 
 
+@pytest.mark.parametrize("module", ["nvfp4_cute", "nvfp4_cute.cli"])
+def test_the_command_line_is_a_module(module):
+    """Exit codes are those of the verbs."""
+    done = run_python("-m", module, "--version")
+    assert (done.returncode, done.stdout.strip()) == (0, doctor.versions()["nvfp4-cute"])
+    assert run_python("-m", module, "sol", "--no-such-option").returncode == 2
+
+
 @pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:

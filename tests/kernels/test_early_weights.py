@@ -6,7 +6,7 @@ import torch
 from device_groups_check import operands, run
 from oracle import bits
 
-from nvfp4_cute import KernelConfig, LinearNVFP4, dual_gemm, gemm, grouped_gemm, quantize
+from nvfp4_cute import KernelConfig, LinearNVFP4, dual_gemm, gemm, grouped_dual_gemm, grouped_gemm, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import EmulatorError
@@ -107,6 +107,30 @@ def test_converted_scales_are_written_right_before():
     with observe() as observer:
         gemm(plain, plain, scale_layout="rowmajor", early_weights=True, backend="emulator:sm_100a")
     assert not observer.plans[0].kernel.key.early_weights
+
+
+# Of 40 tokens, with K of their own.
+ROWMAJOR = quantize(torch.ones(40, 64), scale_layout="rowmajor")
+ROWMAJOR_BATCHES = quantize(torch.ones(2, 40, 64), scale_layout="rowmajor")
+BLOCKED, BLOCKED_BATCHES = (
+    ROWMAJOR.with_scale_layout("blocked"),
+    ROWMAJOR_BATCHES.with_scale_layout("blocked"),
+)
+
+
+@pytest.mark.parametrize(("call", "tokens", "weights", "blocked"), [
+    (gemm, ROWMAJOR, (ROWMAJOR,), (BLOCKED,)),
+    (gemm, ROWMAJOR_BATCHES, (ROWMAJOR_BATCHES,), (BLOCKED_BATCHES,)),
+    (grouped_gemm, [ROWMAJOR], ([ROWMAJOR],), ([BLOCKED],)),
+    (dual_gemm, ROWMAJOR, (BLOCKED, ROWMAJOR), (BLOCKED, BLOCKED)),
+    (grouped_dual_gemm, [ROWMAJOR], ([BLOCKED], [ROWMAJOR]), ([BLOCKED], [BLOCKED])),
+])  # fmt: skip
+def test_scales_of_whole_weights_are_converted_right_before(call, tokens, weights, blocked):
+    """But those of ``a`` alone are nothing that is loaded early."""
+    with observe() as observer:
+        call(tokens, *weights, early_weights=True, backend="emulator:sm_100a")
+        call(tokens, *blocked, early_weights=True, backend="emulator:sm_100a")
+    assert [plan.kernel.key.early_weights for plan in observer.plans] == [False, True]
 
 
 @pytest.mark.parametrize("call", [

@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from nvfp4_cute import LinearNVFP4, PersistentMLP, dequantize, quantize
+from nvfp4_cute.formats.block_format import INT8, NVFP4, FP8_128x128, int4_format
+from nvfp4_cute.nn.fp8 import LinearFP8
+from nvfp4_cute.nn.int4 import LinearINT4
+from nvfp4_cute.nn.int8 import LinearINT8
 
 K, N = 128, 64
 WAYS = [{}, {"activations": "16bit"}, {"pre_decode": True}]
@@ -42,6 +46,33 @@ def test_dtypes_are_those_of_a_linear_layer(options):
         plain = linear(torch.float32)
         layer = LinearNVFP4.from_linear(plain, **options)
         assert layer(x).dtype == plain(x).dtype == torch.bfloat16
+
+
+LAYERS = {
+    "nvfp4": LinearNVFP4.from_quantized,
+    "nvfp4, 16bit": lambda w, bias, **how: LinearNVFP4.from_quantized(w, bias, activations="16bit", **how),
+    "fp8": LinearFP8,
+    "fp8, 16bit": lambda w, bias, **how: LinearFP8(w, bias, activations="16bit", **how),
+    "int8": LinearINT8,
+    "int4": LinearINT4,
+}
+FORMATS = {"fp8": FP8_128x128, "int8": INT8, "int4": int4_format()}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_biases_that_no_kernel_adds_as_they_are(name):
+    """Those of float64 are added as float32, and expanded ones as what they are."""
+    make, x = LAYERS[name], torch.randn(5, K).bfloat16()
+    weight = quantize(torch.randn(N, K), format=FORMATS.get(name.split(",")[0], NVFP4))
+    bias = torch.randn(N)
+    expected = make(weight, bias, dtype=torch.float32)(x)
+    assert not torch.equal(expected, make(weight, None)(x))
+    layer = make(weight, bias.double(), dtype=torch.float64)
+    assert layer.bias.dtype == torch.float64 and torch.equal(layer(x), expected)
+    assert torch.equal(make(weight, bias, dtype=torch.float32).double()(x), expected)
+    one = torch.full((1,), 0.7)
+    layer.bias = torch.nn.Parameter(one.expand(N), requires_grad=False) if "nvfp4" in name else one.expand(N)
+    assert torch.equal(layer(x), make(weight, one.repeat(N), dtype=torch.float32)(x))
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
