@@ -149,9 +149,7 @@ def what_runs(kind: Kind) -> str:
         if not any(k % block for k in kind.k_sizes):
             name = "INT8" if scheme.weights == INT8.name else "FP8"
             return f"{'Experts' if is_experts else 'Linear'}{name}, weight-only"
-    if scheme.weights == INT4:
-        if not is_experts:
-            return "LinearINT4"
+    if scheme.weights == INT4 and is_experts and scheme.activations is None:
         return f"ExpertsINT4 on {', '.join(WEIGHT_ONLY_ARCHS)} and on the CPU; elsewhere decoded to 16 bits"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "LinearNVFP4"
@@ -159,12 +157,10 @@ def what_runs(kind: Kind) -> str:
         way = "weight-only products, one an expert" if is_experts else "LinearNVFP4, weight-only"
         if scheme.weights == "mxfp4":
             way += ", as NVFP4 with the same values"
-        return (
-            way
-            if scheme.activations is None
-            else f"{way}; activations rounded to {scheme.activations} before"
-        )
-    way = "decoded to 16 bits, torch multiplies"
+    elif scheme.weights == INT4 and not is_experts:
+        way = "LinearINT4"
+    else:
+        way = "decoded to 16 bits, torch multiplies"
     return way if scheme.activations is None else f"{way}; activations rounded to {scheme.activations} before"
 
 

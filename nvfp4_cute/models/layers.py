@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import (
@@ -137,7 +138,15 @@ def embedding_module(
     Args:
         dtype: of the rows. device: where it is to run. decode: as of ``linear_module``.
         tied: an output layer of the same weights: where it is LinearNVFP4 or torch.nn.Linear, both have the same tensors.
+
+    Raises:
+        CheckpointError: the weights are for activations in another order, or with factors; an embedding has no activations.
     """
+    if stored.order is not None or stored.pre_scale is not None:
+        raise CheckpointError(
+            f"{stored.name} is an embedding with an order of K or factors of activations, and an embedding has no activations: "
+            "export it without"
+        )
     if isinstance(tied, LinearNVFP4):
         return QuantizedEmbedding(tied.quantized_weight, dtype=dtype, backend=backend)
     weight = _moved(stored.weight, device)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, nvfp4, write
 
@@ -63,6 +64,24 @@ def test_folders_that_are_none(tmp_path, capsys):
     write(tmp_path, {"x": torch.zeros(2)}, None)
     assert main(["models", "inspect", str(tmp_path)]) == 0
     assert "quantization by none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("shape", "activations", "expected"),
+    [
+        ("[128, 256]", None, "LinearINT4"),
+        ("[128, 256]", "fp8", "LinearINT4; activations rounded to fp8 before"),
+        ("8 x [256, 128]", None, "ExpertsINT4 on sm_90a and on the CPU; elsewhere decoded to 16 bits"),
+        (
+            "8 x [256, 128]",
+            "int8",
+            "decoded to 16 bits, torch multiplies; activations rounded to int8 before",
+        ),
+    ],
+)
+def test_int4_beside_8_bit_activations(shape, activations, expected):
+    """As ``linear_module`` and ``experts_module`` do: no kernel takes them, so they are rounded."""
+    assert what_runs(Kind("layer", Scheme("W4A8", "int4", activations), shape, k_sizes={256})) == expected
 
 
 def test_fp8_in_blocks_is_multiplied_where_blocks_are_whole():

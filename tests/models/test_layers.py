@@ -4,8 +4,10 @@ import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, write
 
+from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
-from nvfp4_cute.models.layers import experts_module
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
+from nvfp4_cute.models.layers import embedding_module, experts_module
 from nvfp4_cute.nn.experts import ExpertsNVFP4, RoutedExperts
 
 PREFIX = "model.layers.0.mlp.experts"
@@ -33,3 +35,12 @@ def test_gate_and_up_of_64_rows(tmp_path, is_equal):
         gate, up = (w13[e] @ row).chunk(2)
         exact = (w2[e] @ (torch.nn.functional.silu(gate) * up)).double()
         assert (got - exact).norm() < 0.3 * exact.norm()
+
+
+@pytest.mark.parametrize("own", [{"order": torch.arange(64).flip(0)}, {"pre_scale": torch.full((64,), 2.0)}])
+def test_an_embedding_has_no_activations(own):
+    """What a product gives its input first, rows of a table cannot have; it is not left out in silence."""
+    weight = StoredWeight("nvfp4", torch.zeros(16, 32, dtype=torch.uint8), torch.zeros(16, 4), None, (16, 64))
+    stored = StoredLinear("model.embed_tokens", Scheme("NVFP4_AWQ", "nvfp4", None), weight, None, **own)
+    with pytest.raises(CheckpointError, match=r"model.embed_tokens is an embedding with an order of K"):
+        embedding_module(stored, dtype=torch.bfloat16, device="cpu")
