@@ -30,8 +30,11 @@ def warnings(body):
         "bar.sync 0;\n",
         "shfl.sync.bfly.b32 %r12, %r8, 1, 31, 0xffffffff;\n",
         "vote.sync.any.pred %p3, %p1, 0xffffffff;\n",
+        "tcgen05.wait::ld.sync.aligned;\n",
+        "mov.b32 %r13, 0;\nmma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 "
+        "{%r14, %r15}, {%r13, %r13, %r13, %r13}, {%r13, %r13}, {%r13, %r13};\n",
     ],
-    ids=["bar.warp", "bar", "shfl", "vote"],
+    ids=["bar.warp", "bar", "shfl", "vote", "tcgen05", "mma"],
 )
 def test_a_meeting_orders_lanes(between: str) -> None:
     assert not warnings(STORE + between + LOAD)

@@ -288,9 +288,11 @@ def _gated(
     return run
 
 
+# Instructions of whole warps, which are .sync, beside those that have a wrapper of their own.
 @WATCHERS.register(
-    "bar.warp.sync", "shfl.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync"
-)
+    "bar.warp.sync", "shfl.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync", "mma", "movmatrix",
+    "wgmma", "tcgen05.ld", "tcgen05.st", "tcgen05.wait::ld", "tcgen05.wait::st", "setmaxnreg",
+)  # fmt: skip
 def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
         result = step(warp)
