@@ -204,7 +204,7 @@ def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
     from nvfp4_cute.progress import Progress
 
     rows = []
-    bar = Progress(cases, desc=target.name, unit="case")
+    bar = Progress(cases, desc=f"times on {target.name}", unit="case")
     for case in bar:
         bar.set_postfix_str(str(case))
         time, peers, remarks = timer(case)
