@@ -16,6 +16,8 @@ def ieee_floats() -> Iterator[None]:
 
     ``torch.set_flush_denormal(True)`` turns subnormal numbers into zeros, and so does loading a library that was compiled with
     ``-ffast-math``. Kernels on a GPU do not ask the host, so neither the emulator nor the reference does.
+    Torch's own threads keep what they began with: those that begin after ``set_flush_denormal(True)`` turn subnormal numbers into
+    zeros here, too. ``torch.set_num_threads(1)`` leaves them out.
     """
     before = ctypes.create_string_buffer(_MAX_ENVIRONMENT_BYTES)
     _libc.fegetenv(before)

@@ -90,7 +90,7 @@ def operands(formats, m, n):
 
 
 def check(arch, config, formats, m, n, out_dtype, bias_dtype):
-    """The second call, with another bias, is launched as the first one was prepared."""
+    """Of two biases: the kernel is compiled for none of them."""
     a, b = operands(formats, m, n)
     for sign in (1, -1):
         options = {"alpha": ALPHA, "bias": sign * some_bias(n, bias_dtype), "out_dtype": out_dtype}

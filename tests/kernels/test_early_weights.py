@@ -118,6 +118,7 @@ BLOCKED, BLOCKED_BATCHES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("call", "tokens", "weights", "blocked"), [
     (gemm, ROWMAJOR, (ROWMAJOR,), (BLOCKED,)),
     (gemm, ROWMAJOR_BATCHES, (ROWMAJOR_BATCHES,), (BLOCKED_BATCHES,)),

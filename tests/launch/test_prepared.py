@@ -332,6 +332,24 @@ def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_
         torch.testing.assert_close(ours, right, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("rows", ["packed", "16-bit"])
+def test_the_second_gemm_adds_its_own_bias(gpu, monkeypatch, rows):
+    """Not the first one's. A bias that lies 2 bytes off takes the long way, and one of another dtype is of another kind."""
+    x, w = quantize(torch.randint(-2, 3, (2, 16, 64)).bfloat16()).dequantize(torch.float32)
+    x, w = x.bfloat16() if rows == "16-bit" else quantize(x), quantize(w)
+    biases = torch.arange(-20, 28).bfloat16().view(3, 16)
+    sums = (x.float() if rows == "16-bit" else x.dequantize()) @ w.dequantize().T
+    give = lambda bias: gemm(x, w, bias=bias, out_dtype=torch.float32)
+    for bias in (biases[0], torch.zeros(17).bfloat16()[1:].copy_(biases[2])):
+        assert torch.equal(give(bias), sums + bias)
+    for check in ("check_gemm", "check_weight_only"):
+        monkeypatch.setattr(products, check, None)
+    assert torch.equal(give(biases[1]), sums + biases[1])
+    with pytest.raises(TypeError, match="not callable"):
+        give(biases[1].half())
+
+
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     def operands():
