@@ -166,6 +166,7 @@ def gemm(
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
+        check_early_weights(early_weights)
         return _traced((a, b, a_scale, b_scale), alpha, bias, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     if alpha is not None:

@@ -215,6 +215,7 @@ def grouped_gemm(
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format, -1)
         b_scale = scale_or_room(b_scale, b, out_dtype, b_format, -1)
     if private_api.is_traced():
+        check_early_weights(early_weights)
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     sides = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from device_groups_check import operands, run
 from oracle import bits
+from torch.utils.flop_counter import FlopCounterMode
 
 from nvfp4_cute import KernelConfig, LinearNVFP4, dual_gemm, gemm, grouped_dual_gemm, grouped_gemm, quantize
 from nvfp4_cute.backends.emulator import observe
@@ -135,11 +136,15 @@ def test_scales_of_whole_weights_are_converted_right_before(call, tokens, weight
 
 
 @pytest.mark.parametrize("call", [
-    lambda **how: gemm(X, V, **how), lambda **how: dual_gemm(X, V, V, **how), lambda **how: grouped_gemm([X], [V], **how)
+    lambda **how: gemm(X, V, **how), lambda **how: dual_gemm(X, V, V, **how), lambda **how: grouped_gemm([X], [V], **how),
+    lambda **how: gemm(X.data, V.data, X.scale, V.scale, **how),
+    lambda **how: grouped_gemm([X.data], [V.data], [X.scale], [V.scale], **how),
 ])  # fmt: skip
 @pytest.mark.parametrize("backend", ["reference", "emulator"])
 def test_a_promise_is_a_bool(call, backend):
     with pytest.raises(TypeError, match="early_weights='yes' is no bool; pass True where"):
+        call(early_weights="yes", backend=backend)
+    with FlopCounterMode(display=False), pytest.raises(TypeError, match="early_weights='yes' is no bool"):
         call(early_weights="yes", backend=backend)
 
 
