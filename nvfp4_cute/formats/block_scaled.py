@@ -112,12 +112,12 @@ class BlockScaledTensor:
         )
 
     def __repr__(self) -> str:
-        """Format, sizes and layout, no values but the global scale (reading which waits for a GPU)."""
+        """Format, sizes and layout, no values but the global scale, where it has one (reading it waits for a GPU)."""
         name, factor = type(self).__name__, ""
         format_name = "" if isinstance(self, NVFP4Tensor) else f", format={self.format.name}"
         if self.format.has_global_scale:
             g = self.global_scale
-            numbers = None if g is None else list(g.shape) if g.ndim else f"{g.item():.6g}"
+            numbers = None if g is None else list(g.shape) if g.ndim or g.is_meta else f"{g.item():.6g}"
             factor = f", global_scale={numbers}"
         size = self.data.nbytes + self.scale.nbytes
         return (

@@ -677,6 +677,8 @@ def test_repr_tells_sizes_and_not_values():
         "7248 bytes on cpu)"
     )
     assert "global_scale=None" in repr(parts(global_scale=None))
+    without_memory = quantize(torch.ones(4, 32, device="meta"), global_scale="auto")
+    assert "global_scale=[]" in repr(without_memory) and "on meta" in repr(without_memory)
 
 
 def test_tensor_is_frozen_and_compares_by_identity():
