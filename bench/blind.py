@@ -36,8 +36,7 @@ from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarg
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model.modelled import modelled_launches, recorded_chain
-from nvfp4_cute.progress import Progress
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import Progress, text_table
 
 MAKER = "nvfp4-cute bench --predict"
 NEWEST = list(SETS)[-1]

@@ -25,7 +25,7 @@ from nvfp4_cute.gpus.targets import Gpu, gpu_of
 from nvfp4_cute.launch.tuned import Request
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 from nvfp4_cute.tuning import autotune
 
 MEAN_ROWS = (1, 3, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nvfp4_cute.bench.report import Time
 from nvfp4_cute.model.plot import bars
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 WIDTH = 20
 """Characters of a bar on each side of equal times; a whole side is a factor of two."""

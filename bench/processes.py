@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from nvfp4_cute.bench import provenance
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 Piece = TypeVar("Piece")
 Found = TypeVar("Found")

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from nvfp4_cute import env
 from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, MORE_CASES, OLD_CASES, SUITES, Case
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 SETTINGS = ("eager", "lazy", "random:7", "eager+check")
 """How each script runs: when asynchronous operations happen, and whether the hazard checker watches."""

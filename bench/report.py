@@ -13,7 +13,7 @@ from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model import speed_of_light as light
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 MEASURED, MODELLED, PUBLISHED = "measured", "modelled", "published"
 
@@ -201,7 +201,7 @@ Timer = Callable[[Case], tuple[Time | None, dict[str, Time], dict[str, str]]]
 
 def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
     """Time every case, with a progress bar; times that others published for the target are peers, too."""
-    from nvfp4_cute.progress import Progress
+    from nvfp4_cute.terminal import Progress
 
     rows = []
     bar = Progress(cases, desc=f"times on {target.name}", unit="case")

@@ -32,7 +32,7 @@ from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 from nvfp4_cute.tuning.stopwatch import EMPTY, measure
 
 DENSE = ((4096, 4096), (4096, 14336), (28672, 8192), (6144, 5120))

@@ -27,7 +27,7 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env", "launch_table", "private_api", "progress", "text_table"),
+    ("errors", "env", "launch_table", "private_api", "terminal"),
     ("emulator",),
     ("timing",),
     ("formats", "gpus"),

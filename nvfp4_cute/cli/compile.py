@@ -27,7 +27,7 @@ from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named

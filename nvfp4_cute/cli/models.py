@@ -11,7 +11,7 @@ from typing import Any
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 EXAMPLES = """\
 examples:

@@ -24,7 +24,7 @@ from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
 from nvfp4_cute.problems.nvfp4_group_gemm import spec as group_gemm_spec
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 PROBLEMS: dict[str, Sequence[Any]] = {
     "nvfp4_gemv": gemv_spec.BENCHMARKS,

@@ -16,7 +16,7 @@ from nvfp4_cute.competition.protocol import (
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
 from nvfp4_cute.model.speed_of_light import Work, competition_us
 from nvfp4_cute.problems.registry import Problem
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 NS_PER_US = 1e3
 # By source of a time.

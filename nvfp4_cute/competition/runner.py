@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nvfp4_cute import env
 from nvfp4_cute.competition import protocol
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 IMPORT_TIMEOUT_S = 120
 # The runner's seed in its import step.

@@ -21,7 +21,7 @@ from nvfp4_cute import env
 from nvfp4_cute.competition import kernelguard, server
 from nvfp4_cute.competition.protocol import Stats, geometric_mean
 from nvfp4_cute.competition.rules import check_file, read_header
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 TOOL = "popcorn"
 INSTALL = (

@@ -22,7 +22,7 @@ from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 Kind = Literal["measured", "modelled"]
 FOLDER = "tuned"

@@ -11,7 +11,7 @@ import torch
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.models.quantizing.calibrate import Seen
 from nvfp4_cute.nn.replace import replace_linears
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 Way = Literal["16bit", "nvfp4"]
 

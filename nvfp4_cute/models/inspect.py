@@ -14,7 +14,7 @@ from nvfp4_cute.models.checkpoints.stored import INT4
 from nvfp4_cute.nn.kept import LEAVE
 from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, WEIGHT_ONLY_ARCHS, mmas_of
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 DECODED_BYTES = 2  # of a weight in 16 bits
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

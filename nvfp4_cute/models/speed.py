@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.models.random_model import Way, random_model
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 WARM_UPS = 3
 REPEATS = 5  # of prefill; the median counts

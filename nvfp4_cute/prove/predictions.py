@@ -24,8 +24,8 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model.modelled import modelled_times
-from nvfp4_cute.progress import Progress
 from nvfp4_cute.prove import cases, moe
+from nvfp4_cute.terminal import Progress
 from nvfp4_cute.timing.result import Timing
 
 SCHEMA = 1

@@ -7,7 +7,7 @@ from typing import Any
 from nvfp4_cute.prove import browser_page, picture, report
 from nvfp4_cute.prove.predictions import file_name
 from nvfp4_cute.prove.rows import CONSTANTS_HEADER, TIMES_HEADER, constant_rows, time_rows
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 from nvfp4_cute.tuning import stopwatch
 
 Compute = Callable[[KernelConfig], object]

@@ -9,7 +9,7 @@ from nvfp4_cute import cli
 from nvfp4_cute.cli import sol
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.model import speed_of_light as light
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import text_table
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,7 @@ from nvfp4_cute.competition.trace.score import score
 from nvfp4_cute.competition.trace.session import PASSED, TIMEOUT, Result, Settings
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
 from nvfp4_cute.problems.trace_schema import WORKLOAD_FILE, Solution, Workload, read_folder, write_folder
-from nvfp4_cute.progress import Progress
-from nvfp4_cute.text_table import text_table
+from nvfp4_cute.terminal import Progress, text_table
 
 STDERR = 2  # file descriptor
 DEVICES = ("auto", "cuda", "emulator", "cpu")

@@ -17,7 +17,7 @@ from nvfp4_cute.models.checkpoints.tensors import TensorFiles
 from nvfp4_cute.models.quantizing.layouts import RECIPES, SIXTEEN, Recipe, weight_only
 from nvfp4_cute.models.quantizing.rules import Layer, Rules, layers_to_quantize
 from nvfp4_cute.models.quantizing.weights import quantized
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 # Windows of the calibration text that costs are measured on; the model runs on each of them once a layer.
 WINDOWS = 1

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from nvfp4_cute.models.quantizing.observe import Site, observed
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 SAMPLE_TOKENS = 512
 RANDOM_SAMPLES = 8

@@ -30,7 +30,7 @@ from nvfp4_cute.models.quantizing.layouts import (
 )
 from nvfp4_cute.models.quantizing.rules import Layer, Rules, groups, layers_to_quantize, named
 from nvfp4_cute.models.quantizing.weights import Rounding, check_finite, global_scale, quantized
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 Method = Literal["nearest", "search", "gptq"]
 METHODS = ("nearest", "search", "gptq")

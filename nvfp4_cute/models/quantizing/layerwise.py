@@ -22,7 +22,7 @@ from nvfp4_cute.models.quantizing.observe import Site, expert_weight, is_experts
 from nvfp4_cute.models.quantizing.rules import Layer
 from nvfp4_cute.models.quantizing.weights import global_scale
 from nvfp4_cute.nn.rounded import rounded
-from nvfp4_cute.progress import Progress
+from nvfp4_cute.terminal import Progress
 
 
 @dataclass

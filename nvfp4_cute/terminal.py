@@ -1,7 +1,7 @@
-"""How far a long command is: a bar on a terminal, and a plain line on stderr now and then elsewhere."""
+"""What commands say on a terminal: tables, and how far long work is."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -58,3 +58,22 @@ class Progress(tqdm):
 
     def _say(self, text: str) -> None:
         print(f"{self._what}: {text}", file=sys.stderr, flush=True)
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Columns of one width, two spaces apart: the first ``left`` at the left, the others, numbers, at the right; "" without rows.
+
+    Raises:
+        ValueError: a row has another number of cells than the header.
+    """
+    if not rows:
+        return ""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    )
+    return "\n".join(line.rstrip() for line in lines)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nvfp4_cute import progress
-from nvfp4_cute.progress import SECONDS_BETWEEN_LINES, Progress
+from nvfp4_cute import terminal
+from nvfp4_cute.terminal import SECONDS_BETWEEN_LINES, Progress
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(progress, "monotonic", made)
+    monkeypatch.setattr(terminal, "monotonic", made)
     return made
 
 
