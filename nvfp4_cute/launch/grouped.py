@@ -1,7 +1,7 @@
 """A grouped GEMM of any form as a task: list, ragged, masked, batched, and the layers of a chain."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from nvfp4_cute.formats.block_format import (
     PADDED_ALIGN_BYTES,
     PADDED_K_MULTIPLE,
     TMA_ALIGN_BYTES,
+    ScaleLayout,
 )
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
@@ -42,6 +43,23 @@ class GroupedTask:
     problem: GroupedProblem
     operands: GroupedOperands
     config: KernelConfig | None = None
+
+    @classmethod
+    def of(
+        cls,
+        problem: GroupedProblem,
+        operands: GroupedOperands,
+        config: KernelConfig | None,
+        early_weights: bool,
+        scale_layout: ScaleLayout,
+    ) -> "GroupedTask":
+        """The task with the caller's promise ``early_weights``.
+
+        Scales that are not blocked are converted by a launch right before, which early loads would not wait for: beside them the
+        promise is dropped.
+        """
+        is_early = early_weights and scale_layout == "blocked"
+        return cls(replace(problem, early_weights=is_early), operands, config)
 
     @property
     def device(self) -> torch.device:

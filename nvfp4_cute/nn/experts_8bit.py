@@ -112,7 +112,7 @@ class Experts8Bit(SortedExperts, NamesFormats):
 
     def _product(self, offs: torch.Tensor, name: str, x: torch.Tensor) -> torch.Tensor:
         """Of all experts, whose rows end at ``offs``."""
-        weight, scale = getattr(self, name), getattr(self, f"{name}_{self.SCALE}")
+        weight, scale = self._weight(name)
         options: Any = {"b_format": self.WEIGHTS, "out_dtype": x.dtype, "backend": self.backend}
         if self.activations == "16bit":
             return grouped_gemm(x, weight, None, scale, offs, **options)
@@ -121,8 +121,14 @@ class Experts8Bit(SortedExperts, NamesFormats):
 
     def _product_of_one(self, e: int, name: str, x: torch.Tensor) -> torch.Tensor:
         """Of 16-bit rows of one expert."""
-        weight, scale = getattr(self, name)[e], getattr(self, f"{name}_{self.SCALE}")[e]
-        return gemm(x, weight, None, scale, b_format=self.WEIGHTS, out_dtype=x.dtype, backend=self.backend)
+        weight, scale = self._weight(name)
+        return gemm(
+            x, weight[e], None, scale[e], b_format=self.WEIGHTS, out_dtype=x.dtype, backend=self.backend
+        )
+
+    def _weight(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and scales."""
+        return getattr(self, name), getattr(self, f"{name}_{self.SCALE}")
 
     def extra_repr(self) -> str:
         """Sizes, and how rows are multiplied."""

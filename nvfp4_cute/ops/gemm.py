@@ -1,6 +1,5 @@
 """gemm: C = alpha * A @ B^T + bias over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
 
-from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -230,9 +229,7 @@ def _check(
     if config is None and out_dtype != NVFP4:
         task = few_rows_task(product, backends.gpu_of(backend, a.device))
     if task is None:
-        problem, operands = product.grouped()
-        early_weights &= scale_layout == "blocked"  # others are converted, by a launch right before
-        task = GroupedTask(replace(problem, early_weights=early_weights), operands, config)
+        task = GroupedTask.of(*product.grouped(), config, early_weights, scale_layout)
     return task, results
 
 

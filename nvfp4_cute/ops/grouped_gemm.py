@@ -1,7 +1,6 @@
 """grouped_gemm: C_g = alpha_g * A_g @ B_g^T over block-scaled operands, many groups in one launch."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, overload
 
@@ -337,9 +336,7 @@ def grouped_task(
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)
         return WeightOnlyTask.of(problem, operands, config, gpu), outs
-    # Scales that are converted are written right before.
-    early_weights &= scale_layout == "blocked"
-    return GroupedTask(replace(problem, early_weights=early_weights), operands, config), outs
+    return GroupedTask.of(problem, operands, config, early_weights, scale_layout), outs
 
 
 def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:
