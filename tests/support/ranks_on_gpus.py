@@ -1,5 +1,5 @@
-"""A layer over two GPUs: captured graphs whose routing changes, random layers, shares of every expert's width, a soak, and a
-rank that does not come.
+"""A layer over two GPUs (over RANKS of them, where the environment says so): captured graphs whose routing changes, random
+layers, shares of every expert's width, a soak, and a rank that does not come.
 
 Each is compared with one GPU; "buffers" says with how many sizes the ranks store into each other's memory.
 
@@ -34,7 +34,7 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.tensor_parallel import shard
 from nvfp4_cute.gpus.targets import gpu_of
 
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))
 CAPACITY = 64
 EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 4, 512, 256
 WARMERS = 12
