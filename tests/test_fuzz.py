@@ -27,6 +27,15 @@ def kinds(first: int, count: int) -> range:
     return range(first, first + count * MEMBERS, MEMBERS)
 
 
+NOT_PROMISED = {"rows behind a masked group's, in an output that the call makes": 40780, "elements of b1": 39499}
+
+
+@needs_shim
+@pytest.mark.parametrize("seed", NOT_PROMISED.values(), ids=NOT_PROMISED)
+def test_what_is_not_promised_is_not_compared(seed):
+    assert not disagreements([draw(seed)])
+
+
 @needs_shim
 @pytest.mark.parametrize(
     "chunk", [pytest.param(c, marks=() if c == FAST else pytest.mark.slow) for c in range(CHUNKS)]

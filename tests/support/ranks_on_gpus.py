@@ -101,7 +101,7 @@ class Captured:
 
     def __init__(self, rank: int):
         self.rank, self.placement = rank, Placement.even(EXPERTS, RANKS)
-        self.shares = [CAPACITY, CAPACITY]
+        self.shares = [CAPACITY] * RANKS
         self.whole = on_device(self.drawn(0), f"cuda:{rank}")
         self.part = part_of(self.whole, self.placement, self.shares, rank)
         self.x, self.ids, self.weights = (t.clone() for t in self.part.arguments()[:3])
@@ -119,7 +119,7 @@ class Captured:
         )  # fmt: skip
 
     def over_ranks(self, x, ids, weights, capacity):
-        """The layer over both ranks."""
+        """The layer over all ranks."""
         return moe(
             x, ids, weights, self.part.w13, self.part.w2, **self.part.options, group=dist.group.WORLD,
             placement=self.placement, capacity=capacity,
@@ -182,7 +182,7 @@ class Shares:
 
     def __init__(self, seed: int, device: str):
         dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        hidden, width = dice.choice([64, 512, 1024]), 64 * dice.choice([1, 4, 8])
+        hidden, width = dice.choice([64, 512, 1024]), 32 * RANKS * dice.choice([1, 4, 8])
         tokens = dice.choice([1, 5, 64, 300])
         draw = lambda *shape: torch.randn(*shape, generator=generator).bfloat16().to(device)
         self.weights = draw(EXPERTS, 2 * width, hidden) / 8, draw(EXPERTS, hidden, width) / 16
@@ -193,7 +193,7 @@ class Shares:
         return MoENVFP4.from_experts(*shard(*self.weights, rank, RANKS), **options)
 
     def differing(self, rank: int) -> list[str]:
-        """Results that have not the bits of the sum of both shares' layers on one GPU: eager, and in a graph."""
+        """Results that have not the bits of the sum of all shares' layers on one GPU: eager, and in a graph."""
         want = sum(self.layer(number)(*self.arguments).float() for number in range(RANKS)).bfloat16()
         own = self.layer(rank, process_group=dist.group.WORLD, parallel="tensor")
         results = {"eager": own(*self.arguments)}
