@@ -27,7 +27,10 @@ def kinds(first: int, count: int) -> range:
     return range(first, first + count * MEMBERS, MEMBERS)
 
 
-NOT_PROMISED = {"rows behind a masked group's, in an output that the call makes": 40780, "elements of b1": 39499}
+NOT_PROMISED = {
+    "rows behind a masked group's, in an output that the call makes": 40780,
+    "elements of b1": 39499,
+}
 
 
 @needs_shim
