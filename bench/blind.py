@@ -3,7 +3,8 @@
     nvfp4-cute bench --predict h100.json --target H100 [--jobs 32]     models every launch, with the commit that did so
     nvfp4-cute bench --against h100.json                               on that GPU: measures them, and compares
 
-The launches are those of a set of ``blind_calls``, and Triton's matrix product where Triton is installed: dense, grouped, few
+The launches are those of a set of ``blind_calls``, Triton's matrix product where Triton is installed, and CUTLASS's kernels where
+NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few
 rows, 16-bit rows, quantization, and layers, every one as its user calls it. A prediction is what CUDA events around a replayed
 graph of the call say on a cold L2 (``model.modelled.modelled_chain``); from a measured time is taken what an empty interval takes
 beyond the probe's. What the emulator recorded of a call may be kept (``--recordings``): it is modelled again in seconds as long
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.bench import processes, provenance, triton_matmul
+from nvfp4_cute.bench import cutlass_matmul, processes, provenance, triton_matmul
 from nvfp4_cute.bench.blind_calls import BY_NAME, SETS
 from nvfp4_cute.bench.blind_errors import errors_of, summary_of, wrong_pairs
 from nvfp4_cute.bench.layers import INTERVAL_US
@@ -89,9 +90,9 @@ def predict(
 
 
 def names_of(calls: str) -> list[str]:
-    """Of the calls of a set, those of Triton where it is installed."""
+    """Of the calls of a set; Triton's where it is installed, CUTLASS's where there is a checkout."""
     others = map(triton_matmul.name_of, triton_matmul.SIZES[calls]) if triton_matmul.is_there() else ()
-    return [*(case.name for case in SETS[calls]), *others]
+    return [*(case.name for case in SETS[calls]), *others, *cutlass_matmul.names_of(calls)]
 
 
 def prediction(name: str, target_name: str, recordings: Path | None = None) -> tuple[float, int] | str:
@@ -114,6 +115,8 @@ def recorded(name: str, target: Target, folder: Path | None = None) -> list[Laun
             return pickle.loads(kept.read_bytes())  # written by this function: the folder must be trusted
     if name in triton_matmul.NAMES:
         traces = [triton_matmul.recorded(name, target)]
+    elif name in cutlass_matmul.BY_NAME:
+        traces = [cutlass_matmul.recorded(name, target)]
     else:
         traces = recorded_chain(BY_NAME[name].call("cpu"), target)
     if kept is not None:
@@ -169,6 +172,8 @@ def on_the_gpu(name: str) -> Callable[[], object]:
     """A call with operands on the GPU of this machine."""
     if name in triton_matmul.NAMES:
         return triton_matmul.call(name)
+    if name in cutlass_matmul.BY_NAME:
+        return cutlass_matmul.call(name)
     call = BY_NAME[name].call("cuda")
     return lambda: call("cuda")
 

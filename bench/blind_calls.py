@@ -230,6 +230,26 @@ THIRD = (
         (1, 32, 2, 1024, 1024), (8, 16, 2, 1536, 1024), (16, 8, 2, 1024, 2048), (48, 16, 4, 1024, 512),
     )),
 )  # fmt: skip
-SETS = {"first": FIRST, "second": SECOND, "third": THIRD}
+FOURTH = (
+    *(Case("gemm", sizes) for sizes in (
+        (160, 2048, 3072), (320, 2560, 2048), (448, 1536, 4096), (1152, 1024, 1536), (80, 4096, 2048), (40, 5120, 2048),
+        (12, 4096, 4096), (2, 6144, 3072), (7, 2048, 6144),
+    )),
+    *(Case("dual_gemm", sizes) for sizes in ((224, 1536, 2048), (96, 1536, 3072), (6, 2560, 3072))),
+    *(Case("gemm, 16-bit rows", sizes) for sizes in (
+        (1, 4096, 6144), (6, 4096, 3072), (10, 5120, 2560), (14, 3072, 4096), (20, 3072, 3072), (28, 2560, 4096),
+        (56, 2560, 3072),
+    )),
+    *(Case("gemv", sizes) for sizes in ((4096, 5120, 1), (2560, 4096, 3), (3072, 2048, 5))),
+    *(Case("grouped_gemm, ragged", sizes) for sizes in ((5, 20, 2048, 2560), (10, 56, 1536, 2048), (20, 12, 1024, 2048))),
+    *(Case("grouped_gemm, list", sizes) for sizes in ((5, 48, 2048, 2048), (4, 112, 1536, 2560))),
+    *(Case("grouped_gemm, ragged, 16-bit rows", sizes) for sizes in ((5, 5, 2048, 2560), (10, 12, 1536, 1536))),
+    *(Case("quantize", sizes) for sizes in ((3, 5120), (48, 4096), (320, 2560))),
+    *(Case("LinearNVFP4", sizes) for sizes in ((2, 5120, 3072), (12, 4096, 2048), (80, 3072, 2560), (112, 2048, 3072))),
+    *(Case("route + MoENVFP4", sizes) for sizes in (
+        (2, 32, 2, 1024, 1024), (5, 16, 4, 1536, 512), (12, 8, 2, 1536, 1024), (40, 16, 2, 1024, 768),
+    )),
+)  # fmt: skip
+SETS = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}
 """Calls that were predicted together. No constant of the model was set from the times of a set before they were predicted."""
 BY_NAME = {case.name: case for cases in SETS.values() for case in cases}

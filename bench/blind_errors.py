@@ -10,7 +10,12 @@ RANKED_GAP = 1.10
 """Two measured times that differ by more must be predicted in the same order."""
 PREDICTIONS = tuple(
     Path(__file__).parent / "results" / name
-    for name in ("blind_h100.json", "blind_h100_second.json", "blind_h100_third.json")
+    for name in (
+        "blind_h100.json",
+        "blind_h100_second.json",
+        "blind_h100_third.json",
+        "blind_h200_fourth.json",
+    )
 )
 """Committed files, oldest first."""
 

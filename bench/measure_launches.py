@@ -80,12 +80,13 @@ class Launch:
         self.arguments = (ctypes.c_void_p * len(addresses))(*addresses)
         self.attribute = Attribute(CLUSTER_DIMENSION, 0, (ctypes.c_uint32 * 16)(*captured.cluster))
         self.config = Config(
-            (ctypes.c_uint * 3)(*captured.grid), (ctypes.c_uint * 3)(*captured.block), captured.smem_bytes,
-            torch.cuda.current_stream().cuda_stream, ctypes.pointer(self.attribute), 1,
+            (ctypes.c_uint * 3)(*captured.grid), (ctypes.c_uint * 3)(*captured.block), captured.smem_bytes, None,
+            ctypes.pointer(self.attribute), 1,
         )  # fmt: skip
 
     def run(self) -> None:
         """Launch on the current stream."""
+        self.config.stream = torch.cuda.current_stream().cuda_stream
         call("cuLaunchKernelEx", ctypes.byref(self.config), self.function, self.arguments, None)
 
 

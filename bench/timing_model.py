@@ -30,6 +30,7 @@ from nvfp4_cute.bench import prefetch_walk
 from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.compiled import compiled
+from nvfp4_cute.emulator.cubin import MachineCode
 from nvfp4_cute.emulator.fronts.driver import param_buffer
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.fronts.script import run_script
@@ -37,6 +38,7 @@ from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu, aligned_bytes
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.memory import host_view
 from nvfp4_cute.emulator.ptx import parse
+from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.emulator.record.recorder import Recorder
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.emulator.state import Launch
@@ -234,15 +236,25 @@ def file_name(case: Case | OwnCase) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", str(case)).strip("_")
 
 
-def _gemms(script: str, *rows: tuple[str, str, str]) -> list[Case]:
+def products(script: str, *rows: tuple[str, str, str]) -> list[Case]:
+    """Of a script: M, N, K, tile and cluster."""
     return [
         Case(script, f"--mnkl {mnk},1 --tile_shape_mn {tile} --cluster_shape_mn {cluster}")
         for mnk, tile, cluster in rows
     ]
 
 
+def grouped(sizes: Sequence[str], tile: str, cluster: str) -> Case:
+    """M, N, K of each group."""
+    listed = ",".join(f"({mnk},1)" for mnk in sizes)
+    return Case(
+        GROUPED,
+        f"--num_groups {len(sizes)} --problem_sizes_mnkl {listed} --tile_shape_mn {tile} --cluster_shape_mn {cluster}",
+    )
+
+
 CASES: tuple[Case, ...] = (
-    *_gemms(
+    *products(
         PERSISTENT,
         ("1024,1024,1024", "128,128", "1,1"),
         ("1024,1024,8192", "128,128", "1,1"),
@@ -260,7 +272,7 @@ CASES: tuple[Case, ...] = (
         ("128,16384,8192", "128,128", "1,1"),
         ("8192,2048,512", "128,256", "1,1"),
     ),
-    *_gemms(
+    *products(
         DENSE,
         ("1024,1024,1024", "128,128", "1,1"),
         ("2048,2048,2048", "128,128", "1,1"),
@@ -270,16 +282,10 @@ CASES: tuple[Case, ...] = (
         ("128,8192,4096", "128,64", "1,1"),
         ("4096,2048,2048", "128,128", "2,2"),
     ),
-    *(
-        Case(GROUPED, f"--num_groups {len(sizes)} --problem_sizes_mnkl {','.join(f'({s},1)' for s in sizes)} "
-             f"--tile_shape_mn {tile} --cluster_shape_mn {cluster}")
-        for sizes, tile, cluster in (
-            (("1024,1024,1024", "512,2048,1024"), "128,128", "1,1"),
-            (("256,2048,4096", "1024,512,2048", "128,4096,1024"), "128,256", "1,1"),
-            (("2048,2048,1024",) * 2, "128,256", "2,1"),
-        )
-    ),
-)  # fmt: skip
+    grouped(("1024,1024,1024", "512,2048,1024"), "128,128", "1,1"),
+    grouped(("256,2048,4096", "1024,512,2048", "128,4096,1024"), "128,256", "1,1"),
+    grouped(("2048,2048,1024",) * 2, "128,256", "2,1"),
+)
 
 
 GROUP_GEMM = [spec.sizes for spec in bench_cases.competition() if spec.problem == "nvfp4_group_gemm"]
@@ -361,19 +367,22 @@ def capture(checkout: Path, folder: Path, jobs: int) -> None:
 
 
 # ---- modelled times --------------------------------------------------------------------------------------------------------
-def model_one(path: Path) -> str:
-    """Model the time of a captured launch and keep it beside it, as JSON; its name and the seconds it took.
+def recorded_capture(
+    launched: Capture, num_sms: int, own: OwnCase | None = None, machine_code: MachineCode | None = None
+) -> LaunchTrace:
+    """What a kept launch does that takes time.
 
-    Of the CTAs of our own kernel that do alike work, one is executed.
+    Args:
+        launched: the launch.  num_sms: of the GPU.
+        own: the case, if the kernel is ours: of its CTAs that do alike work one is executed.
+        machine_code: what the assembler made of the kernel, if times shall follow it.
     """
-    launched, began = Capture.load(path), time.perf_counter()
     tensors = [aligned_bytes(nbytes) for _, nbytes in launched.ranges]
     bases = [int(tensor.ctypes.data) for tensor in tensors]
     for number, data in launched.contents.items():
         tensors[number][:] = launched.moved(data, bases)
-    machine = Machine(H200.num_sms, jobs=1)
+    machine = Machine(num_sms, jobs=1)
     recorder = machine.recorder = Recorder()
-    own = next((case for case in OWN_CASES if file_name(case) == path.stem), None)
     recorder.work = own.work(tensors) if own else None
     for i, tensor in enumerate(tensors):
         machine.memory.add_range(f"tensor {i}", bases[i], tensor.size)
@@ -381,9 +390,24 @@ def model_one(path: Path) -> str:
     code = compiled(program, program.entries[launched.kernel], timed=True)
     params = param_buffer(len(launched.params))
     params[: len(launched.params)] = launched.moved(launched.params, bases)
-    launch = Launch(code, launched.grid, launched.block, launched.cluster, launched.smem_bytes, params)  # type: ignore[arg-type]
+    launch = Launch(
+        code,
+        launched.grid,
+        launched.block,
+        launched.cluster,
+        launched.smem_bytes,
+        params,
+        machine_code=machine_code,
+    )  # type: ignore[arg-type]
     machine.run(launch)
-    timing = replay(constants_of(H200), recorder.take(launch))
+    return recorder.take(launch)
+
+
+def model_one(path: Path) -> str:
+    """Model the time of a captured launch and keep it beside it, as JSON; its name and the seconds it took."""
+    launched, began = Capture.load(path), time.perf_counter()
+    own = next((case for case in OWN_CASES if file_name(case) == path.stem), None)
+    timing = replay(constants_of(H200), recorded_capture(launched, H200.num_sms, own))
     # A launch of very many events keeps no causes.
     bound = max(timing.critical, key=lambda cause: timing.critical[cause], default="-")
     facts = {"modelled": timing.us, "bound": bound, "mma": timing.mma_percent}

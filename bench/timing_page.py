@@ -21,7 +21,7 @@ from nvfp4_cute.bench.timing_model import copies
 
 RESULTS = Path(__file__).parent / "results"
 H200 = RESULTS / "timing_h200.md"
-MARKERS = (("^", "tab:orange"), ("o", "tab:blue"), ("D", "tab:green"))
+MARKERS = (("^", "tab:orange"), ("o", "tab:blue"), ("D", "tab:green"), ("s", "tab:red"))
 FAR = 0.15
 """Errors beyond this are listed."""
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from nvfp4_cute import cli
-from nvfp4_cute.bench import blind, provenance, timing_page, triton_matmul
+from nvfp4_cute import cli, env
+from nvfp4_cute.bench import blind, cutlass_matmul, provenance, timing_page, triton_matmul
 from nvfp4_cute.bench.blind_calls import BY_NAME, MAKERS, SETS, Case
 from nvfp4_cute.gpus.targets import H100_SXM, detect
 
@@ -32,6 +32,26 @@ def test_at_least_forty_calls_each_of_its_own():
     assert again == ["LinearNVFP4 64 x 3072 x 3072"], "what the second set did not explain is measured again"
     for cases in SETS.values():
         assert len(cases) >= 40 and {case.kind for case in cases} == set(SMALL) == set(MAKERS)
+
+
+def test_cutlass_kernels_need_a_checkout(monkeypatch):
+    monkeypatch.delenv(env.CUTLASS.name, raising=False)
+    alone = blind.names_of("fourth")
+    monkeypatch.setenv(env.CUTLASS.name, "/nowhere")
+    assert blind.names_of("fourth") == [*alone, *cutlass_matmul.BY_NAME] and len(cutlass_matmul.BY_NAME) == 8
+    monkeypatch.setattr(cutlass_matmul, "recorded", lambda name, target: f"{name} on {target.num_sms}")
+    name = next(iter(cutlass_matmul.BY_NAME))
+    assert blind.recorded(name, H100_SXM) == [f"{name} on 132"]
+    with pytest.raises(RuntimeError, match="No such file"):
+        cutlass_matmul.captured(name)
+
+
+@pytest.mark.slow
+def test_a_launch_of_cutlass_is_predicted():
+    if not env.CUTLASS.read():
+        pytest.skip(f"{env.CUTLASS.name} is not set")
+    us, launches = blind.prediction(next(iter(cutlass_matmul.BY_NAME)), "H100 SXM")
+    assert launches == 1 and 5 < us < 50
 
 
 @pytest.mark.parametrize("kind", SMALL)
