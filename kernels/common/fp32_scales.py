@@ -16,6 +16,7 @@ from nvfp4_cute.formats.block_format import FP8_128x128
 from . import ptx
 from .group_table import WorkTile, ceil_div, select_slot
 from .launch_args import OperandView
+from .select import select
 from .sides import TileSide
 from .versions import inline_ptx
 from .warp_schedule import WARP_SIZE
@@ -50,10 +51,11 @@ class Scales:
 
 @dataclass(frozen=True)
 class ScalePair:
-    """Of both operands of a product."""
+    """Of both operands of a product; of a dual GEMM also of the second product's weights, ``up``."""
 
     weights: Scales
     tokens: Scales
+    up: Scales | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class TileScales:
 
     Attributes:
         tokens: address of the first scale of every 32nd token.
-        weights: the same of a block of 128 weights, in as many lanes as there are.
-        num_tokens, num_blocks: of the tile.
+        weights: the same of a block of 128 weights, in as many lanes as there are: of one product, then of the other one.
+        num_tokens, num_blocks: of the tile; blocks of all products.
     """
 
     tokens: list
@@ -88,7 +90,7 @@ class TileScales:
 def scales_of_tile(
     scales: ScalePair, tile: WorkTile, weights: TileSide, tokens: TileSide, num_tokens: int, num_blocks: int
 ) -> TileScales:
-    """Of a tile with so many tokens and blocks of 128 weights.
+    """Of a tile with so many tokens, and blocks of 128 weights of each product.
 
     Tokens behind the group's last one, and weights behind theirs, have the last one's scales: nobody uses their sums.
     """
@@ -98,9 +100,14 @@ def scales_of_tile(
         row = cutlass.min(tokens.first_row + first + lane, tile.m - 1) + tokens.origin.row
         sources.append(scales.tokens.row(tile.slot, tokens.origin.batch, row, tile.k_tile_cnt))
     rows = FP8_128x128.block_rows
-    block = cutlass.min(weights.first_row // rows + lane, ceil_div(tile.n, rows) - 1)
-    of_weights = scales.weights.row(tile.slot, weights.origin.batch, block, tile.k_tile_cnt)
-    return TileScales(sources, of_weights, num_tokens, num_blocks)
+    own = lane if scales.up is None else lane % num_blocks
+    block = cutlass.min(weights.first_row // rows + own, ceil_div(tile.n, rows) - 1)
+    place = tile.slot, weights.origin.batch, block, tile.k_tile_cnt
+    of_weights = scales.weights.row(*place)
+    if scales.up is None:
+        return TileScales(sources, of_weights, num_tokens, num_blocks)
+    of_weights = select(lane < num_blocks, of_weights, scales.up.row(*place))
+    return TileScales(sources, of_weights, num_tokens, 2 * num_blocks)
 
 
 def _copy(target: Int32, source: Int64, num_lanes: int, source_bytes: Int32 | None) -> None:

@@ -123,6 +123,7 @@ class GroupedGemmSm120:
             self.smem.num_m,
             self.smem.num_n,
             out_m_major != config.swap_ab,
+            config.cta_tile_shape_mnk[0],
         )
 
     @cute.jit
@@ -140,7 +141,8 @@ class GroupedGemmSm120:
         views_m, views_n = read_operands(values, rows, kind.num_b, self.config.swap_ab)
         scales = None
         if cutlass.const_expr(self.promotes or self.has_row_scales):
-            scales = ScalePair(Scales.of(views_m[0]), Scales.of(views_n[0]))
+            of_m, of_n = ([Scales.of(views) for views in side] for side in (views_m, views_n))
+            scales = ScalePair(of_m[0], of_n[0], *of_m[1:])
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors.encode(views_m, views_n, self.boxes),

@@ -31,7 +31,8 @@ class PromotedScales:
 
     Attributes:
         products: (REGISTER, MMA_M, MMA_N).
-        values: the scale of the tile's 128 weights, then those of a lane's two columns of every MMA along N: words.
+        values: the scale of the tile's 128 weights of every operand, then those of a lane's two columns of every MMA along N:
+            words.
     """
 
     products: cute.Tensor
@@ -43,16 +44,16 @@ class PromotedScales:
         """Registers for a warp's tile."""
         m, n = len(warp_tile.mma_m), len(warp_tile.mma_n)
         products = cute.make_rmem_tensor((4, m, n), Float32)
-        return cls(products, cute.make_rmem_tensor(1 + 2 * n, Uint32), warp_tile)
+        return cls(products, cute.make_rmem_tensor(warp_tile.num_m + 2 * n, Uint32), warp_tile)
 
     def lane_offsets(self, first_row: Int32, first_col: Int32, tile_col: Int32) -> tuple[Int32, Int32]:
-        """As of ``BlockScales``. Weights have one scale, tokens as many as the tile has."""
+        """As of ``BlockScales``. Weights have one scale an operand, side by side, tokens as many as the tile has."""
         return Int32(0), (first_col + cute.arch.lane_idx() % 4 * 2) * SCALE_BYTES
 
     def load(self, stage: StageBuffers, k_block_idx: int, plan: SmemPlan) -> None:
         """Scales of the K tile, with one of its K blocks."""
         if k_block_idx == READ_WITH_K_BLOCK:
-            words = load_shared(stage.sf_m, 1, True)
+            words = load_shared(stage.sf_m, self.warp_tile.num_m, True)
             for _, strip, band in self.warp_tile.mma_n:
                 words += load_shared(stage.sf_n + (strip * STRIP + band * BAND) * SCALE_BYTES, 2, True)
             for i, word in enumerate(words):
@@ -73,7 +74,8 @@ class PromotedScales:
 
     def promote(self, acc: cute.Tensor, i: int) -> None:
         """Add the K tile's products of MMA ``i`` along M, times both scales, to ``acc``."""
-        words = [self.values[k] for k in range(cute.size(self.values))]
+        num_m, (operand, _, _) = self.warp_tile.num_m, self.warp_tile.mma_m[i]
+        words = [self.values[k] for k in (operand, *range(num_m, cute.size(self.values)))]
         columns = range(len(self.warp_tile.mma_n))
         products = [self.products[register, i, j] for j in columns for register in range(4)]
         promote(acc[None, i, None], products, words)

@@ -10,7 +10,7 @@ from itertools import product
 
 from nvfp4_cute.planning.arch.sm120 import INTERLEAVE
 
-from .warp_tile import BAND, BANDS_M, WarpTile
+from .warp_tile import BAND, WarpTile
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ResultTile:
     @property
     def bands(self) -> tuple[int, int]:
         """Bands of results along M and along N."""
-        m, n = BANDS_M, self.warp_tile.bands_n
+        m, n = self.warp_tile.bands_m, self.warp_tile.bands_n
         if self.weight_layout in INTERLEAVE:
             m, n = (m // 2, n) if self.weights_along_m else (m, n // 2)
         return m, n

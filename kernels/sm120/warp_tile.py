@@ -4,7 +4,8 @@ The 128x4 layout keeps the scales of rows r, r + 32, r + 64 and r + 96 side by s
 one in each *band* of 32 rows: lane 4g + t loads the scale word of row g of the strip in band t, all 32 lanes from 32
 different banks, and the MMA picks the lanes of a quad by its thread selectors.
 
-M side (128 rows, 4 bands): an MMA takes the strips of two neighbouring bands as its rows 0-7 and 8-15.
+M side (128 rows, 4 bands, or 64 of each of two operands): an MMA takes the strips of two neighbouring bands as its rows 0-7 and
+8-15.
 N side (8 to 128 columns, 1 to 4 bands): an MMA takes one strip as its 8 columns.
 
 A dual GEMM has two operands on one side: a warp takes the same rows of both, as if they lay side by side.
@@ -21,13 +22,14 @@ BANDS_M = 4
 
 @dataclass(frozen=True)
 class WarpTile:
-    """How the MMA warps divide a CTA tile of 128 x tile_n.
+    """How the MMA warps divide a CTA tile of tile_m x tile_n.
 
     Attributes:
         tile_n: columns of the tile.
         num_team: 1: all warps work on one tile. 2: two teams of four warps take turns, tile by tile.
         num_m, num_n: operands on the M side and on the N side.
         runs_along_m: whether rows of the M side, not columns, are neighbours in memory.
+        tile_m: rows of the tile of each operand on the M side.
     """
 
     tile_n: int
@@ -35,6 +37,12 @@ class WarpTile:
     num_m: int = 1
     num_n: int = 1
     runs_along_m: bool = False
+    tile_m: int = BANDS_M * BAND
+
+    @property
+    def bands_m(self) -> int:
+        """Bands of each operand's rows."""
+        return self.tile_m // BAND
 
     @property
     def bands_n(self) -> int:
@@ -77,7 +85,7 @@ class WarpTile:
     @property
     def mma_m(self) -> tuple[tuple[int, int, int], ...]:
         """(operand, strip, pair of bands) of each MMA of a warp along M."""
-        return tuple(product(range(self.num_m), range(self.strips_m), range(BANDS_M // 2)))
+        return tuple(product(range(self.num_m), range(self.strips_m), range(self.bands_m // 2)))
 
     @property
     def mma_n(self) -> tuple[tuple[int, int, int], ...]:

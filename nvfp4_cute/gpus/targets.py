@@ -311,7 +311,7 @@ GB10 = _target(
     bandwidth_bytes_per_s=(273e9, "NVIDIA DGX Spark: 273 GB/s"),
     reached_bandwidth_bytes_per_s=(234e9, "saturating read kernel, antirez/ds4#773: 231 to 234 GB/s"),
     peaks=_formats("half of NVIDIA's 1 PFLOP/s FP4, which counts sparsity", nvfp4=500e12),
-    rates=_formats("inferred: the tensor core of RTX PRO 6000", nvfp4=4096)
+    rates=_formats("inferred: the tensor core of RTX PRO 6000", nvfp4=4096, fp8=2048, int8=2048)
     | _formats(
         "inferred: the tensor core of RTX PRO 6000; 95 TFLOP/s bf16 measured (flashinfer#3897) exceed 512",
         fp16=1024,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts import (
     Activation,
@@ -19,9 +19,14 @@ from nvfp4_cute.nn.experts import (
 from nvfp4_cute.nn.linear_8bit import check_bias, check_weight
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.operands.rules import check_choice
+from nvfp4_cute.ops import composed_dual
+from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
+
+# Activations of a gate that kernels of a dual GEMM compute, too, and what they cut both products to.
+FUSED_LIMITS: dict[Any, float | None] = {"silu": None, "gelu_tanh": None, "swiglu_oai": 7.0}
 
 
 class Experts8Bit(SortedExperts, NamesFormats):
@@ -91,6 +96,8 @@ class Experts8Bit(SortedExperts, NamesFormats):
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
         """As of SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
+        if self.is_fused(rows.device):
+            return _with_bias(self._product(offs, "w2", self._hidden(offs, rows)), self.bias2, own)
         if not self.waits(rows.device):
             return self._layer(rows, own, partial(self._product, offs))
         y = torch.zeros((len(rows), self.w2.shape[1]), dtype=rows.dtype, device=rows.device)
@@ -101,6 +108,24 @@ class Experts8Bit(SortedExperts, NamesFormats):
     def waits(self, device: torch.device) -> bool:
         """As of SortedExperts."""
         return self.activations == "16bit" and not has_weight_only_groups(self.backend, device)
+
+    def is_fused(self, device: torch.device) -> bool:
+        """Whether one launch on ``device`` computes both products of gate and up, and the activation, in float32."""
+        is_known = isinstance(self.activation, str) and self.activation in FUSED_LIMITS
+        fits = self.has_gate and self.bias13 is None and self.w13.shape[1] % (2 * ATOM_ROWS) == 0
+        if self.activations == "16bit" or not (is_known and fits):
+            return False
+        return composed_dual.is_fused((self.ROWS, self.WEIGHTS), self.backend, device)
+
+    def _hidden(self, offs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The hidden activations of all experts, whose rows end at ``offs``, rounded once."""
+        weight, scale = self._weight("w13")
+        q = quantize(x, format=self.ROWS, backend=self.backend)
+        activation: Any = self.activation
+        return grouped_dual_gemm(
+            q.data, weight, None, q.scale, scale, offs=offs, a_format=self.ROWS, b_format=self.WEIGHTS, activation=activation,
+            limit=FUSED_LIMITS[activation], weight_layout="concatenated", out_dtype=x.dtype, backend=self.backend,
+        )  # fmt: skip
 
     def _layer(
         self, rows: torch.Tensor, own: torch.Tensor, product: Callable[[str, torch.Tensor], torch.Tensor]

@@ -1,9 +1,10 @@
-"""Dual GEMMs of formats with float32 scales, whose kernels multiply by one operand: two products, then torch's operations.
+"""Dual GEMMs of formats with float32 scales where kernels multiply by one operand: two products, then torch's operations.
 
 Such a call is several launches, and holds both products in float32.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,13 +12,13 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import Formats
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.planning.arch import fp8
+from nvfp4_cute.planning.arch import family_of, fp8
 from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import ACTIVATIONS
 
 
 def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.device) -> bool:
-    """Whether products are computed one after the other: weights have float32 scales, and the call is for a GPU.
+    """Whether products are computed one after the other: weights have float32 scales, and the GPU has no dual kernel of them.
 
     Args:
         a_scale: None where ``a`` has 16-bit values.
@@ -26,7 +27,22 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.devi
         device: of the operands.
     """
     has_kernels = formats[1].scale_layout == "rowmajor" if a_scale is None else formats in fp8.PAIRS
-    return has_kernels and backends.resolve(backend, device) != "reference"
+    if not has_kernels or backends.resolve(backend, device) == "reference":
+        return False
+    return a_scale is None or not is_fused(formats, backend, device)
+
+
+def is_fused(formats: Formats, backend: str, device: torch.device) -> bool:
+    """Whether a kernel computes both products of rows and weights of these formats, and their activation, in one launch."""
+    if backends.resolve(backend, device) == "reference":
+        return False
+    return _has_dual_kernel(backends.gpu_of(backend, device).arch, formats)
+
+
+@lru_cache
+def _has_dual_kernel(arch: str, formats: Formats) -> bool:
+    """Of two operands of weights. Raises UnsupportedTarget as ``family_of``."""
+    return bool(family_of(arch, formats).candidates(num_b=2, formats=formats))
 
 
 def compute(

@@ -53,9 +53,9 @@ def grouped_dual_gemm(
     products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
 
-    Formats with float32 scales (FP8_1x128 with FP8_128x128, INT8) have no such kernel: two launches compute the products in
-    float32, and torch's operations the rest, with its exponential. Their weights are "separate" or "concatenated", and their
-    results have 16 or 32 bits.
+    Of formats with float32 scales, weights are "separate" or "concatenated", and results have 16 or 32 bits. FP8_1x128 with
+    FP8_128x128 has such a kernel on sm_120a and sm_121a. Elsewhere, and of INT8, two launches compute the products in float32,
+    and torch's operations the rest, with its exponential.
 
     ``grouped_dual_gemm(a, b1, b2)`` takes BlockScaledTensors whole, their scales left out, as ``grouped_gemm`` does, and ``a``
     of float16 or bfloat16 values without ``a_scale``. Formats are told as to ``grouped_gemm``, one of both weights.

@@ -96,7 +96,7 @@ def test_fp4_tensor_cores_are_those_of_blackwell():
 
 
 def test_a_rate_that_is_not_known_is_none_and_a_wrong_format_an_error():
-    assert targets.GB10.math_flops_per_s("fp8") is None
+    assert targets.GB10.math_flops_per_s("tf32") is None
     with pytest.raises(ValueError, match="math='int4' is unknown; use one of nvfp4, fp8, int8, fp16, tf32"):
         targets.B200.math_flops_per_s("int4")
 

@@ -4,7 +4,10 @@ import pytest
 import torch
 from fp8_check import (
     FORMATS,
+    check_activations,
     check_any_scales,
+    check_dual_list_and_masked,
+    check_dual_ragged,
     check_list_masked_and_batched,
     check_not_a_number,
     check_ragged,
@@ -29,8 +32,8 @@ PAIR = (nv.FP8_1x128, nv.FP8_128x128)
 OTHER = "emulator:sm_121a"
 
 
-def config(tokens, teams=1, **settings):
-    return KernelConfig((sm120.TILE_M, tokens, 128), num_acc_stage=teams, swap_ab=True, **settings)
+def config(tokens, teams=1, rows=sm120.TILE_M, **settings):
+    return KernelConfig((rows, tokens, 128), num_acc_stage=teams, swap_ab=True, **settings)
 
 
 CONFIGS = [
@@ -128,9 +131,77 @@ def test_machine_code(chosen, form, out_dtype):
     assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
 
 
-def test_every_candidate_can_be_built():
-    found = sm120.candidates(formats=PAIR)
-    assert found and all(sm120.unsupported_reason(c, 1, PAIR) is None for c in found)
+@pytest.mark.parametrize("num_b", [1, 2])
+def test_every_candidate_can_be_built(num_b):
+    found = sm120.candidates(num_b, formats=PAIR)
+    assert found and all(sm120.unsupported_reason(c, num_b, PAIR) is None for c in found)
+
+
+DUAL_CONFIGS = [
+    (config(16, 2, rows=64, num_cta=3), "random:1"),
+    pytest.param(config(64, rows=64, num_cta=2), "lazy", marks=SLOW),
+    pytest.param(config(32, num_cta=2), "lazy", marks=SLOW),
+    pytest.param(config(8, 2), "eager", marks=SLOW),
+    pytest.param(config(16, rows=64, split_k=4, num_cta=8), "random:2", marks=SLOW),
+    pytest.param(None, "lazy", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("chosen", "mode"), DUAL_CONFIGS, ids=str)
+def test_dual_ragged(chosen, mode):
+    check_dual_ragged(200, 256, chosen, EMULATED, mode)
+
+
+@SLOW
+def test_dual_on_sm121():
+    check_dual_ragged(128, 128, None, OTHER, out_dtype=torch.float16)
+
+
+@SLOW
+@pytest.mark.parametrize("chosen", [config(32, rows=64, num_cta=2), config(16, 2)], ids=str)
+def test_dual_list_and_masked(chosen):
+    check_dual_list_and_masked(chosen, EMULATED)
+
+
+@SLOW
+def test_dual_activations():
+    check_activations(config(32), EMULATED)
+
+
+@SLOW
+def test_dual_results_in_columns():
+    x, gate, up = tokens_of(40, 256), weights_of(136, 256), weights_of(136, 256, seed=2)
+    got, want = (torch.full((136, 40), torch.nan).T for _ in range(2))
+    options = {"activation": "relu2", "out_dtype": torch.float32}
+    nv.dual_gemm(x, gate, up, out=got, config=config(16, 2, rows=64), backend=EMULATED, **options)
+    nv.dual_gemm(x, gate, up, out=want, **options)
+    torch.testing.assert_close(got, want, rtol=2e-7, atol=0)
+
+
+@SLOW
+@pytest.mark.parametrize("form", ["list", "ragged"])
+@pytest.mark.parametrize("chosen", sm120.candidates(2, formats=PAIR), ids=lambda chosen: chosen.to_name())
+def test_dual_machine_code(chosen, form):
+    """As of products."""
+    options = {"activation": "silu", "has_limit": True, **FORMATS}
+    kernel = get_kernel(KernelKey("sm_120a", chosen, 1, torch.bfloat16, True, form, **options).validated())
+    assert kernel.resources.stack_bytes == 0
+    stages = (kernel.key.config.num_ab_stage,)
+    assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fix"),
+    [
+        (config(64), "use an N tile of 32"),
+        (config(32, 2), "use an N tile of 16"),
+        (config(96, rows=64), "use an N tile of 64"),
+        (config(32, rows=32), "use M tile 64 or 128"),
+    ],
+    ids=str,
+)
+def test_a_refusal_of_dual_ones_names_the_nearest_legal_value(chosen, fix):
+    assert fix in sm120.unsupported_reason(chosen, 2, PAIR)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +226,11 @@ def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
 @pytest.mark.parametrize("chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in CONFIGS], ids=str)
 def test_gpu_ragged(chosen):
     check_ragged(200, 384, chosen, "cuda", device="cuda")
+
+
+@pytest.mark.gpu("sm_120a")
+@pytest.mark.parametrize(
+    "chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in DUAL_CONFIGS], ids=str
+)
+def test_gpu_dual_ragged(chosen):
+    check_dual_ragged(200, 256, chosen, "cuda", device="cuda")

@@ -99,3 +99,71 @@ def check_not_a_number(backend):
     assert want[3].isnan().all() and want[5].isnan().all() and want[:, 128:256].isnan().all()
     assert torch.equal(got.isnan(), want.isnan())
     assert_bitwise_equal(got.nan_to_num(0.0), want.nan_to_num(0.0))
+
+
+def relu2_of(one, other, dtype):
+    """What a dual GEMM gives of exact products: each operation rounds once, as the kernels' do."""
+    positive = one.clamp(min=0)
+    return (positive * positive * other).to(dtype)
+
+
+def check_dual_ragged(n, k, chosen, backend, mode="eager", device="cpu", out_dtype=torch.bfloat16):
+    """Of both products in one launch every bit is what their exact values give; rows of no group are left as they are."""
+    x, gate, up = tokens_of(120, k), weights_of(len(ENDS), n, k), weights_of(len(ENDS), n, k, seed=3)
+    alpha, offs = torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25]), torch.tensor(ENDS, dtype=torch.int32)
+    exact = {"offs": offs, "out_dtype": torch.float32}
+    want = relu2_of(
+        nv.grouped_gemm(x, gate, alpha=alpha, **exact), nv.grouped_gemm(x, up, **exact), out_dtype
+    )
+    assert want[: ENDS[-1]].abs().max() > 1
+    x, gate, up, offs, alpha = (t.to(device) for t in (x, gate, up, offs, alpha))
+    out = torch.full((120, n), 7.0, dtype=out_dtype, device=device)
+    with observe(mode=mode, check=True):
+        nv.grouped_dual_gemm(
+            x, gate, up, alpha1=alpha, offs=offs, activation="relu2", out=out, out_dtype=out_dtype, config=chosen,
+            backend=backend,
+        )  # fmt: skip
+    assert_bitwise_equal(out.cpu()[: ENDS[-1]], want[: ENDS[-1]])
+    assert (out[ENDS[-1] :] == 7.0).all()
+
+
+def check_dual_list_and_masked(chosen, backend):
+    """As of ``check_list_masked_and_batched``, and one operand with both products' weights."""
+    options = {"out_dtype": torch.float32}
+    settings = {"activation": "relu2", "config": chosen, "backend": backend}
+    a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
+    gates, ups = (
+        [weights_of(n, x.shape[1], seed=n + s) for n, x in zip((200, 64, 300), a, strict=True)]
+        for s in (0, 1)
+    )
+    with observe(check=True):
+        got = nv.grouped_dual_gemm(a, gates, ups, **settings, **options)
+    products = (nv.grouped_gemm(a, side, **options) for side in (gates, ups))
+    for result, one, other in zip(got, *products, strict=True):
+        assert_bitwise_equal(result, relu2_of(one, other, torch.float32))
+    x, both, sizes = (
+        tokens_of(3, 50, 256),
+        weights_of(3, 512, 256),
+        torch.tensor([3, 0, 50], dtype=torch.int32),
+    )
+    out, want = torch.full((3, 50, 256), torch.nan), torch.full((3, 50, 512), torch.nan)
+    layout = {"weight_layout": "concatenated"}
+    nv.grouped_dual_gemm(x, both, masked_m=sizes, out=out, **layout, **settings, **options)
+    nv.grouped_gemm(x, both, masked_m=sizes, out=want, **options)
+    want = torch.where(want[..., :256].isnan(), torch.nan, relu2_of(*want.chunk(2, -1), torch.float32))
+    assert torch.equal(bits(out), bits(want))
+
+
+def check_activations(chosen, backend):
+    """Of inexact ones: as near to the reference as the GPU's exponential allows."""
+    x, gate, up = tokens_of(20, 128), weights_of(72, 128), weights_of(72, 128, seed=3)
+    for activation, limit in (("silu", None), ("gelu_tanh", 5.0), ("swiglu_oai", 7.0)):
+        options = {
+            "alpha1": 2.0**-7,
+            "alpha2": 2.0**-5,
+            "activation": activation,
+            "limit": limit,
+            "out_dtype": torch.float32,
+        }
+        got = nv.dual_gemm(x, gate, up, config=chosen, backend=backend, **options)
+        torch.testing.assert_close(got, nv.dual_gemm(x, gate, up, **options), rtol=4e-6, atol=1e-6)

@@ -2,8 +2,8 @@
 
 An accumulator lies in the registers of a team of warps (``num_teams``): one team is the cooperative schedule, where all warps
 work on one tile; two are ping-pong, where they take turns and one stores while the other multiplies. A tile has M 128 on the
-M side of the warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide, technical specifications (99 KiB of
-shared memory a CTA).
+M side of the warp MMA (of FP8 weights of a dual GEMM perhaps 64 of each) and up to 128 on its N side. Limits: CUDA C++
+programming guide, technical specifications (99 KiB of shared memory a CTA).
 """
 
 from collections import Counter
@@ -73,6 +73,10 @@ MAX_TILE_COLUMNS = {1: 256, 2: 128}
 # The same where products of a K tile are promoted: a thread has as many of them beside its sums.
 PROMOTED_TILES_N = (8, 16, 32, 64, 96)
 MAX_PROMOTED_COLUMNS = {1: 96, 2: 32}
+# Of both products of a dual GEMM, whose epilogue takes more registers: 96 spill two.
+MAX_PROMOTED_DUAL_COLUMNS = {1: 64, 2: 32}
+# Rows of each of a dual GEMM's weights then: of 64, both fill the M side of the warp MMAs.
+PROMOTED_DUAL_TILES_M = (64, 128)
 # What ``choose`` chooses from, the simplest first where several are equally good.
 CANDIDATES = (
     DEFAULT_CONFIG,
@@ -113,6 +117,15 @@ PROMOTED_CANDIDATES = (
     KernelConfig((TILE_M, 96, 128), num_acc_stage=1, swap_ab=True),
     *(config for config in CANDIDATES if config.swap_ab),
 )
+# Of dual GEMMs whose products are promoted: half as many rows of each weights leave room for as many tokens, and for more stages.
+PROMOTED_DUAL_CANDIDATES = tuple(
+    KernelConfig((m, n, 128), num_acc_stage=teams, swap_ab=True, split_k=split)
+    for m, n, teams, split in (
+        (64, 64, 1, 1), (64, 32, 2, 1), (64, 16, 2, 1), (64, 8, 1, 1), (128, 32, 1, 1), (128, 16, 2, 1),
+        (128, 8, 2, 1), (64, 64, 1, 2), (64, 64, 1, 4), (64, 32, 1, 2), (64, 32, 1, 4), (64, 16, 1, 4), (64, 8, 1, 4),
+        (64, 8, 1, 8),
+    )
+)  # fmt: skip
 GPC_SMS = 16  # of a processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
 # By number of SMs and cluster size: what fits an RTX 5090 (QuACK, AI/sm120_hardware.md).
 MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
@@ -191,7 +204,8 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results by fp32 scales, which there are not.
+    """What ``choose`` chooses from: nothing for NVFP4 results and interleaved weights by fp32 scales, and for dual GEMMs by
+    those of rows, which there are not.
 
     K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
     Nobody has run vectors of ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120 and told of it.
@@ -204,11 +218,17 @@ def candidates(
         formats: of ``a`` and of ``b``, which decide the K tile.
     """
     has_fp32_scales = promotes(formats) or has_row_scales(formats)
-    if has_fp32_scales and (num_b > 1 or weight_layout != "separate" or is_quantized):
+    if has_fp32_scales and (weight_layout != "separate" or is_quantized):
+        return ()
+    if has_row_scales(formats) and num_b > 1:
         return ()
     may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
-    kind = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
-    tried = (with_k_tile(config, formats) for config in (PROMOTED_CANDIDATES if promotes(formats) else kind))
+    kinds = (
+        (PROMOTED_CANDIDATES, PROMOTED_DUAL_CANDIDATES)
+        if promotes(formats)
+        else (CANDIDATES, DUAL_CANDIDATES)
+    )
+    tried = (with_k_tile(config, formats) for config in kinds[num_b - 1])
     return tuple(
         config
         for config in dict.fromkeys(tried)
@@ -386,11 +406,14 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     if foreign is not None:
         return foreign
     m, n, k = config.cta_tile_shape_mnk
-    if m != TILE_M:
-        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
+    tiles_m = PROMOTED_DUAL_TILES_M if promotes(formats) and num_b > 1 else (TILE_M,)
+    if m not in tiles_m:
+        legal = " or ".join(map(str, tiles_m))
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than {legal} are not built; use M tile {legal}"
     tiles_n, most_columns = TILES_N, MAX_TILE_COLUMNS
     if promotes(formats):
-        tiles_n, most_columns = PROMOTED_TILES_N, MAX_PROMOTED_COLUMNS
+        tiles_n = PROMOTED_TILES_N
+        most_columns = MAX_PROMOTED_COLUMNS if num_b == 1 else MAX_PROMOTED_DUAL_COLUMNS
     if n not in tiles_n:
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: use an N tile of {', '.join(map(str, tiles_n))}"
@@ -402,11 +425,14 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         )
     if config.num_acc_stage not in (1, 2):
         return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"
-    max_n = most_columns[config.num_acc_stage] // num_b
+    # Limits count columns of 128 rows.
+    columns = most_columns[config.num_acc_stage] * TILE_M // (num_b * m)
+    max_n = max(tile for tile in tiles_n if tile <= columns)
     if n > max_n:
+        of_rows = "" if m == TILE_M else f" of {m} rows"
         return (
-            f"num_acc_stage={config.num_acc_stage}: sums of {num_b} x {n} columns do not fit the warps' registers; use an "
-            f"N tile of {max_n}"
+            f"num_acc_stage={config.num_acc_stage}: sums of {num_b} x {n} columns{of_rows} do not fit the warps' registers; use "
+            f"an N tile of {max_n}"
         )
     if promotes(formats) and not config.swap_ab:
         return (
