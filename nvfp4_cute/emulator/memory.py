@@ -319,18 +319,39 @@ class Later(Protocol):
         ...
 
 
+class ScaleCopy:
+    """Scale factors on their way to four columns, the same in all four groups of 32 lanes (`tcgen05.cp.32x128b.warpx4`).
+
+    Kernels copy the factors of a product and multiply; then the copy is read as it came, and never spread over the lanes.
+    """
+
+    __slots__ = ("first", "last", "rows", "tmem")
+
+    COLUMNS = 4
+
+    def __init__(self, tmem: "TensorMemory", column: int, rows: np.ndarray):
+        """`rows`: uint32 (32, 4), from `column` on."""
+        self.tmem, self.first, self.last, self.rows = tmem, column, column + self.COLUMNS, rows
+
+    def settle(self) -> None:
+        """Write the words."""
+        words = self.tmem.columns(self.first, self.COLUMNS)
+        words.reshape(4, 32, -1)[:, :, self.first : self.last] = self.rows
+
+
 class TensorMemory:
     """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations.
 
     Attributes:
         allocations: columns by the first one.  promised: (first, columns) of those that the leader of a pair has made for
             this CTA, too, and that it has not come to.
-        later: products that are not in `words` yet (see `isa.accumulation`), or None.
+        later: by first column, products (see `isa.accumulation`) and scale factors that are not in `words` yet. No two
+            have columns in common.
     """
 
     def __init__(self) -> None:
         """Start with nothing allocated."""
-        self.later: Later | None = None
+        self.later: dict[int, Later] = {}
         self._words: np.ndarray | None = None
         self.allocations: dict[int, int] = {}
         self.owned = np.zeros(TMEM_COLS, bool)
@@ -344,18 +365,44 @@ class TensorMemory:
     @property
     def words(self) -> np.ndarray:
         """uint32 [lane, column]; poisoned with 0xFFFFFFFF until written."""
-        if self.later is not None:
-            self.later.settle()
+        return self.columns(0, TMEM_COLS)
+
+    def columns(self, column: int, count: int) -> np.ndarray:
+        """`words`, of which only these columns may be touched."""
+        if self.later:
+            self.settle(column, column + count)
         if self._words is None:
             self._words = np.full((TMEM_LANES, TMEM_COLS), TMEM_POISON, np.uint32)
         return self._words
 
-    def columns(self, column: int, count: int) -> np.ndarray:
-        """`words`, of which only these columns may be touched."""
-        later = self.later
-        if later is None or self._words is None or (column < later.last and later.first < column + count):
-            return self.words
-        return self._words
+    def settle(self, first: int, last: int) -> None:
+        """Do what was put off on columns first..last - 1."""
+        for later in [one for one in self.later.values() if first < one.last and one.first < last]:
+            del self.later[later.first]
+            later.settle()
+
+    def put_off(self, later: Later) -> None:
+        """Do something when its columns are looked at."""
+        self.settle(later.first, later.last)
+        self.later[later.first] = later
+
+    def copy_scales(self, column: int, rows: np.ndarray) -> None:
+        """Write uint32 (32, 4) to four columns of all groups of 32 lanes."""
+        found = self.later.get(column)
+        if isinstance(found, ScaleCopy):
+            found.rows = rows
+        else:
+            self.put_off(ScaleCopy(self, column, rows))
+
+    def copied_scales(self, column: int, count: int) -> list[np.ndarray] | None:
+        """What `copy_scales` last wrote to these columns and nobody looked at, four columns each; None if it did not."""
+        rows = []
+        for first in range(column, column + count, ScaleCopy.COLUMNS):
+            copy = self.later.get(first)
+            if not isinstance(copy, ScaleCopy):
+                return None
+            rows.append(copy.rows)
+        return rows
 
     def alloc(self, ncols: int, peer: "TensorMemory | None" = None) -> int | None:
         """First-fit allocation of a power of two (32..512) of columns; None when no room is left.

@@ -119,7 +119,7 @@ class _Operand(Protocol):
     def depth(self) -> int: ...
 
     def scaled(self, dtype: type) -> np.ndarray:
-        """The values with their scales, exact, as dtype (R, K)."""
+        """The values with their scales, exact, as dtype (R, K); rows of zeros at the end may be left out."""
         ...
 
 
@@ -136,6 +136,7 @@ class _Fp4Operand:
         lsb: 2**lsb divides every scaled value.
         max_scaled: at least the magnitude of every scaled value.
         emax: largest scale exponent, that of all-zero blocks included.
+        rows: up to the last one with an element that is not zero. Tiles reach beyond the ends of their tensors.
     """
 
     packed: np.ndarray
@@ -145,6 +146,7 @@ class _Fp4Operand:
     lsb: int
     max_scaled: float
     emax: int
+    rows: int
 
     @property
     def depth(self) -> int:
@@ -172,12 +174,14 @@ class _Fp4Operand:
         if negate:
             packed = packed ^ _SIGN_BITS
         emax = int(table.exponent.take(scales).max())
-        return cls(packed, scales, table, nan_rows, lsb, max_value * max_scale, emax)
+        rows = len(live) - int(live[::-1].any(1).argmax()) if live_scales.size else 0
+        return cls(packed, scales, table, nan_rows, lsb, max_value * max_scale, emax, rows)
 
     def scaled(self, dtype: type) -> np.ndarray:
-        """Element times scale, exact, as dtype (R, K)."""
-        values = _E2M1_PAIRS.take(self.packed).view(np.float32).reshape(*self.scales.shape, 16)
-        scale = (self.table.value32 if dtype is np.float32 else self.table.value).take(self.scales)
+        """Element times scale, exact, as dtype (rows, K)."""
+        scales = self.scales[: self.rows]
+        values = _E2M1_PAIRS.take(self.packed[: self.rows]).view(np.float32).reshape(*scales.shape, 16)
+        scale = (self.table.value32 if dtype is np.float32 else self.table.value).take(scales)
         return np.multiply(values, scale[:, :, None]).reshape(-1, self.depth)
 
 
@@ -344,7 +348,7 @@ def _sum_float32(
         return None
     if a.depth * a.max_scaled * b.max_scaled + c.max_abs > 2.0 ** (24 + k) or not c.is_multiple_of(k):
         return None
-    out = _exact_product(a.scaled(np.float32), b.scaled(np.float32))
+    out = _filled_up(_exact_product(a.scaled(np.float32), b.scaled(np.float32)), c.shape)
     out += np.float32(0) if c.values is None else c.values
     out += np.float32(0)  # -0 becomes +0, the only zero that the hardware's sum gives
     return out
@@ -359,7 +363,7 @@ def _sum_float64(a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int) 
         return None
     if not c.is_multiple_of(quantum):
         return None
-    total = _exact_product(a.scaled(np.float64), b.scaled(np.float64))
+    total = _filled_up(_exact_product(a.scaled(np.float64), b.scaled(np.float64)), c.shape)
     if c.values is not None:
         total += c.values
     return _round_toward_zero(total, may_be_tiny=quantum < -149)
@@ -373,7 +377,8 @@ def _sum_general(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray:
         np.maximum(emax, exponent_a[:, group, None] + exponent_b[:, group], out=emax)
     scaled_a, scaled_b = a.scaled(np.float64), b.scaled(np.float64)
     groups = range(0, a.depth, 16)
-    terms = (_exact_product(scaled_a[:, g : g + 16], scaled_b[:, g : g + 16]) for g in groups)
+    products = (_exact_product(scaled_a[:, g : g + 16], scaled_b[:, g : g + 16]) for g in groups)
+    terms = (_filled_up(product, c.shape) for product in products)
     return _round_toward_zero(_fused_sum(terms, emax, c, FRACTION_BITS_FP4), may_be_tiny=True)
 
 
@@ -389,7 +394,7 @@ def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     rows, depth = a.shape
     columns = len(b)
-    width = max(_SINGLE_THREAD_PRODUCTS // (rows * depth), 1)
+    width = max(_SINGLE_THREAD_PRODUCTS // max(rows * depth, 1), 1)
     if columns <= width:
         return a @ b.T
     out = np.empty((rows, columns), a.dtype)
@@ -398,6 +403,15 @@ def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     np.matmul(a, stripes, out=out[:, :whole].reshape(rows, -1, width).transpose(1, 0, 2))
     if whole < columns:
         np.matmul(a, b[whole:].T, out=out[:, whole:])
+    return out
+
+
+def _filled_up(product: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """A product of the first rows of A and B, with zeros for the others."""
+    if product.shape == shape:
+        return product
+    out = np.zeros(shape, product.dtype)
+    out[: product.shape[0], : product.shape[1]] = product
     return out
 
 

@@ -161,6 +161,7 @@ class Launch:
         cooperative: all its CTAs run at the same time.  programmatic: it may start before the one before it has ended
             (the attribute of programmatic stream serialisation).
         machine_code: what the assembler made of it, if that is known.
+        tensor_maps: those of its parameters that copies have used, by address.
     """
 
     code: Executable
@@ -173,6 +174,7 @@ class Launch:
     cooperative: bool = False
     programmatic: bool = False
     machine_code: MachineCode | None = None
+    tensor_maps: dict[int, Any] = field(default_factory=dict)
 
     @property
     def shared_bytes(self) -> int:

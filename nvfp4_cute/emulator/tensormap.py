@@ -184,13 +184,14 @@ class TensorMap:
             complex128 (outer dims..., chunks in a row): the tile's 16-byte chunks before swizzling. May be a view of
             global memory: use it at once.
         """
+        whole = self._whole_rows(coords, view)
+        if whole is not None:
+            return _as_loaded(self.element, whole).view(np.complex128)
         region = self._clip(coords)
         shape = (*self.tile_shape[:-1], self.row_bytes // CHUNK_BYTES)
-        if region is not None and region.complete and not self.element.padded:
-            return _as_loaded(self.element, self._global_rows(region, view, CHUNK_BYTES)).view(np.complex128)
         tile = self._filled()
         if region is not None:
-            source = _as_loaded(self.element, self._global_rows(region, view, 1))
+            source = _as_loaded(self.element, self._global_rows(region, view))
             packed = self.element.padded
             if packed:
                 groups = tile.reshape(*tile.shape[:-1], -1, packed[1])[..., : packed[0]]
@@ -228,7 +229,7 @@ class TensorMap:
         rows = np.ascontiguousarray(tile).view(np.uint8)
         count = region.row_bytes
         source = rows[(*region.tile_slices, slice(region.first_byte, region.first_byte + count))]
-        target = self._global_rows(region, view, 1)
+        target = self._global_rows(region, view)
         if reduce is None:
             target[...] = source
             self._write_last_chunks(coords, region, rows, view)
@@ -324,7 +325,31 @@ class TensorMap:
             start.append(c + low * step)
         return _Region(self, tuple(first), tuple(count), tuple(start))
 
-    def _global_rows(self, region: "_Region", view: GlobalView, unit: int) -> np.ndarray:
+    @cached_property
+    def _whole(self) -> tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]:
+        """Of boxes that lie inside: last coordinates, shape and pitches of the rows in bytes (outermost first), bytes from
+        the first to the end of the last one."""
+        tile, steps = self.tile_shape[::-1], self.element_strides
+        last = tuple(d - (n - 1) * e - 1 for d, n, e in zip(self.dims, tile, steps, strict=True))
+        pitches = tuple(s * e for s, e in zip(self.strides, steps[1:], strict=True))
+        span = self.row_bytes + sum((n - 1) * p for n, p in zip(tile[1:], pitches, strict=True))
+        return last, (*self.tile_shape[:-1], self.row_bytes), span, (*pitches[::-1], 1)
+
+    def _whole_rows(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray | None:
+        """As `_global_rows` of a box that lies inside the tensor and is aligned; None where it is not."""
+        last, shape, span, pitches = self._whole
+        bits = coords[0] * self.element.bits
+        if bits % (8 * CHUNK_BYTES) or self.element.padded or len(coords) != len(last):
+            return None
+        address = self.address + bits // 8
+        for c, most in zip(coords, last, strict=True):
+            if c < 0 or c > most:
+                return None
+        for c, stride in zip(coords[1:], self.strides, strict=True):
+            address += c * stride
+        return np.ndarray(shape, np.uint8, view(address % ADDRESSES, span), 0, pitches)
+
+    def _global_rows(self, region: "_Region", view: GlobalView) -> np.ndarray:
         """uint8 strided view (outer dims..., row bytes) of the region in global memory."""
         steps = [s * e for s, e in zip(self.strides, self.element_strides[1:], strict=True)]
         row_bytes = region.row_bytes
@@ -342,10 +367,6 @@ class _Region:
     first: tuple[int, ...]
     count: tuple[int, ...]
     start: tuple[int, ...]
-
-    @property
-    def complete(self) -> bool:
-        return self.count == self.map.tile_shape[::-1]
 
     @property
     def tile_slices(self) -> tuple[slice, ...]:

@@ -309,24 +309,44 @@ def test_user_addresses_end_where_the_processor_ends_them(machine, bits, monkeyp
         checked.view(end - 4097, 4, write=False)
 
 
-def test_products_that_were_put_off_are_made_when_somebody_looks() -> None:
-    class Later:
-        first, last = 32, 64
-        settled = 0
+class Later:
+    """Work put off that writes a number to its columns."""
 
-        def settle(self) -> None:
-            self.settled += 1
-            tmem.later = None
-            tmem.words[:, 32:64] = 7
+    def __init__(self, tmem, first, last, value):
+        self.tmem, self.first, self.last, self.value = tmem, first, last, value
 
-    tmem = TensorMemory()
-    tmem.words[:] = 1
-    for column, count, looks in ((0, 32, 0), (64, 8, 0), (16, 16, 0), (63, 1, 1), (16, 17, 1), (0, 512, 1)):
-        later = tmem.later = Later()
-        words = tmem.columns(column, count)
-        assert later.settled == looks and words is tmem._words
-    tmem.later = Later()
-    assert (tmem.words[:, 32:64] == 7).all() and tmem.later is None
+    def settle(self):
+        self.tmem.columns(self.first, self.last - self.first)[:, self.first : self.last] = self.value
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_put_off_is_done_when_somebody_looks(seed) -> None:
+    """Products and copies of scale factors, put off in any order on columns that overlap, are as if done at once."""
+    rng, tmem = np.random.default_rng(seed), TensorMemory()
+    want = tmem.words.copy()
+    kept = 0
+    for value in range(300):
+        first, count = int(rng.integers(0, 24)), int(rng.integers(1, 8))
+        action = rng.integers(0, 4)
+        if action == 0:
+            tmem.put_off(Later(tmem, first, first + count, value))
+            want[:, first : first + count] = value
+        elif action == 1:
+            first = first & ~1
+            rows = rng.integers(0, 1 << 32, (32, 4), dtype=np.uint32)
+            tmem.copy_scales(first, rows)
+            want[:, first : first + 4] = np.tile(rows, (4, 1))
+        elif action == 2:
+            found = tmem.copied_scales(first, count)
+            if found is not None:
+                kept += 1
+                blocks = np.concatenate(found, axis=1)
+                assert (np.tile(blocks, (4, 1))[:, :count] == want[:, first : first + count]).all()
+        elif rng.random() < 0.3:
+            assert (
+                tmem.columns(first, count)[:, first : first + count] == want[:, first : first + count]
+            ).all()
+    assert kept and (tmem.words == want).all() and not tmem.later
 
 
 def test_a_launch_leaves_no_ranges_behind(ptx_kernel) -> None:

@@ -326,6 +326,28 @@ def test_a_chain_gives_the_bits_of_its_instructions_one_by_one(kind, accumulator
         assert before is None or np.array_equal(before, c, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["narrow", "wide", "mixed"])
+@pytest.mark.parametrize("rows", [(0, 40), (24, 0), (7, 40), (24, 33), (3, 5)])
+def test_rows_of_zeros_at_the_end_are_left_out(kind, rows):
+    """Of A, of B, of both, or all of them: the bits of the sum are those of other zeros, with and without a scale of NaN."""
+    rng = np.random.default_rng(11)
+    products = chain(rng, 4, kind)
+    for a, b, _, _ in products:
+        a[rows[0] :], b[rows[1] :] = 0x80, 0x08  # one negative zero
+    c = (rng.integers(-64, 64, (24, 40)) / 16).astype(np.float32)
+    c[20, 36] = -0.0
+    got = nm.accumulate_block_scaled(products, c)
+    turned = [
+        [x[::-1].copy() for x in product] for product in products
+    ]  # zeros first: all rows are multiplied
+    want = nm.accumulate_block_scaled(turned, c[::-1, ::-1])[::-1, ::-1]
+    np.testing.assert_array_equal(got.view(np.uint32), np.ascontiguousarray(want).view(np.uint32))
+    assert (
+        len(nm._Fp4Operand.make(*products[0][::2], nm.SCALE_TABLES["ue4m3"], False).scaled(np.float32))
+        == rows[0]
+    )
+
+
 def test_chains_are_taken_as_long_as_they_are_exact(monkeypatch):
     """All of it where the bound allows it, halves where it does not, one by one where a product is truncated."""
     runs = []

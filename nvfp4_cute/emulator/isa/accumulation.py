@@ -27,7 +27,7 @@ class Accumulator:
     def __init__(
         self,
         cta: "Cta",
-        blocks: list[AccumulatorBlock],
+        blocks: tuple[AccumulatorBlock, ...],
         column: int,
         first_row: int,
         shape: tuple[int, int],
@@ -35,11 +35,12 @@ class Accumulator:
     ):
         self.blocks, self.column = blocks, column
         self.first_row, self.shape, self.d_type, self.cta = first_row, shape, d_type, cta
-        self.key = (cta, column, shape, first_row, tuple(blocks))
-        for block in blocks:
-            lanes = block.lanes
-            width = block.columns.stop - block.columns.start
-            cta.tmem.check(lanes.start, lanes.stop - lanes.start, column + block.column_offset, width)
+        self.key = (column, shape, first_row, blocks)
+        spans = [self.span(block) for block in blocks]
+        for lanes, columns in spans:
+            cta.tmem.check(lanes.start, lanes.stop - lanes.start, columns.start, columns.stop - columns.start)
+        self.first = min(columns.start for _, columns in spans)
+        self.last = max(columns.stop for _, columns in spans)
 
     def span(self, block: AccumulatorBlock) -> tuple[slice, slice]:
         """Lanes and columns of a block in tensor memory."""
@@ -49,7 +50,9 @@ class Accumulator:
     def _place(self, block: AccumulatorBlock) -> tuple[np.ndarray, tuple[slice, slice]]:
         """The block's words, and its place in this CTA's rows of D."""
         rows = slice(block.rows.start - self.first_row, block.rows.stop - self.first_row)
-        return self.cta.tmem.words[self.span(block)], (rows, block.columns)
+        lanes, columns = self.span(block)
+        words = self.cta.tmem.columns(columns.start, columns.stop - columns.start)
+        return words[lanes, columns], (rows, block.columns)
 
     def require(self) -> None:
         """The instruction reads D: the checker demands that it was written."""
@@ -109,14 +112,12 @@ class Chain:
     products: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
     def __post_init__(self) -> None:
-        """Work out its columns."""
-        spans = [self.accumulator.span(block)[1] for block in self.accumulator.blocks]
-        self.first, self.last = min(span.start for span in spans), max(span.stop for span in spans)
+        """Take the columns of the accumulator."""
+        self.first, self.last = self.accumulator.first, self.accumulator.last
 
     def settle(self) -> None:
         """Make the sum and write it."""
         accumulator = self.accumulator
-        accumulator.cta.tmem.later = None
         c = accumulator.read() if self.accumulate else None
         accumulator.write(numerics.accumulate_block_scaled(self.products, c, **self.settings))
 
@@ -129,7 +130,7 @@ def add_product(
 ) -> None:
     """D = a * sfa @ (b * sfb)^T, plus D if `accumulate`, when somebody looks at D."""
     tmem = accumulator.cta.tmem
-    chain = tmem.later
+    chain = tmem.later.get(accumulator.first)
     if (
         isinstance(chain, Chain)
         and accumulate
@@ -140,6 +141,4 @@ def add_product(
     ):
         chain.products.append(product)
         return
-    if chain is not None:
-        chain.settle()
-    tmem.later = Chain(accumulator, settings, accumulate, [product])
+    tmem.put_off(Chain(accumulator, settings, accumulate, [product]))

@@ -26,7 +26,11 @@ def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempoten
 
     def step(warp: "Warp") -> None:
         values = [read(warp) for read in readers]
-        uniform = not any(v.__class__ is np.ndarray for v in values)
+        uniform = True
+        for value in values:
+            if value.__class__ is np.ndarray:
+                uniform = False
+                break
         if warp.num_active == 1 or (idempotent and uniform):
             if not uniform:
                 lane = warp.first_lane()

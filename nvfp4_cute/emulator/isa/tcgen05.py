@@ -229,7 +229,7 @@ class _Window:
                 axis=1
             )
             checker.note_unwritten(unwritten if reduce is None else np.append(unwritten, unwritten.any()))
-        data = self._words(cta.tmem.words, lane, column)
+        data = self._words(cta.tmem.columns(column, self.width), lane, column)
         return data if reduce is None else np.concatenate([data, reduce(data)[None]])
 
     def _words(self, words: np.ndarray, lane: int, column: int) -> np.ndarray:
@@ -242,7 +242,7 @@ class _Window:
 
     def write(self, cta: "Cta", lane: int, column: int, data: np.ndarray) -> None:
         """Store uint32 (registers, 32). Unpacking puts each half into the low half of a word."""
-        words, checker = cta.tmem.words, cta.machine.checker
+        words, checker = cta.tmem.columns(column, self.width), cta.machine.checker
         if checker is not None:
             checker.write_tensor(cta, *self._span(lane, column))
         rows, columns = self.lanes + lane, self.columns + column

@@ -79,10 +79,10 @@ def copy_matrix(
                 slice(column, column + columns),
                 source,
             )
-        words = cta.tmem.columns(column, columns)
-        if name == SCALE_SHAPE:  # to all groups of 32 lanes
-            words.reshape(4, 32, -1)[:, :, column : column + columns] = rows.view(np.uint32)
+        if name == SCALE_SHAPE:
+            cta.tmem.copy_scales(column, rows.view(np.uint32))
         else:
+            words = cta.tmem.columns(column, columns)
             words[shape.lanes + lane, column : column + columns] = rows.view(np.uint32)
 
 

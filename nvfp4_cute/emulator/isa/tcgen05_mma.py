@@ -1,7 +1,7 @@
 """tcgen05.mma: operands through `tcgen05_operands`, arithmetic through `numerics`."""
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,6 +11,7 @@ from nvfp4_cute.emulator.descriptors import (
     BLOCK_SCALED_KINDS,
     DENSE_KINDS,
     OPERAND_ROW_BYTES,
+    AccumulatorBlock,
     InstructionDescriptor,
     accumulator_blocks,
     decode_instruction_descriptor,
@@ -178,18 +179,14 @@ def execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
 
     A and B are split over the shared memories of a pair by rows; the same descriptor serves both.
     """
-    desc = decode_instruction_descriptor(
-        operands.idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
-    )
-    if desc.row_bytes != OPERAND_ROW_BYTES and form.arch != 103:
-        raise EmulatorError(f"instruction descriptor {operands.idesc:#010x}: K=96 needs sm_103a")
+    desc, blocks = _plan(form, operands.idesc, lane_of(operands.d))
     rows, share = desc.m // len(ctas), desc.n // len(ctas)
     b = _matrix_b(ctas, form, operands, desc, share)
-    blocks = accumulator_blocks(desc.m, desc.n, form.cta_group, form.ws, lane_of(operands.d))
     for index, cta in enumerate(ctas):
         a = _matrix_a(cta, form, operands, desc, rows)
-        own = [block for block in blocks if block.cta == index]
-        accumulator = Accumulator(cta, own, operands.d & 0xFFFF, rows * index, (rows, desc.n), desc.d_type)
+        accumulator = Accumulator(
+            cta, blocks[index], operands.d & 0xFFFF, rows * index, (rows, desc.n), desc.d_type
+        )
         if operands.accumulate:
             accumulator.require()
         scales = _scale_factors(cta, form, operands, desc, len(a), len(b)) if form.scale_block else None
@@ -202,6 +199,20 @@ def execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
         c = accumulator.read() if operands.accumulate else None
         out = _multiply(form, desc, a, b, c, scales)
         accumulator.write(out, operands.disabled[4 * index : 4 * index + 4])
+
+
+@lru_cache(1024)
+def _plan(
+    form: _Form, idesc: int, lane: int
+) -> tuple[InstructionDescriptor, tuple[tuple[AccumulatorBlock, ...], ...]]:
+    """The decoded instruction descriptor, and the blocks of D in each CTA when D begins at `lane`."""
+    desc = decode_instruction_descriptor(
+        idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
+    )
+    if desc.row_bytes != OPERAND_ROW_BYTES and form.arch != 103:
+        raise EmulatorError(f"instruction descriptor {idesc:#010x}: K=96 needs sm_103a")
+    blocks = accumulator_blocks(desc.m, desc.n, form.cta_group, form.ws, lane)
+    return desc, tuple(tuple(b for b in blocks if b.cta == index) for index in range(form.cta_group))
 
 
 def _matrix_a(

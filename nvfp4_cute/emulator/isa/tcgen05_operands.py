@@ -124,4 +124,8 @@ def scale_factors(cta: "Cta", address: int, places: ScalePlaces, name: str) -> n
         span = slice(column, column + places.columns)
         unwritten = checker.read_tensor(cta, slice(0, 128), span)
         checker.require_tensor("scale factors", unwritten.reshape(-1)[places.words], span)
+    copies = cta.tmem.copied_scales(column, places.columns) if places.words_of_rows else None
+    if copies is not None:
+        words = np.concatenate([rows.T for rows in copies]).reshape(-1, 1)
+        return words[: len(places.first)].view(np.uint8)
     return read_scales(cta.tmem.columns(column, places.columns), column, places)

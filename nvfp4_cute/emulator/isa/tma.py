@@ -76,10 +76,16 @@ def load_map(cta: "Cta", address: int) -> TensorMap:
     """The tensor map at a generic address, of a kernel parameter or in global memory."""
     if address % 64:
         raise AlignmentFault(f"tensor map at {address:#x}: must be a multiple of 64")
-    params = cta.launch.params
+    launch = cta.launch
+    found = launch.tensor_maps.get(address)
+    if found is not None:
+        return found
+    params = launch.params
     start = address - params.ctypes.data
-    if 0 <= start and start + DESCRIPTOR_BYTES <= params.size:
-        return TensorMap.decode(params[start : start + DESCRIPTOR_BYTES].tobytes())
+    if 0 <= start and start + DESCRIPTOR_BYTES <= params.size:  # parameters are constant
+        found = TensorMap.decode(params[start : start + DESCRIPTOR_BYTES].tobytes())
+        launch.tensor_maps[address] = found
+        return found
     return TensorMap.decode(cta.machine.memory.view(address, DESCRIPTOR_BYTES, write=False).tobytes())
 
 
