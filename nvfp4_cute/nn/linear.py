@@ -220,17 +220,19 @@ class LinearNVFP4(torch.nn.Module):
             where it multiplies decoded weights.
 
         Raises:
-            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` or the bias has a gradient to follow.
             And what ``quantize`` and ``gemm`` refuse.
         """
         if self.shared is None:
             return self.product(x)
         layers, number = self.shared
+        self.bias_now()  # the layer of all rows has a copy of it
         return layers.result(number, x)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """``forward`` of this layer alone, whatever others read the same input."""
         if self.pre_decode:
+            self.bias_now()
             return functional.linear(x, self._fresh(), self.bias)
         rows, dtype = self.rows(x)
         bias = self.bias_now()
@@ -246,9 +248,16 @@ class LinearNVFP4(torch.nn.Module):
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def bias_now(self) -> torch.Tensor | None:
-        """The bias as ``gemm`` takes it; that of torch.nn.utils.parametrize and prune is no parameter any more."""
+        """The bias as ``gemm`` takes it; that of torch.nn.utils.parametrize and prune is no parameter any more.
+
+        Raises:
+            UnsupportedProblem: it has a gradient to follow, which torch would, where it multiplies decoded weights.
+        """
         parameters = self._parameters  # a module looks its attributes up slowly
-        return rules.addable_bias(parameters["bias"] if "bias" in parameters else self.bias)
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        if bias is not None and bias.requires_grad:
+            rules.check_tensors({"bias": bias})
+        return rules.addable_bias(bias)
 
     def uses_kept(self, rows: int) -> bool:
         """Whether so many rows are multiplied by kept weights."""

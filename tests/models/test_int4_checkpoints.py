@@ -3,6 +3,7 @@
 import pytest
 import torch
 from checkpoint_files import write
+from int4_files import awq_words, compressed_tensors, words
 
 from nvfp4_cute import int4_format, quantize
 from nvfp4_cute.cli import main
@@ -19,17 +20,6 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 
 
-def compressed_tensors(**weights):
-    """``quantization_config`` as compressed-tensors 0.20 writes it, shortened."""
-    args = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 64} | weights
-    group = {"targets": ["Linear"], "weights": args, "input_activations": None, "format": "pack-quantized"}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": group},
-    }
-
-
 def parts(blocks=4, dtype=torch.float16, seed=0, n=N, k=K):
     """Codes [N, K], scales [N, blocks], zero points 0 to 15 [N, blocks]."""
     generator = torch.Generator().manual_seed(seed)
@@ -41,19 +31,6 @@ def parts(blocks=4, dtype=torch.float16, seed=0, n=N, k=K):
 def values(codes, scale, zero_points):
     step = codes.shape[1] // scale.shape[1]
     return (codes - zero_points.repeat_interleave(step, 1)) * scale.double().repeat_interleave(step, 1)
-
-
-def words(nibbles, dim):
-    """int32 of eight values 0 to 15 along a dimension, the first in the lowest bits."""
-    eight = nibbles.movedim(dim, -1).unflatten(-1, (-1, 8))
-    packed = sum(eight[..., i].long() << 4 * i for i in range(8))
-    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
-    return packed.movedim(-1, dim).contiguous()
-
-
-def awq_words(columns):
-    """[rows, N/8]: value i of a word is column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its eight."""
-    return words(columns.unflatten(1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 1)
 
 
 def read(folder, tensors, quantization):

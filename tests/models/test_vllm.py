@@ -18,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm instal
 
 import vllm_tokens  # noqa: E402
 from checkpoint_files import MODELOPT  # noqa: E402
+from int4_files import AWQ, GPTQ, compressed_tensors, write_int4  # noqa: E402
 from lockstep import Lockstep, Recorded, closeness  # noqa: E402
 from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
@@ -27,7 +28,7 @@ from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter  # noqa: E402
 from nvfp4_cute.models.layers import experts_module  # noqa: E402
 from nvfp4_cute.models.vllm import requirements  # noqa: E402
-from nvfp4_cute.models.vllm.config import CheckpointConfig, is_nvfp4, renamed  # noqa: E402
+from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed, takes  # noqa: E402
 from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 
@@ -36,7 +37,7 @@ MORE = os.environ.get("NVFP4_CUTE_CHECKPOINTS")
 FOLDERS = [
     p for root in (DATA, *([Path(MORE)] if MORE else [])) for p in sorted(root.iterdir()) if p.is_dir()
 ]
-MOE = DATA / "modelopt-qwen3moe-nvfp4"
+DENSE, MOE = DATA / "ct-qwen3-nvfp4", DATA / "modelopt-qwen3moe-nvfp4"
 
 
 def config_of(folder):
@@ -45,7 +46,7 @@ def config_of(folder):
 
 def is_taken(folder):
     config = config_of(folder)
-    return config["model_type"] not in INTERLEAVED_MODELS and is_nvfp4(config["quantization_config"])
+    return config["model_type"] not in INTERLEAVED_MODELS and takes(config["quantization_config"])
 
 
 def changed(folder, to, change):
@@ -112,6 +113,21 @@ def test_layers_are_those_of_transformers(folder):
         check_in_lockstep(folder, llm)
 
 
+@pytest.mark.parametrize(
+    ("source", "tool", "orders"),
+    [(DENSE, "gptq", True), (DENSE, "compressed-tensors", False), (MOE, "awq", False), (MOE, "gptq", False)],
+    ids=["gptq-ordered", "compressed-tensors", "experts-awq", "experts-gptq"],
+)
+def test_int4(tmp_path, source, tool, orders):
+    """With zero points, q, k and v each with an order of its own, experts whose router the config does not leave out."""
+    folder = write_int4(source, tmp_path / "m", tool, orders)
+    with vllm_tokens.engine(folder) as llm:
+        assert llm.llm_engine.vllm_config.model_config.quantization == "nvfp4_cute"
+        kinds = {type(m).__name__ for m in vllm_tokens.model_of(llm).modules()}
+        assert {"LinearINT4", "ExpertsINT4" if source == MOE else "LinearINT4"} <= kinds
+        check_in_lockstep(folder, llm)
+
+
 def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
     """k_proj and up_proj with other global scales than what vLLM puts into one tensor with them."""
     factors = {"k_proj.weight_scale_2": 0.5, "up_proj.weight_scale_2": 3.0}
@@ -138,6 +154,9 @@ def test_two_ranks():
         ("layers.1.mlp.experts.3.up_proj.input_scale", 0.0, r"layers.1.mlp.experts.w13_input_scale is 0, and a scale"),
         ("layers.0.mlp.experts.2.down_proj.weight_scale_2", None, r"experts.w2_weight_scale_2 is nan, and a scale"),
         ("layers.0.self_attn.k_proj.weight_scale_2", -1.0, r"qkv_proj.weight_scale_2 is -1, and a scale"),
+        ("layers.1.self_attn.k_proj.weight", None, r"qkv_proj.weight is in no file of the checkpoint, or not all"),
+        ("layers.1.mlp.experts.3.up_proj.weight_scale", None, r"experts.w13_weight_scale is in no file"),
+        ("layers.0.mlp.experts.2.down_proj.weight", None, r"experts.w2_weight is in no file"),
     ],
 )  # fmt: skip
 def test_damaged_scales_are_refused_by_name(tmp_path, end, value, message):
@@ -196,11 +215,15 @@ LAYER = "model.layers.0.mlp.down_proj"
         (CT, True),
         (CT | {"kv_cache_scheme": {"strategy": "attn_head"}}, False),
         (CT | {"transform_config": {"config_groups": {}}}, False),
-        ({"quant_method": "gptq", "bits": 4}, False),
+        (GPTQ, True),
+        (AWQ, True),
+        (GPTQ | {"bits": 8}, False),
+        (compressed_tensors(), True),
+        (MODELOPT | {"quant_algo": "W4A8_AWQ"}, False),
     ],
 )  # fmt: skip
 def test_which_checkpoints_are_taken(config, expected):
-    assert is_nvfp4(config) is expected
+    assert takes(config) is expected
     choice = CheckpointConfig.override_quantization_method
     assert choice(config, None) == ("nvfp4_cute" if expected else None)
     # vLLM's own methods keep their names.

@@ -10,6 +10,7 @@ from nvfp4_cute import LinearNVFP4, UnsupportedProblem, dequantize, gemm, quanti
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.nn.shared_input import SharedInput
 
 K, N = 96, 40
 
@@ -166,3 +167,28 @@ def test_description_and_refusals(linear):
         layer = LinearNVFP4.from_linear(linear, activations=activations)
         with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="no backward pass"):
             layer(inputs(2).requires_grad_())
+
+
+@pytest.mark.parametrize(
+    "how", ["few rows", "many rows of kept weights", "decoded ahead", "beside another layer"]
+)
+def test_a_bias_with_a_gradient_is_refused(how):
+    """However the product is computed: torch would follow the gradient, kernels would not."""
+    options = {
+        "many rows of kept weights": {"activations": "16bit", "keep_decoded": True},
+        "decoded ahead": {"pre_decode": True},
+    }
+    linear = torch.nn.Linear(K, 128).bfloat16()
+    layer = LinearNVFP4.from_linear(linear, **options.get(how, {}))
+    x = inputs(300 if "many" in how else 2)
+    if how == "beside another layer":
+        SharedInput([layer, LinearNVFP4.from_linear(linear)])
+    expected = layer(x)
+    layer.bias.requires_grad_(True)
+    with (
+        torch.enable_grad(),
+        pytest.raises(UnsupportedProblem, match="bias has requires_grad=True.*no backward pass"),
+    ):
+        layer(x)
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)

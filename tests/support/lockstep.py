@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
+from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
 from nvfp4_cute.nn.linear import LinearNVFP4
 
 UNIT = 2.0**-24
@@ -33,8 +34,9 @@ class Readers:
 
 
 def quantized_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Layers whose products are 4-bit ones."""
-    return [m for m in model.modules() if isinstance(m, LinearNVFP4 | RoutedExperts | SortedExperts)]
+    """Layers whose weights have 4 bits."""
+    kinds = LinearNVFP4 | LinearINT4 | RoutedExperts | SortedExperts | ExpertsINT4
+    return [m for m in model.modules() if isinstance(m, kinds)]
 
 
 class Recorded:

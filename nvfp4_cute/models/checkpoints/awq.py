@@ -19,4 +19,4 @@ def convention(quantization: Config) -> Convention:
         if value != known:
             raise CheckpointError(f"{name} is {value!r}; this reader takes {known!r}: export the model so")
     found = Scheme("awq", INT4, None, has_zero_points=bool(quantization.get("zero_point", True)))
-    return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq)
+    return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq, names_layers=False)

@@ -241,7 +241,7 @@ class Checkpoint:
                 bias = self.files[self._modules[name][BIAS]]
         else:
             read = [self._projection(parts[kind, e], scheme) for e in range(count)]
-            weight, factors = _stacked(prefix, kind, [one.weight for one in read])
+            weight, factors = stacked(prefix, kind, [one.weight for one in read])
             inputs = [one.input_scale for one in read]
         side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias)
         return side.deinterleaved() if kind == "gate_up" and interleaved else side
@@ -340,7 +340,7 @@ class _Side:
         return _Side(weight, self.factors, self.inputs, None if self.bias is None else turn(self.bias))
 
 
-def _stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
+def stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
     """Weights of all experts, [E, N, K], without global scales; and these, [E, 1]."""
     one = weights[0]
     other = next((e for e, w in enumerate(weights) if (w.shape, w.format) != (one.shape, one.format)), None)

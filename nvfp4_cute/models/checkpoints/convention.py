@@ -38,6 +38,7 @@ class Convention:
         scheme: prefix -> scheme, None where the layer is not quantized. Raises CheckpointError for a scheme that is unknown.
         unpack: of int4: prefix and tensors by role -> the weights, and the order of K that they have; None where the tool has
             no int4.
+        names_layers: whether the config says which layers are quantized; else those are that have packed tensors.
     """
 
     tool: str
@@ -47,6 +48,7 @@ class Convention:
     schemes: tuple[Scheme, ...]
     scheme: Callable[[str], Scheme | None] = field(repr=False)
     unpack: Unpack | None = field(default=None, repr=False)
+    names_layers: bool = True
 
     def name_of(self, role: str) -> str:
         """The suffix of a role, for messages."""

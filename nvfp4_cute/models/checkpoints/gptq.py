@@ -31,4 +31,4 @@ def convention(quantization: Config) -> Convention:
     is_symmetric = bool(quantization.get("sym", True))
     found = Scheme("gptq", INT4, None, has_zero_points=not is_symmetric)
     unpack = partial(of_gptq, is_symmetric=is_symmetric, is_v2=layout == "gptq_v2")
-    return Convention("gptq", SUFFIXES, {}, False, (found,), lambda prefix: found, unpack)
+    return Convention("gptq", SUFFIXES, {}, False, (found,), lambda prefix: found, unpack, names_layers=False)

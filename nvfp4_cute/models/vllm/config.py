@@ -1,4 +1,4 @@
-"""Which layers of a model are quantized how: a method of vLLM that reads the configs of ModelOpt and compressed-tensors."""
+"""Which layers of a model are quantized how: a method of vLLM that reads the configs ``models.checkpoints`` has readers for."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,12 +12,14 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
+from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.gpus.targets import arch_of_capability
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
-from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, is_embedding
-from nvfp4_cute.models.checkpoints.stored import Scheme
+from nvfp4_cute.models.checkpoints.convention import DATA
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, is_embedding, spellings
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
 from nvfp4_cute.planning.arch import ARCHS
@@ -30,10 +32,14 @@ MISSING = "missing_input_scale"
 ABSORBED = ("kv_b_proj",)
 # What a compressed-tensors config may ask for beside quantized weights; vLLM's own method does these.
 OTHERS = ("transform_config", "sparsity_config")
+# Formats of weights and activations.
+TAKEN = (("nvfp4", "nvfp4"), ("nvfp4", None), (INT4, None))
+# Schemes that have int4 in a byte each.
+BYTES = ("int-quantized",)
 
 
 class CheckpointConfig(QuantizationConfig):
-    """``quantization_config`` of a checkpoint of NVFP4 weights.
+    """``quantization_config`` of a checkpoint of NVFP4 or int4 weights.
 
     Args:
         quantization: of config.json, or all of hf_quant_config.json.
@@ -45,6 +51,8 @@ class CheckpointConfig(QuantizationConfig):
         super().__init__()
         self.quantization = unwrapped(quantization)
         self.convention = convention_of(self.quantization)
+        # Layers that have packed tensors, in all spellings, where the config does not name those that are quantized.
+        self.packed: set[str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "convention"}
@@ -84,12 +92,32 @@ class CheckpointConfig(QuantizationConfig):
     ) -> str | None:
         """This method's name for a checkpoint that it takes, unless the user names another one.
 
-        It takes checkpoints whose quantized layers are all NVFP4, where there is a kernel for the GPU, or on the CPU.
+        It takes checkpoints whose quantized layers are all NVFP4 or int4, where there is a kernel for the GPU, or on the CPU.
         """
         if hf_quant_cfg is None or user_quant not in (None, cls.name):
             return None
         is_other = getattr(hf_config, "model_type", None) in INTERLEAVED_MODELS
-        return cls.name if not is_other and _has_kernel() and is_nvfp4(hf_quant_cfg) else None
+        return cls.name if not is_other and _has_kernel() and takes(hf_quant_cfg) else None
+
+    def maybe_update_config(
+        self, model_name: str, hf_config: Any = None, revision: str | None = None
+    ) -> None:
+        """Look which layers have packed tensors, where the config does not say it (AutoGPTQ, AutoAWQ).
+
+        Raises:
+            CheckpointError: files that cannot be read, or none with packed tensors.
+        """
+        if self.convention.names_layers:
+            return
+        data = self.convention.name_of(DATA)
+        names = get_safetensors_params_metadata(model_name, revision=revision)
+        layers = [name.removesuffix(f".{data}") for name in names if name.endswith(f".{data}")]
+        self.packed = {spelling for layer in layers for spelling in spellings(layer)}
+        if not self.packed:
+            raise CheckpointError(
+                f"{model_name} has no *.safetensors with a {data}, which says what is quantized; fetch its files, or pass "
+                "--quantization with one of vLLM's own methods"
+            )
 
     # ---- layers --------------------------------------------------------------------------------------------------
 
@@ -97,6 +125,8 @@ class CheckpointConfig(QuantizationConfig):
         """Take names of modules as vLLM spells them, too."""
         self.quantization = renamed(self.quantization, hf_to_vllm_mapper)
         self.convention = convention_of(self.quantization)
+        if self.packed is not None:
+            self.packed |= set(hf_to_vllm_mapper.apply_list(sorted(self.packed)))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """What creates, loads and computes a layer; None for one that is none of this method's.
@@ -128,7 +158,8 @@ class CheckpointConfig(QuantizationConfig):
 
     def _scheme(self, prefix: str, names: list[str]) -> Scheme | None:
         """The one scheme of ``names``."""
-        found = {name: self.convention.scheme(name) for name in names}
+        is_left_out = lambda name: self.packed is not None and name not in self.packed
+        found = {name: None if is_left_out(name) else self.convention.scheme(name) for name in names}
         if len(set(found.values())) > 1:
             each = ", ".join(f"{name} is {scheme or 'not quantized'}" for name, scheme in found.items())
             raise CheckpointError(
@@ -144,8 +175,8 @@ def register_config(name: str) -> None:
     register_quantization_config(name)(CheckpointConfig)
 
 
-def is_nvfp4(quantization: Mapping[str, Any]) -> bool:
-    """Whether all that a checkpoint's config quantizes are weights in NVFP4, with 4-bit or 16-bit activations."""
+def takes(quantization: Mapping[str, Any]) -> bool:
+    """Whether all that a config quantizes are weights in NVFP4 with 4-bit or 16-bit activations, or in int4 with 16-bit ones."""
     quantization = unwrapped(quantization)
     if any(quantization.get(key) for key in OTHERS):
         return False
@@ -156,9 +187,7 @@ def is_nvfp4(quantization: Mapping[str, Any]) -> bool:
         schemes = convention_of(quantization).schemes
     except CheckpointError:
         return False
-    return bool(schemes) and all(
-        s.weights == "nvfp4" and s.activations in ("nvfp4", None) and not s.has_pre_scale for s in schemes
-    )
+    return bool(schemes) and all((s.weights, s.activations) in TAKEN and s.name not in BYTES for s in schemes)
 
 
 def names_embedding(quantization: Mapping[str, Any]) -> bool:

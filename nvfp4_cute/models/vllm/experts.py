@@ -1,21 +1,43 @@
-"""Experts of vLLM with NVFP4 weights."""
+"""Experts of vLLM with NVFP4 or int4 weights."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, FusedMoeWeightScaleSupported
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.utils import set_weight_attrs
 
-from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.models.checkpoints.checkpoint import MissingInputScale
+from nvfp4_cute.models.checkpoints.axes import axes_of
+from nvfp4_cute.models.checkpoints.checkpoint import MissingInputScale, stacked
 from nvfp4_cute.models.checkpoints.checks import check_data
-from nvfp4_cute.models.checkpoints.convention import DATA, GLOBAL, INPUT, SCALE, Convention
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredWeight
+from nvfp4_cute.models.checkpoints.convention import (
+    DATA,
+    GLOBAL,
+    INPUT,
+    ORDER,
+    PRE,
+    SCALE,
+    SHAPE,
+    ZERO,
+    Convention,
+    needed_roles,
+)
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, StoredWeight
 from nvfp4_cute.models.layers import experts_module
-from nvfp4_cute.models.vllm.parameters import factors, make_up_dummies, matrices, unknown_numbers
+from nvfp4_cute.models.vllm.parameters import (
+    CUT,
+    NUMBER,
+    ExpertsLoader,
+    Matrix,
+    check_complete,
+    factors,
+    make_up_dummies,
+    unknown_numbers,
+)
 from nvfp4_cute.nn.experts import SortedExperts
 from nvfp4_cute.nn.linear import K_STEP
 
@@ -26,8 +48,6 @@ ACTIVATIONS: dict[str, Any] = {
     "gelu_tanh": "gelu_tanh",
     "relu2_no_mul": "relu2",
 }
-# How RoutedExperts.weight_loader is to take a parameter: cut among ranks, or one number for each expert and projection.
-CUT, NUMBER = FusedMoeWeightScaleSupported.GROUP.value, FusedMoeWeightScaleSupported.TENSOR.value
 
 
 class ExpertsMethod(FusedMoEMethodBase):
@@ -50,6 +70,8 @@ class ExpertsMethod(FusedMoEMethodBase):
         super().__init__(moe)
         self.scheme, self.convention = scheme, convention
         self.missing_input_scale = missing_input_scale
+        self.axes = axes_of(scheme, convention.tool)
+        self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         """None: rows are quantized inside the layer."""
@@ -58,11 +80,11 @@ class ExpertsMethod(FusedMoEMethodBase):
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *arguments: Any, **options: Any
     ) -> tuple[int, int]:
-        """Sizes with the width rounded up to what rows of kernels need; vLLM fills with zeros."""
+        """Sizes with the width of NVFP4 rounded up to what rows of kernels need; vLLM fills with zeros."""
         hidden, width = super().maybe_roundup_sizes(
             hidden_size, intermediate_size_per_partition, *arguments, **options
         )
-        return hidden, -(-width // K_STEP) * K_STEP
+        return hidden, width if self.scheme.weights == INT4 else -(-width // K_STEP) * K_STEP
 
     def create_weights(
         self,
@@ -78,25 +100,39 @@ class ExpertsMethod(FusedMoEMethodBase):
         if activation not in ACTIVATIONS or getattr(layer, "swiglu_limit", None) is not None:
             raise UnsupportedProblem(
                 f"{layer.layer_name} has activation {activation!r} (limit {getattr(layer, 'swiglu_limit', None)}); the plug-in "
-                f"has {', '.join(ACTIVATIONS)}, without limits: pass --quantization modelopt_fp4, which is vLLM's own method"
+                f"has {', '.join(ACTIVATIONS)}, without limits: pass --quantization with one of vLLM's own methods"
             )
         sides = 2 if layer.moe_config.is_act_and_mul else 1
         width, loader = intermediate_size_per_partition, extra_weight_attrs["weight_loader"]
-        for name, rows, k, numbers in (
-            ("w13", sides * width, hidden_size, (num_experts, sides)),
-            ("w2", hidden_size, width, (num_experts,)),
+        layer.nvfp4_loaders = {}
+        for name, rows, k, all_k, parts in (
+            ("w13", sides * width, hidden_size, hidden_size, sides * num_experts),
+            ("w2", hidden_size, width, layer.moe_config.intermediate_size, num_experts),
         ):
-            data, scale = matrices((num_experts, rows), k, layer.layer_name)
-            self._register(layer, name, DATA, data, CUT, loader)
-            self._register(layer, name, SCALE, scale, CUT, loader)
-            for role in (GLOBAL, INPUT) if self.scheme.activations else (GLOBAL,):
+            own = layer.nvfp4_loaders[name] = {}
+            for role, axes in self.axes.items():
+                matrix = Matrix(self._path(layer, name, role), axes, num_experts, rows, k, all_k)
+                own[role] = ExpertsLoader(matrix, loader, parts)
+                self._register(layer, name, role, matrix.empty(), CUT, own[role])
+                layer._parameters[self._key(name, role)].is_transposed = axes.n == 1
+            numbers = (num_experts, sides) if name == "w13" else (num_experts,)
+            for role in self.numbers:
                 self._register(layer, name, role, unknown_numbers(*numbers), NUMBER, _by_projection(loader))
+            for role in set(self.convention.suffixes.values()) & set(WITHOUT_PLACE):
+                check = partial(WITHOUT_PLACE[role], self._path(layer, name, role), all_k)
+                self._register(layer, name, role, torch.zeros(1), NUMBER, partial(_checked, check))
         layer.nvfp4_dtype = params_dtype
+
+    def _key(self, name: str, role: str) -> str:
+        return f"{name}_{self.convention.name_of(role)}"
+
+    def _path(self, layer: Any, name: str, role: str) -> str:
+        return f"{layer.layer_name}.{self._key(name, role)}"
 
     def _register(self, layer, name: str, role: str, tensor: torch.Tensor, kind: str, loader: Any) -> None:
         parameter = torch.nn.Parameter(tensor, requires_grad=False)
         set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": kind})
-        layer.register_parameter(f"{name}_{self.convention.name_of(role)}", parameter)
+        layer.register_parameter(self._key(name, role), parameter)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check what was loaded, and make ``layer.nvfp4`` of it, which computes.
@@ -131,24 +167,39 @@ class ExpertsMethod(FusedMoEMethodBase):
             as_moving_parameters(module)
         layer.nvfp4 = module
 
-    def _side(self, layer: Any, name: str) -> tuple[StoredWeight, torch.Tensor, torch.Tensor | None]:
+    def _side(self, layer: Any, name: str) -> tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]:
         """A projection's weights, their global scales, and those of activations; the layer's parameters go."""
-        names = {role: f"{name}_{self.convention.name_of(role)}" for role in (DATA, SCALE, GLOBAL, INPUT)}
-        taken = {role: layer._parameters.pop(n) for role, n in names.items() if n in layer._parameters}
-        make_up_dummies(*(tensor for role, tensor in taken.items() if role != DATA))
-        path = {role: f"{layer.layer_name}.{n}" for role, n in names.items()}
-        data, scale = taken[DATA].data, taken[SCALE].data
+        roles = (*self.axes, *self.numbers, *WITHOUT_PLACE)
+        taken = {r: t for r in roles if (t := layer._parameters.pop(self._key(name, r), None)) is not None}
+        optional = {ZERO} - set(needed_roles(self.scheme))
+        found = check_complete(layer.nvfp4_loaders[name], taken, optional)
+        given = {
+            role: taken[role].data for role in (*self.axes, *self.numbers) if role in {*found, *self.numbers}
+        }
+        if self.scheme.weights == INT4:
+            return self._int4(layer, name, given), None, None
+        path = {role: self._path(layer, name, role) for role in given}
+        make_up_dummies(*(tensor for role, tensor in given.items() if role != DATA))
+        data, scale = given[DATA], given[SCALE]
         check_data(path[DATA], self.scheme, data, scale, path[SCALE])
         weight = StoredWeight(
             self.scheme.weights, data, scale, None, (*data.shape[:-1], NVFP4.elements(data.shape[-1]))
         )
-        factor = factors(path[GLOBAL], taken[GLOBAL].data, self.convention)
-        if INPUT not in taken:
+        factor = factors(path[GLOBAL], given[GLOBAL], self.convention)
+        if INPUT not in given:
             return weight, factor, None
-        given = taken[INPUT].data
+        inputs = given[INPUT]
         if self.missing_input_scale == "fill":
-            given = filled(given, self.convention.is_reciprocal)
-        return weight, factor, factors(path[INPUT], given, self.convention)
+            inputs = filled(inputs, self.convention.is_reciprocal)
+        return weight, factor, factors(path[INPUT], inputs, self.convention)
+
+    def _int4(self, layer: Any, name: str, given: dict[str, torch.Tensor]) -> StoredWeight:
+        assert self.convention.unpack is not None
+        read = []
+        for e in range(len(given[DATA])):
+            one = {role: tensor[e] for role, tensor in given.items()}
+            read.append(self.convention.unpack(f"{layer.layer_name}.{e}.{name}", one)[0])
+        return stacked(layer.layer_name, name, read)[0]
 
     def apply(
         self,
@@ -191,6 +242,43 @@ def _by_projection(loader: Any) -> Any:
         )
 
     return load
+
+
+def _check_unordered(name: str, k: int, loaded: torch.Tensor) -> None:
+    """Raise where neighbours along K have scales of different blocks; -1 throughout says that they do not."""
+    step = k // (int(loaded.max()) + 1) if bool((loaded >= 0).all()) else 0
+    if step and not torch.equal(loaded.long(), torch.arange(k) // step):
+        raise CheckpointError(
+            f"{name} orders K by activations, which experts of this plug-in do not follow; export the model with desc_act=False, "
+            'or actorder "static", or pass --quantization with one of vLLM\'s own methods'
+        )
+
+
+def _check_no_factors(name: str, k: int, loaded: torch.Tensor) -> None:
+    """Raise: activations of experts are not multiplied by factors of their own."""
+    raise CheckpointError(
+        f"{name} has factors of activations, which experts of this plug-in do not have; export the model without AWQ"
+    )
+
+
+def _check_shape(name: str, k: int, loaded: torch.Tensor) -> None:
+    """Raise where the weights before they were packed had another K."""
+    if int(loaded[1]) != k:
+        raise CheckpointError(
+            f"{name} is {loaded.tolist()}, and by config.json K is {k}: these are different models, or K is no multiple of 8"
+        )
+
+
+# Roles of tensors that have no place in the experts' weights, and what must hold for them.
+WITHOUT_PLACE = {ORDER: _check_unordered, PRE: _check_no_factors, SHAPE: _check_shape}
+
+
+def _checked(
+    check: Any, param: torch.nn.Parameter, loaded_weight: torch.Tensor, *rest: Any, **options: Any
+) -> bool:
+    """A loader that looks at what is loaded, and keeps nothing."""
+    check(loaded_weight)
+    return True
 
 
 def as_moving_parameters(module: torch.nn.Module) -> None:

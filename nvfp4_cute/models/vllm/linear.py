@@ -1,18 +1,55 @@
-"""Linear layers of vLLM with NVFP4 weights."""
+"""Linear layers of vLLM with NVFP4 or int4 weights."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
-from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    LinearMethodBase,
+    RowParallelLinear,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.parameter import PackedvLLMParameter, PerTensorScaleParameter
 
+from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.models.checkpoints.checks import check_data
-from nvfp4_cute.models.checkpoints.convention import DATA, GLOBAL, INPUT, SCALE, Convention
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWeight
+from nvfp4_cute.models.checkpoints.axes import axes_of
+from nvfp4_cute.models.checkpoints.checks import check_data, check_pre_scale
+from nvfp4_cute.models.checkpoints.convention import (
+    DATA,
+    GLOBAL,
+    INPUT,
+    ORDER,
+    PRE,
+    SCALE,
+    SHAPE,
+    ZERO,
+    Convention,
+    needed_roles,
+)
+from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, StoredWeight
 from nvfp4_cute.models.layers import linear_module
-from nvfp4_cute.models.vllm.parameters import factors, make_up_dummies, matrices, unknown_numbers
+from nvfp4_cute.models.vllm.parameters import (
+    Matrix,
+    MatrixLoader,
+    VectorLoader,
+    check_complete,
+    factors,
+    make_up_dummies,
+    unknown_numbers,
+    vector,
+)
+
+UNORDERED = -1  # of an order of K: there is none
+# Roles of numbers along K, or a few for each part: value and dtype before a file has others.
+VECTORS: dict[str, tuple[float, torch.dtype]] = {
+    ORDER: (UNORDERED, torch.int32), PRE: (1.0, torch.float32), SHAPE: (UNORDERED, torch.int64),
+}  # fmt: skip
+SHAPE_SIZE = 2
+
+Tensors = dict[str, torch.Tensor]  # by role
 
 
 @register_weight_loader_v2_supported_method
@@ -27,6 +64,8 @@ class LinearMethod(LinearMethodBase):
     def __init__(self, scheme: Scheme, convention: Convention, keeps_16_bits: bool = False):
         self.scheme, self.convention = scheme, convention
         self.used_scheme = replace(scheme, activations=None) if keeps_16_bits else scheme
+        self.axes = axes_of(scheme, convention.tool)
+        self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
 
     def create_weights(
         self,
@@ -39,17 +78,30 @@ class LinearMethod(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         """Parameters of one rank's part, with vLLM's own loaders, which cut what is in the files."""
-        loader = extra_weight_attrs["weight_loader"]
-        rows = sum(output_partition_sizes)
-        data, scale = matrices((rows,), input_size_per_partition, _name(layer))
-        for role, tensor in ((DATA, data), (SCALE, scale)):
-            made = ModelWeightParameter(data=tensor, input_dim=1, output_dim=0, weight_loader=loader)
+        loader, parts = extra_weight_attrs["weight_loader"], len(output_partition_sizes)
+        rows, k = sum(output_partition_sizes), input_size_per_partition
+        layer.nvfp4_loaders = {}
+        for role, axes in self.axes.items():
+            matrix = Matrix(self._path(layer, role), axes, None, rows, k, input_size)
+            own = layer.nvfp4_loaders[role] = MatrixLoader(matrix, loader, parts)
+            packed_dim = axes.n if axes.n_values > 1 else axes.k
+            made = PackedvLLMParameter(
+                data=matrix.empty(), input_dim=axes.k, output_dim=axes.n, packed_dim=packed_dim,
+                packed_factor=max(axes.n_values, axes.k_values), weight_loader=own,
+            )  # fmt: skip
             layer.register_parameter(self.convention.name_of(role), made)
-        for role in (GLOBAL, INPUT) if self.scheme.activations else (GLOBAL,):
-            numbers = unknown_numbers(len(output_partition_sizes))
-            made = PerTensorScaleParameter(data=numbers, weight_loader=loader)
-            layer.register_parameter(self.convention.name_of(role), made)
-        layer.nvfp4_parts = (output_partition_sizes, params_dtype)
+        for role in self.numbers:
+            numbers = PerTensorScaleParameter(data=unknown_numbers(parts), weight_loader=loader)
+            layer.register_parameter(self.convention.name_of(role), numbers)
+        for role in set(self.convention.suffixes.values()) & set(VECTORS):
+            own_vector = layer.nvfp4_loaders[role] = VectorLoader(
+                self._path(layer, role), getattr(layer, "tp_rank", 0)
+            )
+            size = SHAPE_SIZE if role == SHAPE else k
+            layer.register_parameter(
+                self.convention.name_of(role), vector(parts, size, *VECTORS[role], own_vector)
+            )
+        layer.nvfp4_sizes = (output_partition_sizes, k, input_size, params_dtype)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check what was loaded, and make ``layer.nvfp4`` of it, which computes.
@@ -57,35 +109,117 @@ class LinearMethod(LinearMethodBase):
         Raises:
             CheckpointError: a tensor is missing, zero or not finite; it is named.
         """
-        roles = (DATA, SCALE, GLOBAL, INPUT)
-        taken: list[Any] = [layer._parameters.pop(self.convention.name_of(role), None) for role in roles]
-        data, scale, factor, given = taken
-        make_up_dummies(scale, factor, given)
-        path = {role: f"{_name(layer)}.{self.convention.name_of(role)}" for role in roles}
-        check_data(path[DATA], self.scheme, data.data, scale.data, path[SCALE])
-        factor = factors(path[GLOBAL], factor.data, self.convention)
-        if given is not None:
-            # One of all: they read the same rows, and the largest cuts nothing off.
-            given = factors(path[INPUT], given.data, self.convention).amax()
-        sizes, dtype = layer.nvfp4_parts
-        is_one = bool((factor == factor[0]).all())
-        starts = [0] if is_one else [sum(sizes[:i]) for i in range(len(sizes))]
-        parts = []
-        for i, start in enumerate(starts):
-            rows = slice(start, None if is_one else start + sizes[i])
-            one, own = data.data[rows], scale.data[rows]
-            shape = (len(one), NVFP4.elements(one.shape[1]))
-            weight = StoredWeight(self.scheme.weights, one, own, factor[i], shape)
-            stored = StoredLinear(_name(layer), self.used_scheme, weight, given)
-            parts.append(linear_module(stored, None, dtype=dtype, device=one.device))
-        layer.nvfp4 = torch.nn.ModuleList(parts)
-        layer.weight = data  # other code of vLLM asks whether there is one
+        given = self._taken(layer)
+        sizes, k, all_k, dtype = layer.nvfp4_sizes
+        # Numbers of each part: where these agree, all parts are one product.
+        own = {role: given.pop(role) for role in (GLOBAL, ORDER, PRE) if role in given}
+        # One of all: they read the same rows, and the largest cuts nothing off.
+        input_scale = given.pop(INPUT).amax() if INPUT in given else None
+        is_one = all(bool((one == one[0]).all()) for one in own.values())
+        spans = [(0, sum(sizes))] if is_one else [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+        bias = self._bias(layer)
+        modules = []
+        for i, (start, rows) in enumerate(spans):
+            cut = {role: self._rows(role, tensor, start, rows) for role, tensor in given.items()}
+            weight, order = self._weight(layer, cut, {role: one[i] for role, one in own.items()})
+            stored = StoredLinear(
+                _name(layer), self.used_scheme, weight, input_scale, order, _of_part(own, PRE, i)
+            )
+            one_bias = None if bias is None else bias[start : start + rows]
+            modules.append(linear_module(stored, one_bias, dtype=dtype, device=weight.data.device))
+            # Other code of vLLM asks whether there is one.
+            layer.weight = weight.data if i == 0 else layer.weight
+        layer.nvfp4, layer.nvfp4_has_bias = torch.nn.ModuleList(modules), bias is not None
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x @ W^T + bias``: one product, or one a part where parts have global scales of their own."""
-        y = [part(x) for part in layer.nvfp4]
+        """``x @ W^T + bias``: one product, or one a part where parts have global scales or an order of K of their own.
+
+        Modules add the layer's own bias, in the launch of the product; another one is added after it.
+        """
+        if layer.nvfp4_has_bias and bias is None:
+            y = [_without_bias(part, x) for part in layer.nvfp4]
+        else:
+            y = [part(x) for part in layer.nvfp4]
         joined = y[0] if len(y) == 1 else torch.cat(y, -1)
-        return joined if bias is None else joined + bias
+        return joined if bias is None or layer.nvfp4_has_bias else joined + bias
+
+    def _path(self, layer: Any, role: str) -> str:
+        return f"{_name(layer)}.{self.convention.name_of(role)}"
+
+    def _taken(self, layer: Any) -> Tensors:
+        """The checked tensors that files had, by role; the layer's parameters go."""
+        loaders, names = layer.nvfp4_loaders, self.convention.name_of
+        taken = {role: layer._parameters.pop(names(role)) for role in (*loaders, *self.numbers)}
+        optional = {ZERO} - set(needed_roles(self.scheme))
+        kept = check_complete({role: loaders[role] for role in self.axes}, taken, optional)
+        kept |= {role for role in loaders if role in VECTORS and loaders[role].seen}
+        found = {
+            role: taken[role].data
+            for role in (*self.axes, *self.numbers, *VECTORS)
+            if role in {*kept, *self.numbers}
+        }
+        if self.scheme.weights != INT4:
+            make_up_dummies(*(tensor for role, tensor in found.items() if role != DATA))
+        for role in self.numbers:
+            found[role] = factors(self._path(layer, role), found[role], self.convention)
+        all_k = layer.nvfp4_sizes[2]
+        if SHAPE in found and bool((found.pop(SHAPE)[:, 1] != all_k).any()):
+            raise CheckpointError(
+                f"{self._path(layer, SHAPE)} has another K than {all_k}, that of the layer by config.json: these are different "
+                "models"
+            )
+        if ORDER in found:
+            found[ORDER] = self._order(layer, found)
+        if PRE in found:
+            for one in found[PRE]:
+                check_pre_scale(self._path(layer, PRE), one, one.numel())
+        return found
+
+    def _order(self, layer: Any, found: Tensors) -> torch.Tensor:
+        """The blocks of K [parts, K], counted from the rank's first."""
+        blocks, order = found[SCALE].shape[self.axes[SCALE].k], found[ORDER]
+        _, k, all_k, _ = layer.nvfp4_sizes
+        first = layer.nvfp4_loaders[ORDER].rank * blocks if k != all_k and blocks > 1 else 0
+        return torch.where(order == UNORDERED, order, order - first)
+
+    def _rows(self, role: str, tensor: torch.Tensor, start: int, rows: int) -> torch.Tensor:
+        axes = self.axes[role]
+        return tensor.narrow(axes.n, start // axes.n_values, rows // axes.n_values)
+
+    def _weight(
+        self, layer: Any, given: Tensors, own: Mapping[str, torch.Tensor]
+    ) -> tuple[StoredWeight, torch.Tensor | None]:
+        """Weights of some rows, and the order of K that they are in."""
+        if self.scheme.weights == INT4:
+            assert self.convention.unpack is not None
+            return self.convention.unpack(
+                _name(layer), given | {role: own[role] for role in (ORDER,) if role in own}
+            )
+        data, scale = given[DATA], given[SCALE]
+        check_data(self._path(layer, DATA), self.scheme, data, scale, self._path(layer, SCALE))
+        shape = (len(data), NVFP4.elements(data.shape[1]))
+        return StoredWeight(self.scheme.weights, data, scale, own[GLOBAL], shape), None
+
+    def _bias(self, layer: Any) -> torch.Tensor | None:
+        """The bias that vLLM passes with every call of a layer; of a row parallel one the first rank has it."""
+        is_first = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
+        if not isinstance(layer, LinearBase) or not is_first or layer.skip_bias_add:
+            return None
+        bias = getattr(layer, "bias", None)
+        return None if bias is None else bias.data
+
+
+def _of_part(own: Tensors, role: str, part: int) -> torch.Tensor | None:
+    return own[role][part] if role in own else None
+
+
+def _without_bias(part: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    zeros = {
+        n: torch.zeros_like(t)
+        for n, t in (*part.named_parameters(), *part.named_buffers())
+        if n.endswith("bias")
+    }
+    return torch.func.functional_call(part, zeros, (x,))
 
 
 def _name(layer: torch.nn.Module) -> str:

@@ -1,35 +1,218 @@
-"""Parameters of a layer while vLLM loads it, under the names that the checkpoint's tool gives its tensors."""
+"""Parameters of a layer while vLLM loads it, under the names that the checkpoint's tool gives its tensors.
+
+vLLM's loaders cut for each rank what is in the files. They convert what has another dtype, and leave a parameter as it was made
+where no file has it: both would be computed with. So each loader here is vLLM's between checks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoeWeightScaleSupported
+from vllm.model_executor.utils import set_weight_attrs
 
-from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem
+from nvfp4_cute.formats.block_format import INT4_BLOCKS
+from nvfp4_cute.models.checkpoints.axes import BLOCK, Axes
 from nvfp4_cute.models.checkpoints.checks import check_factor
 from nvfp4_cute.models.checkpoints.convention import Convention
 
 DUMMY = "dummy"  # the load format of vLLM that fills parameters with random numbers
+# How RoutedExperts.weight_loader is to take a parameter: cut among ranks, whole along the width of experts, or one number for
+# each expert and projection.
+CUT, WHOLE, NUMBER = (
+    getattr(FusedMoeWeightScaleSupported, name).value for name in ("GROUP", "CHANNEL", "TENSOR")
+)
+QKV = {"q": 0, "k": 1, "v": 2}  # vLLM's names of parts of one tensor
 
 
-def matrices(rows: tuple[int, ...], k: int, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for NVFP4 weights and their block scales.
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of quantized weights, as one rank has it.
+
+    Attributes:
+        name: of the tensor, for messages. axes: of the file. experts: E, of experts; None for a layer.
+        n, k: of the rank's weights. all_k: K of all ranks together.
+    """
+
+    name: str
+    axes: Axes
+    experts: int | None
+    n: int
+    k: int
+    all_k: int
+
+    def empty(self) -> torch.Tensor:
+        """Zeros for it. Where the file decides the dtype and the blocks of scales, the first tensor that is loaded does.
+
+        Raises:
+            UnsupportedProblem: the rank's part does not have whole elements.
+        """
+        for letter, size, values in (
+            ("output", self.n, self.axes.n_values),
+            ("input", self.k, self.axes.k_values),
+        ):
+            if values and size % values:
+                raise UnsupportedProblem(
+                    f"{self.name} has {size} {letter} features on each rank, and {values} lie in one element, which is not cut; "
+                    "use fewer ranks"
+                )
+        block = next((b for b in reversed(INT4_BLOCKS) if self.k % b == 0), self.k)
+        return self.zeros(block, self.axes.dtype or torch.get_default_dtype())
+
+    def zeros(self, block_k: int, dtype: torch.dtype) -> torch.Tensor:
+        """Of blocks of so many values along K."""
+        lead = () if self.experts is None else (self.experts,)
+        return torch.zeros((*lead, *self.axes.shape(self.n, self.k, block_k)), dtype=dtype)
+
+    def fit(self, param: torch.nn.Parameter, loaded: torch.Tensor, is_first: bool) -> bool:
+        """Make ``param`` fit what is loaded into it; whether each rank takes all of its K, for it has one block a row.
+
+        Raises:
+            CheckpointError: it has another dtype than its format, or than what was loaded before. UnsupportedProblem: blocks
+                are not whole on each rank.
+        """
+        dtype = param.dtype if self.axes.dtype is None and not is_first else self.axes.dtype
+        if dtype is not None and loaded.dtype != dtype:
+            raise CheckpointError(
+                f"{self.name} has dtype {loaded.dtype}, and {dtype} is expected: files of different exports; export it again"
+            )
+        if self.axes.k_values != BLOCK:
+            return False
+        blocks = loaded.shape[self.axes.k - 2]
+        is_whole = blocks == 1 and self.k != self.all_k
+        if not is_whole and blocks * self.k % self.all_k:
+            raise UnsupportedProblem(
+                f"{self.name} has {blocks} blocks along K = {self.all_k}, which ranks of {self.k} cut; use fewer ranks"
+            )
+        step = self.k if is_whole else max(self.all_k // max(blocks, 1), 1)
+        made = self.zeros(step, loaded.dtype)
+        if is_first:
+            param.data = made.to(param.device)
+        elif made.shape != param.shape:
+            raise CheckpointError(
+                f"{self.name} has blocks of {step} values, and other parts of the tensor have other blocks; export them alike"
+            )
+        return is_whole
+
+
+class MatrixLoader:
+    """Loads a matrix of a linear layer, part by part where vLLM keeps several in one tensor.
 
     Args:
-        rows: (..., N). k: of this rank. what: the layer, for messages.
+        matrix: what it is. loader: vLLM's. parts: how many there are.
+    """
 
-    Returns:
-        uint8 [..., N, K/2] and float8_e4m3fn [..., N, K/16], of zeros.
+    def __init__(self, matrix: Matrix, loader: Any, parts: int):
+        self.matrix, self.loader, self.parts = matrix, loader, parts
+        self.seen: set[Any] = set()
+
+    def __call__(self, param: Any, loaded: torch.Tensor, part: Any = None, *rest: Any, **options: Any) -> Any:
+        """What vLLM calls."""
+        if self.matrix.fit(param, loaded, not self.seen):
+            param.tp_rank = 0  # where K is cut, N is not
+        self.seen.update(part if isinstance(part, tuple) else (part,))
+        more = () if part is None else (part,)
+        return self.loader(param, loaded, *more, *rest, **options)
+
+    def is_complete(self) -> bool:
+        """Whether files had all parts."""
+        return None in self.seen or len(self.seen) >= self.parts
+
+
+class ExpertsLoader:
+    """The same of a matrix of all experts: ``loader`` is that of RoutedExperts, ``parts`` counts projections of all experts."""
+
+    def __init__(self, matrix: Matrix, loader: Any, parts: int):
+        self.matrix, self.loader, self.parts = matrix, loader, parts
+        self.seen: set[Any] = set()
+        self.has_all = False
+
+    def __call__(
+        self,
+        param: Any,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:
+        """What vLLM calls."""
+        if self.matrix.fit(param, loaded_weight, not self.seen):
+            param.quant_method = WHOLE
+        arguments = (weight_name, shard_id, expert_id)
+        is_done = bool(self.loader(param, loaded_weight, *arguments, return_success=True))
+        self.seen.add((shard_id, expert_id) if is_done else None)  # None: of another rank
+        self.has_all |= loaded_weight.ndim == 3
+        return is_done if return_success else None
+
+    def is_complete(self) -> bool:
+        """Whether files had all experts of this rank."""
+        return self.has_all or len(self.seen - {None}) >= self.parts
+
+
+class VectorLoader:
+    """Loads numbers along K, or a few for each part, into a parameter [parts, size]; of K, a rank's own."""
+
+    def __init__(self, name: str, rank: int):
+        self.name, self.rank = name, rank
+        self.seen: set[Any] = set()
+
+    def __call__(
+        self, param: Any, loaded: torch.Tensor, part: Any = None, *rest: Any, **options: Any
+    ) -> None:
+        """What vLLM calls."""
+        size = param.shape[1]
+        own = loaded.reshape(-1)
+        if own.numel() != size and own.numel() % size == 0:
+            own = own[self.rank * size : (self.rank + 1) * size]
+        if own.numel() != size:
+            raise CheckpointError(
+                f"{self.name} has shape {list(loaded.shape)}, and its layer has {size} on each rank: of different exports"
+            )
+        if param.dtype != own.dtype:
+            param.data = param.data.to(own.dtype)
+        parts = part if isinstance(part, tuple) else (part,)
+        for one in parts:
+            param.data[slice(None) if one is None else QKV.get(one, one)] = own
+        self.seen.update(parts)
+
+
+def vector(
+    parts: int, size: int, value: float, dtype: torch.dtype, loader: VectorLoader
+) -> torch.nn.Parameter:
+    """A parameter [parts, size] of ``value`` that a VectorLoader fills."""
+    made = torch.nn.Parameter(torch.full((parts, size), value, dtype=dtype), requires_grad=False)
+    set_weight_attrs(made, {"weight_loader": loader})
+    return made
+
+
+def check_complete(
+    matrices: dict[str, Any], given: dict[str, torch.nn.Parameter], optional: set[str]
+) -> set[str]:
+    """The roles among ``matrices`` that files had.
+
+    Args:
+        matrices: role -> MatrixLoader or ExpertsLoader. given: role -> parameter. optional: roles that may be missing.
 
     Raises:
-        UnsupportedProblem: the rank's part of K is no whole number of blocks.
+        CheckpointError: one is missing, or a part of it.
     """
-    if k % NVFP4.block_k:
-        raise UnsupportedProblem(
-            f"{what} has {k} input features on each rank, and blocks of {NVFP4.block_k} are not cut; use fewer ranks"
+    if is_dummy():
+        return set(matrices) - optional
+    for role, loader in matrices.items():
+        # A model may load a tensor in its own way.
+        is_own = getattr(given[role], "weight_loader", None) is not loader
+        if is_own or loader.is_complete() or (role in optional and not loader.seen):
+            continue
+        raise CheckpointError(
+            f"{loader.matrix.name} is in no file of the checkpoint, or not all of its parts; a file is missing, or the layer is "
+            "not quantized and the config does not say so"
         )
-    data = torch.zeros((*rows, NVFP4.row_bytes(k)), dtype=torch.uint8)
-    scale = torch.zeros((*rows, NVFP4.num_k_blocks(k)), dtype=torch.uint8)
-    return data, scale.view(torch.float8_e4m3fn)
+    return {
+        r for r, one in matrices.items() if one.seen or getattr(given[r], "weight_loader", None) is not one
+    }
 
 
 def unknown_numbers(*shape: int) -> torch.Tensor:
@@ -37,9 +220,14 @@ def unknown_numbers(*shape: int) -> torch.Tensor:
     return torch.full(shape, torch.nan, dtype=torch.float32)
 
 
+def is_dummy() -> bool:
+    """Whether vLLM loads no files."""
+    return get_current_vllm_config().load_config.load_format == DUMMY
+
+
 def make_up_dummies(*parameters: torch.Tensor | None) -> None:
     """Where vLLM loads no files but random numbers, make scales of them: positive ones."""
-    if get_current_vllm_config().load_config.load_format == DUMMY:
+    if is_dummy():
         for parameter in parameters:
             if parameter is not None:
                 parameter.data.copy_(parameter.data.float().abs().clamp(min=2**-9))

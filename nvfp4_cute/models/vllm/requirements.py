@@ -7,12 +7,14 @@ LAYERS = "vllm.model_executor.layers"
 # Module -> its names. A name with parameters behind it is a function that is called with them, or asked for them.
 NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm.config": {"get_current_vllm_config": ()},
-    "vllm.model_executor.parameter": {"ModelWeightParameter": (), "PerTensorScaleParameter": ()},
+    "vllm.model_executor.parameter": {"PackedvLLMParameter": (), "PerTensorScaleParameter": ()},
     "vllm.model_executor.utils": {"set_weight_attrs": ("weight", "weight_attrs")},
     "vllm.platforms": {"current_platform": ()},
+    "vllm.transformers_utils.config": {"get_safetensors_params_metadata": ("model", "revision")},
     f"{LAYERS}.attention": {"Attention": (), "MLAAttention": ()},
     f"{LAYERS}.linear": {
         "LinearBase": (),
+        "RowParallelLinear": (),
         "LinearMethodBase.create_weights": (
             "layer", "input_size_per_partition", "output_partition_sizes", "params_dtype",
         ),
@@ -26,6 +28,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "FusedMoEMethodBase.apply": ("layer", "x", "topk_weights", "topk_ids"),
         "FusedMoEMethodBase.maybe_roundup_sizes": (),
+        "FusedMoeWeightScaleSupported.CHANNEL": (),
         "FusedMoeWeightScaleSupported.GROUP": (),
         "FusedMoeWeightScaleSupported.TENSOR": (),
         "RoutedExperts.get_expert_weights": (),
@@ -38,6 +41,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     f"{LAYERS}.quantization.base_config": {
         "QuantizationConfig.override_quantization_method": ("hf_quant_cfg", "user_quant", "hf_config"),
         "QuantizationConfig.apply_vllm_mapper": ("hf_to_vllm_mapper",),
+        "QuantizationConfig.maybe_update_config": ("model_name", "revision"),
     },
     f"{LAYERS}.quantization.kv_cache": {"BaseKVCacheMethod": ()},
     f"{LAYERS}.vocab_parallel_embedding": {"ParallelLMHead": ()},
