@@ -49,7 +49,7 @@ from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.linear_8bit import has_products
 from nvfp4_cute.nn.moe import MoENVFP4
-from nvfp4_cute.nn.rounded import PreparedInput, RoundedInput
+from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
 
@@ -173,10 +173,10 @@ def experts_module(
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
-) -> SortedExperts | RoutedExperts | ExpertsINT4:
+) -> SortedExperts | RoutedExperts | ExpertsINT4 | Experts8Bit:
     """The same of the experts of a layer: MoENVFP4, ExpertsINT4, ExpertsFP8 or ExpertsINT8 where one of them computes it.
 
-    Others are what ``nn.experts`` has.
+    Others are what ``nn.experts`` has, and so are those whose rows have an order or factors of their own.
 
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
@@ -190,40 +190,74 @@ def experts_module(
         stored = replace(
             stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
         )
-    rounding = stored.scheme.activations
+    own_rows = [
+        None if order is None and scale is None else PreparedRows(order, scale).to(device)
+        for order, scale in ((stored.w13_order, stored.w13_pre_scale), (stored.w2_order, stored.w2_pre_scale))
+    ]
+    if not decode and own_rows == [None, None]:
+        whole = _whole_experts(
+            stored, activation, keep_two_factors, dtype=dtype, device=device, backend=backend
+        )
+        if whole is not None:
+            return whole
+    module = _sorted_experts(stored, activation, dtype=dtype, device=device, backend=backend, decode=decode)
+    module.first_rows, module.second_rows = own_rows
+    return module
+
+
+def _whole_experts(
+    stored: StoredExperts,
+    activation: str | tuple[str, float] | Activation,
+    keep_two_factors: bool,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    backend: str,
+) -> RoutedExperts | ExpertsINT4 | Experts8Bit | None:
+    """Experts that one call of ``moe`` computes; None where it does not take them."""
     name: Any
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
-    if not decode and _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
+    if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
         exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
-    if (
-        not decode
-        and rounding is None
-        and name in ACTIVATIONS
-        and has_weight_only_groups(backend, torch.device(device))
-    ):
+    is_weight_only = stored.scheme.activations is None and has_weight_only_groups(
+        backend, torch.device(device)
+    )
+    if is_weight_only and name in ACTIVATIONS:
         first, second = (as_int4(_moved(w, device)) for w in (stored.w13, stored.w2))
         if first is not None and second is not None:
             return ExpertsINT4(
                 first, second, stored.w13_bias, stored.w2_bias, name, limit=limit, has_gate=stored.has_gate,
                 dtype=dtype, backend=backend,
             )  # fmt: skip
-    if isinstance(activation, tuple):
-        activation = partial(swiglu_oai, limit=activation[1])
-    by_8_bits = (
-        None if decode else _experts_8bit(stored, activation, dtype=dtype, device=device, backend=backend)
-    )
-    if by_8_bits is not None:
-        return by_8_bits
+    return _experts_8bit(stored, _function_of(activation), dtype=dtype, device=device, backend=backend)
+
+
+def _function_of(activation: str | tuple[str, float] | Activation) -> str | Activation:
+    """The activation with its limit."""
+    return partial(swiglu_oai, limit=activation[1]) if isinstance(activation, tuple) else activation
+
+
+def _sorted_experts(
+    stored: StoredExperts,
+    activation: str | tuple[str, float] | Activation,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    backend: str,
+    decode: bool,
+) -> SortedExperts:
+    """Experts whose rows are sorted first, each projection a product of its own."""
+    rounding, function = stored.scheme.activations, _function_of(activation)
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
     moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
     exact = [None if decode or w.shape[-1] % K_STEP else as_nvfp4(w) for w, _, _ in moved]
     if rounding not in (None, "nvfp4") or any(one is None for one in exact):
         decoded = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
-        return DecodedExperts(decoded, [b for _, _, b in moved], activation, rounding, (inputs[0], inputs[1]))
+        return DecodedExperts(decoded, [b for _, _, b in moved], function, rounding, (inputs[0], inputs[1]))
     parts = []
     for one, (_, factor, bias) in zip(exact, moved, strict=True):
         assert one is not None
@@ -237,7 +271,7 @@ def experts_module(
     *before_down, down = parts
     gate, up = before_down if stored.has_gate else (None, before_down[0])
     return ExpertsNVFP4(
-        gate, up, down, activation, activations="16bit" if rounding is None else "nvfp4",
+        gate, up, down, function, activations="16bit" if rounding is None else "nvfp4",
         first_input=inputs[0], second_input=inputs[1], backend=backend,
     )  # fmt: skip
 

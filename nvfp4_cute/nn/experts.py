@@ -15,7 +15,7 @@ from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
-from nvfp4_cute.nn.rounded import rounded
+from nvfp4_cute.nn.rounded import PreparedRows, rounded
 from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.operands.rules import check_choice, check_tensors
 from nvfp4_cute.ops.gemm import gemm
@@ -95,9 +95,15 @@ class SortedExperts(KeepsBits):
     Args:
         num_experts: E. activation: a name of ACTIVATIONS, or a function of (gate, up), of (up) where there is no gate.
 
+    Attributes:
+        first_rows, second_rows: what is done to rows of x, and to the hidden activations, before they are multiplied; or None.
+
     Raises:
         ValueError: an unknown activation.
     """
+
+    first_rows: PreparedRows | None
+    second_rows: PreparedRows | None
 
     def __init__(self, num_experts: int, activation: str | Activation):
         super().__init__()
@@ -106,6 +112,7 @@ class SortedExperts(KeepsBits):
                 f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}; pass a function"
             )
         self.num_experts, self.activation = num_experts, activation
+        self.first_rows = self.second_rows = None
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """The layer's result.
@@ -132,6 +139,8 @@ class SortedExperts(KeepsBits):
         numbers = torch.arange(self.num_experts, device=x.device, dtype=sorted_ids.dtype)
         offs = torch.searchsorted(sorted_ids, numbers, right=True, out_int32=True)
         rows = _kernel_rows(x)[order // top_k].contiguous()
+        if self.first_rows is not None:
+            rows = self.first_rows(rows, sorted_ids.clamp(max=self.num_experts - 1))
         y = self.products(rows, offs, sorted_ids).float()
         y = y * topk_weights.reshape(-1)[order].float().unsqueeze(1)
         # Rows of no expert hold anything.
@@ -151,10 +160,15 @@ class SortedExperts(KeepsBits):
         """Whether a call on ``device`` waits for it to read how many rows each expert has: a CUDA graph cannot hold that."""
         return False
 
-    def hidden(self, sides: list[torch.Tensor]) -> torch.Tensor:
-        """The hidden activations of gate and up, or of up: in float32, rounded once."""
+    def hidden(self, sides: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor:
+        """The hidden activations of gate and up, or of up: in float32, rounded once; as down reads them.
+
+        Args:
+            own: the expert of each row, 0 to E - 1.
+        """
         function = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
-        return function(*(side.float() for side in sides)).to(sides[0].dtype)
+        h = function(*(side.float() for side in sides)).to(sides[0].dtype)
+        return h if self.second_rows is None else self.second_rows(h, own)
 
 
 class ExpertsNVFP4(SortedExperts):
@@ -214,7 +228,7 @@ class ExpertsNVFP4(SortedExperts):
         first = self._scale(self.first_input, rows, expert_of_row)
         data, scale = grouped_quantize(rows, offs, global_scale=first, backend=self.backend)
         sides = [s for s in (gate, up) if s is not None]
-        h = self.hidden([self._product(s, data, scale, offs, first, rows.dtype, own) for s in sides])
+        h = self.hidden([self._product(s, data, scale, offs, first, rows.dtype, own) for s in sides], own)
         second = self._scale(self.second_input, h, expert_of_row)
         hidden = grouped_quantize(h, offs, global_scale=second, backend=self.backend)
         return self._product(self.down, hidden[0], hidden[1], offs, second, rows.dtype, own)
@@ -256,10 +270,10 @@ class ExpertsNVFP4(SortedExperts):
 
         sides = [s for s in (self.gate, self.up) if s is not None]
         if not self.waits(rows.device):
-            return all_experts(self.down, self.hidden([all_experts(side, rows) for side in sides]))
+            return all_experts(self.down, self.hidden([all_experts(side, rows) for side in sides], own))
         y = torch.zeros((len(rows), self.hidden_size), dtype=rows.dtype, device=rows.device)
         for e, part in segments(offs):
-            h = self.hidden([one(side, e, rows[part], own[part]) for side in sides])
+            h = self.hidden([one(side, e, rows[part], own[part]) for side in sides], own[part])
             y[part] = one(self.down, e, h, own[part])
         return y
 
@@ -295,7 +309,7 @@ class DecodedExperts(SortedExperts):
         y = torch.zeros((len(rows), down.shape[1]), dtype=rows.dtype, device=rows.device)
         for e, part in segments(offs):
             x = self._rounded(rows[part], self.first_input, e)
-            h = self.hidden([self._linear(i, e, x) for i in range(self.count - 1)])
+            h = self.hidden([self._linear(i, e, x) for i in range(self.count - 1)], expert_of_row[part])
             y[part] = self._linear(self.count - 1, e, self._rounded(h, self.second_input, e))
         return y
 

@@ -132,7 +132,7 @@ class Experts8Bit(SortedExperts, NamesFormats):
     ) -> torch.Tensor:
         """Of rows whose experts are ``own``. product: of the name of weights, and rows."""
         first = _with_bias(product("w13", rows), self.bias13, own)
-        hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first])
+        hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first], own)
         return _with_bias(product("w2", hidden), self.bias2, own)
 
     def _product(self, offs: torch.Tensor, name: str, x: torch.Tensor) -> torch.Tensor:

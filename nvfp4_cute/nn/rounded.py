@@ -84,3 +84,24 @@ class PreparedInput(torch.nn.Module):
         """``layer`` of the prepared ``x``, [..., K]."""
         x = x if self.order is None else x[..., self.order]
         return self.layer(x if self.scale is None else x * self.scale.to(x.dtype))
+
+
+class PreparedRows(torch.nn.Module):
+    """The same of rows of experts: each row in its expert's order, times its expert's factors.
+
+    Args:
+        order: int64 [E, K], or None. scale: float [E, K], or None; rounded to the dtype of rows.
+    """
+
+    order: torch.Tensor | None
+    scale: torch.Tensor | None
+
+    def __init__(self, order: torch.Tensor | None, scale: torch.Tensor | None):
+        super().__init__()
+        self.register_buffer("order", order)
+        self.register_buffer("scale", scale)
+
+    def forward(self, rows: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
+        """[T, K] of ``rows`` [T, K]; ``expert_of_row``: integers [T]."""
+        rows = rows if self.order is None else rows.gather(1, self.order[expert_of_row])
+        return rows if self.scale is None else rows * self.scale[expert_of_row].to(rows.dtype)

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from checkpoint_files import write
-from int4_files import awq_words, compressed_tensors, words
+from checkpoint_files import nvfp4, write
+from int4_files import awq_words, compressed_tensors, packed, words
 
 from nvfp4_cute import int4_format, quantize
 from nvfp4_cute.cli import main
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import Checkpoint
-from nvfp4_cute.models.layers import linear_module
+from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
 from nvfp4_cute.models.quantizing.gptq import gptq
 from nvfp4_cute.models.quantizing.weights import Rounding, quantized
@@ -266,6 +266,8 @@ def test_tensors_that_are_refused(tmp_path):
             (packed | {"weight_scale": nan}, compressed_tensors(), "scales that are NaN or infinite"),
             (packed, compressed_tensors(symmetric=False), "has no weight_zero_point"),
             ({"qweight": gptq["qweight"], "scales": gptq["scales"]}, GPTQ, "gptq and has no qzeros"),
+            (gptq, GPTQ | {"desc_act": True}, "gptq and has no g_idx"),
+            (packed, compressed_tensors(actorder="group"), "has no weight_g_idx"),
             ({"qweight": awq["qweight"], "scales": awq["scales"]}, AWQ, "awq and has no qzeros"),
         )
     ):
@@ -292,6 +294,92 @@ def test_experts_are_stacked(tmp_path):
     for e in range(2):
         assert torch.equal(first[e], torch.cat([wanted[e, "gate_proj"], wanted[e, "up_proj"]]))
         assert torch.equal(second[e], wanted[e, "down_proj"])
+
+
+def experts_of(folder, orders, change=lambda name, tensors: tensors):
+    """GPTQ experts [2, 64, 128], each with an order of its own; the values of each projection for rows as they come."""
+    tensors, wanted = {}, {}
+    for e in range(2):
+        for i, (name, n, k) in enumerate(
+            (("gate_proj", 64, 128), ("up_proj", 64, 128), ("down_proj", 128, 64))
+        ):
+            codes, scale, zero = parts(k // 32, torch.float16, 10 * e + i, n, k)
+            # gate and up read the same rows, in one order
+            generator = torch.Generator().manual_seed(10 * e + (name == "down_proj"))
+            order = torch.randperm(k, generator=generator) // 32 if orders else torch.arange(k) // 32
+            key = f"model.layers.1.mlp.experts.{e}.{name}"
+            one = packed("gptq", codes, scale, zero, order)
+            tensors |= {f"{key}.{part}": tensor for part, tensor in change(f"{e}.{name}", one).items()}
+            wanted[e, name] = (codes - zero[:, order]) * scale.double()[:, order]
+    write(folder, tensors, GPTQ | {"group_size": 32, "desc_act": orders})
+    return wanted
+
+
+def test_experts_follow_orders_of_their_own(tmp_path):
+    """desc_act: rows of an expert are gathered in its order before both products."""
+    wanted = experts_of(tmp_path, orders=True)
+    stored = Checkpoint(tmp_path).read_experts("model.layers.1.mlp.experts")
+    layer = experts_module(stored, "silu", dtype=torch.float16, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(6, 128, generator=generator) / 16).half()
+    ids, weights = torch.tensor([[0], [1], [0], [1], [1], [2]]), torch.ones(6, 1)  # the last of no expert
+    y = layer(x, ids, weights)
+    for row, (e,) in enumerate(ids.tolist()):
+        if e == 2:
+            assert not y[row].any()
+            continue
+        gate, up = (wanted[e, name] @ x[row].double() for name in ("gate_proj", "up_proj"))
+        expected = wanted[e, "down_proj"] @ (torch.nn.functional.silu(gate) * up)
+        assert (y[row].double() - expected).norm() < 2**-8 * expected.norm()
+
+
+def test_gate_and_up_of_different_orders_are_refused(tmp_path):
+    def turned(name, tensors):
+        return tensors | {"g_idx": tensors["g_idx"].flip(0)} if name == "1.up_proj" else tensors
+
+    experts_of(tmp_path, orders=True, change=turned)
+    with pytest.raises(
+        CheckpointError, match="gate and up projections of experts have different orders of K"
+    ):
+        Checkpoint(tmp_path).read_experts("model.layers.1.mlp.experts")
+
+
+@pytest.mark.parametrize("scheme", ["W4A16_NVFP4", "NVFP4_AWQ", "W4A16_AWQ"])
+def test_factors_of_experts_activations(tmp_path, scheme):
+    """A power of two in pre_quant_scale, with weights whose scales were divided by it, changes no bit of the result."""
+    generator, outputs = torch.Generator().manual_seed(0), []
+    factors = 2.0 ** torch.randint(-2, 3, (2, 128 // 16), generator=generator)
+    for has_factors in (False, True):
+        tensors = {}
+        for e in range(2):
+            for i, (name, n, k) in enumerate(
+                (("gate_proj", 64, 128), ("up_proj", 64, 128), ("down_proj", 128, 64))
+            ):
+                key, factor = f"model.layers.1.mlp.experts.{e}.{name}", factors[e, : k // 16]
+                if scheme == "W4A16_AWQ":
+                    codes, scale, _ = parts(k // 32, torch.bfloat16, 10 * e + i, n, k)
+                    factor = factor[::2]
+                    one = {"weight": (codes[::2] | codes[1::2] << 4).to(torch.uint8)}
+                    one["weight_scale"] = scale / factor if has_factors else scale
+                else:
+                    one = {part.rpartition(".")[2]: t for part, t in nvfp4("x", n, k, 10 * e + i).items()}
+                    scale = one["weight_scale"].float()
+                    one["weight_scale"] = (scale / factor if has_factors else scale).to(torch.float8_e4m3fn)
+                if has_factors:
+                    one["pre_quant_scale"] = factor.repeat_interleave(k // len(factor)).bfloat16()
+                tensors |= {f"{key}.{part}": tensor for part, tensor in one.items()}
+        folder = tmp_path / str(has_factors)
+        quantization = {"quant_method": "modelopt", "quant_algo": scheme}
+        stored = Checkpoint(write(folder, tensors, quantization)).read_experts("model.layers.1.mlp.experts")
+        assert (stored.w2_pre_scale is not None) == has_factors
+        x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+        if scheme == "NVFP4_AWQ":
+            # Rows of factors are rounded to 4 bits: blocks of NVFP4 are scaled as whole, and no scale overflows.
+            x = x / 8
+        ids = torch.tensor([[0], [1], [0], [1], [1]])
+        module = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu")
+        outputs.append(module(x, ids, torch.ones(5, 1)).float())
+    assert (outputs[0] - outputs[1]).norm() <= 2**-6 * outputs[0].norm()
 
 
 def test_a_model_is_quantized(tmp_path, capsys):

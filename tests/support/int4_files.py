@@ -96,7 +96,7 @@ def write_int4(source, to, tool, orders=False):
         for name in checkpoint.tensors_of(prefix):
             if name.endswith("_proj.weight") or name.endswith("_proj.weight_packed"):
                 one = name.rpartition(".")[0]
-                add(one, checkpoint._projection(one, checkpoint.experts[prefix]).dequantize())
+                add(one, checkpoint._read(one, checkpoint.experts[prefix]).dequantize())
     shutil.copytree(source, to, ignore=shutil.ignore_patterns("*.safetensors", "hf_quant_config.json"))
     with TensorWriter(to, [(n, t.dtype, tuple(t.shape)) for n, t in tensors.items()]) as writer:
         for name, tensor in tensors.items():

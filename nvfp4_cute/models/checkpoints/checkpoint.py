@@ -152,7 +152,7 @@ class Checkpoint:
         return StoredExperts(
             prefix, scheme, first.weight, first.factors, down.weight,
             None if down.factors is None else down.factors[:, 0], first.inputs, down.inputs,
-            first.bias, down.bias, has_gate,
+            first.bias, down.bias, has_gate, first.order, down.order, first.pre_scale, down.pre_scale,
         )  # fmt: skip
 
     # ---- reading ---------------------------------------------------------------------------------------------
@@ -229,10 +229,14 @@ class Checkpoint:
     def _side(self, prefix: str, scheme: Scheme, kind: str, count: int, interleaved: bool) -> "_Side":
         """One projection of all experts."""
         parts = self._parts[prefix]
-        bias = None
+        bias = order = pre_scale = None
         if (kind, None) in parts:
             name = parts[kind, None]
-            stored = self._projection(name, scheme)
+            stored = self._read(name, scheme)
+            if stored.order is not None or stored.pre_scale is not None:
+                raise CheckpointError(
+                    f"{name} holds all experts, and one order of K or factors of activations; export one tensor an expert"
+                )
             weight, factor, given = stored.weight, stored.weight.global_scale, stored.input_scale
             weight = replace(weight, global_scale=None)
             factors = None if factor is None else factor.reshape(-1, 1).expand(count, 1).contiguous()
@@ -240,25 +244,12 @@ class Checkpoint:
             if BIAS in self._modules[name]:
                 bias = self.files[self._modules[name][BIAS]]
         else:
-            read = [self._projection(parts[kind, e], scheme) for e in range(count)]
+            read = [self._read(parts[kind, e], scheme) for e in range(count)]
             weight, factors = stacked(prefix, kind, [one.weight for one in read])
             inputs = [one.input_scale for one in read]
-        side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias)
+            order, pre_scale = _stacked_rows(read)
+        side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias, order, pre_scale)
         return side.deinterleaved() if kind == "gate_up" and interleaved else side
-
-    def _projection(self, prefix: str, scheme: Scheme) -> StoredLinear:
-        """One of experts, which all read the same activations."""
-        read = self._read(prefix, scheme)
-        if read.order is not None or read.pre_scale is not None:
-            own = (
-                "its K ordered by activations"
-                if read.order is not None
-                else "a factor for each of its activations"
-            )
-            raise CheckpointError(
-                f"{prefix} has {own}; experts read the same rows and have none of their own: export them without"
-            )
-        return read
 
     def _inputs(self, scheme: Scheme, prefix: str, inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
         """Scales of activations, [E]; unknown ones are the largest that is known."""
@@ -327,10 +318,11 @@ class Checkpoint:
 
 
 class _Side:
-    """One projection of all experts: weights [E, N, K], factors [E, 1 or 2], inputs [E], bias [E, N]."""
+    """One projection of all experts: weights [E, N, K], factors [E, 1 or 2], inputs [E], bias [E, N]; order, pre_scale [E, K]."""
 
-    def __init__(self, weight, factors, inputs, bias):
+    def __init__(self, weight, factors, inputs, bias, order=None, pre_scale=None):
         self.weight, self.factors, self.inputs, self.bias = weight, factors, inputs, bias
+        self.order, self.pre_scale = order, pre_scale
 
     def deinterleaved(self) -> "_Side":
         """Rows that lie in turns, gate first, as all of gate, then all of up."""
@@ -356,6 +348,22 @@ def stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[Stored
     return stacked, torch.stack(factors).reshape(-1, 1) if factors else None
 
 
+def _stacked_rows(read: list[StoredLinear]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Order of K and factors of activations of all experts, [E, K]; None where no expert has any."""
+    k, order, pre_scale = read[0].weight.shape[-1], None, None
+    if any(one.order is not None for one in read):
+        order = torch.stack([torch.arange(k) if one.order is None else one.order for one in read])
+    if any(one.pre_scale is not None for one in read):
+        pre_scale = torch.stack(
+            [torch.ones(k) if one.pre_scale is None else one.pre_scale.float() for one in read]
+        )
+    return order, pre_scale
+
+
+def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
 def _joined(gate: _Side, up: _Side) -> _Side:
     """[gate; up] of every expert; one scale of activations, the larger, for both read the same rows."""
     experts, n, k = gate.weight.shape
@@ -368,13 +376,18 @@ def _joined(gate: _Side, up: _Side) -> _Side:
         raise CheckpointError(
             f"experts are {n} wide in blocks of 128 x 128; a multiple of 128 is needed to hold gate and up in one tensor"
         )
+    if not _is_same(gate.order, up.order) or not _is_same(gate.pre_scale, up.pre_scale):
+        raise CheckpointError(
+            "gate and up projections of experts have different orders of K, or factors of activations, and both read the same "
+            'rows: export the model with desc_act=False, actorder "static", or without AWQ'
+        )
     weight = StoredWeight(
         gate.weight.format, torch.cat([gate.weight.data, up.weight.data], 1),
         torch.cat([gate.weight.scale, up.weight.scale], 1), None, (experts, n + up.weight.shape[1], k),
     )  # fmt: skip
     factors = None if gate.factors is None else torch.cat([gate.factors, up.factors], 1)
     inputs = None if gate.inputs is None else torch.maximum(gate.inputs, up.inputs)
-    return _Side(weight, factors, inputs, None)
+    return _Side(weight, factors, inputs, None, gate.order, gate.pre_scale)
 
 
 def _k_major(

@@ -114,9 +114,9 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
             "comes: export the weights alone, or W4A8"
         )
     has_zero_points = found == INT4 and weights.get("symmetric", True) is not True
-    return Scheme(
-        str(tool_format), found, _activations(group.get("input_activations"), found), has_zero_points
-    )
+    activations = _activations(group.get("input_activations"), found)
+    has_order = found == INT4 and weights.get("actorder") in (True, "group")
+    return Scheme(str(tool_format), found, activations, has_zero_points, has_order=has_order)
 
 
 def _activations(given: Any, weights: str) -> str | None:

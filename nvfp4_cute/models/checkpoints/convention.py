@@ -58,7 +58,7 @@ class Convention:
 def needed_roles(scheme: Scheme) -> tuple[str, ...]:
     """Roles that a layer of a scheme must have."""
     roles = NEEDED.get(scheme.weights, NEEDED_OF_OTHERS)
-    more = {INPUT: scheme.activations == "nvfp4", ZERO: scheme.has_zero_points}
+    more = {INPUT: scheme.activations == "nvfp4", ZERO: scheme.has_zero_points, ORDER: scheme.has_order}
     return (*roles, *(role for role, is_needed in more.items() if is_needed))
 
 

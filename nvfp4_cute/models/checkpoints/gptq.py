@@ -29,6 +29,8 @@ def convention(quantization: Config) -> Convention:
             "dynamic has settings by module, which this reader does not follow; export the model without"
         )
     is_symmetric = bool(quantization.get("sym", True))
-    found = Scheme("gptq", INT4, None, has_zero_points=not is_symmetric)
+    # Rows of one block have one scale in any order.
+    has_order = bool(quantization.get("desc_act")) and quantization.get("group_size", -1) != -1
+    found = Scheme("gptq", INT4, None, has_zero_points=not is_symmetric, has_order=has_order)
     unpack = partial(of_gptq, is_symmetric=is_symmetric, is_v2=layout == "gptq_v2")
     return Convention("gptq", SUFFIXES, {}, False, (found,), lambda prefix: found, unpack, names_layers=False)

@@ -28,6 +28,7 @@ class Scheme:
         name: the tool's word for it. weights: the format of weights. activations: that of activations; None: 16 bits.
         has_zero_points: whether blocks of weights have zero points that are stored.
         has_pre_scale: whether activations may have a factor for each of K (AWQ); exports leave out what they could put elsewhere.
+        has_order: whether an order of K is stored.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Scheme:
     activations: str | None
     has_zero_points: bool = False
     has_pre_scale: bool = False
+    has_order: bool = False
 
     def __str__(self) -> str:
         """Such as "W nvfp4, A 16 bit"."""
@@ -192,6 +194,8 @@ class StoredExperts:
         w13_input, w2_input: float32 [E], global scales of activations that multiply; None where none are stored.
         w13_bias, w2_bias: [E, 2 I] as the rows of w13, and [E, H]; or None.
         has_gate: whether there is a gate.
+        w13_order, w2_order: int64 [E, H] and [E, I], as ``order`` of StoredLinear; None: the weights are in the order of rows.
+        w13_pre_scale, w2_pre_scale: float32 [E, H] and [E, I], as ``pre_scale`` of StoredLinear; None: one.
     """
 
     name: str
@@ -205,3 +209,7 @@ class StoredExperts:
     w13_bias: torch.Tensor | None
     w2_bias: torch.Tensor | None
     has_gate: bool
+    w13_order: torch.Tensor | None = None
+    w2_order: torch.Tensor | None = None
+    w13_pre_scale: torch.Tensor | None = None
+    w2_pre_scale: torch.Tensor | None = None

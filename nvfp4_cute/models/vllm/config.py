@@ -11,6 +11,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
@@ -98,6 +99,11 @@ class CheckpointConfig(QuantizationConfig):
             return None
         is_other = getattr(hf_config, "model_type", None) in INTERLEAVED_MODELS
         return cls.name if not is_other and _has_kernel() and takes(hf_quant_cfg) else None
+
+    @staticmethod
+    def get_checkpoint_weight_mapper() -> WeightsMapper:
+        """No tensor is dropped: vLLM would drop orders of K, which its own kernels do not follow."""
+        return WeightsMapper()
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None

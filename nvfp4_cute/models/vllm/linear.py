@@ -37,6 +37,7 @@ from nvfp4_cute.models.vllm.parameters import (
     VectorLoader,
     check_complete,
     factors,
+    is_dummy,
     make_up_dummies,
     unknown_numbers,
     vector,
@@ -170,6 +171,11 @@ class LinearMethod(LinearMethodBase):
             )
         if ORDER in found:
             found[ORDER] = self._order(layer, found)
+        elif ORDER in needed_roles(self.scheme) and not is_dummy():
+            raise CheckpointError(
+                f"{self._path(layer, ORDER)} is in no file of the checkpoint, whose config says that K has an order (desc_act, "
+                "actorder): a file is missing"
+            )
         if PRE in found:
             for one in found[PRE]:
                 check_pre_scale(self._path(layer, PRE), one, one.numel())

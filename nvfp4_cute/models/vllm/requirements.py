@@ -9,6 +9,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm.config": {"get_current_vllm_config": ()},
     "vllm.model_executor.parameter": {"PackedvLLMParameter": (), "PerTensorScaleParameter": ()},
     "vllm.model_executor.utils": {"set_weight_attrs": ("weight", "weight_attrs")},
+    "vllm.model_executor.models.utils": {"WeightsMapper": ()},
     "vllm.platforms": {"current_platform": ()},
     "vllm.transformers_utils.config": {"get_safetensors_params_metadata": ("model", "revision")},
     f"{LAYERS}.attention": {"Attention": (), "MLAAttention": ()},
@@ -41,6 +42,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     f"{LAYERS}.quantization.base_config": {
         "QuantizationConfig.override_quantization_method": ("hf_quant_cfg", "user_quant", "hf_config"),
         "QuantizationConfig.apply_vllm_mapper": ("hf_to_vllm_mapper",),
+        "QuantizationConfig.get_checkpoint_weight_mapper": (),
         "QuantizationConfig.maybe_update_config": ("model_name", "revision"),
     },
     f"{LAYERS}.quantization.kv_cache": {"BaseKVCacheMethod": ()},
