@@ -4,8 +4,9 @@ Calls that follow each other are remembered together (``chain``): the next time 
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,10 +18,24 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Task
 
 
+class LaunchedChain(NamedTuple):
+    """A chain that was launched as it was prepared: what it read, and what it wrote."""
+
+    chain: PreparedChain
+    inputs: list[torch.Tensor]
+    result: torch.Tensor
+
+
 class _OfThread(threading.local):
-    """Attributes: made: calls of the chain that is being watched, None for one that cannot be part of it; None: there is none."""
+    """What is being watched; None: nothing is.
+
+    Attributes:
+        made: calls of a chain, None for one that cannot be part of it.
+        launched: chains.
+    """
 
     made: list[Made | None] | None = None
+    launched: list[LaunchedChain] | None = None
 
 
 _watched = _OfThread()
@@ -98,6 +113,8 @@ def chain(
     if known is not None:
         launched = known.try_launch(inputs, [])
         if launched is not None:
+            if _watched.launched is not None and isinstance(known, PreparedChain):
+                _watched.launched.append(LaunchedChain(known, inputs, launched[0]))
             return launched[0]
     made: list[Made | None] = []
     _watched.made = made
@@ -111,3 +128,14 @@ def chain(
         if found is not None:
             prepared.keep(key, found)
     return result
+
+
+@contextmanager
+def watching_chains() -> Iterator[list[LaunchedChain]]:
+    """The chains that this thread launches in the meantime."""
+    launched: list[LaunchedChain] = []
+    before, _watched.launched = _watched.launched, launched
+    try:
+        yield launched
+    finally:
+        _watched.launched = before

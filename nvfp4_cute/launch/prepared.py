@@ -243,11 +243,11 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
     key = signature(tensors, *settings)
     found = None if key is None else _local.calls.get(key)
     if found is not None and TensorGuards is not None:
-        _local.recent[kind] = [(_guards_of(different), found), *recent][:MAX_RECENT]
+        _local.recent[kind] = [(guards_of(different), found), *recent][:MAX_RECENT]
     return key, found
 
 
-def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
+def guards_of(tensors: Sequence[torch.Tensor]) -> Any:
     """What tells tensors of the same kind from others: as much as a signature, and whether gradients are recorded."""
     return TensorGuards(
         *tensors,
@@ -340,5 +340,9 @@ def parts_of(launch: Launch, tensors: Sequence[torch.Tensor]) -> dict[int, Part]
 
 def forget() -> None:
     """Prepare this thread's calls anew."""
-    _local.calls.clear()
-    _local.recent.clear()
+    _local.calls, _local.recent = {}, {}
+
+
+def of_thread() -> dict[tuple, Launchable]:
+    """What this thread has prepared: the same dict until it forgets that."""
+    return _local.calls

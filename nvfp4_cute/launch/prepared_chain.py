@@ -18,6 +18,7 @@ from nvfp4_cute.operands.overlap import span_bytes
 MAX_KEPT_BYTES = 4 << 20
 # Launch tables begin this many numbers apart, or a multiple: a line.
 TABLE_ALIGN = 8
+_data_ptr = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True)
@@ -106,23 +107,31 @@ class PreparedChain:
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """As of PreparedCall: the result alone; ``outs`` is empty."""
+        result = self._new(*self._layout)
+        return [result] if self.launch(inputs, result) else None
+
+    def launch(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
+        """Enqueue with other tensors of the same kind; False where the long way has to decide.
+
+        Args:
+            result: new, of the chain's bytes, in any shape.
+        """
         index = self._index
         if private_api.current_device() != index:
             with torch.cuda.device(index):
-                return self.try_launch(inputs, outs)
-        stream, nbytes = private_api.current_stream(index), self._nbytes
-        between = None
+                return self.launch(inputs, result)
+        stream, nbytes, between = private_api.current_stream(index), self._nbytes, 0
         if nbytes:
             is_kept = nbytes <= MAX_KEPT_BYTES
-            between = workspace.take(index, stream, nbytes) if is_kept else workspace.allocate(index, nbytes)
-        result, addresses = self._new(*self._layout), self._addresses
-        address = 0 if between is None else between.address
-        packed = addresses.pack(*[t.data_ptr() for t in inputs], result.data_ptr(), address)
+            held = workspace.take(index, stream, nbytes) if is_kept else workspace.allocate(index, nbytes)
+            between = held.address
+        addresses = self._addresses
+        packed = addresses.pack(*map(_data_ptr, inputs), _data_ptr(result), between)
         if not addresses.write(packed, self._are_others if self._aliases else None):
-            return None
+            return False
         for launch in self._launchers:
             launch(stream)
-        return [result]
+        return True
 
     def _are_others(self, addresses: np.ndarray) -> bool:
         return any(addresses[one] != addresses[other] for one, other in self._aliases)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import private_api
+from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.nn.experts import has_weight_only_groups
 from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.nn.products import Weights, gated_product
@@ -60,6 +61,7 @@ class GatedMLP(torch.nn.Module):
             )
         self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
         self.act_fn, self.activation = act_fn, activation
+        self._last: LastChains = LastChains()
         self.register_load_state_dict_post_hook(_loaded)
         self.is_fused = self._goes_together()
 
@@ -70,11 +72,33 @@ class GatedMLP(torch.nn.Module):
         is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)
         if not self.is_fused or is_split or _has_hooks(gate) or _has_hooks(up) or _has_hooks(down):
             return down(self.act_fn(gate(x)) * up(x))
-        rows, dtype = gate.rows(x)
         given = gate.given_input_scale()
         hidden = down._buffers["input_global_scale"] if down.mode == "nvfp4" else None
         sides = Weights(*gate.parts(given)), Weights(*up.parts(given)), Weights(*down.parts(hidden))
-        multiply: Any = torch.ops.nvfp4_cute.gated_mlp if private_api.is_traced() else gated_product
+        if private_api.is_traced():
+            return self._product(torch.ops.nvfp4_cute.gated_mlp, x, sides, given, hidden)
+        bias = down._parameters.get("bias")
+        finds = (gate.finds_input_scale, down.finds_input_scale)
+        settings = (*finds, self.activation, gate.mode, gate.backend, given is None, hidden is None)
+        tensors = [
+            x,
+            *sides[0],
+            *sides[1],
+            *sides[2],
+            *(one for one in (given, hidden, bias) if one is not None),
+        ]
+        return self._last.call(settings, tensors, self._product, gated_product, x, sides, given, hidden)
+
+    def _product(
+        self,
+        multiply: Any,
+        x: torch.Tensor,
+        sides: tuple[Weights, Weights, Weights],
+        given: torch.Tensor | None,
+        hidden: torch.Tensor | None,
+    ) -> torch.Tensor:
+        gate, down = self.gate_proj, self.down_proj
+        rows, dtype = gate.rows(x)
         finds = (gate.finds_input_scale, down.finds_input_scale)
         how = (*finds, self.activation, gate.mode, dtype, gate.backend)
         y = multiply(rows, *sides, given, hidden, *how, down.bias_now())

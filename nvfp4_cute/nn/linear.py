@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
@@ -96,7 +97,7 @@ class LinearNVFP4(torch.nn.Module):
     # The layers that read the same input, and this one's number among them (``nn.shared_input``).
     shared: tuple[Any, int] | None = None
     # The product of the global scales, and what it was made of (``alpha``).
-    _kept_alpha: tuple[Any, ...] = (None, None, None)
+    _kept_alpha: tuple[Any, ...] = (None, None, None, None)
 
     def __init__(
         self,
@@ -136,6 +137,7 @@ class LinearNVFP4(torch.nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
         self.keep_decoded, self._kept = keep_decoded, Decoded()
+        self._last = LastChains()
         self.finds_input_scale = isinstance(input_scale, str)
         self.dtype = dtype
         NVFP4.num_k_blocks(in_features)
@@ -234,15 +236,27 @@ class LinearNVFP4(torch.nn.Module):
         if self.pre_decode:
             self.bias_now()
             return functional.linear(x, self._fresh(), self.bias)
+        given, bias = self.given_input_scale(), self._parameters.get("bias")  # not slowly, as attributes
+        parts = self.parts(given)
+        if private_api.is_traced():
+            return self._product(torch.ops.nvfp4_cute.linear, x, parts, given)
+        tensors = [x, *parts]
+        if given is not None:
+            tensors.append(given)
+        if bias is not None:
+            tensors.append(bias)
+        settings = (self.mode, self.finds_input_scale, self.keep_decoded, self.backend, given is None)
+        return self._last.call(settings, tensors, self._product, product, x, parts, given)
+
+    def _product(
+        self, multiply: Any, x: torch.Tensor, parts: tuple[torch.Tensor, ...], given: torch.Tensor | None
+    ) -> torch.Tensor:
         rows, dtype = self.rows(x)
         bias = self.bias_now()
         kept = self.kept(rows.dtype) if self.keep_decoded and self.uses_kept(rows.shape[0]) else None
         if kept is not None:
             y = decoded_linear(rows, kept, bias, dtype)
         else:
-            given = self.given_input_scale()
-            parts = self.parts(given)
-            multiply: Any = torch.ops.nvfp4_cute.linear if private_api.is_traced() else product
             finds = self.finds_input_scale and self.mode == "nvfp4"
             y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend, bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
@@ -320,18 +334,20 @@ class LinearNVFP4(torch.nn.Module):
         factor: Any = self._buffers["weight_global_scale"]
         if given is None:
             return factor
-        if not given.is_cuda or private_api.is_traced():
+        if private_api.is_traced():
             return factor * given
-        if given.is_inference() or factor.is_inference():
+        made, of_factor, of_given, index, *state = self._kept_alpha
+        is_same = of_factor is factor and of_given is given
+        if is_same and state == [factor._version, given._version, private_api.current_stream(index)]:
+            return made
+        if not given.is_cuda or given.is_inference() or factor.is_inference():
             return factor * given
-        made, of_factor, of_given, *state = self._kept_alpha
-        is_same, versions = of_factor is factor and of_given is given, [factor._version, given._version]
+        versions = [factor._version, given._version]
         if torch.cuda.is_current_stream_capturing():
             return made if is_same and state[:2] == versions else factor * given
-        now = [*versions, private_api.current_stream(given.device.index)]
-        if not is_same or state != now:
-            made = torch.mul(factor, given, out=made if is_same else None)
-            self._kept_alpha = (made, factor, given, *now)
+        index = given.device.index
+        made = torch.mul(factor, given, out=made if is_same else None)
+        self._kept_alpha = (made, factor, given, index, *versions, private_api.current_stream(index))
         return made
 
     @property

@@ -1,0 +1,83 @@
+"""What a layer launched last: its next call with tensors of the same kind launches that, and works out no arguments."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from nvfp4_cute import env
+from nvfp4_cute.backends.calls import watching_chains
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch.prepared_chain import PreparedChain
+
+# Kinds of calls that are known at a time: few rows and many, of a server that does both in turns.
+MAX_KEPT = 4
+
+
+class _Kept(NamedTuple):
+    """A chain, and which calls it serves.
+
+    Attributes:
+        settings: of the call. calls: what the thread had prepared, which another thread and a later plan do not have.
+        guards: what tells the call's tensors from those of other kinds.
+        new, layout: make the result: shape, strides.
+    """
+
+    settings: tuple
+    calls: dict
+    guards: Any
+    chain: PreparedChain
+    new: Callable[..., torch.Tensor]
+    layout: tuple
+
+
+class LastChains:
+    """The chains that the latest calls of one layer launched. Nothing of it is stored or copied with the layer.
+
+    A call finds its chain by its settings and by the kind of its tensors: types, dtypes, shapes, strides, devices, and the
+    keys by which torch dispatches. These tell gradients, inference mode, autocast and negated views. The caller has asked
+    whether torch records (``private_api.is_traced``).
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_Kept] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kept": []}
+
+    def call(
+        self,
+        settings: tuple,
+        tensors: Sequence[torch.Tensor],
+        run: Callable[..., torch.Tensor],
+        *arguments: Any,
+    ) -> torch.Tensor:
+        """``run(*arguments)``, whose one chain is launched at once where it was launched before.
+
+        Args:
+            settings: what decides how ``run`` computes, but for tensors and the environment, hashable.
+            tensors: all that ``run`` reads, in the order of the chain's inputs. A chain that reads a converted copy of one of
+                them is not kept.
+        """
+        settings += (len(tensors), env.backend())
+        calls = prepared.of_thread()
+        for kept in self._kept:
+            if kept.settings == settings and kept.calls is calls and kept.guards.check(*tensors):
+                result = kept.new(*kept.layout)
+                if kept.chain.launch(tensors, result):
+                    return result
+                break
+        with watching_chains() as launched:
+            result = run(*arguments)
+        if len(launched) == 1 and prepared.TensorGuards is not None:
+            chain, inputs, written = launched[0]
+            has_dtype = torch.is_autocast_enabled(result.device.type)  # of autocast, which no guard knows
+            if not has_dtype and _addresses([*inputs, written]) == _addresses([*tensors, result]):
+                new, layout = result.new_empty(0).new_empty_strided, (result.shape, result.stride())
+                one = _Kept(settings, calls, prepared.guards_of(tensors), chain, new, layout)
+                self._kept = [one, *self._kept[: MAX_KEPT - 1]]
+        return result
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[tuple[int, torch.dtype]]:
+    return [(tensor.data_ptr(), tensor.dtype) for tensor in tensors]

@@ -1,0 +1,264 @@
+"""A layer's repeated calls: which are launched as the last one was, and that each of them computes with what it is given."""
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from emulated_gpu import emulated_gpu
+from oracle import assert_bitwise_equal
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nvfp4_cute import LinearNVFP4
+from nvfp4_cute.backends import last_chains
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.nn.gated_mlp import GatedMLP
+
+K, N = 64, 128
+
+pytestmark = pytest.mark.skipif(prepared.TensorGuards is None, reason="this torch has no guards")
+
+
+@pytest.fixture(autouse=True)
+def h100(monkeypatch):
+    with torch.no_grad(), emulated_gpu(monkeypatch, targets.lookup("H100")) as emulator:
+        yield emulator
+
+
+def rows(*shape):
+    return torch.randn(*(shape or (3,)), K).bfloat16()
+
+
+def some_layer(n=N, k=K, activations="16bit", **options):
+    return LinearNVFP4.from_linear(torch.nn.Linear(k, n).bfloat16(), activations=activations, **options)
+
+
+WAYS = [{"activations": "nvfp4", "input_scale": scale} for scale in (0.01, None, "auto")] + [{}]
+
+
+def some_mlp(**options):
+    gate, up, down = (some_layer(*sizes, **options) for sizes in ((N, K), (N, K), (K, N)))
+    gate.bias = up.bias = None
+    return GatedMLP(gate, up, down, torch.nn.functional.silu, "silu")
+
+
+class Counted:
+    """A layer that was called often enough, and whether a call took the long way."""
+
+    def __init__(self, layer, x, monkeypatch):
+        self.layer, self.count, long_way = layer, 0, layer._product
+        self.settle(x)
+
+        def product(*arguments):
+            self.count += 1
+            return long_way(*arguments)
+
+        monkeypatch.setattr(layer, "_product", product)
+
+    def settle(self, x):
+        """Checked, prepared, watched, launched as a chain."""
+        for _ in range(3):
+            self.layer(x)
+
+    def expect(self, x, is_repeated):
+        """The result, which has the bits of the long way."""
+        before = self.count
+        got = self.layer(x)
+        assert (self.count == before) == is_repeated
+        kept, self.layer._last._kept = self.layer._last._kept, []
+        right = self.layer(x)
+        self.layer._last._kept = kept
+        assert_bitwise_equal(got, right)
+        assert got.dtype == right.dtype
+        return got
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    return lambda layer, x: Counted(layer, x, monkeypatch)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("make", [some_layer, some_mlp])
+def test_other_rows_of_the_same_kind(counted, make, options):
+    layer = counted(make(**options), rows())
+    assert not torch.equal(layer.expect(rows(), True), layer.expect(rows(), True))
+    batch = rows(2, 3)
+    first = layer.expect(batch, False)
+    layer.settle(batch)
+    assert layer.expect(batch, True).shape == first.shape == (2, 3, K if make is some_mlp else N)
+    layer.expect(rows(), True)
+
+
+def test_rows_of_other_dtypes_that_lie_otherwise(counted):
+    layer = counted(some_layer(), rows())
+    layer.expect(rows().half(), False)
+    layer.settle(rows().float())
+    layer.expect(rows().float(), False)
+    flat = torch.randn(3 * K + 1).bfloat16()
+    layer.expect(flat[1:].view(3, K), False)
+    layer.expect(rows(6)[::2], False)
+    layer.expect(rows()[:0], False)
+    layer.expect(rows(), True)
+
+
+def test_parameters_are_those_of_the_call(counted):
+    """Written in place, replaced, given by functional_call, or of another kind."""
+    layer, other, x = counted(some_layer(), rows()), some_layer(), rows()
+    before = layer.expect(x, True)
+    own = layer.layer
+    own.bias.add_(1)
+    own.packed_weight.copy_(other.packed_weight)
+    written = layer.expect(x, True)
+    assert not torch.equal(before, written)
+    own.load_state_dict(other.state_dict())
+    assert_bitwise_equal(layer.expect(x, True), other(x))
+    own.weight_scale = own.weight_scale.clone()
+    own.weight_global_scale = own.weight_global_scale * 2
+    assert not torch.equal(layer.expect(x, True), other(x))
+    given = {"bias": torch.zeros(N).bfloat16()}
+    got = torch.func.functional_call(own, given, (x,))
+    own.bias = torch.nn.Parameter(given["bias"], requires_grad=False)
+    assert_bitwise_equal(got, layer.expect(x, True))
+    own.bias.data = own.bias.data.float() + 1
+    layer.expect(x, False)
+    own.bias = None
+    layer.expect(x, False)
+    own.bias = torch.nn.Parameter(torch.ones(N, dtype=torch.float64), requires_grad=False)
+    layer.expect(x, False)
+    layer.expect(x, False)
+
+
+def test_a_bias_that_is_computed(counted):
+    class Twice(torch.nn.Module):
+        def forward(self, bias):
+            return 2 * bias
+
+    layer = counted(some_layer(), rows())
+    torch.nn.utils.parametrize.register_parametrization(layer.layer, "bias", Twice())
+    for _ in range(3):
+        layer.expect(rows(), False)
+
+
+def test_a_setting_that_changes(counted):
+    layer = counted(some_layer(), rows())
+    for name, value in (("mode", "nvfp4"), ("finds_input_scale", False), ("backend", "cuda")):
+        setattr(layer.layer, name, value)
+        layer.settle(rows())
+        layer.expect(rows(), True)
+    for name, value in (
+        ("mode", "16bit"),
+        ("finds_input_scale", True),
+        ("backend", "reference"),
+        ("keep_decoded", True),
+    ):
+        setattr(layer.layer, name, value)
+        layer.expect(rows(), False)
+
+
+def test_the_environment_and_plans_that_change(counted, monkeypatch):
+    layer = counted(some_layer(), rows())
+    with monkeypatch.context() as patch:
+        patch.setenv("NVFP4_CUTE_BACKEND", "cuda")
+        layer.expect(rows(), False)
+    layer.expect(rows(), True)
+    prepared.forget()
+    layer.expect(rows(), False)
+
+
+def test_another_thread_prepares_its_own(counted):
+    layer = counted(some_layer(), rows())
+    x, found = rows(), []
+
+    def run():
+        with torch.no_grad():
+            before = layer.count
+            found.append((layer.layer(x), layer.count - before))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    (got, long_ways), right = found[0], layer.expect(x, True)
+    assert long_ways == 1
+    assert_bitwise_equal(got, right)
+
+
+def test_gradients_and_autocast(counted):
+    layer = counted(some_layer(), rows())
+    with torch.enable_grad():
+        layer.expect(rows(), True)
+        with pytest.raises(UnsupportedProblem, match="requires_grad"):
+            layer.layer(rows().requires_grad_())
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            for _ in range(3):
+                assert layer.expect(rows(), False).dtype == dtype
+    with torch.inference_mode():
+        layer.expect(rows(), False)
+        layer.settle(rows())
+        layer.expect(rows(), True)
+    layer.expect(rows(), True)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_torch_records(counted):
+    """Modes and graphs see the operation; transforms that cannot are refused; nothing of it is launched later on."""
+    layer, x = counted(some_layer(), rows()), rows()
+    for _ in range(3):
+        with Seen() as seen:
+            layer.layer(x)
+        assert "nvfp4_cute.linear.default" in seen.names
+    graph = make_fx(layer.layer)(x)
+    assert "nvfp4_cute.linear" in graph.code
+    assert_bitwise_equal(graph(x), layer.expect(x, True))
+    with pytest.raises(UnsupportedProblem, match="vmap"):
+        torch.vmap(layer.layer)(rows(2, 3))
+    layer.expect(x, True)
+
+
+def test_a_tensor_that_came_twice(counted):
+    """Scales that were one tensor, then are two."""
+    layer = counted(some_layer(activations="nvfp4", input_scale=0.01), rows())
+    own = layer.layer
+    own.input_global_scale = own.weight_global_scale
+    for _ in range(3):
+        layer.layer(rows())
+    own.input_global_scale = torch.tensor(0.03)
+    layer.settle(rows())
+    layer.expect(rows(), True)
+
+
+def test_a_copy_has_nothing():
+    layer, x = some_layer(), rows()
+    for _ in range(3):
+        right = layer(x)
+    assert layer._last._kept
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert not other._last._kept
+        assert_bitwise_equal(other(x), right)
+
+
+def test_few_kinds_are_kept(counted):
+    layer = counted(some_layer(), rows())
+    for count in range(1, last_chains.MAX_KEPT + 1):
+        for _ in range(3):
+            layer.layer(rows(count + 3))
+    assert len(layer.layer._last._kept) == last_chains.MAX_KEPT
+    layer.expect(rows(), False)
