@@ -246,7 +246,7 @@ class Machine:
             if self.recorder is not None:
                 self.recorder.begin(cluster)
             return cluster
-        why = self.checker.explain_hang(live) if self.checker is not None else ""
+        why = self.checker.mbarriers.explain_hang(live) if self.checker is not None else ""
         fault = SiliconFault if any(isinstance(warp.wait, RuleWait) for warp in live) else HangFault
         raise fault(hang_report(live) + why)
 

@@ -29,6 +29,18 @@ class SiliconWatcher(Protocol):
         ...
 
 
+class MbarrierWatcher(Protocol):
+    """What the current operation does to mbarriers (`check.mbarriers.Mbarriers`)."""
+
+    def arrive_later(self, cta: Any, barrier: Mbarrier, *, outside: bool = True) -> None:
+        """It is about to arrive on a barrier."""
+        ...
+
+    def signalled(self, cta: Any, offset: int, *, stored: bool = False) -> int:
+        """Epoch of data whose arrival it will signal to a barrier."""
+        ...
+
+
 class Checker(Protocol):
     """The hazard checker (`check.hazards.Checker` says what each of these does)."""
 
@@ -45,6 +57,11 @@ class Checker(Protocol):
     @property
     def silicon(self) -> SiliconWatcher:
         """Rules of the chip."""
+        ...
+
+    @property
+    def mbarriers(self) -> MbarrierWatcher:
+        """What is known of mbarriers."""
         ...
 
     # ---- what the current operation does -------------------------------------------------------------
@@ -90,14 +107,6 @@ class Checker(Protocol):
 
     def lanes_differ(self, where: str) -> None:
         """Its lanes write different bytes to one place."""
-        ...
-
-    def arrive_later(self, cta: Any, barrier: Mbarrier, *, outside: bool = True) -> None:
-        """It is about to arrive on a barrier."""
-        ...
-
-    def signalled(self, cta: Any, offset: int, *, stored: bool = False) -> int:
-        """Epoch of data whose arrival it will signal to a barrier."""
         ...
 
     # ---- what a warp does ----------------------------------------------------------------------------

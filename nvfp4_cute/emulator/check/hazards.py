@@ -19,24 +19,24 @@ order whole warps, relaxed and volatile ones on global memory together with fenc
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from nvfp4_cute.emulator.check import shadow
-from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.clocks import SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
-from nvfp4_cute.emulator.check.ledger import BarrierClock, Hazard, HeldWrite, Record, Site
+from nvfp4_cute.emulator.check.ledger import Hazard, HeldWrite, Record, Site, whose
+from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.check.warp_order import WarpOrder
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
-from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
+from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import Engine, Operation
 from nvfp4_cute.emulator.places import Place
 from nvfp4_cute.emulator.silicon import named
@@ -57,8 +57,6 @@ SMALL_COPY = re.compile(r"cp\.async\.(?!bulk)")
 PTX ISA does not forbid it, and CUTLASS's `examples/cute/tutorial/sgemm_sm80.cu` leaves its last copies so.
 """
 
-WARPS_PER_GROUP = 4
-
 NamedGate: TypeAlias = "tuple[Cta, int, int]"
 """A round of a named barrier: CTA, number of the barrier, number of the round."""
 
@@ -74,6 +72,7 @@ class Checker:
     Attributes:
         hazards: of all launches so far.  current: record of the operation that is happening now.
         shared / tensor: shadows of the running CTAs' memories.  globals: races on global memory.
+        mbarriers: what is known of them.
         passing: the barrier that each blocked warp has arrived at.
         held: while a store is checked before it is done, its conflicts with other writes; else None.
     """
@@ -101,6 +100,7 @@ class Checker:
         self.early_releases = EarlyReleases(self)
         self.warp_order = WarpOrder(self)
         self.silicon = SiliconChecks(self)
+        self.mbarriers = Mbarriers(self, self.silicon)
         self.dependencies = Dependencies(self, self.silicon)
         self.globals = GlobalRaces(self, self.silicon, self.dependencies.access)
         self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
@@ -153,20 +153,7 @@ class Checker:
             self.report(
                 "tensor-memory", None, None, f"{name} exits with {columns} columns at {base} still allocated"
             )
-        for barrier in cta.smem.barriers.values():
-            if barrier.tx:
-                # Bytes that are expected in vain harm who waits for them, and everybody has left; bytes that nobody
-                # expected completed a phase too early or too late.
-                expected = "expected but not copied" if barrier.tx > 0 else "copied but not expected"
-                self.report(
-                    "mbarrier",
-                    None,
-                    None,
-                    f"{name} exits while mbarrier smem+{barrier.offset:#x} has an unbalanced transaction count "
-                    f"({abs(barrier.tx)} bytes {expected}, phase {barrier.phase})",
-                    self._arrivals_text(barrier),
-                    "note" if barrier.tx > 0 else "error",
-                )
+        self.mbarriers.exits(cta, name)
         known = self.components.nothing()
         for warp in cta.warps:
             known = joined(known, self.clock(warp).knowledge)
@@ -182,13 +169,6 @@ class Checker:
                     "no warp of it waits for that",
                     severity="note" if SMALL_COPY.match(site.instruction) else "error",
                 )
-
-    def _arrivals_text(self, barrier: Mbarrier) -> str:
-        record: BarrierClock | None = barrier.record
-        if record is None or not record.arrivals:
-            return "nobody has arrived on it"
-        sites = sorted(str(self.sites[number]) for number in record.arrivals)
-        return "arrivals came from " + "; ".join(sites[:6])
 
     # ---- reports -------------------------------------------------------------------------------------
     def site(self, warp: "Warp", pc: int, *, atomic: bool = False) -> int:
@@ -435,15 +415,12 @@ class Checker:
             where = self.shared_range(cta, conflict.granules)
             self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
         elif self.silicon.narrow and not write:
-            what = f"shared memory{self._whose(cta)}"
+            what = f"shared memory{whose(cta)}"
             self.silicon.stores_relied_on(memory.writers[index], memory.sites[index], actor, what)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
         """Bytes from the first to the last granule, for reports."""
-        return f"smem+{4 * granules[0]:#x}..{4 * granules[1] + 3:#x}{self._whose(cta)}"
-
-    def _whose(self, cta: "Cta") -> str:
-        return f" of cta {','.join(map(str, cta.idx))}" if len(cta.cluster.ctas) > 1 else ""
+        return f"smem+{4 * granules[0]:#x}..{4 * granules[1] + 3:#x}{whose(cta)}"
 
     def access_tensor(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
         """Hold an access to tensor memory against the earlier ones."""
@@ -465,7 +442,7 @@ class Checker:
         lanes = (
             f"lanes {low // width * shadow.HALF_QUADRANT}..{(high // width + 1) * shadow.HALF_QUADRANT - 1}"
         )
-        return f"tensor memory columns {columns[0]}..{columns[1]}, {lanes}{self._whose(cta)}"
+        return f"tensor memory columns {columns[0]}..{columns[1]}, {lanes}{whose(cta)}"
 
     def read_operand(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
         """The current operation reads shared memory that must have been written."""
@@ -473,7 +450,7 @@ class Checker:
         actor = record.actor(stamp, proxy=proxy)
         epochs = self.shared[cta].writers[place[0]]
         if np.count_nonzero(epochs) < epochs.size:
-            self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place)
+            self._unwritten(actor.site, f"shared memory{whose(cta)}", cta, place)
         self.access_shared(cta, place, actor, write=False, epochs=epochs)
         self.touch(cta, actor)
 
@@ -489,7 +466,7 @@ class Checker:
 
         Kernels load whole tiles and store what lies inside the tensor, so it may not matter; poison shows where it does.
         """
-        self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place, "warning")
+        self._unwritten(actor.site, f"shared memory{whose(cta)}", cta, place, "warning")
 
     def freed(self, warp: "Warp", pc: int, place: Place) -> None:
         """A warp frees columns of tensor memory: all accesses must be complete."""
@@ -604,167 +581,6 @@ class Checker:
         known = self._touched[cta].get(component)
         if known is None or known[0] < value:
             self._touched[cta][component] = (value, actor.site)
-
-    # ---- mbarriers ---------------------------------------------------------------------------------------
-    def barrier_init(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
-        """A barrier was initialised, perhaps over an old one."""
-        clock, number = self._clocks[warp], self.site(warp, pc)
-        if old is not None and old.record is not None:
-            self._check_reuse(warp, number, old)
-        barrier.record = BarrierClock(
-            self.components.new(),
-            self.components.nothing(),
-            self.components.nothing(),
-            (clock.own, clock.value),
-            number,
-            completing=partial(self._overtaken, barrier.offset),
-        )
-
-    def _overtaken(self, offset: int, record: BarrierClock) -> None:
-        """A phase is about to complete: those who waited for the one before must have found it complete.
-
-        A slower warp would find the parity of this phase and wait on. One warp of a warpgroup stands for all four.
-        """
-        gathering = self.components.fit(record.gathering)
-        known = np.maximum(gathering[SEEN], gathering[CAUSED])
-        for waits in record.waiters.values():
-            if any(known[component] >= value for component, value, _ in waits):
-                continue
-            site = self.sites[waits[0][2]]
-            self.report(
-                "mbarrier",
-                site,
-                None,
-                f"{site} waits for a phase of mbarrier smem+{offset:#x}, and nothing says that it has found it complete "
-                "when the next phase completes: a slower warp misses it",
-                severity="warning",
-            )
-
-    def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier) -> None:
-        seen, site = self._clocks[warp].knowledge[SEEN], self.sites[number]
-        busy = old.pending != old.count or old.tx
-        unordered = [user for c, (v, user) in old.record.users.items() if c < len(seen) and seen[c] < v]
-        if busy or unordered:
-            other = self.sites[unordered[0]] if unordered else None
-            self.report(
-                "mbarrier",
-                site,
-                other,
-                f"{site} initialises mbarrier smem+{old.offset:#x} again while it is in use ({old.describe()})",
-            )
-
-    def fence_barriers(self, warp: "Warp") -> None:
-        """A fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
-        clock = self._clocks[warp]
-        for cta in warp.cta.cluster.ctas:
-            for barrier in cta.smem.barriers.values():
-                record: BarrierClock | None = barrier.record
-                if record is not None and record.init[0] == clock.own and record.fence is None:
-                    record.fence = (clock.own, clock.value)
-
-    def use_barrier(
-        self, cta: "Cta", barrier: Mbarrier, knowledge: np.ndarray, number: int, *, outside: bool
-    ) -> BarrierClock:
-        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy."""
-        record: BarrierClock = barrier.record
-        component, value = record.init
-        site, init = self.sites[number], self.sites[record.init_site]
-        if knowledge[SEEN, component] < value:
-            self.report(
-                "mbarrier",
-                site,
-                init,
-                f"{site} uses mbarrier smem+{barrier.offset:#x}{self._whose(cta)}, which {init} initialises: nothing "
-                "orders them (a bar.sync or cluster barrier after the initialisation?)",
-            )
-        elif outside and (record.fence is None or knowledge[SEEN, record.fence[0]] < record.fence[1]):
-            self.report(
-                "mbarrier",
-                site,
-                init,
-                f"{site} uses mbarrier smem+{barrier.offset:#x}{self._whose(cta)} from outside the CTA's generic proxy "
-                f"without a fence.mbarrier_init after {init}",
-            )
-        return record
-
-    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
-        """A warp is about to arrive (release). `wide`: with the scope of the cluster."""
-        clock, number = self._clocks[warp], self.site(warp, pc)
-        stamp = (clock.own, clock.value)
-        published = clock.publish(number)
-        outside = cta is not warp.cta
-        record = self.use_barrier(cta, barrier, published, number, outside=outside)
-        if outside and not wide:
-            self.silicon.narrow = True
-            record.gathering = joined(record.gathering, clock.narrowed(published))
-        else:
-            record.gathering = joined(record.gathering, published)
-        record.arrivals[number] = barrier.phase
-        record.users[stamp[0]] = (stamp[1], number)
-        if outside:
-            self.touch(cta, Actor(published, epoch(*stamp), number, False))
-
-    def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
-        """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
-        own = self._record()
-        record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=outside)
-        learnt = own.knowledge.copy()
-        learnt[SEEN, own.component] = own.number
-        record.gathering = joined(record.gathering, learnt)
-        record.arrivals[own.site] = barrier.phase
-        self.touch(cta, own.actor())
-
-    def signalled(self, cta: "Cta", offset: int, *, stored: bool = False) -> int:
-        """Epoch of data whose arrival the current operation will signal to an mbarrier. `stored`: by st.async."""
-        barrier = cta.mbarrier(offset)
-        own = self._record()
-        record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=True)
-        record.gathering = self.components.fit(record.gathering)
-        self.silicon.caused(own.knowledge, record.gathering)
-        causes = np.maximum(own.knowledge[SEEN], own.knowledge[CAUSED])
-        np.maximum(record.gathering[CAUSED], causes, out=record.gathering[CAUSED])
-        if stored and self.sites[own.site].cta != cta.idx:
-            record.senders[barrier.phase] = own.site
-        return epoch(record.component, barrier.phase + 1)
-
-    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
-        """A wait or test of a warp found a phase complete (acquire). `wide`: with the scope of the cluster."""
-        clock, number = self._clocks[warp], self.site(warp, pc)
-        clock.knowledge = self.components.fit(clock.knowledge)
-        record = self.use_barrier(cta, barrier, clock.knowledge, number, outside=False)
-        clock.learn(record.complete)
-        clock.completed(record.component, barrier.phase)
-        sender = record.senders.get(barrier.phase - 1)
-        if sender is not None and not wide:
-            self.silicon.async_store_awaited(warp, pc, self.sites[sender])
-        record.users[clock.own] = (clock.value, number)
-        group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
-        group.append((clock.own, clock.value, number))
-
-    def explain_hang(self, warps: Iterable["Warp"]) -> str:
-        """For each awaited mbarrier: who arrived on it so far, and who of them cannot arrive again."""
-        lines: list[str] = [""]
-        seen: set[int] = set()
-        for warp in warps:
-            barrier = getattr(warp.wait, "barrier", None)
-            if barrier is None or id(barrier) in seen:
-                continue
-            seen.add(id(barrier))
-            lines.append(
-                f"  mbarrier smem+{barrier.offset:#x}: {barrier.describe()}; {self._arrivals_text(barrier)}"
-            )
-            exited = self._exited(warp, barrier)
-            if exited:
-                lines.append(f"    of these, {exited} exited and will not arrive again")
-        return "\n".join(lines)
-
-    def _exited(self, warp: "Warp", barrier: Mbarrier) -> str:
-        done = {(w.cta.idx, w.idx) for cta in warp.cta.cluster.ctas for w in cta.warps if w.done}
-        sites = [self.sites[n] for n in (barrier.record.arrivals if barrier.record else ())]
-        names = sorted(
-            {f"cta {','.join(map(str, s.cta))} warp {s.warp}" for s in sites if (s.cta, s.warp) in done}
-        )
-        return ", ".join(names)
 
 
 def checker_of(warp: "Warp") -> Checker:

@@ -156,6 +156,11 @@ class BarrierClock:
         self.gathering[:] = 0
 
 
+def whose(cta: Cta) -> str:
+    """Says which CTA's memory it is, where there are several."""
+    return f" of cta {','.join(map(str, cta.idx))}" if len(cta.cluster.ctas) > 1 else ""
+
+
 class Ledger(Protocol):
     """The checker, as its parts see it (`hazards.Checker`)."""
 
@@ -173,6 +178,10 @@ class Ledger(Protocol):
 
     def operation(self) -> Record:
         """What is kept of the operation that is happening now."""
+        ...
+
+    def touch(self, cta: Cta, actor: Actor) -> None:
+        """The CTA must not exit before an access of somebody else, or of an engine, is done."""
         ...
 
     def shared_range(self, cta: Cta, granules: tuple[int, int]) -> str:

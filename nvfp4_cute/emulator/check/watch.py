@@ -213,7 +213,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
             checker.globals.fence(warp)
             checker.clock(warp).fence_cluster()
         if barriers:
-            checker.fence_barriers(warp)
+            checker.mbarriers.fence(warp)
         if proxy:
             checker.clock(warp).fence()
             if not any("shared" in word for word in words):
@@ -372,7 +372,7 @@ def _init(inst: Inst, b: Builder, step: Step) -> Step:
         found = [(cta, offset, cta.smem.barriers.get(offset)) for cta, offset in places(warp)]
         result = step(warp)
         for cta, offset, old in found:
-            checker_of(warp).barrier_init(warp, pc, cta.smem.barriers[offset], old)
+            checker_of(warp).mbarriers.initialised(warp, pc, cta.smem.barriers[offset], old)
         return result
 
     return run
@@ -384,7 +384,9 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
 
     def run(warp: "Warp") -> Any:
         for cta, offset in places(warp):
-            checker_of(warp).arrive(warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods)
+            checker_of(warp).mbarriers.arrive(
+                warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods
+            )
         return step(warp)
 
     return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
@@ -404,7 +406,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
             checker_of(warp).warp_order.met(warp)
             for cta, barrier in found:
                 if barrier.test_parity(value) if by_parity else barrier.test_state(value):
-                    checker_of(warp).waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
+                    checker_of(warp).mbarriers.waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
         return result
 
     return run

@@ -140,7 +140,7 @@ def store_shared(
     target.smem.check(offset, data.size)
     checker = target.machine.checker
     if checker is not None:
-        stamp = checker.signalled(owner, barrier, stored=True)
+        stamp = checker.mbarriers.signalled(owner, barrier, stored=True)
         if update is None:  # reductions do not race with one another
             place = granules(np.array([offset], np.int64), data.size)
             checker.write_shared(target, place, stamp=stamp, proxy=False)
@@ -153,7 +153,7 @@ def store_rows(target: "Cta", offsets: np.ndarray, data: np.ndarray, owner: "Cta
     """Store rows of bytes into shared memory, each somewhere else, and signal the mbarrier of all."""
     checker = target.machine.checker
     if checker is not None:
-        stamp = checker.signalled(owner, barrier, stored=True)
+        stamp = checker.mbarriers.signalled(owner, barrier, stored=True)
         checker.write_shared(target, granules(offsets, data.shape[1]), stamp=stamp, proxy=False)
     target.smem.bytes[offsets[:, None] + np.arange(data.shape[1])] = data
     owner.mbarrier(barrier).complete_tx(data.size)

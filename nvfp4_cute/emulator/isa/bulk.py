@@ -118,7 +118,7 @@ def _check_in(
 ) -> None:
     for target, (owner, barrier) in zip(targets, signals, strict=True):
         target.smem.check(offset, nbytes)
-        stamp = checker.signalled(owner, barrier)
+        stamp = checker.mbarriers.signalled(owner, barrier)
         if from_shared:
             cta.smem.check(src, nbytes)
             checker.read_operand(cta, byte_range(src, nbytes), stamp=stamp)
@@ -231,7 +231,7 @@ def bulk_reduce(inst: Inst, b: Builder) -> Step:
         def effect() -> None:
             checker = cta.machine.checker
             if checker is not None:
-                stamp = checker.signalled(*signal)
+                stamp = checker.mbarriers.signalled(*signal)
                 checker.read_operand(cta, byte_range(source, nbytes), stamp=stamp)
             _reduce_bytes(op, type_name, target.smem.read(offset, nbytes), cta.smem.read(source, nbytes))
             signal[0].mbarrier(signal[1]).complete_tx(nbytes)
@@ -397,5 +397,5 @@ def small_copy_arrive(inst: Inst, b: Builder) -> Step:
 def arrive_after_copies(cta: "Cta", barrier: Mbarrier, counted: bool) -> None:
     """The arrival that the warp's earlier cp.async make; `counted`: the pending count was not raised for it."""
     if cta.machine.checker is not None:
-        cta.machine.checker.arrive_later(cta, barrier, outside=False)
+        cta.machine.checker.mbarriers.arrive_later(cta, barrier, outside=False)
     barrier.arrive()

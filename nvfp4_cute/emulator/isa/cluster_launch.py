@@ -53,7 +53,7 @@ def take_over(asking: "Cta", ctas: "Sequence[Cta]", where: int, signal: int) -> 
     words = np.array([x, y | z << 16, first is not None, 0], np.uint32)
     for cta in ctas:
         if checker is not None:
-            stamp = checker.signalled(cta, signal)
+            stamp = checker.mbarriers.signalled(cta, signal)
             checker.write_shared(cta, byte_range(where, RESPONSE_BYTES), stamp=stamp)
         cta.smem.write(where, words.view(np.uint8))
         cta.mbarrier(signal).complete_tx(RESPONSE_BYTES)

@@ -388,5 +388,5 @@ def arrive_all(targets: "list[Cta]", offset: int) -> None:
     for target in targets:
         barrier, checker = target.mbarrier(offset), target.machine.checker
         if checker is not None:
-            checker.arrive_later(target, barrier)
+            checker.mbarriers.arrive_later(target, barrier)
         barrier.arrive(1)

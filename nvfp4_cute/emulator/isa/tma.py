@@ -154,7 +154,7 @@ def load_boxes(
         for box in boxes:
             checker.read_global(*m.rows_at(box))
         for target, (owner, barrier) in zip(targets, signals, strict=True):
-            stamp = checker.signalled(owner, barrier)
+            stamp = checker.mbarriers.signalled(owner, barrier)
             for chunks in chunk_lists:
                 checker.write_shared(target, places.chunks(chunks), stamp=stamp)
     for box, chunks in zip(boxes, chunk_lists, strict=True):

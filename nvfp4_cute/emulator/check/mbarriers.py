@@ -1,0 +1,210 @@
+"""mbarriers for the checker: what an arrival knew, a wait learns; who uses a barrier that nobody has made, or misses a phase."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, epoch, joined
+from nvfp4_cute.emulator.check.ledger import BarrierClock, Ledger, whose
+from nvfp4_cute.emulator.check.shadow import Actor
+from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
+from nvfp4_cute.emulator.memory import Mbarrier
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.state import Cta, Warp
+
+WARPS_PER_GROUP = 4
+
+
+class Mbarriers:
+    """Clocks of the mbarriers of the running clusters."""
+
+    def __init__(self, checker: Ledger, silicon: SiliconChecks):
+        """`checker`: where findings go."""
+        self.checker, self.silicon = checker, silicon
+
+    def initialised(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
+        """A barrier was initialised, perhaps over an old one."""
+        clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
+        if old is not None and old.record is not None:
+            self._check_reuse(warp, number, old)
+        barrier.record = BarrierClock(
+            self.checker.components.new(),
+            self.checker.components.nothing(),
+            self.checker.components.nothing(),
+            (clock.own, clock.value),
+            number,
+            completing=partial(self._overtaken, barrier.offset),
+        )
+
+    def _overtaken(self, offset: int, record: BarrierClock) -> None:
+        """A phase is about to complete: those who waited for the one before must have found it complete.
+
+        A slower warp would find the parity of this phase and wait on. One warp of a warpgroup stands for all four.
+        """
+        gathering = self.checker.components.fit(record.gathering)
+        known = np.maximum(gathering[SEEN], gathering[CAUSED])
+        for waits in record.waiters.values():
+            if any(known[component] >= value for component, value, _ in waits):
+                continue
+            site = self.checker.sites[waits[0][2]]
+            self.checker.report(
+                "mbarrier",
+                site,
+                None,
+                f"{site} waits for a phase of mbarrier smem+{offset:#x}, and nothing says that it has found it complete "
+                "when the next phase completes: a slower warp misses it",
+                severity="warning",
+            )
+
+    def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier) -> None:
+        seen, site = self.checker.clock(warp).knowledge[SEEN], self.checker.sites[number]
+        busy = old.pending != old.count or old.tx
+        unordered = [user for c, (v, user) in old.record.users.items() if c < len(seen) and seen[c] < v]
+        if busy or unordered:
+            other = self.checker.sites[unordered[0]] if unordered else None
+            self.checker.report(
+                "mbarrier",
+                site,
+                other,
+                f"{site} initialises mbarrier smem+{old.offset:#x} again while it is in use ({old.describe()})",
+            )
+
+    def fence(self, warp: "Warp") -> None:
+        """A fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
+        clock = self.checker.clock(warp)
+        for cta in warp.cta.cluster.ctas:
+            for barrier in cta.smem.barriers.values():
+                record: BarrierClock | None = barrier.record
+                if record is not None and record.init[0] == clock.own and record.fence is None:
+                    record.fence = (clock.own, clock.value)
+
+    def _use(
+        self, cta: "Cta", barrier: Mbarrier, knowledge: np.ndarray, number: int, *, outside: bool
+    ) -> BarrierClock:
+        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy."""
+        record: BarrierClock = barrier.record
+        component, value = record.init
+        site, init = self.checker.sites[number], self.checker.sites[record.init_site]
+        if knowledge[SEEN, component] < value:
+            self.checker.report(
+                "mbarrier",
+                site,
+                init,
+                f"{site} uses mbarrier smem+{barrier.offset:#x}{whose(cta)}, which {init} initialises: nothing "
+                "orders them (a bar.sync or cluster barrier after the initialisation?)",
+            )
+        elif outside and (record.fence is None or knowledge[SEEN, record.fence[0]] < record.fence[1]):
+            self.checker.report(
+                "mbarrier",
+                site,
+                init,
+                f"{site} uses mbarrier smem+{barrier.offset:#x}{whose(cta)} from outside the CTA's generic proxy "
+                f"without a fence.mbarrier_init after {init}",
+            )
+        return record
+
+    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
+        """A warp is about to arrive (release). `wide`: with the scope of the cluster."""
+        clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
+        stamp = (clock.own, clock.value)
+        published = clock.publish(number)
+        outside = cta is not warp.cta
+        record = self._use(cta, barrier, published, number, outside=outside)
+        if outside and not wide:
+            self.silicon.narrow = True
+            record.gathering = joined(record.gathering, clock.narrowed(published))
+        else:
+            record.gathering = joined(record.gathering, published)
+        record.arrivals[number] = barrier.phase
+        record.users[stamp[0]] = (stamp[1], number)
+        if outside:
+            self.checker.touch(cta, Actor(published, epoch(*stamp), number, False))
+
+    def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
+        """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
+        own = self.checker.operation()
+        record = self._use(cta, barrier, own.knowledge, own.site, outside=outside)
+        learnt = own.knowledge.copy()
+        learnt[SEEN, own.component] = own.number
+        record.gathering = joined(record.gathering, learnt)
+        record.arrivals[own.site] = barrier.phase
+        self.checker.touch(cta, own.actor())
+
+    def signalled(self, cta: "Cta", offset: int, *, stored: bool = False) -> int:
+        """Epoch of data whose arrival the current operation will signal to an mbarrier. `stored`: by st.async."""
+        barrier = cta.mbarrier(offset)
+        own = self.checker.operation()
+        record = self._use(cta, barrier, own.knowledge, own.site, outside=True)
+        record.gathering = self.checker.components.fit(record.gathering)
+        self.silicon.caused(own.knowledge, record.gathering)
+        causes = np.maximum(own.knowledge[SEEN], own.knowledge[CAUSED])
+        np.maximum(record.gathering[CAUSED], causes, out=record.gathering[CAUSED])
+        if stored and self.checker.sites[own.site].cta != cta.idx:
+            record.senders[barrier.phase] = own.site
+        return epoch(record.component, barrier.phase + 1)
+
+    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
+        """A wait or test of a warp found a phase complete (acquire). `wide`: with the scope of the cluster."""
+        clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
+        clock.knowledge = self.checker.components.fit(clock.knowledge)
+        record = self._use(cta, barrier, clock.knowledge, number, outside=False)
+        clock.learn(record.complete)
+        clock.completed(record.component, barrier.phase)
+        sender = record.senders.get(barrier.phase - 1)
+        if sender is not None and not wide:
+            self.silicon.async_store_awaited(warp, pc, self.checker.sites[sender])
+        record.users[clock.own] = (clock.value, number)
+        group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
+        group.append((clock.own, clock.value, number))
+
+    def _arrivals(self, barrier: Mbarrier) -> str:
+        record: BarrierClock | None = barrier.record
+        if record is None or not record.arrivals:
+            return "nobody has arrived on it"
+        sites = sorted(str(self.checker.sites[number]) for number in record.arrivals)
+        return "arrivals came from " + "; ".join(sites[:6])
+
+    def explain_hang(self, warps: Iterable["Warp"]) -> str:
+        """For each awaited mbarrier: who arrived on it so far, and who of them cannot arrive again."""
+        lines: list[str] = [""]
+        seen: set[int] = set()
+        for warp in warps:
+            barrier = getattr(warp.wait, "barrier", None)
+            if barrier is None or id(barrier) in seen:
+                continue
+            seen.add(id(barrier))
+            lines.append(
+                f"  mbarrier smem+{barrier.offset:#x}: {barrier.describe()}; {self._arrivals(barrier)}"
+            )
+            exited = self._exited(warp, barrier)
+            if exited:
+                lines.append(f"    of these, {exited} exited and will not arrive again")
+        return "\n".join(lines)
+
+    def _exited(self, warp: "Warp", barrier: Mbarrier) -> str:
+        done = {(w.cta.idx, w.idx) for cta in warp.cta.cluster.ctas for w in cta.warps if w.done}
+        sites = [self.checker.sites[n] for n in (barrier.record.arrivals if barrier.record else ())]
+        names = sorted(
+            {f"cta {','.join(map(str, s.cta))} warp {s.warp}" for s in sites if (s.cta, s.warp) in done}
+        )
+        return ", ".join(names)
+
+    def exits(self, cta: "Cta", name: str) -> None:
+        """A CTA, of this name, has ended: no barrier of it waits for bytes."""
+        for barrier in cta.smem.barriers.values():
+            if barrier.tx:
+                # Bytes that are expected in vain harm who waits for them, and everybody has left; bytes that nobody
+                # expected completed a phase too early or too late.
+                expected = "expected but not copied" if barrier.tx > 0 else "copied but not expected"
+                self.checker.report(
+                    "mbarrier",
+                    None,
+                    None,
+                    f"{name} exits while mbarrier smem+{barrier.offset:#x} has an unbalanced transaction count "
+                    f"({abs(barrier.tx)} bytes {expected}, phase {barrier.phase})",
+                    self._arrivals(barrier),
+                    "note" if barrier.tx > 0 else "error",
+                )
