@@ -89,6 +89,7 @@ def _own(project: Project, arch: str, script: str, *arguments: str) -> list[Case
 
 
 SCALED = "blackwell/kernel/blockscaled_gemm"
+MXFP4_AB = "--ab_dtype Float4E2M1FN --sf_dtype Float8E8M0FNU --sf_vec_size 32"
 PLAIN = (
     ("elementwise/elementwise_add.py", "--M 64 --N 256"),
     ("elementwise/elementwise_apply.py", "--M 64 --N 256"),
@@ -129,6 +130,14 @@ CASES: tuple[Case, ...] = (
         "sm_103a",
         "blackwell/kernel/blockscaled_grouped_gemm/grouped_blockscaled_gemm.py",
         f"{GROUPS} {NVFP4_AB} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1",
+    ),
+    *_cutlass(
+        "sm_103a",
+        f"{SCALED}/sm103_dense_blockscaled_gemm_persistent.py",
+        f"--mnkl 256,256,768,1 {NVFP4_AB} --mma_tiler_mn 256,256 --cluster_shape_mn 2,1",
+        f"--mnkl 512,128,1024,1 {NVFP4_AB} --mma_tiler_mn 256,128 --cluster_shape_mn 4,1",
+        f"--mnkl 256,256,768,1 {MXFP4_AB} --mma_tiler_mn 256,256 --cluster_shape_mn 2,1",
+        f"--mnkl 512,128,1024,1 {MXFP4_AB} --mma_tiler_mn 256,128 --cluster_shape_mn 4,1",
     ),
     *_cutlass(
         "sm_100a",

@@ -35,8 +35,8 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype, WeightLayout
 from nvfp4_cute.problem import Form as ProblemForm
 
-ARCHS = ("sm_90a", "sm_100a", "sm_120a")
-"""One of each family; the others of a family are compiled from the same source."""
+ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
+"""One of each family; the others of a family are compiled from the same source. Of sm_103a, what sm_100a does not have."""
 
 ROWS = (40, 104, 200)
 """Of the groups' tokens."""
@@ -52,6 +52,8 @@ STEPS: dict[ProblemForm, int] = {"list": 1, "ragged": STEP, "masked": STEP}
 HARDWARE_STEP = 8
 """Of the kernels of sm_90a, which ran on an H100 or H200, so many are one: they show what is proven there."""
 PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128), INT8_PAIR)
+K96_STEP = 3
+"""Of the kernels whose MMAs multiply 96 elements of K, so many are one: their forms are told by few."""
 FORMAT_STEP = 4
 """Of the candidates of a pair, so many are one."""
 DTYPES: tuple[OutDtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
@@ -209,6 +211,11 @@ def ours(arch: str) -> Iterator[Ours]:
     kernels differ in how they find their tiles alone. Output dtypes and factors take turns.
     """
     cases = [*_plain(arch), *_dual(arch), *_simt(arch)]
+    if arch == "sm_103a":
+        cases += [case for case in _other_formats(arch, 1) if case.formats[0] == MXFP4]
+        return iter(
+            [case for case in cases if isinstance(case, Gemm) and case.config.use_k96_instrs][::K96_STEP]
+        )
     return chain(cases[:: HARDWARE_STEP if arch == "sm_90a" else 1], _other_formats(arch))
 
 
@@ -241,7 +248,7 @@ def _dual(arch: str) -> Iterator[Gemm]:
                     yield Gemm(arch, config, form, dtype, index % 2 == 0, layout, has_limit=index % 3 == 1)
 
 
-def _other_formats(arch: str) -> Iterator[Gemm]:
+def _other_formats(arch: str, format_step: int = FORMAT_STEP) -> Iterator[Gemm]:
     """A few configs of each pair in which elements or scales are others: what formats change is told by few. On sm_90a
     the kernel of NVFP4 decodes others, too, before tensor cores see them: nothing new there."""
     for pair in PAIRS:
@@ -249,7 +256,7 @@ def _other_formats(arch: str) -> Iterator[Gemm]:
             continue
         for form, step in STEPS.items():
             tried = _without_proof(arch, candidates(arch, form, formats=pair))
-            for config in tried[:: FORMAT_STEP * step]:
+            for config in tried[:: format_step * step]:
                 yield Gemm(arch, config, form, formats=pair)
 
 

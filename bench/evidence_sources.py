@@ -31,6 +31,12 @@ class Note:
 SOURCES: tuple[Note, ...] = (
     Note(
         "sm_100",
+        r"mma: tcgen05\.mma\.kind::mxf4nvf4\.block(16|32)\.cta_group::2 M=256 N=192, K=96",
+        "CUTLASS C++, test/unit/gemm/device/sm103_gemm_f4_f4_f32_tensor_op_f32_2sm_256x192.cu: tiles of 256 x 192 x 768, "
+        "blocks of 16 and of 32, whose every other tile begins in the middle of a block of scales",
+    ),
+    Note(
+        "sm_100",
         r"fence: tcgen05\.(fence::after_thread_sync -> tcgen05\.cp|wait::ld\S* -> tcgen05\.fence::after_thread_sync)$",
         "DeepGEMM, deep_gemm/include/deep_gemm/impls/sm100_bf16_gemm.cuh and epilogue/sm100_store_cd.cuh (for SM100 GPUs): "
         "after_thread_sync behind each mbarrier wait, in front of whatever tcgen05 comes next",

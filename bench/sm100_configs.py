@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -34,7 +35,8 @@ def row(arch: str, config: KernelConfig) -> str:
 
 def rows(archs: Sequence[str] = sm100.ARCHS) -> Iterator[str]:
     """Every candidate on every architecture."""
-    for arch, config in tqdm([(arch, config) for arch in archs for config in sm100.CANDIDATES], disable=None):
+    tried = [(arch, config) for arch in archs for config in family_of(arch).CANDIDATES]
+    for arch, config in tqdm(tried, disable=None):
         yield row(arch, config)
 
 

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100.limits import MMA_N_STEP
+from nvfp4_cute.planning.arch.sm100.limits import MMA_N_STEP, least_columns
 
 from ..common.group_table import ceil_div
 from ..common.sides import TileSide
@@ -12,8 +12,11 @@ from ..common.sides import TileSide
 
 @cute.jit
 def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
-    """Columns that the MMA computes: ``arch.sm100.limits.mma_columns``."""
-    return used_columns(config, n_side, MMA_N_STEP) | n_side.first_row & MMA_N_STEP
+    """Columns that the MMA computes: ``arch.sm100.limits.mma_columns``, and ``least_columns`` at least."""
+    columns = used_columns(config, n_side, MMA_N_STEP) | n_side.first_row & MMA_N_STEP
+    if cutlass.const_expr(least_columns(config) > MMA_N_STEP):
+        columns = cutlass.max(columns, least_columns(config))
+    return columns
 
 
 @cute.jit

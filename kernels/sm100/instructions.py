@@ -16,6 +16,9 @@ from ..common.versions import inline_ptx
 OPERAND_DESCRIPTOR = 0x00010000, 0x40004040
 # Scale blocks, no swizzle: 32 rows of 16 bytes, eight rows, 128 bytes, to the next row group.
 SCALE_DESCRIPTOR = 0x00000000, 0x00004008
+# The same of MMAs of 96 elements of K: the low word's leading offset is an address, where a row goes on behind its 128 bytes.
+K96_DESCRIPTOR = 0x00000000, OPERAND_DESCRIPTOR[1] | 1 << 52 - 32
+DESCRIPTOR_LEADING_SHIFT = 16
 DESCRIPTOR_UNIT_BYTES = 16
 # Of instruction descriptors (PTX ISA 9.7.16.4.2): where the extents are, and which of a word's scales are the first of A, of B.
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
@@ -86,6 +89,7 @@ def block_scaled_mma(
     kind: cutlass.Constexpr,
     block_k: cutlass.Constexpr,
     num_cta: cutlass.Constexpr,
+    high: cutlass.Constexpr = OPERAND_DESCRIPTOR[1],
 ):
     """D = A B^T + (D if ``accumulate``) for the K of one MMA (PTX ISA 9.7.16.10.9).
 
@@ -94,9 +98,10 @@ def block_scaled_mma(
         a, b: low words of shared-memory descriptors.
         sfa, sfb: tensor-memory addresses of the scales.
         kind: of ``arch.base.Mma``. block_k: elements along K that share a scale.
+        high: high word of the shared-memory descriptors.
     """
     inline_ptx(
-        f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
+        f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {high:#x};\n"
         "setp.ne.b32 accumulate, {$r6}, 0;\nmov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
         f"tcgen05.mma.cta_group::{num_cta}.kind::{kind}.block_scale.block{block_k} "
         "[{$r0}], a, b, {$r3}, [{$r4}], [{$r5}], accumulate;\n}",

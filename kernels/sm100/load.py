@@ -18,7 +18,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, SmemPlan, fetches_ahead, prefetch_k_tiles
+from nvfp4_cute.planning.arch.sm100.limits import (
+    SF_ATOM_ROWS,
+    SmemPlan,
+    fetches_ahead,
+    loaded_k_tiles,
+    prefetch_k_tiles,
+)
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import ceil_div
@@ -100,7 +106,7 @@ class SidePlace:
 
 @dataclass(frozen=True)
 class TilePlace:
-    """A tile as this warp sees it. k_tile_cnt: of all CTAs that share them."""
+    """A tile as this warp sees it. k_tile_cnt: K tiles to load, of all CTAs that share them."""
 
     slot: Int32
     k_tile_cnt: Int32
@@ -465,7 +471,7 @@ def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> Tile
     )
     return TilePlace(
         tile.slot,
-        tile.k_tile_cnt,
+        loaded_k_tiles(config, tile.k_tile_cnt),
         SidePlace(m_side.origin.row + row_m, block_m, Int32(m_side.origin.batch), *turns_m, data_m, scales_m),
         SidePlace(n_side.origin.row + row_n, block_n, Int32(n_side.origin.batch), *turns_n, data_n, scales_n),
     )

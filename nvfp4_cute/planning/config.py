@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 _NAME = re.compile(
-    r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(_pre)?(_sk)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
+    r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_ultra)?(_swap)?(_pre)?(_sk)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
 )
 
 # Fields that every family of architectures has.
@@ -23,6 +23,7 @@ class KernelConfig:
             epilogue of one overlaps the mainloop of the next.
         num_cta: persistent CTAs to launch at most; None takes one per SM. Not part of the compiled code.
         use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
+        use_k96_instrs: MMAs multiply 96 elements of K, not 64: CUTLASS calls them FP4 Ultra. K tiles are as without.
         swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
             extent has a finer grain: the choice where few tokens meet many weights.
         multicast_n: MMAs of a cluster, side by side along M, that meet the same N side: each loads every so many-th K tile of it
@@ -48,6 +49,7 @@ class KernelConfig:
     split_k: int = 1
     decode_first: bool = False
     stream_k: bool = False
+    use_k96_instrs: bool = False
 
     @property
     def num_mma_cta(self) -> int:
@@ -75,6 +77,7 @@ class KernelConfig:
         """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
+        pair += "_ultra" * self.use_k96_instrs
         first = "_pre" * self.decode_first + "_sk" * self.stream_k
         shared = f"_m{self.multicast_n}" if self.multicast_n > 1 else ""
         split = f"_k{self.split_k}" if self.split_k > 1 else ""
@@ -87,10 +90,10 @@ class KernelConfig:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(
-                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_pre][_sk]"
+                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_ultra][_swap][_pre][_sk]"
                 "[_m<MMAs>][_k<parts>][_p<CTAs>]"
             )
-        m, n, k, ab, acc, pair, swap, first, stream, shared, split, cta = match.groups()
+        m, n, k, ab, acc, pair, ultra, swap, first, stream, shared, split, cta = match.groups()
         return cls(
             (int(m), int(n), int(k)),
             int(ab) or None,
@@ -102,6 +105,7 @@ class KernelConfig:
             split_k=int(split or 1),
             decode_first=first is not None,
             stream_k=stream is not None,
+            use_k96_instrs=ultra is not None,
         )
 
 

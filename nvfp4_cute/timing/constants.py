@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nvfp4_cute.emulator.descriptors import OPERAND_ROW_BYTES
 from nvfp4_cute.errors import EmulatorError
 
 _RATE_NAMES = {
@@ -110,16 +111,19 @@ class Constants:
         """Cycles in microseconds."""
         return 1e6 * cycles / self.clock_hz
 
-    def mma_interval(self, kind: str, m: int, n: int, cta_group: int, a_in_tmem: bool) -> float:
+    def mma_interval(
+        self, kind: str, m: int, n: int, cta_group: int, a_in_tmem: bool, row_bytes: int = OPERAND_ROW_BYTES
+    ) -> float:
         """Cycles between tcgen05.mma instructions of a CTA, or of a pair.
 
         Each reads 32 bytes of K whatever its kind: of integers (kind i8), too, whose published peak is that of fp8. At full rate
         an instruction takes N/2 cycles (N/4 for 64 rows a CTA of a pair, which use both halves of the data path); narrow ones are
-        bound by reading their operands.
+        bound by reading their operands. One of 4-bit elements with K=96 reads 48 bytes in as many cycles: the published peak of
+        sm_103 is 1.5 times that of sm_100.
         """
         rows, columns = m // cta_group, n // cta_group
         interval = n / 4 if cta_group == 2 and rows < 128 else n / 2
-        operands = (0 if a_in_tmem else rows * 32) + columns * 32
+        operands = (0 if a_in_tmem else rows * row_bytes) + columns * row_bytes
         return max(interval, operands / self.smem_bandwidth)
 
     def wgmma_interval(self, element: str, n: int, a_in_registers: bool) -> float:

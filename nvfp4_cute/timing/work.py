@@ -51,7 +51,7 @@ def _sleep(sim: Simulation, warp: Warp, time: float, nanoseconds: int) -> float:
     return sim.wait(warp, time, time + nanoseconds * sim.constants.clock_hz / 1e9, "sleep")
 
 
-def _mma(sim: Simulation, warp: Warp, time: float, shape: tuple[str, int, int, int, bool]) -> float:
+def _mma(sim: Simulation, warp: Warp, time: float, shape: tuple[str, int, int, int, bool, int]) -> float:
     interval = sim.intervals.get(shape)
     if interval is None:
         interval = sim.intervals[shape] = sim.constants.mma_interval(*shape)

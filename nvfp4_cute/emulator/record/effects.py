@@ -147,7 +147,7 @@ def _mma(r: Notes, warp: "Warp", ctas: Any, form: Any, operands: Any) -> Signals
     desc = decode_instruction_descriptor(
         operands.idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
     )
-    warp.track.add(Op.MMA, (form.kind, desc.m, desc.n, form.cta_group, form.a_in_tmem))
+    warp.track.add(Op.MMA, (form.kind, desc.m, desc.n, form.cta_group, form.a_in_tmem, desc.row_bytes))
     return []
 
 

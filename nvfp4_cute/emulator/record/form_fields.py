@@ -35,7 +35,7 @@ def matrix(descriptor: int, mn_major: bool, *, narrow: bool = False) -> str:
     more = (f", base offset {d.pattern // 128}" if d.pattern else "") + (", absolute" if d.absolute else "")
     major = "MN-major" if mn_major else "K-major"
     has_leading = mn_major or d.absolute or (d.swizzle.mode == "none" and not narrow)
-    leading = f", leading {d.leading}" if has_leading else ""
+    leading = f", leading {'anywhere' if d.absolute else d.leading}" if has_leading else ""
     return f"{major}, {swizzle}{leading}, stride {d.stride}{start}{more}"
 
 

@@ -8,13 +8,22 @@ from collections.abc import Mapping
 
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
-from nvfp4_cute.planning.arch import sm90, sm90_fp8, sm90_weight_only, sm100, sm100_fp8, sm100_int8, sm120
-from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily
+from nvfp4_cute.planning.arch import (
+    sm90,
+    sm90_fp8,
+    sm90_weight_only,
+    sm100,
+    sm100_fp8,
+    sm100_int8,
+    sm103,
+    sm120,
+)
+from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, in_order
 from nvfp4_cute.planning.config import KernelConfig
 
-FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm100, sm100_fp8, sm100_int8, sm120)
+FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm100, sm103, sm100_fp8, sm100_int8, sm120)
 WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only,)
-ARCHS = tuple(dict.fromkeys(arch for family in FAMILIES for arch in family.ARCHS))
+ARCHS = in_order(arch for family in FAMILIES for arch in family.ARCHS)
 WEIGHT_ONLY_ARCHS = tuple(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
 
 
@@ -71,7 +80,7 @@ def clusters_at_once(arch: str, config: KernelConfig, num_sms: int, formats: For
 
 def chain_archs() -> tuple[str, ...]:
     """Architectures with a kernel for chains of layers."""
-    return tuple(arch for family in FAMILIES if family.HAS_CHAINS for arch in family.ARCHS)
+    return in_order(arch for family in FAMILIES if family.HAS_CHAINS for arch in family.ARCHS)
 
 
 def num_clusters(config: KernelConfig, at_once: int) -> int:

@@ -66,6 +66,11 @@ def foreign_option_reason(config: KernelConfig, options: Sequence[str]) -> str |
     return f"{found}: kernels of this architecture have no such option; use {fix}"
 
 
+def in_order(archs: Iterable[str]) -> tuple[str, ...]:
+    """Architectures, each once, by number."""
+    return tuple(sorted(set(archs), key=lambda arch: int(arch[len("sm_") : -1])))
+
+
 def clusters_in_gpcs(
     num_sms: int, cluster_size: int, gpc_sms: int, measured: dict[int, dict[int, int]]
 ) -> int:

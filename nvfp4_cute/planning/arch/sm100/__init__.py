@@ -1,4 +1,4 @@
-"""sm_100a, sm_103a, sm_110a: the members of ``base.Family``.
+"""sm_100a, sm_110a: the members of ``base.Family``. ``arch.sm103`` adds MMAs of 96 elements of K to them.
 
 ``limits``: what a config costs in shared and tensor memory, and why one is refused. ``choosing``: how one is chosen.
 """
@@ -6,7 +6,6 @@
 from nvfp4_cute.planning.arch.base import no_work_reason, no_workspace_bytes, one_cta_per_sm
 from nvfp4_cute.planning.arch.sm100.choosing import candidates, choose, estimates
 from nvfp4_cute.planning.arch.sm100.limits import (
-    ARCHS,
     CANDIDATES,
     DEFAULT_CONFIG,
     DUAL_CANDIDATES,
@@ -21,6 +20,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     unsupported_reason,
 )
 
+ARCHS = ("sm_100a", "sm_110a")
 KERNEL = "sm100.grouped_gemm.GroupedGemmSm100"
 OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, True, True, False
 work_reason, workspace_bytes, ctas_per_sm = no_work_reason, no_workspace_bytes, one_cta_per_sm

@@ -15,6 +15,8 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     DUAL_TILES_N,
     EPI_TILE_N,
     INTERLEAVED_CANDIDATES,
+    K96_K_TILES,
+    K96_MMAS,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMAS_PER_K_TILE,
@@ -24,7 +26,9 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     TILES_N,
     SmemPlan,
     fetches_ahead,
+    k96_cycles,
     k_tile_copy_cycles,
+    least_columns,
     mma_columns,
     resident_clusters,
     smem_plan,
@@ -157,7 +161,13 @@ def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     """
     if problem.form not in KNOWN_SIZES:
         return []
-    tried = candidates(problem.num_b, problem.weight_layout, formats=_formats(problem))
+    return ranked(
+        candidates(problem.num_b, problem.weight_layout, formats=_formats(problem)), problem, num_sms
+    )
+
+
+def ranked(tried: tuple[KernelConfig, ...], problem: GroupedProblem, num_sms: int) -> list[Estimate]:
+    """Estimates of configs for a problem of known sizes, as of :func:`estimates`."""
     if problem.is_chain:
         tried = tuple(config for config in tried if config.cluster_size == config.num_mma_cta)
     return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
@@ -251,6 +261,11 @@ def _n_side(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> tup
     return extent - index * tile_n, index * tile_n, tile_n
 
 
+def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
+    """Columns that an MMA of the tile computes."""
+    return max(mma_columns(*_n_side(config, schedule, tile)), least_columns(config))
+
+
 def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
     """Slices of the tile that the epilogue reads."""
     rows, _, tile_n = _n_side(config, schedule, tile)
@@ -259,7 +274,7 @@ def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int
 
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
-    rows_n = mma_columns(*_n_side(config, schedule, tile)) // config.num_mma_cta
+    rows_n = _columns(config, schedule, tile) // config.num_mma_cta
     rows = config.cta_tile_shape_mnk[1] // config.num_mma_cta
     n_side = smem.num_n * (rows_n * (smem.b_stage_bytes - smem.b_gap_bytes) // rows + smem.sfb_stage_bytes)
     m_side = smem.num_m * (smem.a_stage_bytes - smem.a_gap_bytes + smem.sfa_stage_bytes)
@@ -289,9 +304,12 @@ def _tile_cycles(
     is_first: bool,
 ) -> float:
     """What the slowest of the three roles needs for a tile: they overlap."""
-    columns = mma_columns(*_n_side(config, schedule, tile))
+    columns = _columns(config, schedule, tile)
     slices = _slices(config, schedule, tile)
-    mma = MMAS_PER_K_TILE * num_b * max(COSTS.mma, columns / MMA_COLUMNS_PER_CYCLE)
+    if config.use_k96_instrs:
+        mma = K96_MMAS / K96_K_TILES * num_b * k96_cycles(config, columns)
+    else:
+        mma = MMAS_PER_K_TILE * num_b * max(COSTS.mma, columns / MMA_COLUMNS_PER_CYCLE)
     k_tiles = -(-tile.k_tile_cnt // config.split_k)
     step = max(_load_cycles(config, schedule, tile, smem), mma)
     cycles = max(k_tiles * step, _epilogue_cycles(config, slices, slice_cycles, num_b))

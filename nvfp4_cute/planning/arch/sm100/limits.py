@@ -91,11 +91,17 @@ UE8M0_BIT = 1 << 23
 # Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
 K_TILE_BYTES = 128
 MMAS_PER_K_TILE = 4
+# MMAs of 96 elements of K (``KernelConfig.use_k96_instrs``): eight of them multiply three K tiles; the bit of instruction
+# descriptors that says so (PTX ISA 9.7.16.4.2), and scale atoms whose scales whole MMAs read: two, or four of blocks of 32.
+K96, K96_BIT = 96, -1 << 31
+K96_MMAS, K96_K_TILES, K96_ATOMS = 8, 3, 3
 # Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
 # microbenchmarks: ``timing.constants``).
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
 # Columns of 32 bytes of K that an MMA multiplies a cycle.
 MMA_COLUMNS_PER_CYCLE = 2
+# Bytes of shared memory that an SM reads a cycle (CUDA C++ programming guide).
+SMEM_BYTES_PER_CYCLE = 128
 # From a load that device memory answers to the next one of its stage, under load: read off modelled launches.
 RING_CYCLES = 3000
 # Rows of the M side that one CTA holds: the lanes of tensor memory.
@@ -183,13 +189,36 @@ def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
     return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
 
 
+def least_columns(config: KernelConfig) -> int:
+    """Columns that every MMA of ``config`` computes at least.
+
+    With K=96 an MMA finds the second word of a row's scales behind one for each 128 of its columns: it has as many as its tile.
+    """
+    if not config.use_k96_instrs:
+        return MMA_N_STEP
+    return max(SF_ATOM_ROWS, SF_ATOM_ROWS * (sf_blocks_n(config.cta_tile_shape_mnk[1]) - 1) + MMA_N_STEP)
+
+
+def loaded_k_tiles(config: KernelConfig, k_tile_cnt: int) -> int:
+    """K tiles that a tile of ``k_tile_cnt`` loads, on the host or on the device.
+
+    With K=96 the MMA that reaches beyond the last one finds zeros there: TMA fills one that lies behind the end of K with them.
+    """
+    return k_tile_cnt + (k_tile_cnt % K96_K_TILES + 1) // 2 if config.use_k96_instrs else k_tile_cnt
+
+
+def mma_of(config: KernelConfig, formats: Formats) -> Mma:
+    """How ``config`` multiplies a pair of ``MMA``."""
+    return replace(MMA[formats], k=K96) if config.use_k96_instrs else MMA[formats]
+
+
 def mma_types(config: KernelConfig, formats: Formats) -> int:
     """Bits of the instruction descriptor that say the types of elements and scales. ``formats``: a pair of ``MMA``."""
     codes = ELEMENT_CODES[MMA[formats].kind]
     m_format, n_format = formats_on_sides(config, formats)
     of_m, of_n = codes[m_format.element.name], codes[n_format.element.name]
     scales = UE8M0_BIT if m_format.scale.name == "ue8m0" else 0
-    return of_m << M_ELEMENT_SHIFT | of_n << N_ELEMENT_SHIFT | scales
+    return of_m << M_ELEMENT_SHIFT | of_n << N_ELEMENT_SHIFT | scales | K96_BIT * config.use_k96_instrs
 
 
 def k_tile(formats: Formats) -> int:
@@ -250,8 +279,16 @@ def copy_cycles(nbytes: int) -> float:
 
 def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
     """What the tensor cores need for a K tile."""
-    _, n, _ = config.cta_tile_shape_mnk
-    return smem.num_m * smem.num_n * MMAS_PER_K_TILE * n / MMA_COLUMNS_PER_CYCLE
+    products, n = smem.num_m * smem.num_n, config.cta_tile_shape_mnk[1]
+    if config.use_k96_instrs:
+        return products * K96_MMAS / K96_K_TILES * k96_cycles(config, n)
+    return products * MMAS_PER_K_TILE * n / MMA_COLUMNS_PER_CYCLE
+
+
+def k96_cycles(config: KernelConfig, columns: int) -> float:
+    """What an MMA of 96 elements of K takes: as long as one of 64, or as it takes to read 48 bytes of every row."""
+    read = (MMA_CTA_M + columns // config.num_mma_cta) * K96 // 2
+    return max(columns / MMA_COLUMNS_PER_CYCLE, read / SMEM_BYTES_PER_CYCLE)
 
 
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
@@ -285,6 +322,8 @@ def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
     _, n, k = config.cta_tile_shape_mnk
     num_m, num_n = operands_on_sides(config, num_b)
     (_, m_atoms), (_, n_atoms) = (format.scale_atoms(1, k) for format in formats_on_sides(config, formats))
+    if config.use_k96_instrs:
+        m_atoms = n_atoms = K96_ATOMS
     sfa_cols, sfb_cols = num_m * SF_ATOM_COLS * m_atoms, num_n * sf_blocks_n(n) * SF_ATOM_COLS * n_atoms
     acc_cols = stride = num_b * n
     free_cols = TMEM_COLS - sfa_cols - sfb_cols
@@ -301,9 +340,14 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR)
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
-    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-    reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, TILES_N, k_tile(formats))
+def unsupported_reason(
+    config: KernelConfig,
+    num_b: int = 1,
+    formats: Formats = NVFP4_PAIR,
+    options: tuple[str, ...] = OPTIONS,
+) -> str | None:
+    """Why this family cannot build ``config``, with the nearest legal value; None where it can. options: of the family."""
+    reason = foreign_option_reason(config, options) or tile_reason(config, TILES_N, k_tile(formats))
     if reason is not None:
         return reason
     _, n, _ = config.cta_tile_shape_mnk
