@@ -100,7 +100,7 @@ def prediction(name: str, target_name: str, recordings: Path | None = None) -> t
     target = targets.lookup(target_name)
     try:
         timing = modelled_launches(recorded(name, target, recordings), target)
-    except (UnsupportedProblem, UnsupportedTarget, EmulatorError) as error:
+    except (UnsupportedProblem, UnsupportedTarget, EmulatorError, cutlass_matmul.CaptureError) as error:
         return str(error).splitlines()[0]
     return round(timing.us, 3), len(timing.launches)
 

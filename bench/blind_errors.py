@@ -14,7 +14,7 @@ PREDICTIONS = tuple(
         "blind_h100.json",
         "blind_h100_second.json",
         "blind_h100_third.json",
-        "blind_h200_fourth.json",
+        "blind_h100_fourth.json",
     )
 )
 """Committed files, oldest first."""

@@ -23,7 +23,7 @@ CASES = {
         *products(
             DENSE,
             ("1024,2048,1024", "128,128", "1,1"),
-            ("512,4096,1536", "64,128", "2,1"),
+            ("512,4096,1536", "128,64", "2,1"),
             ("2048,1024,1536", "128,256", "1,1"),
         ),
         *products(
@@ -40,6 +40,10 @@ CASES = {
 BY_NAME = {f"CUTLASS's {case}": case for cases in CASES.values() for case in cases}
 
 
+class CaptureError(RuntimeError):
+    """A script of CUTLASS did not launch."""
+
+
 def names_of(calls: str) -> list[str]:
     """Of a set; none where there is no checkout."""
     wanted = CASES.get(calls, ()) if env.CUTLASS.read() else ()
@@ -50,14 +54,14 @@ def captured(name: str) -> Capture:
     """The launch of a call. The script runs in a process of its own, since it changes modules.
 
     Raises:
-        RuntimeError: the script failed.
+        CaptureError: the script failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "launch.npz")
         command = [sys.executable, "-m", "nvfp4_cute.bench.cutlass_matmul", name, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{name}: {done.stderr[-600:]}")
+            raise CaptureError(f"{name}: {done.stderr.strip().splitlines()[-1]}")
         return Capture.load(path)
 
 

@@ -42,8 +42,11 @@ def test_cutlass_kernels_need_a_checkout(monkeypatch):
     monkeypatch.setattr(cutlass_matmul, "recorded", lambda name, target: f"{name} on {target.num_sms}")
     name = next(iter(cutlass_matmul.BY_NAME))
     assert blind.recorded(name, H100_SXM) == [f"{name} on 132"]
-    with pytest.raises(RuntimeError, match="No such file"):
+    with pytest.raises(cutlass_matmul.CaptureError, match="No such file"):
         cutlass_matmul.captured(name)
+    monkeypatch.undo()
+    monkeypatch.setenv(env.CUTLASS.name, "/nowhere")
+    assert "No such file" in blind.prediction(name, "H100 SXM")
 
 
 @pytest.mark.slow
