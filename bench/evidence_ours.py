@@ -232,8 +232,8 @@ def _plain(arch: str) -> Iterator[Gemm]:
                 yield Gemm(arch, config, form, DTYPES[index // step % 3], has_alpha=index % 2 == 1)
                 if family.OUT_M_MAJOR and index % STEP == 0:
                     yield Gemm(arch, config, form, out_m_major=True)
-        for index, config in enumerate(_without_proof(arch, candidates(arch, form, True))):
-            if index % step == 0 and family.quantized_reason(config) is None:
+        for index, config in enumerate(_without_proof(arch, candidates(arch, form, NVFP4_FORMAT))):
+            if index % step == 0:
                 yield Gemm(arch, config, form, NVFP4, has_alpha=True)
 
 

@@ -15,7 +15,11 @@ INT32_MAX = 2**31 - 1
 FLOAT32_MAX = torch.finfo(torch.float32).max
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
-OutDtype = torch.dtype | Literal["nvfp4"]
+MXName = Literal["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
+ResultName = Literal["nvfp4", MXName]
+OutDtype = torch.dtype | ResultName
+# Formats of quantized results, by what ``out_dtype`` calls them.
+RESULT_FORMATS: dict[Any, BlockFormat] = {name: block_format.FORMATS[name] for name in get_args(ResultName)}
 Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"]
 # How a kernel finds a dual GEMM's weights: two operands, or one that has rows of both in turn.
@@ -40,9 +44,14 @@ def gemm_bytes(
     return a_format.nbytes(m, k) + num_b * b_format.nbytes(n, k) + m * n * out_itemsize
 
 
+def result_format(dtype: Any) -> BlockFormat | None:
+    """The format of results of this ``out_dtype``; None of a dtype of torch, and of what no result has."""
+    return RESULT_FORMATS.get(dtype)
+
+
 def out_bytes(m: int, n: int, dtype: OutDtype) -> int:
-    """Bytes of C (M, N): of NVFP4, two values a byte and a scale for 16."""
-    return block_format.NVFP4.nbytes(m, n) if dtype == NVFP4 else m * n * dtype.itemsize
+    """Bytes of C (M, N): of quantized results, elements and the scales of their blocks."""
+    return m * n * dtype.itemsize if isinstance(dtype, torch.dtype) else RESULT_FORMATS[dtype].nbytes(m, n)
 
 
 def dtype_name(dtype: OutDtype) -> str:
@@ -58,7 +67,7 @@ class GroupedProblem:
         sizes: (m, n, k) of every group, in elements; m or n may be 0.
         form: how the operands arrive: a list with an entry a group, ragged with offsets, masked, or batched: all groups
             of one size, at equal distances in memory.
-        out_dtype: dtype of C; "nvfp4" for quantized results with their scales.
+        out_dtype: dtype of C; of quantized results with their scales the name of their format.
         has_alpha: whether group g's result is multiplied by ``alpha[g]``.
         out_m_major: whether columns of C are contiguous, not rows.
         activation: of a dual GEMM: C = activation(A @ B1^T) * (A @ B2^T); None where there is one product.
@@ -83,6 +92,11 @@ class GroupedProblem:
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
     bias_dtype: torch.dtype | None = None
+
+    @property
+    def out_format(self) -> BlockFormat | None:
+        """Of quantized results; None of others."""
+        return result_format(self.out_dtype)
 
     @property
     def num_b(self) -> int:
@@ -200,15 +214,19 @@ def concatenated_rows(label: str, rows: int) -> int:
     return rows // 2
 
 
-def new_quantized_data(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Uninitialised uint8 data of NVFP4 results ``[..., N]``, rows a multiple of 16 bytes apart as operands have them."""
+def new_quantized_data(
+    shape: Sequence[int], device: torch.device, format: BlockFormat = block_format.NVFP4
+) -> torch.Tensor:
+    """Uninitialised uint8 data of quantized results ``[..., N]``, rows a multiple of 16 bytes apart as operands have them."""
     *rows, n = shape
-    data = torch.empty((*rows, block_format.NVFP4.pitch_bytes(n)), dtype=torch.uint8, device=device)
-    return data[..., : block_format.NVFP4.row_bytes(n)]
+    data = torch.empty((*rows, format.pitch_bytes(n)), dtype=torch.uint8, device=device)
+    return data[..., : format.row_bytes(n)]
 
 
-def new_quantized_scale(lead: Sequence[int], n: int, device: torch.device) -> torch.Tensor:
-    """Uninitialised uint8 scales of NVFP4 results ``[..., M, N]``, ``lead`` without N: [..., rm, rn, 32, 4, 4]."""
+def new_quantized_scale(
+    lead: Sequence[int], n: int, device: torch.device, format: BlockFormat = block_format.NVFP4
+) -> torch.Tensor:
+    """Uninitialised uint8 scales of quantized results ``[..., M, N]``, ``lead`` without N: [..., rm, rn, 32, 4, 4]."""
     *batches, rows = lead
-    shape = (*batches, *block_format.NVFP4.scale_shape(rows, n))
+    shape = (*batches, *format.scale_shape(rows, n))
     return torch.empty(shape, dtype=torch.uint8, device=device)

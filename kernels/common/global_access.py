@@ -30,9 +30,10 @@ def load_words(address: Int32 | Int64, num_words: int, opcode: str, predicate=No
 
 def store_words(address: Int64, words: list, predicate=None) -> None:
     """Consecutive words in one instruction, aligned to their own size; nothing where ``predicate`` is false."""
+    vector = "" if len(words) == 1 else f".v{len(words)}"
     names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
     inline_ptx(
-        f"st.global.v{len(words)}.b32 [{{$r0}}], {{{names}}};",
+        f"st.global{vector}.b32 [{{$r0}}], {names if len(words) == 1 else '{' + names + '}'};",
         read_only_args=[address, *words],
         predicate=predicate,
     )

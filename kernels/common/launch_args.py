@@ -85,7 +85,7 @@ def read_outputs(
 
     Args:
         num_alphas: factors a group, one a product, or 0.
-        is_quantized: whether results are NVFP4.
+        is_quantized: whether results have scales.
         has_limit: whether a dual GEMM's products are cut.
         bias_dtype: of what is added to every column; None where nothing is.
         values, rows, form: as of :func:`read_operands`.

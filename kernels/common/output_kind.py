@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import cutlass
+from nvfp4_cute.formats.block_format import BlockFormat
 
 
 @dataclass(frozen=True)
@@ -10,13 +10,13 @@ class OutputKind:
     """What is written.
 
     Attributes:
-        dtype: of the elements; Float4E2M1FN stands for NVFP4.
+        dtype: of the elements; the format of quantized ones.
         m_major: whether columns are contiguous, not rows.
         activation: of a dual GEMM's first product (``activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
     """
 
-    dtype: type
+    dtype: type | BlockFormat
     m_major: bool
     activation: str | None
     weight_layout: str
@@ -33,5 +33,5 @@ class OutputKind:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether results are NVFP4."""
-        return self.dtype is cutlass.Float4E2M1FN
+        """Whether results are elements and scales of blocks."""
+        return isinstance(self.dtype, BlockFormat)

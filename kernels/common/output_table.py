@@ -11,7 +11,7 @@ from .group_table import WorkTile, select_slot
 
 @dataclass(frozen=True)
 class ScaleTable:
-    """Where the scales of NVFP4 results go.
+    """Where the scales of quantized results go.
 
     Attributes:
         addresses: global address of the first scale block, one Int64 a slot, or one for all groups.
@@ -30,11 +30,11 @@ class OutputTable:
 
     Attributes:
         addresses: global address of element (0, 0), one Int64 a slot, or one for all groups.
-        pitches: elements between rows (N-major output) or columns (M-major), as many Int64; bytes where NVFP4.
+        pitches: elements between rows (N-major output) or columns (M-major), as many Int64; bytes of quantized ones.
         batch_pitch: the same between the batches of an output of all groups.
         group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
         alphas: pointers to fp32 factors [G] in global memory, one a product, or None.
-        scales: of NVFP4 results, or None.
+        scales: of quantized results, or None.
         limit: bits of the fp32 number that a dual GEMM's products are cut to, or None.
         bias: pointer to a number a column in global memory, the same for all groups, or None.
     """

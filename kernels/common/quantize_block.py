@@ -10,6 +10,8 @@ Scales of ue8m0 (MXFP4, MXFP8) are powers of two: a value times the inverse powe
 subnormal.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
@@ -40,18 +42,46 @@ def encode_block(x: list, global_scale: Float32 | None, encode: Encoding) -> tup
         encode: of the format.
     """
     magnitudes = [ptx.abs_f32(value) for value in x]
-    maxima = magnitudes
-    while len(maxima) > 1:
-        maxima = [ptx.max_nan(*pair) for pair in zip(maxima[::2], maxima[1::2], strict=True)]
-    amax = maxima[0]
+    amax = largest(magnitudes)
     code, factor = find_scale(amax, global_scale, encode)
+    return encode_part(x, magnitudes, BlockScale(amax, code, factor), encode), code
+
+
+def largest(magnitudes: list) -> Float32:
+    """Of as many as a power of two; NaN where there is one."""
+    while len(magnitudes) > 1:
+        magnitudes = [ptx.max_nan(*pair) for pair in zip(magnitudes[::2], magnitudes[1::2], strict=True)]
+    return magnitudes[0]
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """The scale of a block, as of :func:`find_scale`.
+
+    Attributes:
+        amax: largest magnitude of the block; None of powers of two, for which nothing asks it.
+        code, factor: of the scale.
+    """
+
+    amax: Float32 | None
+    code: Uint32
+    factor: Float32
+
+
+def encode_part(x: list, magnitudes: list, scale: BlockScale, encode: Encoding) -> list:
+    """Words of elements of a block, or of a part of one.
+
+    Args:
+        x, magnitudes: Float32, and what they are without signs.
+        scale: of the whole block. encode: of the format.
+    """
     if encode.signed:
-        return encode_values(x, None, amax, code, factor, encode), code
+        return encode_values(x, None, scale.amax, scale.code, scale.factor, encode)
     words = [ptx.bits_of(value) for value in x]
     signs = [
         ptx.prmt(low, high, Uint32(UPPER_HALVES)) for low, high in zip(words[::2], words[1::2], strict=True)
     ]
-    return encode_values(magnitudes, signs, amax, code, factor, encode), code
+    return encode_values(magnitudes, signs, scale.amax, scale.code, scale.factor, encode)
 
 
 def find_scale(amax: Float32, global_scale: Float32 | None, encode: Encoding) -> tuple[Uint32, Float32]:
@@ -68,7 +98,7 @@ def encode_values(
     """Words of elements: ``x`` over the scale, rounded.
 
     Args:
-        x: Float32, as many as a block has; magnitudes where ``encode`` is not signed.
+        x: Float32, as many as a block has, or a multiple of eight of them; magnitudes where ``encode`` is not signed.
         signs: then words of two 16-bit floats with the signs of ``x``.
         amax, code, factor: as of :func:`find_scale`.
         encode: of the format.
@@ -98,7 +128,7 @@ def encode_quotients(
     encode: cutlass.Constexpr,
 ) -> list:
     """:func:`encode_values` where scales are e4m3."""
-    size = encode.format.block_k
+    size = len(x)
     values = cute.make_rmem_tensor(size, Float32)
     for i in cutlass.range_constexpr(size):
         values[i] = x[i]
@@ -130,7 +160,13 @@ def encode_quotients(
 
 
 def power_scale(amax: Float32, encode: Encoding) -> tuple[Uint32, Float32]:
-    """Code of the ue8m0 scale of a block whose largest magnitude is ``amax``, and one over the scale.
+    """Code of the ue8m0 scale of a block whose largest magnitude is ``amax``, and one over the scale."""
+    code = power_code(amax, encode)
+    return code, inverse_power(code)
+
+
+def power_code(amax: Float32, encode: Encoding) -> Uint32:
+    """Code of the ue8m0 scale of a block whose largest magnitude is ``amax``.
 
     Rounded "up": the least power of two that is not under RN(amax / largest element); "down": that of amax itself, the exponent
     of the largest element taken off (OCP Microscaling Formats v1.0, section 6.3).
@@ -148,9 +184,13 @@ def power_scale(amax: Float32, encode: Encoding) -> tuple[Uint32, Float32]:
         exponent = select(exponent > least, exponent - least, Uint32(0))
     code = select(exponent < MOST_POWER, exponent, Uint32(MOST_POWER))
     code = select(bits < INFINITY_BITS, code, Uint32(MOST_POWER))
-    code = select(bits > INFINITY_BITS, Uint32(NAN_POWER), code)
+    return select(bits > INFINITY_BITS, Uint32(NAN_POWER), code)
+
+
+def inverse_power(code: Uint32) -> Float32:
+    """One over the ue8m0 scale of a code."""
     inverse = select(code < MOST_POWER, (Uint32(MOST_POWER) - code) << EXPONENT_BIT, Uint32(LEAST_POWER_BITS))
-    return code, ptx.float_of(select(code > MOST_POWER, Uint32(NAN_BITS), inverse))
+    return ptx.float_of(select(code > MOST_POWER, Uint32(NAN_BITS), inverse))
 
 
 def encode_products(x: list, signs: list | None, code: Uint32, inverse: Float32, encode: Encoding) -> list:

@@ -1,7 +1,8 @@
-"""NVFP4 output of an epilogue: e2m1 data and blocked e4m3 scales, as the next layer reads its ``a`` and ``a_scale``.
+"""Block-scaled output of an epilogue: elements and blocked scales of a byte, as the next layer reads its ``a`` and ``a_scale``.
 
-Rows of a group begin a new 128-row scale block, as in ``a_scale``. Padding columns of the scales (N % 64 != 0) are
-written as zeros, which the next layer's MMA needs; padding rows, which nobody reads, are left as they are.
+The ``Encoding`` of an epilogue says which format that is: NVFP4, MXFP4 or MXFP8. Rows of a group begin a new 128-row scale
+block, as in ``a_scale``. Padding columns of the scales, where a row has no multiple of four blocks, are written as
+zeros, which the next layer's MMA needs; padding rows, which nobody reads, are left as they are.
 """
 
 from dataclasses import dataclass
@@ -10,20 +11,26 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, BlockFormat
 
+from . import ptx
+from .encode import Encoding
 from .global_access import global_scalar, store_byte, store_half, store_word, store_words
 from .group_table import WorkTile, select_slot
 from .output_table import OutputTable, caller_index
-from .quantize_block import encode_block
+from .quantize_block import BlockScale, encode_block, encode_part
 
-# Columns of a row that are stored at once: two blocks.
-RUN_COLUMNS = 2 * SF_VEC_SIZE
-# Bytes that memory writes at once, the columns that fill them with data, and whose scales fill a word.
+# Columns of a row that are stored at once: one block, or two.
+RUN_COLUMNS = 32
+# Bytes that memory writes at once.
 SECTOR_BYTES = 32
-SECTOR_COLUMNS = 2 * SECTOR_BYTES
-# Words of data and of scales of a run.
+# Words of data and of scales of a run of 4-bit elements.
 HELD_WORDS = RUN_COLUMNS // 8 + 1
+
+
+def sector_columns(format: BlockFormat) -> int:
+    """Columns that fill a sector with data."""
+    return format.elements(SECTOR_BYTES)
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,8 @@ class QuantizedGroup:
         data: address of its first row. pitch: bytes between rows.
         scale: address of its first scale block.
         rows: rows of the group.
-        blocks: blocks of 16 columns in a row.
-        global_scale: the factor one multiplies by to dequantize.
+        blocks: blocks of columns in a row.
+        global_scale: the factor one multiplies by to dequantize; 1 where the format has none.
     """
 
     data: Int64
@@ -47,12 +54,14 @@ class QuantizedGroup:
 
 
 @cute.jit
-def quantized_group(outputs: OutputTable, tile: WorkTile, columns: Int32) -> QuantizedGroup:
-    """The tile's group; ``columns``: of the output."""
+def quantized_group(
+    outputs: OutputTable, tile: WorkTile, columns: Int32, format: cutlass.Constexpr[BlockFormat]
+) -> QuantizedGroup:
+    """The tile's group; ``columns``: of the output, whole blocks of ``format``."""
     scales = outputs.scales
     pitch = select_slot(outputs.pitches, tile.slot)
     row_block = Int64(scales.row_blocks) * tile.a_batch + tile.a_sf_block
-    blocks = columns // SF_VEC_SIZE
+    blocks = columns // format.block_k
     block_row_bytes = cute.ceil_div(blocks, ATOM_COLS) * ATOM_BYTES
     global_scale = Float32(1.0)
     if scales.global_scales != 0:
@@ -71,7 +80,11 @@ def quantized_group(outputs: OutputTable, tile: WorkTile, columns: Int32) -> Qua
 
 @cute.jit
 def store_quantized_run(
-    values: cute.Tensor, group: QuantizedGroup, row: Int32, column: Int32, encode: cutlass.Constexpr
+    values: cute.Tensor,
+    group: QuantizedGroup,
+    row: Int32,
+    column: Int32,
+    encode: cutlass.Constexpr[Encoding],
 ):
     """Quantize and store a run of a row that starts at ``column``, a multiple of RUN_COLUMNS; as much as the row has.
 
@@ -79,12 +92,12 @@ def store_quantized_run(
         values: RUN_COLUMNS fp32 results.
         group: where the row lies.
         row: of the group. Nothing is stored where the group has none.
-        encode: of NVFP4.
+        encode: of the format.
     """
-    block = column // SF_VEC_SIZE
+    block = column // encode.format.block_k
     if row < group.rows and block < group.blocks:
         words, codes = _quantize_run(values, group, block, encode)
-        _store_run(words, codes, group, row, block)
+        _store_run(words, codes, group, row, block, encode.format)
 
 
 @cute.jit
@@ -96,21 +109,23 @@ def store_quantized_half(
     column: Int32,
     is_paired: Boolean,
     is_first: Boolean,
-    encode: cutlass.Constexpr,
+    encode: cutlass.Constexpr[Encoding],
 ):
     """The same of half of a sector: where both halves are stored by the same thread, the second stores both at once.
 
     Args:
         held: HELD_WORDS Uint32 of the thread, which keep the first half until the second comes.
-        is_paired: whether the other half of the sector, of SECTOR_COLUMNS, is stored by the call before or after this.
+        is_paired: whether the other half of the sector, of ``sector_columns``, is stored by the call before or after this.
         is_first: then, whether by the call after this.
     """
-    block = column // SF_VEC_SIZE
-    first_block = column // SECTOR_COLUMNS * ATOM_COLS
+    format = encode.format
+    sector_blocks = sector_columns(format) // format.block_k
+    block = column // format.block_k
+    first_block = column // sector_columns(format) * sector_blocks
     if row < group.rows and block < group.blocks:
         words, codes = _quantize_run(values, group, block, encode)
-        if not is_paired or first_block + ATOM_COLS > group.blocks:
-            _store_run(words, codes, group, row, block)
+        if not is_paired or first_block + sector_blocks > group.blocks:
+            _store_run(words, codes, group, row, block, format)
         elif is_first:
             for i in cutlass.range_constexpr(len(words)):
                 held[i] = words[i]
@@ -120,55 +135,78 @@ def store_quantized_half(
             *others, other_codes = [held[i] for i in range(HELD_WORDS)]
             lower = [other if is_upper else word for word, other in zip(words, others, strict=True)]
             upper = [word if is_upper else other for word, other in zip(words, others, strict=True)]
-            data = group.data + Int64(row) * group.pitch + first_block * (SF_VEC_SIZE // 2)
-            if data % SECTOR_BYTES == 0:
-                store_words(data, [*lower, *upper])
-            else:
-                store_words(data, lower)
-                store_words(data + SECTOR_BYTES // 2, upper)
+            data = group.data + Int64(row) * group.pitch + first_block * format.row_bytes(format.block_k)
+            _store_sector(data, lower, upper)
             low_codes = other_codes if is_upper else codes
             high_codes = codes if is_upper else other_codes
-            store_word(_scale_address(group, row, first_block), low_codes | high_codes << 16)
+            address = _scale_address(group, row, first_block)
+            run_bits = 8 * (sector_blocks // 2)
+            _store_codes(address, low_codes | high_codes << run_bits, sector_blocks, group, first_block)
 
 
 @cute.jit
 def _quantize_run(
-    values: cute.Tensor, group: QuantizedGroup, block: Int32, encode: cutlass.Constexpr
+    values: cute.Tensor, group: QuantizedGroup, block: Int32, encode: cutlass.Constexpr[Encoding]
 ) -> tuple[list, Uint32]:
-    """Four words of e2m1, and the codes of the run's scales; one where the row ends with the first of its blocks."""
-    low, low_code = encode_block([values[i] for i in range(SF_VEC_SIZE)], group.global_scale, encode)
-    high, high_code = encode_block(
-        [values[i] for i in range(SF_VEC_SIZE, RUN_COLUMNS)], group.global_scale, encode
-    )
-    return [*low, *high], low_code | high_code << 8 if block + 1 < group.blocks else low_code
+    """Words of elements, and the codes of the run's scales; of two blocks one code where the row ends with the first of them."""
+    size = encode.format.block_k
+    low, low_code = encode_block([values[i] for i in range(size)], group.global_scale, encode)
+    words, codes = low, low_code
+    if cutlass.const_expr(size < RUN_COLUMNS):
+        high, high_code = encode_block(
+            [values[i] for i in range(size, RUN_COLUMNS)], group.global_scale, encode
+        )
+        words, codes = [*low, *high], low_code | high_code << 8 if block + 1 < group.blocks else low_code
+    return words, codes
 
 
 @cute.jit
-def _store_run(words: list, codes: Uint32, group: QuantizedGroup, row: Int32, block: Int32):
+def _store_run(
+    words: list,
+    codes: Uint32,
+    group: QuantizedGroup,
+    row: Int32,
+    block: Int32,
+    format: cutlass.Constexpr[BlockFormat],
+):
     """Store what the row has of a run, with the padding columns of the scales where it is the row's last."""
-    data = group.data + Int64(row) * group.pitch + block * (SF_VEC_SIZE // 2)
-    if block + 1 < group.blocks:
+    data = group.data + Int64(row) * group.pitch + block * format.row_bytes(format.block_k)
+    if cutlass.const_expr(sector_columns(format) == RUN_COLUMNS):
+        _store_sector(data, words[: len(words) // 2], words[len(words) // 2 :])
+    elif cutlass.const_expr(format.block_k == RUN_COLUMNS):
+        store_words(data, words)
+    elif block + 1 < group.blocks:
         store_words(data, words)
     else:
         store_words(data, words[: len(words) // 2])
     address = _scale_address(group, row, block)
-    if block % ATOM_COLS == 0 and block + 2 >= group.blocks:
-        store_word(address, codes)
-    else:
-        store_half(address, codes)
+    _store_codes(address, codes, RUN_COLUMNS // format.block_k, group, block)
 
 
 @cute.jit
-def store_quantized_block(
-    values: cute.Tensor, group: QuantizedGroup, row: Int32, column: Int32, encode: cutlass.Constexpr
+def _store_sector(data: Int64, lower: list, upper: list):
+    """Store both halves, at once where they are a sector of memory."""
+    if data % SECTOR_BYTES == 0:
+        store_words(data, [*lower, *upper])
+    else:
+        store_words(data, lower)
+        store_words(data + SECTOR_BYTES // 2, upper)
+
+
+@cute.jit
+def _store_codes(
+    address: Int64, codes: Uint32, count: cutlass.Constexpr, group: QuantizedGroup, block: Int32
 ):
-    """The same of one block of SF_VEC_SIZE columns, with the padding columns of the scales where it is the row's last."""
-    block = column // SF_VEC_SIZE
-    if row < group.rows and block < group.blocks:
-        words, code = encode_block([values[i] for i in range(SF_VEC_SIZE)], group.global_scale, encode)
-        store_words(group.data + Int64(row) * group.pitch + column // 2, words)
-        address = _scale_address(group, row, block)
-        store_byte(address, code)
+    """Store codes of ``count`` scales, 1, 2 or 4, from ``block`` on, with the padding columns where the row ends with them."""
+    if cutlass.const_expr(count == ATOM_COLS):
+        store_word(address, codes)
+    elif cutlass.const_expr(count == 2):
+        if block % ATOM_COLS == 0 and block + 2 >= group.blocks:
+            store_word(address, codes)
+        else:
+            store_half(address, codes)
+    else:
+        store_byte(address, codes)
         if block + 1 == group.blocks:
             for padding in cutlass.range_constexpr(1, ATOM_COLS):
                 if block % ATOM_COLS + padding < ATOM_COLS:
@@ -176,8 +214,43 @@ def store_quantized_block(
 
 
 @cute.jit
+def store_quantized_part(
+    values: cute.Tensor,
+    scale: BlockScale | None,
+    group: QuantizedGroup,
+    row: Int32,
+    column: Int32,
+    encode: cutlass.Constexpr[Encoding],
+):
+    """The same of the columns of a block, or of a part of one, whose other parts other threads have.
+
+    Args:
+        values: as many fp32 results, from ``column`` on.
+        scale: of the whole block, which the thread with its first columns stores; None where ``values`` are all of it.
+    """
+    format = encode.format
+    block = column // format.block_k
+    if row < group.rows and block < group.blocks:
+        part = [values[i] for i in range(cute.size(values))]
+        if cutlass.const_expr(scale is not None):
+            magnitudes = [ptx.abs_f32(value) for value in part]
+            _store_part_words(encode_part(part, magnitudes, scale, encode), group, row, column, format)
+            if column % format.block_k == 0:
+                _store_codes(_scale_address(group, row, block), scale.code, 1, group, block)
+        else:
+            words, own_code = encode_block(part, group.global_scale, encode)
+            _store_part_words(words, group, row, column, format)
+            _store_codes(_scale_address(group, row, block), own_code, 1, group, block)
+
+
+def _store_part_words(words: list, group: QuantizedGroup, row: Int32, column: Int32, format: BlockFormat):
+    """Words of the elements of a row from ``column`` on."""
+    store_words(group.data + Int64(row) * group.pitch + column // format.elements(1), words)
+
+
+@cute.jit
 def _scale_address(group: QuantizedGroup, row: Int32, block: Int32) -> Int64:
-    """Where the scale of a block of 16 columns lies."""
+    """Where the scale of a block of columns lies."""
     atom = Int64(row // ATOM_ROWS) * cute.ceil_div(group.blocks, ATOM_COLS) + block // ATOM_COLS
     place = row % 32 * 16 + row % ATOM_ROWS // 32 * ATOM_COLS + block % ATOM_COLS
     return group.scale + atom * ATOM_BYTES + place

@@ -1,6 +1,6 @@
 """Reads and writes of shared memory by address, of several words at once."""
 
-from cutlass import Int32, Uint16, Uint32
+from cutlass import Int32, Uint8, Uint16, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
@@ -23,6 +23,16 @@ def load_shared(address: Int32, count: int, is_volatile: bool = False) -> list:
 def load_shared_half(address: Int32) -> Uint32:
     """Two bytes, the upper half zero."""
     return Uint16(llvm.load(Uint16.mlir_type, _shared_pointer(address), alignment=2)).to(Uint32)
+
+
+def load_shared_byte(address: Int32) -> Uint32:
+    """A byte, the others zero."""
+    return Uint8(llvm.load(Uint8.mlir_type, _shared_pointer(address), alignment=1)).to(Uint32)
+
+
+def store_shared_byte(address: Int32, value: Uint32) -> None:
+    """The low byte of a word."""
+    llvm.store(value.to(Uint8).ir_value(), _shared_pointer(address), alignment=1)
 
 
 def store_shared(address: Int32, values: list) -> None:

@@ -1,8 +1,8 @@
 """EPILOGUE role: four warps that move accumulators to the output.
 
 Empties ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t): one row of
-the MMA's M side. Results of 16 bits reach memory by ``staging``, of 32 bits by ``store``. Results that become NVFP4 are
-quantized in registers: a thread needs 16 consecutive columns of the output, which are its own where the output runs along
+the MMA's M side. Results of 16 bits reach memory by ``staging``, of 32 bits by ``store``. Quantized results
+are made in registers: a thread needs the consecutive columns of a block, 16 or 32, which are its own where the output runs along
 the N side; where it runs along the M side, each warp first transposes its 32 x 32 results.
 """
 
@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -25,9 +25,10 @@ from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
 from ..common.quantized_output import (
     HELD_WORDS,
-    SECTOR_COLUMNS,
+    RUN_COLUMNS,
     QuantizedGroup,
     quantized_group,
+    sector_columns,
     store_quantized_half,
     store_quantized_run,
 )
@@ -53,7 +54,6 @@ from .store import row_target, store_slice
 
 # Tensor-memory addresses: the lane in the upper half, the column in the lower.
 LANE_STRIDE = 1 << 16
-NVFP4_ENCODING = Encoding.of(NVFP4, has_fp4_convert=True)
 # As CuTe counts it.
 TMEM_ALIGN = 16
 
@@ -65,7 +65,7 @@ class EpilogueArgs:
     Attributes:
         tmem_address: where the address of the allocation lies in shared memory.
         out_m_major: whether columns of the output are contiguous, not rows.
-        out_dtype: Float4E2M1FN stands for NVFP4, whose scales ``outputs`` places.
+        out_dtype: of results; the format of quantized ones, whose scales ``outputs`` places.
         groups: ``GroupTable`` or ``DeviceGroups``.
         m_rank: which CTA of those with rows of a work tile's M side this is.
         leader_rank: in the cluster, of the CTA that issues its MMAs.
@@ -83,7 +83,7 @@ class EpilogueArgs:
     tmem_address: cute.Pointer
     tmem: TmemMap
     outputs: OutputTable
-    out_dtype: type
+    out_dtype: type | BlockFormat
     out_m_major: bool
     config: KernelConfig
     groups: object
@@ -160,7 +160,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tidx, _, _ = cute.arch.thread_idx()
     warp_idx = tidx // WARP_SIZE
     warp_row, staging = warp_idx * WARP_SIZE, args.staging + warp_idx * WARP_BYTES
-    is_quantized, is_staged = args.outputs.scales is not None, args.out_dtype.width == 16
+    is_quantized = args.outputs.scales is not None
+    is_staged = not is_quantized and args.out_dtype.width == 16
+    encode = Encoding.of(args.out_dtype, has_fp4_convert=True) if is_quantized else None
     # Whether the loop over slices begins with a pass over nothing: its code is fetched while the MMA works on the first tile.
     warms_up = is_staged and exchange is None
     # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
@@ -219,7 +221,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 args.outputs, tile, row, n_side.first_row, tile_n // EPI_TILE_N, config.swap_ab
             )
         if cutlass.const_expr(is_quantized):
-            target = quantized_group(args.outputs, tile, columns)
+            target = quantized_group(args.outputs, tile, columns, args.out_dtype)
         elif cutlass.const_expr(is_staged):
             target = staged_target(
                 args.outputs,
@@ -308,16 +310,17 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 if cutlass.const_expr(is_quantized):
                     column = n_side.first_row + slice_idx * EPI_TILE_N
                     if cutlass.const_expr(config.swap_ab):
-                        _store_transposed(tTR_rOut, target, row, column)
+                        _store_transposed(tTR_rOut, target, row, column, encode)
+                    elif cutlass.const_expr(sector_columns(args.out_dtype) == RUN_COLUMNS):
+                        store_quantized_run(tTR_rOut, target, row, column, encode)
                     else:
-                        other = slice_idx + 1 if column % SECTOR_COLUMNS == 0 else slice_idx - 1
+                        is_lower = column % sector_columns(args.out_dtype) == 0
+                        other = slice_idx + 1 if is_lower else slice_idx - 1
                         is_paired, is_first = (
                             other >= 0 and other < num_slices,
                             other == slice_idx + slice_step,
                         )
-                        store_quantized_half(
-                            tTR_rOut, held, target, row, column, is_paired, is_first, NVFP4_ENCODING
-                        )
+                        store_quantized_half(tTR_rOut, held, target, row, column, is_paired, is_first, encode)
                 elif cutlass.const_expr(is_staged):
                     column = (slice_idx + j) * EPI_TILE_N
                     store_staged(words, target, column, i >= 0, across_lanes, staging)
@@ -407,8 +410,14 @@ def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, li
 
 
 @cute.jit
-def _store_transposed(values: cute.Tensor, group: QuantizedGroup, m_row: Int32, n_row: Int32):
+def _store_transposed(
+    values: cute.Tensor,
+    group: QuantizedGroup,
+    m_row: Int32,
+    n_row: Int32,
+    encode: cutlass.Constexpr[Encoding],
+):
     """Quantize and store a slice whose rows of the M side, one a lane, from ``m_row`` on, are columns of the output."""
     lane = cute.arch.lane_idx()
     transpose_in_warp(values)
-    store_quantized_run(values, group, n_row + lane, m_row - lane, NVFP4_ENCODING)
+    store_quantized_run(values, group, n_row + lane, m_row - lane, encode)

@@ -72,7 +72,7 @@ class GroupedGemmSm100:
         config: resolved KernelConfig (``arch.sm100.limits.resolve``) that ``arch.sm100.limits.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; or the format of quantized results.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None where there is one product.
@@ -97,7 +97,7 @@ class GroupedGemmSm100:
         config: KernelConfig,
         form: Literal["list", "ragged", "masked", "batched"],
         num_groups: int,
-        out_dtype: type,
+        out_dtype: type | BlockFormat,
         out_m_major: bool,
         has_alpha: bool,
         name: str,
@@ -179,7 +179,7 @@ class GroupedGemmSm100:
                 rows,
                 self.form,
                 self.num_products if self.has_alpha else 0,
-                self.out_dtype is cutlass.Float4E2M1FN,
+                isinstance(self.out_dtype, BlockFormat),
                 self.has_limit,
                 self.bias_dtype,
             ),

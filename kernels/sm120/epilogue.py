@@ -2,7 +2,8 @@
 
 With lane = 4g + t, a lane has row g and columns 2t and 2t + 1 of eight rows and columns of an MMA. Where elements of a
 line of the output (``result_tile``) lie along the M side, a warp first transposes these squares. Then each lane has line
-g and elements 2t and 2t + 1, and a quad stores what it has side by side: 32 bytes, or the blocks of an NVFP4 result.
+g and elements 2t and 2t + 1, and a quad stores what it has side by side: 32 bytes, or 16 elements of quantized results. Those
+are a block, or half of one whose other half another warp has (``shared_codes``).
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.planning.arch.sm120 import WARP_COLUMNS
 
 from ..common import ptx
 from ..common.activation import gate
@@ -20,10 +20,11 @@ from ..common.bias import load_bias
 from ..common.encode import Encoding
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output
-from ..common.quantized_output import quantized_group, store_quantized_block
+from ..common.quantized_output import quantized_group, store_quantized_part
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import exchange_in_warp, transpose_square
 from .result_tile import ResultTile
+from .shared_codes import SharedCodes
 from .warp_tile import BAND, STRIP
 
 # Lanes that share a line.
@@ -85,6 +86,7 @@ def store_tile(
     first_row: Int32,
     first_col: Int32,
     alphas: list,
+    codes_address: Int32 | None,
 ):
     """Scale, combine, convert and store a warp's sums; what lies beyond the group is kept.
 
@@ -93,6 +95,7 @@ def store_tile(
         kind: ``OutputKind``. result_tile: ``ResultTile``.
         first_row, first_col: of the warp, counted from the tile's.
         alphas: the group's factor of every product.
+        codes_address: shared address as of ``SharedCodes``; None where there is none.
     """
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
@@ -114,7 +117,12 @@ def store_tile(
     first_line, first_element = [firsts[side] for side in along]
     lines, elements = [sides[side].extent for side in along]
     if cutlass.const_expr(kind.is_quantized):
-        _store_quantized(results, quantized_group(outputs, tile, elements), first_line, first_element)
+        codes = None
+        if cutlass.const_expr(codes_address is not None):
+            codes = SharedCodes.of(codes_address, result_tile)
+        group = quantized_group(outputs, tile, elements, kind.dtype)
+        encode = Encoding.of(kind.dtype, has_fp4_convert=True)
+        _store_quantized(results, group, codes, first_line, first_element, encode)
     else:
         line, element = first_line + lane // QUAD, first_element + 2 * (lane % QUAD)
         origin, row_pitch, column_pitch = group_output(outputs, tile, kind.dtype, kind.m_major)
@@ -238,37 +246,47 @@ def _store_run(values: cute.Tensor, to: Lines, address: Int64, line: cutlass.Con
 
 
 @cute.jit
-def _store_quantized(results: Results, group, first_line: Int32, first_element: Int32):
-    """Quantize and store results, a block a lane: the lanes of a quad exchange parts of four blocks, then each has one.
+def _store_quantized(
+    results: Results,
+    group,
+    codes: SharedCodes | None,
+    first_line: Int32,
+    first_element: Int32,
+    encode: cutlass.Constexpr[Encoding],
+):
+    """Quantize and store results, a part a lane: the lanes of a quad exchange pieces of four parts, then each has one.
 
     Args:
         group: ``QuantizedGroup``.
+        codes: where blocks have parts in two warps.
         first_line, first_element: of the warp, counted from the group's.
     """
-    # A quad's blocks: the element's band counts first, then the line's band, then its strip.
-    blocks = [(line, band) for line in results.tile.lines for band in range(results.tile.line_bands)]
-    for first in cutlass.range_constexpr(0, len(blocks), QUAD):
-        offsets = [strip * STRIP + band * BAND for (strip, band), _ in blocks[first : first + QUAD]]
+    # A quad's parts: the element's band counts first, then the line's band, then its strip.
+    parts = [(line, band) for line in results.tile.lines for band in range(results.tile.line_bands)]
+    for first in cutlass.range_constexpr(0, len(parts), QUAD):
+        offsets = [strip * STRIP + band * BAND for (strip, band), _ in parts[first : first + QUAD]]
         if first_line + min(offsets) < group.rows:
-            _store_blocks(results, group, blocks, first, first_line, first_element)
+            _store_parts(results, group, codes, parts, first, first_line, first_element, encode)
 
 
 @cute.jit
-def _store_blocks(
+def _store_parts(
     results: Results,
     group,
-    blocks: cutlass.Constexpr,
+    codes: SharedCodes | None,
+    parts: cutlass.Constexpr,
     first: cutlass.Constexpr,
     first_line: Int32,
     first_element: Int32,
+    encode: cutlass.Constexpr[Encoding],
 ):
-    """Quantize and store four of a quad's ``blocks``, from number ``first`` on, or those that are left."""
-    # Elements of a block are numbered by strip, lane of the quad and place in its pair. Before the exchange a lane has, in
-    # the place of the other lanes, its own elements of other blocks.
-    values = cute.make_rmem_tensor(SF_VEC_SIZE, Float32)
+    """Quantize and store four of a quad's ``parts``, from number ``first`` on, or those that are left."""
+    # Elements of a part are numbered by strip, lane of the quad and place in its pair. Before the exchange a lane has, in
+    # the place of the other lanes, its own elements of other parts.
+    values = cute.make_rmem_tensor(WARP_COLUMNS, Float32)
     values.fill(0.0)
-    for i in cutlass.range_constexpr(min(QUAD, len(blocks) - first)):
-        line, element_band = blocks[first + i]
+    for i in cutlass.range_constexpr(min(QUAD, len(parts) - first)):
+        line, element_band = parts[first + i]
         for strip in cutlass.range_constexpr(2):
             pair = results.pair_of_line(line, (strip, element_band))
             for k in cutlass.range_constexpr(2):
@@ -276,8 +294,11 @@ def _store_blocks(
     exchange_in_warp(values, ((0, 1), (1, 2)))
     lane = cute.arch.lane_idx()
     mine = first + lane % QUAD
-    if mine < len(blocks):
+    scale = None
+    if cutlass.const_expr(codes is not None):
+        scale = codes.scale_of_blocks(values, encode)
+    if mine < len(parts):
         num_band, num_line_band = results.tile.line_bands, results.tile.bands[results.tile.lines_along_n]
         offset = mine // num_band // num_line_band * STRIP + mine // num_band % num_line_band * BAND
         row, column = first_line + offset + lane // QUAD, first_element + mine % num_band * BAND
-        store_quantized_block(values, group, row, column, Encoding.of(NVFP4, has_fp4_convert=True))
+        store_quantized_part(values, scale, group, row, column, encode)

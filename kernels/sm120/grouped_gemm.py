@@ -1,4 +1,4 @@
-"""Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or NVFP4, or int32.
+"""Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or block-scaled, or int32.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
 K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. Of FP8 they are fp32,
@@ -40,6 +40,7 @@ from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm120 import (
     BUFFER_ALIGN_BYTES,
+    WARP_COLUMNS,
     formats_on_sides,
     has_row_scales,
     num_teams,
@@ -59,6 +60,7 @@ from ..common.warp_schedule import WARP_SIZE
 from .load import LoadArgs, run_load, run_load_scales
 from .mma import MmaArgs, run_mma
 from .operands import StageBuffers, make_boxes
+from .shared_codes import CODES_BYTES
 from .split_k import Exchange
 from .warp_tile import WarpTile
 
@@ -74,7 +76,7 @@ class GroupedGemmSm120:
         config: resolved KernelConfig (``planning.arch.sm120.resolve``) that ``planning.arch.sm120.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales; Int32 of INT8: the sums.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; the format of quantized results; Int32 of INT8: the sums.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
@@ -91,7 +93,7 @@ class GroupedGemmSm120:
         config: KernelConfig,
         form: Literal["list", "ragged", "masked", "batched"],
         num_groups: int,
-        out_dtype: type,
+        out_dtype: type | BlockFormat,
         out_m_major: bool,
         has_alpha: bool,
         name: str,
@@ -213,6 +215,11 @@ class GroupedGemmSm120:
             if warp_idx == 0:
                 with cute.arch.elect_one():
                     init_ring(exchange.ring, 1, 1)
+        codes_address = None
+        if cutlass.const_expr(
+            self.output_kind.is_quantized and self.output_kind.dtype.block_k > WARP_COLUMNS
+        ):
+            codes_address = smem.allocate_array(Uint8, CODES_BYTES).toint()
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.split_k > 1):
             cute.arch.cluster_arrive_relaxed()
@@ -261,6 +268,7 @@ class GroupedGemmSm120:
                     output_kind=self.output_kind,
                     config=config,
                     exchange=exchange,
+                    codes_address=codes_address,
                     row_scales=scales if self.has_row_scales else None,
                     ab_consumer=ab_consumer,
                 )

@@ -45,6 +45,7 @@ class MmaArgs:
         formats: on the M side and on the N side.
         groups: ``GroupTable`` or ``DeviceGroups``.
         exchange: of split-K.
+        codes_address: shared address of what warps that share blocks of results pass each other (``shared_codes``), or None.
         row_scales: of integers, in global memory, of the M side and of the N side; None of other formats, and where results are
             sums.
     """
@@ -58,6 +59,7 @@ class MmaArgs:
     output_kind: OutputKind
     config: KernelConfig
     exchange: Exchange | None
+    codes_address: Int32 | None
     row_scales: ScalePair | None
     ab_consumer: pipeline.PipelineConsumer
 
@@ -157,7 +159,16 @@ def run_mma(args: MmaArgs):
         if cutlass.const_expr(config.split_k == 1):
             totals = results_of(acc, row_scales, warp_tile) if of_integers else acc
             store_tile(
-                totals, args.outputs, args.output_kind, tile, config, results, first_row, first_col, alphas
+                totals,
+                args.outputs,
+                args.output_kind,
+                tile,
+                config,
+                results,
+                first_row,
+                first_col,
+                alphas,
+                args.codes_address,
             )
         else:
             if cute.arch.block_idx_in_cluster() == receiver:
@@ -173,6 +184,7 @@ def run_mma(args: MmaArgs):
                     first_row,
                     first_col,
                     alphas,
+                    args.codes_address,
                 )
                 give_room(partial)
             else:

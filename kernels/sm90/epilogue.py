@@ -4,7 +4,8 @@ The accumulators are C transposed: a lane has tokens side by side, memory has we
 are turned in shared memory, 32 tokens at a time, each warp its own 16 columns (of a dual GEMM two warps, 8 each), which
 are a 32-byte sector of a row: so a warp waits for itself alone. They are written by stmatrix, which transposes, read
 back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
-eight lanes fill a 32-byte sector. Results that become NVFP4 are turned in fp32, for a thread to quantize a block.
+eight lanes fill a 32-byte sector. Quantized results are turned in fp32, for a thread to
+quantize a block of a row, or a part of one, whose other parts the next lanes have.
 Passes are a loop over code of which only what names accumulators is there for each: executed once a tile, it takes longer to
 fetch than to run, and longest to compile.
 """
@@ -15,8 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch.sm90 import PAIRED_TILE_TOKENS
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -28,7 +28,12 @@ from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
-from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
+from ..common.quantize_block import BlockScale, find_scale, largest
+from ..common.quantized_output import (
+    QuantizedGroup,
+    quantized_group,
+    store_quantized_part,
+)
 from ..common.shared_access import load_shared, load_shared_half, store_shared
 from ..common.versions import inline_ptx
 from .one_of import MOST_IN_TURN, one_of
@@ -147,7 +152,7 @@ def store_tile(
     # Rows of all operands with weights make the columns of the output.
     rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):
-        group = quantized_group(outputs, tile, columns)
+        group = quantized_group(outputs, tile, columns, kind.dtype)
         pass_tokens = STAGING_BYTES // (4 * _group_columns(kind))
         if cutlass.const_expr(config.work_tile_mnk[0] > PAIRED_TILE_TOKENS):
             for index in cutlass.range(cute.ceil_div(rows, pass_tokens), unroll=1):
@@ -319,23 +324,55 @@ def _store_quantized_pass(
         lambda i: _stage_values(address, row_bytes, results, i * pass_values, pass_values),
     )
     cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
-    blocks = group_columns // SF_VEC_SIZE
-    first, token, block = index * pass_tokens, thread // blocks, thread % blocks
-    if thread < STAGING_BYTES // (4 * SF_VEC_SIZE) and first + token < rows:
-        address = staging + token * row_bytes + _swizzled(block * (SF_VEC_SIZE // UNIT_WORDS), token // 2 % 4)
-        words = cute.make_rmem_tensor(SF_VEC_SIZE, Uint32)
-        for unit in cutlass.range_constexpr(SF_VEC_SIZE // UNIT_WORDS):
-            at = (address ^ (unit // 2 * 2 * UNIT_BYTES)) + unit % 2 * UNIT_BYTES
-            loaded = load_shared(at, UNIT_WORDS)
-            for i in cutlass.range_constexpr(UNIT_WORDS):
-                words[unit * UNIT_WORDS + i] = loaded[i]
-        store_quantized_block(
-            cute.recast_tensor(words, Float32),
-            target,
-            first_row + first + token,
-            first_column + group * group_columns + block * SF_VEC_SIZE,
-            Encoding.of(NVFP4, has_fp4_convert=False),
-        )
+    encode = Encoding.of(results.kind.dtype, has_fp4_convert=False)
+    size = part_columns(encode.format)
+    parts = group_columns // size
+    first, token, part = index * pass_tokens, thread // parts, thread % parts
+    if cutlass.const_expr(size == encode.format.block_k):
+        if thread < STAGING_BYTES // (4 * size) and first + token < rows:
+            store_quantized_part(
+                _staged_part(staging, token, part, row_bytes, size),
+                None,
+                target,
+                first_row + first + token,
+                first_column + group * group_columns + part * size,
+                encode,
+            )
+    else:
+        values = _staged_part(staging, token, part, row_bytes, size)
+        amax = largest([ptx.abs_f32(values[i]) for i in range(size)])
+        for step in cutlass.range_constexpr((encode.format.block_k // size).bit_length() - 1):
+            amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << step))
+        scale = BlockScale(amax, *find_scale(amax, target.global_scale, encode))
+        if first + token < rows:
+            store_quantized_part(
+                values,
+                scale,
+                target,
+                first_row + first + token,
+                first_column + group * group_columns + part * size,
+                encode,
+            )
+
+
+def part_columns(format: BlockFormat) -> int:
+    """Columns of a row that a thread quantizes: a block, or a part of one, so that all threads have one in a pass."""
+    return format.block_k if format.block_k <= 16 else STAGING_BYTES // (4 * GROUP_THREADS)
+
+
+@cute.jit
+def _staged_part(
+    staging: Int32, token: Int32, part: Int32, row_bytes: cutlass.Constexpr, size: cutlass.Constexpr
+) -> cute.Tensor:
+    """``size`` results of a token, from shared memory."""
+    address = staging + token * row_bytes + _swizzled(part * (size // UNIT_WORDS), token // 2 % 4)
+    words = cute.make_rmem_tensor(size, Uint32)
+    for unit in cutlass.range_constexpr(size // UNIT_WORDS):
+        at = (address ^ (unit // 2 * 2 * UNIT_BYTES)) + unit % 2 * UNIT_BYTES
+        loaded = load_shared(at, UNIT_WORDS)
+        for i in cutlass.range_constexpr(UNIT_WORDS):
+            words[unit * UNIT_WORDS + i] = loaded[i]
+    return cute.recast_tensor(words, Float32)
 
 
 def _stage_values(address: Int32, row_bytes: int, results: Results, start: int, count: int):

@@ -90,7 +90,7 @@ class GroupedGemmSm90:
         config: resolved KernelConfig (``planning.arch.sm90.resolve``) that ``planning.arch.sm90.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; the format of quantized results.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
         activation, weight_layout: ``OutputKind``'s.
@@ -104,7 +104,7 @@ class GroupedGemmSm90:
         config: KernelConfig,
         form: Literal["list", "ragged", "masked", "batched"],
         num_groups: int,
-        out_dtype: type,
+        out_dtype: type | BlockFormat,
         has_alpha: bool,
         name: str,
         activation: str | None = None,

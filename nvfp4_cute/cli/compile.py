@@ -26,7 +26,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
+from nvfp4_cute.problem import Activation, Form, Gate, OutDtype, WeightLayout, result_format
 from nvfp4_cute.terminal import Progress
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
@@ -190,7 +190,7 @@ def keys(
     for operation in operations:
         if operation == "grouped_gemm":
             for count, config in product(
-                counts, configs or candidates(arch, form, dtype == NVFP4, None, formats)
+                counts, configs or candidates(arch, form, result_format(dtype), None, formats)
             ):
                 yield KernelKey(
                     arch, config, count, dtype, has_alpha, form, **shared, bias_dtype=bias_dtype
@@ -198,7 +198,7 @@ def keys(
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
             for count, config in product(
-                counts, configs or candidates(arch, form, dtype == NVFP4, gate, formats)
+                counts, configs or candidates(arch, form, result_format(dtype), gate, formats)
             ):
                 yield KernelKey(
                     arch,

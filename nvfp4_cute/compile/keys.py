@@ -13,7 +13,6 @@ from nvfp4_cute.planning.arch import chain_archs, family_of, mmas_of, oldest_dsl
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
-    NVFP4,
     Activation,
     Form,
     GroupedProblem,
@@ -21,6 +20,7 @@ from nvfp4_cute.problem import (
     WeightLayout,
     dtype_name,
     num_weights,
+    result_format,
 )
 
 
@@ -32,7 +32,7 @@ class KernelKey:
         arch: such as ``sm_100a``; one of ``planning.arch.ARCHS``.
         config: resolved KernelConfig without a CTA count.
         num_groups: slots of the list form; 1 in the other forms, whose code serves any number of groups.
-        out_dtype: torch.float16, bfloat16 or float32, or "nvfp4"; int32 of sums of integers.
+        out_dtype: torch.float16, bfloat16 or float32; the name of a format of quantized results; int32 of sums of integers.
         has_alpha: whether a factor per group is read.
         form: how the operands arrive: list, ragged or masked.
         out_m_major: whether columns of the output are contiguous, not rows.
@@ -94,8 +94,9 @@ class KernelKey:
         num_b = num_weights(self.activation is not None, self.weight_layout)
         reason = family.interleave_reason(config, self.weight_layout)
         reason = reason or family.unsupported_reason(config, num_b, formats)
-        if self.out_dtype == NVFP4:
-            reason = reason or family.quantized_reason(config)
+        out_format = result_format(self.out_dtype)
+        if out_format is not None:
+            reason = reason or family.quantized_reason(config, out_format)
         if reason is None and config.cluster_size > config.num_mma_cta and self.is_chain:
             reason = (
                 f"split_k={config.split_k}, multicast_n={config.multicast_n}: layers of a chain wait for CTAs that may not all "
@@ -179,14 +180,14 @@ def bias_suffix(dtype: torch.dtype | None) -> str:
 
 
 def cutlass_dtype(dtype: OutDtype | None):
-    """The CuTe DSL type of the dtype of an output or of a bias; None of None."""
+    """The CuTe DSL type of the dtype of an output or of a bias, the format of a quantized one; None of None."""
     import cutlass
 
-    return {
+    types: dict[Any, Any] = {
         None: None,
         torch.float16: cutlass.Float16,
         torch.bfloat16: cutlass.BFloat16,
         torch.float32: cutlass.Float32,
         torch.int32: cutlass.Int32,
-        NVFP4: cutlass.Float4E2M1FN,
-    }[dtype]
+    }
+    return result_format(dtype) or types[dtype]

@@ -263,13 +263,38 @@ class NVFP4Tensor(BlockScaledTensor):
     format: BlockFormat = field(default=NVFP4, init=False)
 
 
+def quantized_tensor(
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    global_scale: torch.Tensor | None,
+    shape: tuple[int, ...],
+    format: BlockFormat,
+    scale_layout: ScaleLayout = "blocked",
+) -> BlockScaledTensor:
+    """A tensor of these parts, of the class that its format has. Raises as the class."""
+    if format == NVFP4:
+        return NVFP4Tensor(data, scale, global_scale, shape, scale_layout)
+    return BlockScaledTensor(data, scale, global_scale, shape, scale_layout, format=format)
+
+
+def is_tensor_of(value: object, format: BlockFormat) -> bool:
+    """Whether it is a quantized tensor of this format."""
+    return isinstance(value, BlockScaledTensor) and value.format == format
+
+
+def tensors_of(format: BlockFormat) -> str:
+    """What messages call a tensor of a format."""
+    return "NVFP4Tensor" if format == NVFP4 else f"BlockScaledTensor of {format.title}"
+
+
 def check_is_tensor(name: str, value: object) -> None:
     """Raise TypeError for what is no tensor: ``name``, what it is, and what to pass instead."""
     if isinstance(value, torch.Tensor):
         return
-    if isinstance(value, NVFP4Tensor) and name.endswith("out"):
+    if isinstance(value, BlockScaledTensor) and name.endswith("out"):
+        what = "an NVFP4Tensor" if isinstance(value, NVFP4Tensor) else f"a {tensors_of(value.format)}"
         raise TypeError(
-            f'{name} is an NVFP4Tensor; it goes with out_dtype="nvfp4": pass that, or a torch.Tensor'
+            f'{name} is {what}; it goes with out_dtype="{value.format.name}": pass that, or a torch.Tensor'
         )
     if isinstance(value, NVFP4Tensor):
         raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")

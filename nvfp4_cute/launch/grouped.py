@@ -22,7 +22,7 @@ from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, GroupedProblem
+from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
 
@@ -142,7 +142,7 @@ class GroupedTask:
             yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
 
     def reference(self) -> None:
-        """Every group in float64, rounded as ``reference`` says; NVFP4 is quantized from float32 results."""
+        """Every group in float64, rounded as ``reference`` says; quantized results are made of float32 ones."""
         operands, is_listed = self.operands, self.problem.form == "list"
         for g, rows in enumerate(self.groups()):
             a = operands.a[rows.entry]
@@ -157,11 +157,11 @@ class GroupedTask:
             if not operands.out_scale:
                 out.copy_(result)
             elif rows.end > rows.start:
-                factors = operands.out_global_scale
+                factors, out_format = operands.out_global_scale, RESULT_FORMATS[self.problem.out_dtype]
                 quantized = block_scaled.quantize(
-                    result, global_scale=None if factors is None else factors[g]
+                    result, format=out_format, global_scale=None if factors is None else factors[g]
                 )
-                out.copy_(quantized.data)
+                out.copy_(quantized.data.view(torch.uint8))
                 written = operands.out_scale[rows.entry].view(-1, quantized.scale[0].numel())
                 target = written[rows.block : rows.block + num_blocks]
                 target.copy_(quantized.scale.view(torch.uint8).view(target.shape))
@@ -179,7 +179,7 @@ class GroupedTask:
 
         (b, b_scale), (b2, b2_scale) = weights(operands.b), weights(operands.b2)
         alpha, alpha2 = (x if x is None else x[g : g + 1] for x in (operands.alpha, operands.alpha2))
-        dtype = torch.float32 if problem.out_dtype == NVFP4 else problem.out_dtype
+        dtype = problem.out_dtype if isinstance(problem.out_dtype, torch.dtype) else torch.float32
         if problem.activation is None:
             return grouped_gemm_reference(
                 [a], b, [a_scale], b_scale, alpha, dtype, bias=operands.bias,

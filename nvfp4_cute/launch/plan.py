@@ -21,7 +21,7 @@ from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clus
 from nvfp4_cute.planning.choose import choose_config, config_for_mean
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
-from nvfp4_cute.problem import NVFP4, Gate, GroupedProblem
+from nvfp4_cute.problem import Gate, GroupedProblem
 
 
 class Entry(NamedTuple):
@@ -189,12 +189,10 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig
         gate = None
         if problem.activation is not None:
             gate = Gate(problem.activation, problem.limit, problem.weight_layout)
-        is_quantized, is_ragged = problem.out_dtype == NVFP4, problem.form == "ragged"
+        out_format, is_ragged = problem.out_format, problem.form == "ragged"
         mean = problem.sizes[0]
         formats = problem.a_format, problem.b_format
-        return config_for_mean(
-            arch, sm_count, problem.num_groups, mean, gate, is_quantized, is_ragged, formats
-        )
+        return config_for_mean(arch, sm_count, problem.num_groups, mean, gate, out_format, is_ragged, formats)
     # Layers of a chain follow each other: what suits one suits all.
     return choose_config(
         replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count
@@ -243,7 +241,7 @@ def make_plan(
 
 
 def _check_list_groups(problem: GroupedProblem) -> None:
-    is_quantized = problem.out_dtype == NVFP4
+    is_quantized = problem.out_format is not None
     max_groups = base.max_list_groups(problem.num_b, is_quantized)
     if problem.num_groups > max_groups:
         group_bytes = base.param_bytes_per_group(problem.num_b, is_quantized)

@@ -19,7 +19,6 @@ from nvfp4_cute.operands.overlap import span_bytes
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.simt import gemv_spread
 from nvfp4_cute.planning.schedule import TileSchedule
-from nvfp4_cute.problem import NVFP4
 
 GEMV_ROW_GROUPS = 4
 """Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
@@ -39,13 +38,13 @@ class GroupPlaces:
         rows: (address, pitch) of ``a``, and then of every ``b``.
         scales: address of ``a_scale``, and then of every ``b_scale``.
         out: address, bytes from a row to the next, bytes from a column to the next.
-        out_scale: of NVFP4 results: address of their scales, bytes of a row of atoms.
+        out_scale: of quantized results: address of their scales, bytes of a row of atoms, and columns of an atom.
     """
 
     rows: tuple[tuple[int, int], ...]
     scales: tuple[int, ...]
     out: tuple[int, float, float]
-    out_scale: tuple[int, int] | None = None
+    out_scale: tuple[int, int, int] | None = None
 
 
 def launch_work(
@@ -76,8 +75,8 @@ def launch_work(
             for address, first in zip(here.scales, firsts, strict=True)
         ]
         if here.out_scale is not None:
-            address, atom_row_bytes = here.out_scale
-            atoms = first_n // ATOM_COLUMNS * ATOM_BYTES
+            address, atom_row_bytes, columns = here.out_scale
+            atoms = first_n // columns * ATOM_BYTES
             scales.append(address + first_m // ATOM_ROWS * atom_row_bytes + atoms)
         out, row_bytes, column_bytes = here.out
         where = out + int(first_m * row_bytes + first_n * column_bytes)
@@ -118,7 +117,7 @@ def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     if launch.plan.kernel.key.config.stream_k:
         return None
     if problem.form == "list":
-        return None if problem.out_dtype == NVFP4 else of_plan(launch.plan, task.operands)
+        return None if problem.out_format is not None else of_plan(launch.plan, task.operands)
     if problem.form == "batched":
         return None
     if problem.activation is not None and not task.operands.b2:
@@ -169,9 +168,10 @@ def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWor
     config, problem = launch.plan.kernel.key.config, launch.plan.problem
     n, k = weights[0].rows, weights[0].k
     out_batch, out_row, out_column = (stride * out.element_size() for stride in out.stride())
-    is_quantized = problem.out_dtype == NVFP4
-    out_scale = task.operands.out_scale[0] if is_quantized else None
-    out_atoms = NVFP4_FORMAT.atom_row_bytes(n) if is_quantized else 0
+    out_format, out_scale, out_atoms = problem.out_format, None, (0, 0)
+    if out_format is not None:
+        out_scale, out_atoms = task.operands.out_scale[0], (out_format.atom_row_bytes(n), out_format.atom_k)
+        out_column /= out_format.elements(1)
     places, sizes = [], []
     for group, rows in enumerate(task.groups()):
         sizes.append((rows.end - rows.start, n, k))
@@ -186,10 +186,10 @@ def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWor
                     a.scale.data_ptr() + rows.block * a.atom_row_bytes,
                     *(b.scale[group].data_ptr() for b in weights),
                 ),
-                out=(out_address, out_row, out_column / 2 if is_quantized else out_column),
+                out=(out_address, out_row, out_column),
                 out_scale=None
                 if out_scale is None
-                else (out_scale.data_ptr() + rows.block * out_atoms, out_atoms),
+                else (out_scale.data_ptr() + rows.block * out_atoms[0], *out_atoms),
             )
         )
     num_clusters = int(launch.table[0, Header.NUM_CTA]) // config.cluster_size

@@ -13,18 +13,19 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4_PAIR, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.block_scaled import is_tensor_of, tensors_of
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.overlap import check_overlap
 from nvfp4_cute.problem import (
     INT32_MAX,
-    NVFP4,
+    RESULT_FORMATS,
     Gate,
     GroupedProblem,
     OutDtype,
     new_quantized_data,
     new_quantized_scale,
+    result_format,
 )
 
 DeviceForm = Literal["ragged", "masked"]
@@ -39,12 +40,12 @@ class GroupedOperands:
     Attributes:
         a: rows of M; none where they have 16 bits. Ragged: one batch, where every group's scales begin a row of atoms.
         b: rows of N; of the other forms a batch a group.
-        out: [M, N], or [batches, M, N], unit stride in N, or in M where the problem says ``out_m_major``; of NVFP4 results,
-            data: uint8, N/2 bytes a row.
+        out: [M, N], or [batches, M, N], unit stride in N, or in M where the problem says ``out_m_major``; of quantized
+            results, data: uint8.
         alpha: float32 [G] on the operands' device, or None.
         b2: of a dual GEMM with weights of their own: like ``b``.
         alpha2: of a dual GEMM: like ``alpha``.
-        out_scale: of NVFP4 results, an entry like ``out``'s: uint8, blocked. Padding columns become zeros; padding rows are
+        out_scale: of quantized results, an entry like ``out``'s: uint8, blocked. Padding columns become zeros; padding rows are
             not written.
         out_global_scale: float32 [G], or None for 1.
         sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``; masked: their rows; None otherwise.
@@ -92,6 +93,11 @@ class Result(NamedTuple):
     dtype: OutDtype
     global_scale: Any
 
+    @property
+    def format(self) -> BlockFormat | None:
+        """Of quantized results; None of others."""
+        return result_format(self.dtype)
+
 
 def given_weights(weights: list[Weights]) -> list[Weights]:
     """The first, which is never left out, and the second where it is given."""
@@ -127,7 +133,7 @@ def check_lists(
             [M, K, 1].
         weights: the same with N rows; alpha float32 [G] on the operands' device, or G numbers, or None for 1.
         result: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; None allocates. Never written here. With
-            "nvfp4": NVFP4Tensors, and a global scale float32 [G] on the operands' device, or None.
+            a format's name: its tensors, and of NVFP4 a global scale, float32 [G] on the operands' device, or None.
         scale_layout: of all scales, "blocked" or "rowmajor".
         gate: of a dual GEMM.
         a_format: what the bytes of ``a`` stand for, whose dtypes and extents are those of the format; not of 16-bit values.
@@ -141,7 +147,7 @@ def check_lists(
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
-    takes_rows = result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
+    takes_rows = result.format is None and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
@@ -182,10 +188,10 @@ def check_lists(
     shapes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
     factors = {name: rules.factors(name, x, num_groups, device) for name, x in alphas.items()}
     global_scale = rules.global_scales("out_global_scale", result.global_scale, num_groups, device)
-    if result.dtype == NVFP4:
+    if result.format is not None:
         for g, (_, n) in enumerate(shapes):
-            rules.check_quantized_columns(f"group {g}: N", n)
-    results, scales, m_major = _list_results(outs, shapes, result.dtype, device)
+            rules.check_quantized_columns(f"group {g}: N", n, result.format)
+    results, scales, m_major = _list_results(outs, shapes, result, device)
     checked = GroupedOperands(
         tuple(listed_a),
         tuple(first),
@@ -209,12 +215,12 @@ def check_lists(
 
 
 def _listed_outputs(result: Result) -> dict[str, Any]:
-    """The caller's outputs by name: data and scales of NVFP4 ones."""
-    out = result.out
-    if out is None or result.dtype != NVFP4:
+    """The caller's outputs by name: data and scales of quantized ones."""
+    out, format = result.out, result.format
+    if out is None or format is None:
         return rules.given(out=out)
-    if not isinstance(out, list | tuple) or not all(isinstance(t, NVFP4Tensor) for t in out):
-        raise TypeError('out_dtype="nvfp4" takes out as a list of NVFP4Tensor, one a group')
+    if not isinstance(out, list | tuple) or not all(is_tensor_of(t, format) for t in out):
+        raise TypeError(f'out_dtype="{format.name}" takes out as a list of {tensors_of(format)}, one a group')
     for g, t in enumerate(out):
         if t.scale_layout != "blocked":
             raise ValueError(f"group {g}: out has {t.scale_layout} scales; the kernel writes blocked ones")
@@ -276,22 +282,26 @@ def _operand(
 
 
 def _list_results(
-    outs: dict[str, Any], shapes: list[tuple[int, int]], dtype: OutDtype, device: torch.device
+    outs: dict[str, Any], shapes: list[tuple[int, int]], result: Result, device: torch.device
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], bool]:
-    """Results and the scales of NVFP4 ones, the caller's or new; and whether their columns are contiguous."""
+    """Results and the scales of quantized ones, the caller's or new; and whether their columns are contiguous."""
     data, scales = list[torch.Tensor](), list[torch.Tensor]()
+    dtype, format = result.dtype, result.format
     if not isinstance(dtype, torch.dtype):
+        assert format is not None
         if not outs:
-            data = [new_quantized_data(shape, device) for shape in shapes]
-            return tuple(data), tuple(new_quantized_scale((m,), n, device).view(-1) for m, n in shapes), False
+            data = [new_quantized_data(shape, device, format) for shape in shapes]
+            new = [new_quantized_scale((m,), n, device, format).view(-1) for m, n in shapes]
+            return tuple(data), tuple(new), False
         for g, ((m, n), t, scale) in enumerate(
             zip(shapes, outs["data of out"], outs["scale of out"], strict=True)
         ):
-            label, shape = f"group {g}: data of out", (m, NVFP4_FORMAT.row_bytes(n))
-            data.append(
-                rules.quantized_rows(label, rules.without_batch(label, t, f"[M, N/2] = {list(shape)}"), shape)
-            )
-            scales.append(rules.blocked_scales(f"group {g}: scale of out", "M", scale, m, n, "blocked"))
+            label, shape = f"group {g}: data of out", (m, format.row_bytes(n))
+            letters = f"[M, {format.length.replace('K', 'N')}] = {list(shape)}"
+            rows = rules.without_batch(label, t, letters)
+            data.append(rules.quantized_rows(label, rows, shape, format))
+            label = f"group {g}: scale of out"
+            scales.append(rules.blocked_scales(label, "M", scale, m, n, "blocked", fmt=format))
         return tuple(data), tuple(scales), False
     if not outs:
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes), (), False
@@ -327,7 +337,7 @@ def check_device_groups(
 
     Returns:
         The problem, whose groups all have the mean size (ragged, of the columns of results), or the largest (masked); the
-        operands; and what to return: the result, or data and scale of an NVFP4 one.
+        operands; and what to return: the result, or data and scale of a quantized one.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -335,7 +345,7 @@ def check_device_groups(
     of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
     rules.check_no_factor(result.dtype, weights[0].alpha)
-    takes_rows = result.dtype != NVFP4 and (gate is None or not gate.is_interleaved)
+    takes_rows = result.format is None and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}
@@ -372,13 +382,13 @@ def check_device_groups(
     }
     scales = rules.global_scales("out_global_scale", result.global_scale, num_groups, device)
     shape = (num_rows, columns) if form == "ragged" else (num_groups, num_rows, columns)
-    results = _device_results(outs, shape, num_groups, result.dtype, device)
+    results = _device_results(outs, shape, num_groups, result, device)
     view = results[0] if form == "masked" else results[0].unsqueeze(0)
     out_scale: tuple[torch.Tensor, ...] = ()
-    m_major = result.dtype != NVFP4 and rules.is_m_major([view])
-    if result.dtype == NVFP4:
+    m_major = result.format is None and rules.is_m_major([view])
+    if result.format is not None:
         view, out_scale = (
-            rules.k_major_rows("data of out", "data of out", view),
+            rules.k_major_rows("data of out", "data of out", view.view(torch.uint8)),
             (results[1].view(torch.uint8).view(-1),),
         )
     else:
@@ -503,13 +513,13 @@ def _weights(w: Weights, num_groups: int, k: int, sizes_name: str) -> Operand:
 
 
 def _device_outputs(result: Result) -> dict[str, Any]:
-    """The caller's outputs by name: data and scales of an NVFP4 one."""
-    out = result.out
-    if out is None or result.dtype != NVFP4:
+    """The caller's outputs by name: data and scales of a quantized one."""
+    out, format = result.out, result.format
+    if out is None or format is None:
         return rules.given(out=out)
     if not isinstance(out, list | tuple) or len(out) != 2:
         raise TypeError(
-            'out_dtype="nvfp4" with offs or masked_m takes out as (data, scale), as the call returns them'
+            f'out_dtype="{format.name}" with offs or masked_m takes out as (data, scale), as the call returns them'
         )
     return {"data of out": out[0], "scale of out": out[1]}
 
@@ -518,52 +528,51 @@ def _device_results(
     outs: dict[str, torch.Tensor],
     shape: tuple[int, ...],
     num_groups: int,
-    dtype: OutDtype,
+    result: Result,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """What the call returns: the caller's, checked, or new; of NVFP4 results data and scale, uint8."""
+    """What the call returns: the caller's, checked, or new; of quantized results data and scale, as bytes."""
     *_, rows, n = shape
-    if dtype == NVFP4:
-        rules.check_quantized_columns("N", n)
+    dtype, format = result.dtype, result.format
+    if format is not None:
+        rules.check_quantized_columns("N", n, format)
     if not outs:
         return new_device_results(shape, num_groups, dtype, device)
-    if dtype != NVFP4:
+    if isinstance(dtype, torch.dtype):
         rules.check_out("out", outs["out"], shape, dtype)
         return [outs["out"]]
+    assert format is not None
     is_ragged = len(shape) == 2
-    data_shape = (*shape[:-1], NVFP4_FORMAT.row_bytes(n))
-    data = rules.as_bytes("data of out", outs["data of out"])
+    data_shape = (*shape[:-1], format.row_bytes(n))
+    data = rules.as_bytes("data of out", outs["data of out"], format)
     if tuple(data.shape) != data_shape:
         raise ValueError(f"data of out has shape {list(data.shape)}; expected uint8 {list(data_shape)}")
     scale = outs["scale of out"]
-    flat = rules.scales_of_groups("scale of out", scale, rows, n, None if is_ragged else num_groups)
-    least = new_device_scale_shape(shape, num_groups)
-    if is_ragged and flat.numel() < least[0] * NVFP4_FORMAT.atom_row_bytes(n):
+    flat = rules.scales_of_groups("scale of out", scale, rows, n, None if is_ragged else num_groups, format)
+    least = new_device_scale_shape(shape, num_groups, format)
+    if is_ragged and flat.numel() < least[0] * format.atom_row_bytes(n):
         raise ValueError(
-            f"scale of out has {flat.numel()} bytes; expected {least[0] * NVFP4_FORMAT.atom_row_bytes(n)}, whatever the "
+            f"scale of out has {flat.numel()} bytes; expected {least[0] * format.atom_row_bytes(n)}, whatever the "
             f"sizes of the {num_groups} groups are: {list(least)}"
         )
-    return [data, scale.view(torch.float8_e4m3fn)]
+    return [data, scale]
 
 
-def new_device_scale_shape(shape: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
+def new_device_scale_shape(shape: tuple[int, ...], num_groups: int, format: BlockFormat) -> tuple[int, ...]:
     """Of the blocked scales of results [rows, N] or [G, M_max, N]: where ragged, rows of atoms for any sizes."""
     *lead, rows, n = shape
-    return (
-        (*lead, *NVFP4_FORMAT.scale_shape(rows, n))
-        if lead
-        else NVFP4_FORMAT.ragged_scale_shape(rows, n, num_groups)
-    )
+    return (*lead, *format.scale_shape(rows, n)) if lead else format.ragged_scale_shape(rows, n, num_groups)
 
 
 def new_device_results(
     shape: tuple[int, ...], num_groups: int, dtype: OutDtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Uninitialised results [rows, N] or [G, M_max, N]; of NVFP4 ones data and scales, uint8."""
-    if dtype != NVFP4:
+    """Uninitialised results [rows, N] or [G, M_max, N]; of quantized ones data and scales, uint8."""
+    if isinstance(dtype, torch.dtype):
         return [torch.empty(shape, dtype=dtype, device=device)]
-    scale = torch.empty(new_device_scale_shape(shape, num_groups), dtype=torch.uint8, device=device)
-    return [new_quantized_data(shape, device), scale.view(torch.float8_e4m3fn)]
+    format = RESULT_FORMATS[dtype]
+    scale = torch.empty(new_device_scale_shape(shape, num_groups, format), dtype=torch.uint8, device=device)
+    return [new_quantized_data(shape, device, format), scale]
 
 
 # ---- what both share -------------------------------------------------------------------------------------------

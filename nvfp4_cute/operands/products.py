@@ -12,7 +12,13 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, check_is_tensor
+from nvfp4_cute.formats.block_scaled import (
+    BlockScaledTensor,
+    check_is_tensor,
+    is_tensor_of,
+    quantized_tensor,
+    tensors_of,
+)
 from nvfp4_cute.formats.scale_layout import as_blocked_batches
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.grouped import GroupedOperands, Weights, given_weights
@@ -22,13 +28,14 @@ from nvfp4_cute.operands.overlap import check_overlap
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.problem import (
     INT32_MAX,
-    NVFP4,
     OUT_DTYPES,
+    RESULT_FORMATS,
     Form,
     GroupedProblem,
     OutDtype,
     new_quantized_data,
     new_quantized_scale,
+    result_format,
 )
 
 # A lane of the weight-only kernel takes 32 values of K.
@@ -43,10 +50,11 @@ class Product:
         a: of M rows; of a weight-only product float16 or bfloat16 [L, M, K].
         b: of N rows.
         alpha: float32 [L], or [1] for all batches, or None.
-        out: [L, M, N]; of NVFP4 results data, uint8.
-        out_scale: of NVFP4 results: uint8 [L, bytes], blocked.
+        out: [L, M, N]; of quantized results data, uint8.
+        out_scale: of quantized results: uint8 [L, bytes], blocked.
         out_global_scale: of NVFP4 results: float32 [L], or None.
         bias: float16, bfloat16 or float32 [N], or None.
+        quantized_dtype: what quantized results are; None of others, which are of ``out``'s dtype.
     """
 
     a: Operand | torch.Tensor
@@ -56,6 +64,7 @@ class Product:
     out_scale: torch.Tensor | None = None
     out_global_scale: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    quantized_dtype: OutDtype | None = None
 
     @property
     def bias_dtype(self) -> torch.dtype | None:
@@ -77,7 +86,7 @@ class Product:
         if batches == 1:
             out, scale = out[0], None if scale is None else scale[0]
             a, b = (Operand(x.data[0], x.scale[0], x.format, x.rows, x.k) for x in (a, b))
-        dtype: OutDtype = NVFP4 if scale is not None else out.dtype
+        dtype: OutDtype = self.quantized_dtype or out.dtype
         m_major = scale is None and rules.is_m_major([out])
         sizes = ((a.rows, b.rows, a.k),) * batches
         problem = GroupedProblem(
@@ -106,21 +115,21 @@ def check_gemm(
         formats: of ``a`` and of ``b``.
 
     Returns:
-        The operands, and what is written: the result, or data and scale of an NVFP4 one.
+        The operands, and what is written: the result, or data and scale of a quantized one.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=out_dtype != NVFP4)
+    out_format = result_format(out_dtype)
+    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=out_format is None)
     rules.check_result_format(out_dtype)
-    rules.check_choice("out_dtype", out_dtype, (*rules.out_dtypes(formats), NVFP4))
+    rules.check_choice("out_dtype", out_dtype, (*rules.out_dtypes(formats), *RESULT_FORMATS))
     rules.check_no_factor(out_dtype, alpha, bias)
-    is_quantized = out_dtype == NVFP4
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
-    plain = {} if is_quantized else rules.given(out=out)
+    plain = {} if out_format is not None else rules.given(out=out)
     own = plain
-    if is_quantized and isinstance(out, NVFP4Tensor):
+    if out_format is not None and isinstance(out, BlockScaledTensor):
         own = {"data of out": out.data, "scale of out": out.scale}
     factors = rules.tensors_in({"alpha": alpha, "out_global_scale": out_global_scale})
     named |= rules.given(bias=bias)
@@ -147,8 +156,8 @@ def check_gemm(
             )
     factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
     rules.check_bias(bias, right.rows)
-    if is_quantized:
-        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device)
+    if out_format is not None:
+        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device, out_format)
         results, view, scale = _quantized_views(quantized, batches)
         written = {"data of out": view, "scale of out": scale}
     else:
@@ -162,14 +171,16 @@ def check_gemm(
     shared = rules.global_scales(
         "out_global_scale", out_global_scale, batches, device, of="batch", allows_one=True
     )
-    return Product(left, right, factor, view, scale, rules.one_each(shared, batches), bias), results
+    quantized_dtype = None if out_format is None else out_dtype
+    global_scale = rules.one_each(shared, batches)
+    return Product(left, right, factor, view, scale, global_scale, bias, quantized_dtype), results
 
 
 def check_gemv(
     a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
 ) -> tuple[Product, torch.Tensor]:
     """Check the operands of ``gemv``, whose arguments these are. Returns them, and the tensor to return. Raises as above."""
-    rules.check_result_format(out_dtype)
+    rules.check_result_format(out_dtype, OUT_DTYPES)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
     rules.check_formats(a_format=formats[0], b_format=formats[1])
@@ -221,7 +232,7 @@ def check_weight_only(
     Returns:
         The operands, and the tensor to return. Raises as above.
     """
-    rules.check_result_format(out_dtype)
+    rules.check_result_format(out_dtype, OUT_DTYPES)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
     name_x, name_w, name_scale = names
@@ -272,11 +283,12 @@ def split_dual_gemm(
     """The operands of ``dual_gemm`` as those of ``grouped_dual_gemm``, a group a batch; ``parts`` rows of b1 make a column.
 
     Returns:
-        Lists of a and of a_scale; the weights; a list of outputs; and what is written: the result, or data and scale of an
-        NVFP4 one. Raises as above.
+        Lists of a and of a_scale; the weights; a list of outputs; and what is written: the result, or data and scale of a
+        quantized one. Raises as above.
     """
     named = {"a": a} | {w.name: w.data for w in given_weights(weights)}
-    plain = {} if out_dtype == NVFP4 else rules.given(out=out)
+    out_format = result_format(out_dtype)
+    plain = {} if out_format is not None else rules.given(out=out)
     for name, tensor in (named | plain).items():
         if isinstance(tensor, list | tuple):
             raise TypeError(
@@ -285,8 +297,9 @@ def split_dual_gemm(
         check_is_tensor(name, tensor)
     rules.check_result_format(out_dtype)
     check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
-    if out_dtype == NVFP4:
-        quantized = quantized_result(out, (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts, a.device)
+    if out_format is not None:
+        lead, columns = (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts
+        quantized = quantized_result(out, lead, columns, a.device, out_format)
         results: list[torch.Tensor] = [quantized.data, quantized.scale]
         outs: list[Any] = split_quantized(quantized)
     else:
@@ -362,12 +375,15 @@ def split_batches(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor] if tensor.ndim == 2 else list(tensor.unbind(2))
 
 
-def split_quantized(tensor: NVFP4Tensor) -> list[NVFP4Tensor]:
+def split_quantized(tensor: BlockScaledTensor) -> list[BlockScaledTensor]:
     """A view of every batch of [M, N] or [L, M, N]."""
     if len(tensor.shape) == 2:
         return [tensor]
     parts = zip(tensor.data, tensor.scale, strict=True)
-    return [NVFP4Tensor(data, scale, None, tensor.shape[1:], tensor.scale_layout) for data, scale in parts]
+    return [
+        quantized_tensor(data, scale, None, tensor.shape[1:], tensor.format, tensor.scale_layout)
+        for data, scale in parts
+    ]
 
 
 def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayout, fmt: BlockFormat) -> Any:
@@ -396,20 +412,23 @@ def new_result(a: torch.Tensor, n: int | None, dtype: torch.dtype) -> torch.Tens
     return result if a.ndim == 2 else result.movedim(0, -1)
 
 
-def quantized_result(out: Any, lead: tuple[int, ...], n: int, device: torch.device) -> NVFP4Tensor:
-    """What NVFP4 results [*lead, N] are written to: the caller's ``out``, or new where it is None.
+def quantized_result(
+    out: Any, lead: tuple[int, ...], n: int, device: torch.device, format: BlockFormat
+) -> BlockScaledTensor:
+    """What quantized results [*lead, N] are written to: the caller's ``out``, or new where it is None.
 
     Raises:
-        TypeError: ``out`` is no NVFP4Tensor. ValueError: its shape is another, or its batches' scales are apart.
+        TypeError: ``out`` is no tensor of the format. ValueError: its shape is another, or its batches' scales are apart.
     """
-    rules.check_quantized_columns("N", n)
+    rules.check_quantized_columns("N", n, format)
     shape = (*lead, n)
     if out is None:
-        return NVFP4Tensor(
-            new_quantized_data(shape, device), new_quantized_scale(lead, n, device), None, shape
+        data = new_quantized_data(shape, device, format)
+        return quantized_tensor(data, new_quantized_scale(lead, n, device, format), None, shape, format)
+    if not is_tensor_of(out, format):
+        raise TypeError(
+            f'out is a {type(out).__name__}; with out_dtype="{format.name}" pass a {tensors_of(format)}'
         )
-    if not isinstance(out, NVFP4Tensor):
-        raise TypeError(f'out is a {type(out).__name__}; with out_dtype="nvfp4" pass an NVFP4Tensor')
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {list(out.shape)}; expected {list(shape)}")
     if out.scale_layout != "blocked":
@@ -419,9 +438,10 @@ def quantized_result(out: Any, lead: tuple[int, ...], n: int, device: torch.devi
     return out
 
 
-def _quantized_views(out: NVFP4Tensor, batches: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """What is written: as the caller sees it, and [L, M, N/2] and [L, bytes]."""
+def _quantized_views(
+    out: BlockScaledTensor, batches: int
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What is written: as the caller sees it, and as bytes [L, M, N/2] and [L, bytes]."""
     data = out.data if out.data.ndim == 3 else out.data.unsqueeze(0)
-    rows = rules.quantized_rows("data of out", data, tuple(data.shape))
-    scale = out.scale.view(torch.float8_e4m3fn)
-    return [out.data, scale], rows, scale.view(torch.uint8).view(batches, -1)
+    rows = rules.quantized_rows("data of out", data, tuple(data.shape), out.format)
+    return [out.data, out.scale], rows, out.scale.view(torch.uint8).view(batches, -1)

@@ -1,6 +1,6 @@
 """Results as a caller sees them, and as the flat list of tensors that a launch writes.
 
-Flat: a tensor a group, or one of all groups. NVFP4: all data, then all scales.
+Flat: a tensor a group, or one of all groups. Quantized: all data, then all scales.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
+from nvfp4_cute.formats.block_format import BlockFormat, NumberType, ScaleLayout
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, quantized_tensor
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.problem import GroupedProblem
 
 
 def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
-    """The tensors of a caller's outputs, NVFP4Tensors where results are quantized; none where an output is None."""
+    """The tensors of a caller's outputs, BlockScaledTensors where results are quantized; none where an output is None."""
     if any(out is None for out in outs):
         return []
     if not is_quantized:
@@ -26,47 +26,63 @@ def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
 
 def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torch.Tensor]:
     """The tensors that the checks allocated for a list."""
-    if not operands.out_scale:
+    format = problem.out_format
+    if format is None:
         return list(operands.out)
-    shapes = [NVFP4_FORMAT.scale_shape(m, problem.out_columns(n)) for m, n, _ in problem.sizes]
+    shapes = [format.scale_shape(m, problem.out_columns(n)) for m, n, _ in problem.sizes]
     scales = zip(operands.out_scale, shapes, strict=True)
     return [*operands.out, *(scale.view(shape) for scale, shape in scales)]
 
 
 def as_results(
-    outs: list[torch.Tensor], is_list: bool, is_quantized: bool, global_scale: torch.Tensor | None
+    outs: list[torch.Tensor], is_list: bool, format: BlockFormat | None, global_scale: torch.Tensor | None
 ) -> Any:
-    """What the operation returns for what it wrote. ``global_scale``: an entry a group."""
-    if not is_quantized:
+    """What the operation returns for what it wrote.
+
+    Args:
+        format: of quantized results; None of others.
+        global_scale: an entry a group.
+    """
+    if format is None:
         return outs if is_list else outs[0]
     if not is_list:
-        return outs[0], as_e4m3(outs[1])
+        return _stored(outs[0], format.element), _stored(outs[1], format.scale)
     num_groups = len(outs) // 2
     factors: Sequence[torch.Tensor | None] = [None] * num_groups
     if global_scale is not None:
         factors = global_scale.unbind()
     return [
-        block_scaled_tensor(
-            data, as_e4m3(scale), factor, (*data.shape[:-1], NVFP4_FORMAT.elements(data.shape[-1]))
-        )
+        _result(data, scale, factor, format)
         for data, scale, factor in zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
     ]
 
 
-def one_result(outs: list[torch.Tensor], is_quantized: bool, global_scale: torch.Tensor | None) -> Any:
+def one_result(
+    outs: list[torch.Tensor], format: BlockFormat | None, global_scale: torch.Tensor | None
+) -> Any:
     """What an operation on one pair of operands returns, all of whose batches have one global scale."""
-    if not is_quantized:
+    if format is None:
         return outs[0]
     data, scale = outs
     if global_scale is not None and global_scale.ndim:
         global_scale = global_scale[0]
-    shape = (*data.shape[:-1], NVFP4_FORMAT.elements(data.shape[-1]))
-    return block_scaled_tensor(data, as_e4m3(scale), global_scale, shape)
+    return _result(data, scale, global_scale, format)
 
 
-def as_e4m3(scale: torch.Tensor) -> torch.Tensor:
-    """Bytes of scales as what they are."""
-    return scale if scale.dtype == torch.float8_e4m3fn else scale.view(torch.float8_e4m3fn)
+def _result(
+    data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: BlockFormat
+) -> BlockScaledTensor:
+    """Quantized rows of bytes and their blocked scales."""
+    shape = (*data.shape[:-1], format.elements(data.shape[-1]))
+    data, scale = _stored(data, format.element), _stored(scale, format.scale)
+    return block_scaled_tensor(data, scale, global_scale, shape, format=format)
+
+
+def _stored(tensor: torch.Tensor, number: NumberType) -> torch.Tensor:
+    """Bytes as what they are: the dtype that quantization gives; what has another dtype than uint8 is what it is."""
+    if tensor.dtype != torch.uint8 or number.quantized_dtype == "uint8":
+        return tensor
+    return tensor.view(getattr(torch, number.quantized_dtype))
 
 
 def block_scaled_tensor(
@@ -82,9 +98,7 @@ def block_scaled_tensor(
     A graph that is traced has them: torch before 2.13 traces constructors alone.
     """
     if torch.compiler.is_compiling():
-        if format == NVFP4_FORMAT:
-            return NVFP4Tensor(data, scale, global_scale, shape, scale_layout)
-        return BlockScaledTensor(data, scale, global_scale, shape, scale_layout, format=format)
+        return quantized_tensor(data, scale, global_scale, shape, format, scale_layout)
     made = object.__new__(NVFP4Tensor if format == NVFP4_FORMAT else BlockScaledTensor)
     parts = {"data": data, "scale": scale, "global_scale": global_scale, "shape": shape}
     vars(made).update(parts, scale_layout=scale_layout)

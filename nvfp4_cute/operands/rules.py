@@ -26,7 +26,7 @@ from nvfp4_cute.formats.global_scale import first_wrong
 from nvfp4_cute.formats.scale_layout import as_blocked, as_blocked_batches, to_blocked
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.operand import Operand
-from nvfp4_cute.problem import INT32_MAX, NVFP4, OUT_DTYPES, OutDtype, dtype_name
+from nvfp4_cute.problem import INT32_MAX, NVFP4, OUT_DTYPES, RESULT_FORMATS, OutDtype, dtype_name
 
 # What 32-bit offsets of the kernels in ``kernels/simt`` reach: into the scales of one row of atoms, over an atom's 128 rows.
 MAX_PITCH = 2**24
@@ -517,8 +517,16 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats
     """Raises TypeError for a dtype that no kernel writes, ValueError for a global scale that nothing uses."""
     check_result_format(out_dtype)
     dtypes = out_dtypes(formats)
-    if out_dtype != NVFP4 and out_dtype not in dtypes:
-        raise TypeError(f"out_dtype={out_dtype!r} is not supported; use {dtype_names(dtypes)} or {NVFP4!r}")
+    if out_dtype not in RESULT_FORMATS and out_dtype not in dtypes:
+        names = ", ".join(map(repr, RESULT_FORMATS))
+        raise TypeError(
+            f"out_dtype={out_dtype!r} is not supported; use {dtype_names(dtypes)} or one of {names}"
+        )
+    check_out_global_scale(out_dtype, out_global_scale)
+
+
+def check_out_global_scale(out_dtype: OutDtype, out_global_scale: Any) -> None:
+    """Raises ValueError for a global scale of results that have none."""
     if out_global_scale is not None and out_dtype != NVFP4:
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
@@ -535,23 +543,29 @@ def check_no_factor(out_dtype: OutDtype, alpha: Any, bias: Any = None) -> None:
             )
 
 
-def check_result_format(out_dtype: Any) -> None:
-    """Raises UnsupportedProblem for a format to which no kernel quantizes results, by its name or its record."""
-    asked = FORMATS.get(out_dtype) if isinstance(out_dtype, str) else out_dtype
-    if isinstance(asked, BlockFormat) and out_dtype != NVFP4:
+def check_result_format(out_dtype: Any, dtypes: Iterable[Any] = RESULT_FORMATS) -> None:
+    """Raises UnsupportedProblem for a format to which no kernel quantizes results, by its name, TypeError for a record.
+
+    Args:
+        dtypes: of results that there are.
+    """
+    if isinstance(out_dtype, BlockFormat):
+        raise TypeError(f"out_dtype={out_dtype!r} is a record; pass its name, out_dtype={out_dtype.name!r}")
+    asked = FORMATS.get(out_dtype) if isinstance(out_dtype, str) else None
+    if asked is not None and out_dtype not in dtypes:
         raise UnsupportedProblem(
-            f'out_dtype={out_dtype!r}: products are quantized to "nvfp4" alone; take out_dtype=torch.bfloat16, and call '
-            f"quantize(result, format={asked.title})"
+            f"out_dtype={out_dtype!r}: no kernel quantizes these products to {asked.title}; take out_dtype=torch.bfloat16, "
+            f"and call quantize(result, format={asked.title})"
         )
 
 
-def check_quantized_columns(label: str, n: int) -> None:
-    """Raises ValueError where rows of ``n`` results are not whole NVFP4 blocks."""
-    block = NVFP4_FORMAT.k_multiple
+def check_quantized_columns(label: str, n: int, format: BlockFormat) -> None:
+    """Raises ValueError where rows of ``n`` results are not whole blocks."""
+    block = format.k_multiple
     if n == 0 or n % block:
         raise ValueError(
-            f'{label}={n} is not a positive multiple of {block} (NVFP4 block size), and out_dtype="nvfp4" stores '
-            f"rows of blocks; pad b to {NVFP4_FORMAT.padded_k(n)} rows"
+            f'{label}={n} is not a positive multiple of {block} ({format.title} block size), and out_dtype="{format.name}" '
+            f"stores rows of blocks; pad b to {format.padded_k(n)} rows"
         )
 
 
@@ -612,8 +626,12 @@ def _lines(label: str, out: torch.Tensor, letter: str, line: str, fix: str) -> t
     return out.as_strided(out.shape, (*out.stride()[: len(batches)], pitch, 1))
 
 
-def quantized_rows(label: str, data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The uint8 [.., M, N/2] view of a caller's NVFP4 output, aligned like an operand, as which the next layer reads it."""
+def quantized_rows(
+    label: str, data: torch.Tensor, shape: tuple[int, ...], format: BlockFormat
+) -> torch.Tensor:
+    """The uint8 [.., M, N/2] view of a caller's quantized output, aligned like an operand, as which the next layer reads it."""
     if tuple(data.shape) != shape:
-        raise ValueError(f"{label} has shape {list(data.shape)}; expected [M, N/2] = {list(shape)}")
-    return packed_rows(label, "M", data)
+        raise ValueError(
+            f"{label} has shape {list(data.shape)}; expected [M, {format.length.replace('K', 'N')}] = {list(shape)}"
+        )
+    return packed_rows(label, "M", data, format)

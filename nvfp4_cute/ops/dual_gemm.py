@@ -17,9 +17,15 @@ from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
 from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, parts, same_format, times
 from nvfp4_cute.ops import composed_dual
 from nvfp4_cute.ops.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
-from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
+from nvfp4_cute.ops.traced import (
+    format_name,
+    new_group_results,
+    refuse_config,
+    refuse_gradients,
+    torch_dtype,
+)
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Activation, DualWeights, Gate, OutDtype
+from nvfp4_cute.problem import Activation, DualWeights, Gate, OutDtype, result_format
 
 
 def grouped_dual_gemm(
@@ -79,8 +85,9 @@ def grouped_dual_gemm(
             the gate and so on; "interleaved_32_gate_first", 32 rows of the gate, 32 of up and so on. The weights are
             read as they lie, without a copy.
         out: [M_g, N_g] (or [M_g, N_g, 1]) a group, written in place, rows contiguous or, in all of them, columns; None
-            allocates. With "nvfp4": an NVFP4Tensor a group, whose data and scale are written.
-        out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
+            allocates. Quantized: a BlockScaledTensor a group, whose data and scale are written.
+        out_dtype: float16, bfloat16, float32, or the name of a format, "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2": results
+            quantized for the next layer, as of ``grouped_gemm``.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
         scale_layout: "blocked" or "rowmajor".
@@ -91,8 +98,8 @@ def grouped_dual_gemm(
     Returns:
         C, a tensor a group. Both products accumulate in fp32; factors, activation and product are fp32, with the GPU's
         approximate exponential and reciprocal (``reference.grouped_dual_gemm_reference`` bounds the error); one rounding
-        to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor a group: what ``formats.quantize`` makes of the fp32
-        results; padding rows of the scales are not written.
+        to ``out_dtype``, to nearest even. Quantized a BlockScaledTensor a group: what ``formats.quantize`` makes of the fp32
+        results, with "nvfp4" an NVFP4Tensor; padding rows of the scales are not written.
 
     Example:
         >>> a, gate, up = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256,) * 2, (256,) * 2))
@@ -105,7 +112,7 @@ def grouped_dual_gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
+    is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
     a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
     first, second = (parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale)))
@@ -140,16 +147,16 @@ def grouped_dual_gemm(
             (a, b1, b2, a_scale, b1_scale, b2_scale), (alpha1, alpha2), (offs, masked_m), gate, outs, a_format=a_format,
             b_format=b_format, scale_layout=scale_layout, early_weights=early_weights, backend=backend, config=config,
         )  # fmt: skip
-        return as_results(outs, is_list, is_quantized, out_global_scale)
+        return as_results(outs, is_list, out_format, out_global_scale)
     settings = (
         "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats, early_weights,
     )  # fmt: skip
     outs = call(
-        backend, settings, inputs, group_outputs(out, is_list, is_quantized), _check_groups,
+        backend, settings, inputs, group_outputs(out, is_list, out_format), _check_groups,
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
         out_global_scale, scale_layout, config, early_weights, backend,
     )  # fmt: skip
-    return as_results(outs, is_list, is_quantized, out_global_scale)
+    return as_results(outs, is_list, out_format, out_global_scale)
 
 
 def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_both: bool) -> tuple[Any, Any]:
@@ -164,12 +171,12 @@ def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_bot
 def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:
     """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
     refuse_config(config)
-    is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
+    is_list, out_format = all(x is None for x in sizes), result_format(out_dtype)
     a, b1 = operands[:2]
     groups: Any = a if is_list else next(x for x in sizes if x is not None)
     *alphas, factors = (numbers_of(x, groups) for x in (*alphas, global_scale))
     if out is not None:
-        outs = group_outputs(out, is_list, is_quantized)
+        outs = group_outputs(out, is_list, out_format)
     else:
         separate = 1 if choices[2] == "separate" else 2
         outs = new_group_results(a, b1, None if is_list else len(groups), separate, out_dtype)
@@ -177,9 +184,9 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
     refuse_gradients(*flat, *alphas, factors)
     torch.ops.nvfp4_cute.grouped_dual_gemm_out(
         flat, len(a) if is_list else None, *alphas, *sizes, *choices, outs,
-        None if is_quantized else out_dtype, factors, *settings,
+        torch_dtype(out_dtype), factors, *settings, out_format=format_name(out_dtype),
     )  # fmt: skip
-    return as_results(outs, is_list, is_quantized, factors)
+    return as_results(outs, is_list, out_format, factors)
 
 
 def dual_gemm(
@@ -220,12 +227,12 @@ def dual_gemm(
         alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
         a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, early_weights, backend, config: as of
             :func:`grouped_dual_gemm`.
-        out: [M, N] or [M, N, L], written in place, or with "nvfp4" an NVFP4Tensor; None allocates.
+        out: [M, N] or [M, N, L], written in place, or quantized a BlockScaledTensor; None allocates.
         out_global_scale: with "nvfp4": a number, or a tensor of one element, for all batches.
 
     Returns:
-        C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`. With "nvfp4" an
-        NVFP4Tensor of [M, N] or [L, M, N], as of ``gemm``.
+        C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`. Quantized
+        a BlockScaledTensor of [M, N] or [L, M, N], as of ``gemm``.
 
     Example:
         >>> x, gate, up = (quantize(torch.randn(rows, 512)) for rows in (40, 256, 256))
@@ -247,8 +254,8 @@ def dual_gemm(
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
     out_global_scale = products.for_batches(out_global_scale, a)
 
-    is_quantized, choices, formats = (
-        out_dtype == NVFP4,
+    out_format, choices, formats = (
+        result_format(out_dtype),
         (activation, limit, weight_layout),
         (a_format, b_format),
     )
@@ -277,18 +284,18 @@ def dual_gemm(
             out_dtype=out_dtype, out_global_scale=out_global_scale, scale_layout=scale_layout,
             early_weights=early_weights, backend=backend, config=config,
         )  # fmt: skip
-        return one_result(results, is_quantized, out_global_scale)
+        return one_result(results, out_format, out_global_scale)
 
     order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
     given = (x is None for x in order)
     settings = ("dual_gemm", *given, *choices, out_dtype, scale_layout, config, formats, early_weights)
     inputs = [x for x in order if x is not None]
     outs = call(
-        backend, settings, inputs, flat_outputs([out], is_quantized), _check,
+        backend, settings, inputs, flat_outputs([out], out_format is not None), _check,
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, out_global_scale,
         scale_layout, config, early_weights, backend,
     )  # fmt: skip
-    return one_result(outs, is_quantized, out_global_scale)
+    return one_result(outs, out_format, out_global_scale)
 
 
 def _check_groups(

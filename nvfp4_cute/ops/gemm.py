@@ -17,11 +17,18 @@ from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import flat_outputs, one_result
-from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale
 from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, scale_or_room, times
-from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
+from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
 from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import NVFP4, OutDtype, check_early_weights, new_quantized_data, new_quantized_scale
+from nvfp4_cute.problem import (
+    MXName,
+    OutDtype,
+    check_early_weights,
+    new_quantized_data,
+    new_quantized_scale,
+    result_format,
+)
 
 
 @overload
@@ -66,6 +73,27 @@ def gemm(
 ) -> NVFP4Tensor: ...
 
 
+@overload
+def gemm(
+    a: torch.Tensor | BlockScaledTensor,
+    b: torch.Tensor | BlockScaledTensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    alpha: torch.Tensor | float | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
+    out: BlockScaledTensor | None = None,
+    out_dtype: MXName,
+    out_global_scale: None = None,
+    scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> BlockScaledTensor: ...
+
+
 def gemm(
     a: Any,
     b: Any,
@@ -83,7 +111,7 @@ def gemm(
     early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
-) -> torch.Tensor | NVFP4Tensor:
+) -> torch.Tensor | BlockScaledTensor:
     """Multiply block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T + bias``.
 
     The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
@@ -117,11 +145,11 @@ def gemm(
         alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
         bias: contiguous float16, bfloat16 or float32 [N], whatever ``out_dtype`` is, of every row and batch. The launch adds it.
         a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
-        out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor as it would
-            be returned, its scales contiguous; None allocates.
-        out_dtype: float16, bfloat16, float32, or "nvfp4": the result quantized for the next layer, as ``grouped_gemm``
-            does it; N a multiple of 16. Of INT8 also int32: the sums of products of integers,
-            exact; no scale is read, and both may be left out.
+        out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or quantized a BlockScaledTensor as it
+            would be returned, its scales contiguous; None allocates.
+        out_dtype: float16, bfloat16, float32, or "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2": the result quantized for the
+            next layer, as ``grouped_gemm`` does it. Of INT8 also int32: the sums of products of integers, exact; no scale is
+            read, and both may be left out.
         out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device, for all batches.
         scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] of FP8_1x128,
             ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128, [M, 1(, L)] and [N, 1(, L)] of INT8.
@@ -130,9 +158,9 @@ def gemm(
 
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
-        in fp32, then the bias is added in fp32, both rounded; one rounding to ``out_dtype``; all to nearest even. With
-        "nvfp4" an NVFP4Tensor of [M, N], or of [L, M, N]: the next call's ``a`` is its ``data.permute(1, 2, 0)`` then, and
-        ``a_scale`` its ``scale``.
+        in fp32, then the bias is added in fp32, both rounded; one rounding to ``out_dtype``; all to nearest even. Quantized
+        an NVFP4Tensor or a BlockScaledTensor of [M, N], or of [L, M, N]: the next call's ``a`` is its ``data.permute(1, 2, 0)``
+        then, and ``a_scale`` its ``scale``.
 
     Example:
         >>> x, w = quantize(torch.randn(40, 512)), quantize(torch.randn(256, 512))
@@ -155,13 +183,10 @@ def gemm(
         alpha = times(alpha, factor_a, factor_b)
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format)
         b_scale = scale_or_room(b_scale, b, out_dtype, b_format)
-    is_quantized = out_dtype == NVFP4
-    if is_quantized and a_scale is None:
-        raise UnsupportedProblem('out_dtype="nvfp4" with 16-bit a: call quantize on the result')
-    if out_global_scale is not None and not is_quantized:
-        raise ValueError(
-            f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
-        )
+    out_format = result_format(out_dtype)
+    if out_format is not None and a_scale is None:
+        raise UnsupportedProblem(f'out_dtype="{out_format}" with 16-bit a: call quantize on the result')
+    check_out_global_scale(out_dtype, out_global_scale)
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
@@ -186,11 +211,11 @@ def gemm(
         "gemm", is_weight_only, alpha is None, bias is None, out_dtype, scale_layout, config, formats, early_weights,
     )  # fmt: skip
     outs = call(
-        backend, settings, inputs, [] if out is None else flat_outputs([out], is_quantized), _check,
+        backend, settings, inputs, [] if out is None else flat_outputs([out], out_format is not None), _check,
         a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout, config,
         early_weights, backend,
     )  # fmt: skip
-    return one_result(outs, is_quantized, out_global_scale)
+    return one_result(outs, out_format, out_global_scale)
 
 
 def _check(
@@ -226,7 +251,7 @@ def _check(
         a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
     )
     task: Task | None = None
-    if config is None and out_dtype != NVFP4:
+    if config is None and isinstance(out_dtype, torch.dtype):
         task = few_rows_task(product, backends.gpu_of(backend, a.device))
     if task is None:
         task = GroupedTask.of(*product.grouped(), config, early_weights, scale_layout)
@@ -237,19 +262,19 @@ def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, setting
     """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the result."""
     refuse_config(config)
     a, b = operands[:2]
-    is_quantized, lead = out_dtype == NVFP4, (*a.shape[2:], a.shape[0])
+    out_format, lead = result_format(out_dtype), (*a.shape[2:], a.shape[0])
     alpha, factor = (one_number_on(x, a) for x in (alpha, global_scale))
     if out is not None:
-        outs = [out.data, out.scale] if is_quantized else [out]
-    elif is_quantized:
+        outs = flat_outputs([out], out_format is not None)
+    elif out_format is not None:
         outs = [
-            new_quantized_data((*lead, b.shape[0]), a.device),
-            new_quantized_scale(lead, b.shape[0], a.device),
+            new_quantized_data((*lead, b.shape[0]), a.device, out_format),
+            new_quantized_scale(lead, b.shape[0], a.device, out_format),
         ]
     else:
         outs = [products.new_result(a, b.shape[0], out_dtype)]
     refuse_gradients(*operands, alpha, bias, factor)
     torch.ops.nvfp4_cute.gemm_out(
-        *operands, alpha, outs, None if is_quantized else out_dtype, factor, *settings, bias
+        *operands, alpha, outs, torch_dtype(out_dtype), factor, *settings, bias, format_name(out_dtype)
     )
-    return one_result(outs, is_quantized, factor)
+    return one_result(outs, out_format, factor)

@@ -19,9 +19,15 @@ from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
 from nvfp4_cute.operands.whole import early_weights_beside, parts, scale_or_room, times
-from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
+from nvfp4_cute.ops.traced import (
+    format_name,
+    new_group_results,
+    refuse_config,
+    refuse_gradients,
+    torch_dtype,
+)
 from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import NVFP4, Gate, OutDtype, check_early_weights
+from nvfp4_cute.problem import Gate, MXName, OutDtype, ResultName, check_early_weights, result_format
 
 
 @overload
@@ -90,6 +96,28 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
+    a: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
+    b: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
+    a_scale: Sequence[torch.Tensor] | None = None,
+    b_scale: Sequence[torch.Tensor] | None = None,
+    offs: None = None,
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    *,
+    masked_m: None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
+    out: Sequence[BlockScaledTensor] | None = None,
+    out_dtype: MXName,
+    out_global_scale: None = None,
+    scale_layout: ScaleLayout = "blocked",
+    early_weights: bool = False,
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> list[BlockScaledTensor]: ...
+
+
+@overload
+def grouped_gemm(
     a: torch.Tensor | BlockScaledTensor,
     b: torch.Tensor | BlockScaledTensor,
     a_scale: torch.Tensor | None = None,
@@ -101,7 +129,7 @@ def grouped_gemm(
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    out_dtype: Literal["nvfp4"],
+    out_dtype: ResultName,
     out_global_scale: torch.Tensor | Sequence[float] | None = None,
     scale_layout: ScaleLayout = "blocked",
     early_weights: bool = False,
@@ -167,9 +195,10 @@ def grouped_gemm(
         a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
         out: written in place, rows contiguous or, in all of them, columns. List: one [M_g, N_g] (or [M_g, N_g, 1]) a
             group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates,
-            a list's in one piece where a call is repeated: memory is free when the last of them goes. With "nvfp4": an
-            NVFP4Tensor a group, whose data and scale are written, or (data, scale) as it would be returned.
-        out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16. Of
+            a list's in one piece where a call is repeated: memory is free when the last of them goes. Quantized:
+            a BlockScaledTensor a group, whose data and scale are written, or (data, scale) as it would be returned.
+        out_dtype: float16, bfloat16, float32, or the name of a format: results quantized for the next layer. "nvfp4": N is a
+            multiple of 16; "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2": of 32, and scales are rounded up, as ``quantize`` does. Of
             INT8 also int32: the sums of products of integers, exact; no scale is read, and both may be left out.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
@@ -188,10 +217,11 @@ def grouped_gemm(
 
     Returns:
         The outputs, as described for ``out``: a list in list form, else one tensor. fp32 accumulation; alpha multiplies
-        in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4", what ``formats.quantize`` makes of the fp32
-        results: a list of NVFP4Tensor in list form, else (data, scale), the next call's ``a`` and ``a_scale``: ragged
-        uint8 [rows, N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4], masked [G, M_max, N/2] and
-        [G, rm, rn, 32, 4, 4]. Padding rows of the scales are not written; nothing reads them.
+        in fp32; one rounding to ``out_dtype``, to nearest even. Quantized, what ``formats.quantize`` makes of the
+        fp32 results: in list form a list of NVFP4Tensor, or of BlockScaledTensor of another format; else (data, scale), the
+        next call's ``a`` and ``a_scale``, of "nvfp4": ragged uint8 [rows, N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4],
+        masked [G, M_max, N/2] and [G, rm, rn, 32, 4, 4]; others as the format has data and scales.
+        Padding rows of the scales are not written; nothing reads them.
 
     Example:
         >>> a, b = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256, 256)))
@@ -205,7 +235,7 @@ def grouped_gemm(
         ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
+    is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)
         a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
@@ -240,11 +270,11 @@ def grouped_gemm(
         early_weights,
     )
     outs = call(
-        backend, settings, inputs, [] if out is None else group_outputs(out, is_list, is_quantized), _check,
+        backend, settings, inputs, [] if out is None else group_outputs(out, is_list, out_format), _check,
         a, b, a_scale, b_scale, alpha, offs, masked_m, formats, out, out_dtype, out_global_scale, scale_layout,
         config, early_weights, backend,
     )  # fmt: skip
-    return as_results(outs, is_list, is_quantized, out_global_scale) if is_quantized or not is_list else outs
+    return outs if out_format is None and is_list else as_results(outs, is_list, out_format, out_global_scale)
 
 
 def _check(
@@ -296,12 +326,12 @@ def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[A
         return (), [None]
 
 
-def group_outputs(out: Any, is_list: bool, is_quantized: bool) -> list[Any]:
-    """The tensors of a caller's ``out``; what is of another kind is for the checks to judge."""
+def group_outputs(out: Any, is_list: bool, format: BlockFormat | None) -> list[Any]:
+    """The tensors of a caller's ``out``, of quantized results both parts; what is of another kind is for the checks to judge."""
     if out is None:
         return []
     if isinstance(out, list | tuple):
-        return flat_outputs(out, is_quantized) if is_list else [*out]
+        return flat_outputs(out, format is not None) if is_list else [*out]
     return [out]
 
 
@@ -324,11 +354,7 @@ def grouped_task(
     if all(x is None for x in sizes):
         problem, operands = grouped.check_lists(a, a_scale, weights, result, scale_layout, gate, a_format)
         is_own = result.out is not None
-        outs = (
-            group_outputs(result.out, True, result.dtype == NVFP4)
-            if is_own
-            else new_outputs(problem, operands)
-        )
+        outs = group_outputs(result.out, True, result.format) if is_own else new_outputs(problem, operands)
     else:
         problem, operands, outs = grouped.check_device_groups(
             a, a_scale, weights, sizes, result, scale_layout, gate, a_format
@@ -348,17 +374,18 @@ def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:
 def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settings) -> Any:
     """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
     refuse_config(config)
-    is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
+    is_list, out_format = all(x is None for x in sizes), result_format(out_dtype)
     a, b = operands[:2]
     groups: Any = a if is_list else next(x for x in sizes if x is not None)
     alpha, factors = numbers_of(alpha, groups), numbers_of(global_scale, groups)
     if out is not None:
-        outs = group_outputs(out, is_list, is_quantized)
+        outs = group_outputs(out, is_list, out_format)
     else:
         outs = new_group_results(a, b, None if is_list else len(groups), 1, out_dtype)
     flat = flat_operands(operands, is_list)
     refuse_gradients(*flat, alpha, factors)
     torch.ops.nvfp4_cute.grouped_gemm_out(
-        flat, len(a) if is_list else None, *sizes, alpha, outs, None if is_quantized else out_dtype, factors, *settings
+        flat, len(a) if is_list else None, *sizes, alpha, outs, torch_dtype(out_dtype), factors, *settings,
+        out_format=format_name(out_dtype),
     )  # fmt: skip
-    return as_results(outs, is_list, is_quantized, factors)
+    return as_results(outs, is_list, out_format, factors)

@@ -35,23 +35,25 @@ def grouped_gemm_out(
     backend: str,
     a_format: str = "nvfp4",
     b_format: str = "nvfp4",
+    out_format: str | None = "nvfp4",
 ) -> None:
     """Every form of ``nvfp4_cute.grouped_gemm``; the caller allocates.
 
     Args:
         operands: a, b, a_scale, b_scale, of 16-bit ``a`` without its scale; of the list form every group's.
         num_groups: of the list form; None otherwise.
-        out: all results, or all data, then all scales, of NVFP4 ones.
-        out_dtype: None is NVFP4.
+        out: all results, or all data, then all scales, of quantized ones.
+        out_dtype: None is ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-    from nvfp4_cute.problem import NVFP4
+    from nvfp4_cute.problem import result_format
 
     run: Operation = grouped_gemm
+    wanted = out_dtype or out_format
     run(
         *_with_a_scale(_by_operand(operands, num_groups)), offs, alpha, masked_m=masked_m,
-        out=as_results(out, num_groups is not None, out_dtype is None, None), out_dtype=out_dtype or NVFP4,
+        out=as_results(out, num_groups is not None, result_format(wanted), None), out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
@@ -75,6 +77,7 @@ def grouped_dual_gemm_out(
     backend: str,
     a_format: str = "nvfp4",
     b_format: str = "nvfp4",
+    out_format: str | None = "nvfp4",
 ) -> None:
     """Every form of ``nvfp4_cute.grouped_dual_gemm``; the caller allocates.
 
@@ -82,20 +85,22 @@ def grouped_dual_gemm_out(
         operands: a, b1, a_scale, b1_scale, and b2 and b2_scale where weights are separate, of 16-bit ``a`` without its scale;
             of the list form every group's.
         num_groups: of the list form; None otherwise.
-        out: all results, or all data, then all scales, of NVFP4 ones.
-        out_dtype: None is NVFP4.
+        out: all results, or all data, then all scales, of quantized ones.
+        out_dtype: None is ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
-    from nvfp4_cute.problem import NVFP4
+    from nvfp4_cute.problem import result_format
 
     run: Operation = grouped_dual_gemm
     a, b1, a_scale, b1_scale, *second = _with_a_scale(_by_operand(operands, num_groups))
     b2, b2_scale = second or (None, None)
+    wanted = out_dtype or out_format
     run(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
-        limit=limit, weight_layout=weight_layout, out=as_results(out, num_groups is not None, out_dtype is None, None),
-        out_dtype=out_dtype or NVFP4, out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+        limit=limit, weight_layout=weight_layout,
+        out=as_results(out, num_groups is not None, result_format(wanted), None), out_dtype=wanted,
+        out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
@@ -127,17 +132,18 @@ def gemm_out(
     a_format: str = "nvfp4",
     b_format: str = "nvfp4",
     bias: torch.Tensor | None = None,
+    out_format: str | None = "nvfp4",
 ) -> None:
-    """``nvfp4_cute.gemm`` that writes ``out``: the result, or data and scale of an NVFP4 one, whose ``out_dtype`` is None."""
+    """``nvfp4_cute.gemm`` that writes ``out``: the result, or, where ``out_dtype`` is None, data and scale in ``out_format``."""
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.gemm import gemm
-    from nvfp4_cute.problem import NVFP4
+    from nvfp4_cute.problem import result_format
 
     run: Operation = gemm
-    is_quantized = out_dtype is None
+    wanted = out_dtype or out_format
     run(
         a, b, a_scale, b_scale, alpha, bias=bias,
-        out=as_results(out, True, is_quantized, None)[0], out_dtype=out_dtype or NVFP4,
+        out=as_results(out, True, result_format(wanted), None)[0], out_dtype=wanted,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
         a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip

@@ -1,10 +1,12 @@
 """Problem and GPU -> config: asks the family of the GPU's architecture, which alone knows how it chooses."""
 
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from typing import Any
+
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import family_of, mmas_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, WeightLayout, num_weights
+from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_weights
 
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
@@ -25,18 +27,18 @@ def config_for_mean(
     num_groups: int,
     mean: tuple[int, int, int],
     gate: Gate | None = None,
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     is_ragged: bool = True,
     formats: Formats = NVFP4_PAIR,
 ) -> KernelConfig:
     """The config of a problem whose group sizes only the device knows.
 
     Args:
-        mean, gate, is_quantized, is_ragged, formats: as of :func:`problem_of_mean`.
+        mean, gate, out_format, is_ragged, formats: as of :func:`problem_of_mean`.
 
     Raises as ``choose_config``.
     """
-    problem = problem_of_mean(num_groups, mean, gate, is_quantized, is_ragged, formats)
+    problem = problem_of_mean(num_groups, mean, gate, out_format, is_ragged, formats)
     return choose_config(problem, arch, num_sms)
 
 
@@ -44,7 +46,7 @@ def problem_of_mean(
     num_groups: int,
     mean: tuple[int, int, int],
     gate: Gate | None = None,
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     is_ragged: bool = True,
     formats: Formats = NVFP4_PAIR,
 ) -> GroupedProblem:
@@ -53,13 +55,13 @@ def problem_of_mean(
     Args:
         mean: (m, n, k) of a group of mean size, n of its results.
         gate: of a dual GEMM.
-        is_quantized: whether results are NVFP4.
+        out_format: of quantized results; None of others.
         is_ragged: whether groups share rows, so that some have more than the mean; no group of the masked form has.
         formats: of ``a`` and of ``b``.
     """
     m, n, k = mean
     form: Form = "ragged" if is_ragged else "masked"
-    dtype: OutDtype = NVFP4 if is_quantized else GroupedProblem.out_dtype
+    dtype: Any = GroupedProblem.out_dtype if out_format is None else out_format.name
     a_format, b_format = formats
     if gate is None:
         return GroupedProblem((mean,) * num_groups, form, dtype, a_format=a_format, b_format=b_format)
@@ -79,21 +81,21 @@ def problem_of_mean(
 def candidates(
     arch: str,
     form: Form,
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     gate: Gate | None = None,
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``.
 
     Args:
-        is_quantized: whether results are NVFP4.
+        out_format: of quantized results; None of others.
         gate: of a dual GEMM.
         formats: of ``a`` and of ``b``. Raises UnsupportedProblem for formats that the kernel does not multiply.
     """
     check_pair(arch, formats, mmas_of(arch))
     layout = "separate" if gate is None else _kernels_layout(gate)
     num_b = num_weights(gate is not None, layout)
-    return family_of(arch, formats).candidates(num_b, layout, is_quantized, form, formats)
+    return family_of(arch, formats).candidates(num_b, layout, out_format, form, formats)
 
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:
@@ -104,8 +106,9 @@ def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfi
     estimates = family.estimates(problem, num_sms)
     if estimates:
         return [estimate.config for estimate in estimates]
-    is_quantized = problem.out_dtype == NVFP4
-    others = family.candidates(problem.num_b, problem.weight_layout, is_quantized, problem.form, formats)
+    others = family.candidates(
+        problem.num_b, problem.weight_layout, problem.out_format, problem.form, formats
+    )
     return [family.choose(problem, num_sms), *others]
 
 

@@ -231,8 +231,8 @@ def dual_problem(
                 flat("b0_scale"),
                 flat("b1_scale"),
             )
-            if dtype == NVFP4:
-                made = grouped_dual_gemm(*given, *factors, offs=offs, out_dtype=NVFP4, **options)
+            if not isinstance(dtype, torch.dtype):
+                made = grouped_dual_gemm(*given, *factors, offs=offs, out_dtype=dtype, **options)
                 return _valid_groups(made[0], made[1], rows, n)
             out = _poisoned(len(a), n, dtype=dtype, device=device)
             grouped_dual_gemm(*given, *factors, offs=offs, out=out, out_dtype=dtype, **options)
@@ -255,7 +255,7 @@ def dual_problem(
             found += _valid(want, *x.shape) if want is not None else []
             if want is None and form == "ragged":
                 found.append(torch.empty((0, NVFP4_FORMAT.row_bytes(x.shape[1])), dtype=torch.uint8))
-        if dtype != NVFP4 and form == "ragged":
+        if isinstance(dtype, torch.dtype) and form == "ragged":
             found.append(_poisoned(SLACK, sizes[0][1], dtype=dtype, device="cpu"))
         return found
 
@@ -409,14 +409,14 @@ def configs(arch: str) -> Iterator[tuple[str, Form, bool, str]]:
     """(operation, form, whether results are NVFP4, config name) of all that is chosen where a caller chooses nothing."""
     gate = Gate("relu2", None, "separate")
     for form in FORMS:
-        quantized = set(candidates(arch, form, True))
+        quantized = set(candidates(arch, form, NVFP4_FORMAT))
         for config in candidates(arch, form):
             yield "gemm", form, False, config.to_name()
         for config in quantized - set(candidates(arch, form)):
             yield "gemm", form, True, config.to_name()
         for config in candidates(arch, form, gate=gate):
             yield "dual", form, False, config.to_name()
-    for config in candidates(arch, "ragged", True):
+    for config in candidates(arch, "ragged", NVFP4_FORMAT):
         yield "gemm", "ragged", True, config.to_name()
 
 

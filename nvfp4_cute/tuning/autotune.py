@@ -19,7 +19,7 @@ from nvfp4_cute.launch import prepared, tuned
 from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Gate
+from nvfp4_cute.problem import Gate
 from nvfp4_cute.terminal import Progress
 from nvfp4_cute.tuning import stopwatch
 
@@ -93,12 +93,12 @@ def candidates(request: Request) -> list[KernelConfig]:
         gate = Gate(problem.activation, problem.limit, problem.weight_layout)
     chosen_for = problem
     if problem.form not in ("list", "batched"):
-        is_quantized, is_ragged = problem.out_dtype == NVFP4, problem.form == "ragged"
+        is_ragged = problem.form == "ragged"
         chosen_for = choose.problem_of_mean(
             problem.num_groups,
             problem.sizes[0],
             gate,
-            is_quantized,
+            problem.out_format,
             is_ragged,
             (problem.a_format, problem.b_format),
         )

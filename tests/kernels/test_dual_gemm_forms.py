@@ -15,6 +15,7 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
+from nvfp4_cute.problem import result_format
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
 
 EVERY_FAMILY = pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_machine_code(layout):
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "nvfp4"], ids=str)
 def test_machine_code_of_sm120(layout, dtype):
-    for config in sm120.candidates(1, layout, dtype == "nvfp4"):
+    for config in sm120.candidates(1, layout, result_format(dtype)):
         variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
         key = KernelKey("sm_120a", config, 1, dtype, True, "ragged", **variant).validated()
         assert get_kernel(key).resources.stack_bytes == 0, key.to_name()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from list_checks import check_list_operands
 from oracle import assert_bitwise_equal
-from quantized_check import assert_quantized
+from quantized_check import POISON, assert_quantized, poisoned_out
 
 from nvfp4_cute import (
     ConfigError,
@@ -23,6 +23,7 @@ from nvfp4_cute import (
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
@@ -33,7 +34,6 @@ from nvfp4_cute.reference import expand_operand
 EVERY_FAMILY = pytest.mark.parametrize(
     "arch", ["sm_100a", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_120a", "sm_90a"))]
 )
-POISON = 0x5A
 # Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
 TILES = cases.Case("tiles", ((270, 272, 512), (1, 48, 768), (0, 64, 256)), 11, has_alpha=True)
 SMALL = cases.Case("small", ((70, 112, 256), (3, 64, 288)), 5, has_alpha=True)
@@ -57,16 +57,6 @@ SM120_CONFIGS = (
     "t128x64x128_s0a1_swap_p2",
     "t128x32x256_s0a2_swap_p4",
 )
-
-
-def poisoned_out(sizes):
-    """An NVFP4Tensor a group, in rows of 16-byte pitches."""
-    outs = []
-    for m, n, _ in sizes:
-        data = torch.full((m, -(-n // 32) * 16 + 16), POISON, dtype=torch.uint8)[:, : n // 2]
-        scale = torch.full((-(-m // 128), -(-n // 64), 32, 4, 4), POISON, dtype=torch.uint8)
-        outs.append(NVFP4Tensor(data, scale, None, (m, n)))
-    return outs
 
 
 def check(case, operands, got, sums, factors):
@@ -328,7 +318,7 @@ def test_machine_code(is_dual):
 @pytest.mark.parametrize("is_dual", [False, True])
 def test_machine_code_of_sm120(is_dual):
     """No candidate spills; a block takes eight conversions of two values, its scale one, its exchange 16 shuffles."""
-    for config in sm120.candidates(2 if is_dual else 1, is_quantized=True):
+    for config in sm120.candidates(2 if is_dual else 1, out_format=NVFP4):
         key = KernelKey(
             "sm_120a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
         ).validated()
@@ -343,7 +333,7 @@ def test_machine_code_of_sm120(is_dual):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_dual", [False, True])
 def test_machine_code_of_sm90(is_dual):
-    for config in sm90.candidates(2 if is_dual else 1, is_quantized=True):
+    for config in sm90.candidates(2 if is_dual else 1, out_format=NVFP4):
         key = KernelKey(
             "sm_90a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
         ).validated()
@@ -422,5 +412,5 @@ def test_a_tile_that_would_spill_is_refused():
     ("name", "least"), [("t128x8x256_s0a2_swap", 16), ("t128x16x256_s0a1_swap", 32), ("t128x16x256_s0a2", 32)]
 )
 def test_a_block_of_two_warps_is_refused(name, least):
-    with pytest.raises(ConfigError, match=f"two warps would share a block.*N tile of {least}"):
+    with pytest.raises(ConfigError, match=f"two warps would share 16 columns of a block.*N tile of {least}"):
         KernelKey("sm_120a", KernelConfig.from_name(name), 1, "nvfp4", False).validated()

@@ -21,7 +21,7 @@ from nvfp4_cute.problem import Form, GroupedProblem
 KERNEL_PARAM_BYTES = 32764
 # m, n, k, tile offset, reciprocal and group index (4 bytes each); output address and pitch (8 bytes each).
 GROUP_BYTES = 6 * 4 + 2 * 8
-# The address of a group's scales, of NVFP4 outputs.
+# The address of a group's scales, of quantized outputs.
 OUT_SCALE_BYTES = 8
 TENSOR_MAP_BYTES = 128
 # Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
@@ -36,7 +36,7 @@ def param_bytes_per_group(num_b: int = 1, is_quantized: bool = False) -> int:
 
 
 def max_list_groups(num_b: int = 1, is_quantized: bool = False) -> int:
-    """Groups of the list form that kernel parameters hold. ``is_quantized``: whether outputs are NVFP4."""
+    """Groups of the list form that kernel parameters hold. ``is_quantized``: whether outputs have scales."""
     return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b, is_quantized)
 
 
@@ -275,8 +275,8 @@ class Family(Protocol):
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
         """Why weights of ``INTERLEAVE`` cannot be computed with ``config``; None where they can."""
 
-    def quantized_reason(self, config: KernelConfig) -> str | None:
-        """Why NVFP4 results cannot be computed with ``config``; None where they can."""
+    def quantized_reason(self, config: KernelConfig, format: BlockFormat) -> str | None:
+        """Why results of a format cannot be computed with ``config``; None where they can."""
 
     def work_reason(
         self, what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig
@@ -311,7 +311,7 @@ class Family(Protocol):
         self,
         num_b: int = 1,
         weight_layout: str = "separate",
-        is_quantized: bool = False,
+        out_format: BlockFormat | None = None,
         form: Form = "list",
         formats: Formats = NVFP4_PAIR,
     ) -> tuple[KernelConfig, ...]:
@@ -320,7 +320,7 @@ class Family(Protocol):
         Args:
             num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
             weight_layout: "separate", or one of ``INTERLEAVE``.
-            is_quantized: whether results are NVFP4.
+            out_format: of quantized results; None of others.
         """
 
     def choose(self, problem: GroupedProblem, num_sms: int) -> KernelConfig:

@@ -6,7 +6,7 @@ and results are scaled.
 
 from collections.abc import Callable
 
-from nvfp4_cute.formats.block_format import FP32, INT8_PAIR, Formats, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_format import FP32, INT8_PAIR, BlockFormat, Formats, FP8_1x128, FP8_128x128
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form
 
@@ -39,20 +39,20 @@ def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
 
 
 def candidates_of_products(configs: tuple[KernelConfig, ...]) -> Callable[..., tuple[KernelConfig, ...]]:
-    """``Family.candidates``: these configs for products, nothing for dual GEMMs and NVFP4 results, which there are not."""
+    """``Family.candidates``: these configs for products, nothing for dual GEMMs and quantized results, which there are not."""
 
     def candidates(
         num_b: int = 1,
         weight_layout: str = "separate",
-        is_quantized: bool = False,
+        out_format: BlockFormat | None = None,
         form: Form = "list",
         formats: Formats = PAIR,
     ) -> tuple[KernelConfig, ...]:
-        return () if num_b > 1 or weight_layout != "separate" or is_quantized else configs
+        return () if num_b > 1 or weight_layout != "separate" or out_format is not None else configs
 
     return candidates
 
 
-def no_quantized_reason(config: KernelConfig) -> str | None:
-    """Why NVFP4 results cannot be computed."""
-    return "products of operands with fp32 scales have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"
+def no_quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Why quantized results cannot be computed."""
+    return f"products of operands with fp32 scales have no {format.title} results; use out_dtype=torch.bfloat16 and quantize them"

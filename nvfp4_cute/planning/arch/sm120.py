@@ -36,7 +36,6 @@ from nvfp4_cute.planning.arch.base import (
 )
 from nvfp4_cute.planning.arch.fp8 import aligned_scale_bytes, has_row_scales, promotes
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.problem import Form, GroupedProblem
 
 ARCHS = ("sm_120a", "sm_121a")
@@ -68,6 +67,8 @@ MIN_AB_STAGE = 2
 # CTAs of a cluster that share K tiles. A warp's sums are added up in one CTA: a team has at least four warps to deal.
 SPLITS = (1, 2, 4, 8)
 MIN_TEAM_WARPS = 4
+# Neighbouring columns of a result that a warp has: a block of NVFP4.
+WARP_COLUMNS = 16
 # Columns of all products of a tile, by num_acc_stage: 128 sums a thread; more spill registers.
 MAX_TILE_COLUMNS = {1: 256, 2: 128}
 # The same where products of a K tile are promoted: a thread has as many of them beside its sums.
@@ -200,11 +201,11 @@ class SmemPlan(StagedOperands):
 def candidates(
     num_b: int = 1,
     weight_layout: str = "separate",
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from: nothing for NVFP4 results and interleaved weights by fp32 scales, and for dual GEMMs by
+    """What ``choose`` chooses from: nothing for quantized results and interleaved weights by fp32 scales, and for dual GEMMs by
     those of rows, which there are not.
 
     K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
@@ -213,12 +214,12 @@ def candidates(
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
-        is_quantized: whether results are NVFP4.
+        out_format: of quantized results; None of others.
         form: makes no difference here.
         formats: of ``a`` and of ``b``, which decide the K tile.
     """
     has_fp32_scales = promotes(formats) or has_row_scales(formats)
-    if has_fp32_scales and (weight_layout != "separate" or is_quantized):
+    if has_fp32_scales and (weight_layout != "separate" or out_format is not None):
         return ()
     if has_row_scales(formats) and num_b > 1:
         return ()
@@ -235,7 +236,7 @@ def candidates(
         if (config.split_k == 1 or may_split)
         and (formats == NVFP4_PAIR or unsupported_reason(config, num_b, formats) is None)
         and interleave_reason(config, weight_layout) is None
-        and not (is_quantized and quantized_reason(config) is not None)
+        and (out_format is None or quantized_reason(config, out_format) is None)
     )
 
 
@@ -265,10 +266,9 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     """
     num_b, formats = problem.num_b, (problem.a_format, problem.b_format)
     live = Counter(size for size in problem.sizes if min(size) > 0)
-    is_quantized = problem.out_dtype == NVFP4_RESULTS
     tried = [
         config
-        for config in candidates(num_b, problem.weight_layout, is_quantized, problem.form, formats)
+        for config in candidates(num_b, problem.weight_layout, problem.out_format, problem.form, formats)
         if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
     ]
     chosen = min(
@@ -466,12 +466,20 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
     return None
 
 
-def quantized_reason(config: KernelConfig) -> str | None:
-    """Why NVFP4 results cannot be computed with ``config``; None where they can: a warp has 16 columns of a row."""
-    n = config.cta_tile_shape_mnk[1]
-    least = 16 if config.swap_ab and config.num_acc_stage == 2 else 32
+def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Why results of a format cannot be computed with ``config``; None where they can: a warp has 16 columns of a row.
+
+    Of blocks of 32 columns, warps pass each other the halves' scales.
+    """
+    n, what = config.cta_tile_shape_mnk[1], f"with {format.title} results"
+    least = WARP_COLUMNS if config.swap_ab and config.num_acc_stage == 2 else 2 * WARP_COLUMNS
     if n < least:
-        return f"N tile {n} with NVFP4 results: two warps would share a block of 16 columns; use an N tile of {least}"
+        return f"N tile {n} {what}: two warps would share {WARP_COLUMNS} columns of a block; use an N tile of {least}"
+    if config.split_k > 1 and format.block_k > WARP_COLUMNS:
+        return (
+            f"split_k={config.split_k} {what}: two warps have the halves of a block, and other CTAs add up their sums; "
+            "use split_k=1"
+        )
     return None
 
 

@@ -13,7 +13,15 @@ from statistics import NormalDist
 
 import numpy as np
 
-from nvfp4_cute.formats.block_format import MIXED_PAIRS, MXFP4, MXFP8_PAIRS, NVFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import (
+    MIXED_PAIRS,
+    MXFP4,
+    MXFP8_PAIRS,
+    NVFP4,
+    NVFP4_PAIR,
+    BlockFormat,
+    Formats,
+)
 from nvfp4_cute.planning.arch.base import (
     Mma,
     clusters_in_gpcs,
@@ -23,7 +31,6 @@ from nvfp4_cute.planning.arch.base import (
 )
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX, Form, GroupedProblem
-from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 
 ARCHS = ("sm_90a",)
 KERNEL = "sm90.grouped_gemm.GroupedGemmSm90"
@@ -48,7 +55,7 @@ TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens do not fit a thread's registers.
 MAX_TILE_TOKENS = 256
-MAX_QUANTIZED_TOKENS = 96  # where results become NVFP4
+MAX_QUANTIZED_TOKENS = 96  # where results are quantized
 # Tokens of a tile that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
@@ -307,7 +314,7 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR)
 def candidates(
     num_b: int = 1,
     weight_layout: str = "separate",
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
@@ -316,11 +323,13 @@ def candidates(
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout, form: make no difference here.
-        is_quantized: whether results are NVFP4.
+        out_format: of quantized results; None of others.
         formats: of ``a`` and ``b``; of 8 bits, only those configs for which two stages fit.
     """
     tried = _with_stages(num_b, formats)
-    return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
+    return tuple(
+        config for config in tried if out_format is None or quantized_reason(config, out_format) is None
+    )
 
 
 @lru_cache(maxsize=64)
@@ -372,8 +381,8 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
-    formats, is_quantized = (problem.a_format, problem.b_format), problem.out_dtype == NVFP4_RESULTS
-    tried = candidates(problem.num_b, problem.weight_layout, is_quantized, formats=formats)
+    formats = problem.a_format, problem.b_format
+    tried = candidates(problem.num_b, problem.weight_layout, problem.out_format, formats=formats)
     # No tile need be wider than the least one of its kind that holds all tokens of a group.
     widest = dict[tuple, int]()
     for config in tried:
@@ -569,11 +578,12 @@ def resident_clusters(num_sms: int, cluster_size: int) -> int:
     return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
-def quantized_reason(config: KernelConfig) -> str | None:
-    """Why NVFP4 results cannot be computed with ``config``; None where they can: sums and a block share registers."""
+def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Why results of a format cannot be computed with ``config``; None where they can: sums and a block share registers."""
     weights, tokens, _ = config.cta_tile_shape_mnk
+    what = f"N tile {tokens} with {format.title} results"
     if (weights, tokens, config.split_k) == (TILE_WEIGHTS // 2, PAIRED_TILE_TOKENS, 1):
-        return f"N tile {tokens} with NVFP4 results of two products: registers would spill; use an N tile of {2 * tokens}"
+        return f"{what} of two products: registers would spill; use an N tile of {2 * tokens}"
     if tokens > MAX_QUANTIZED_TOKENS:
-        return f"N tile {tokens} with NVFP4 results: registers would spill; use an N tile of {MAX_QUANTIZED_TOKENS}"
+        return f"{what}: registers would spill; use an N tile of {MAX_QUANTIZED_TOKENS}"
     return None

@@ -34,7 +34,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.planning.choose import candidates
-from nvfp4_cute.problem import Form, Gate, OutDtype
+from nvfp4_cute.problem import Form, Gate, OutDtype, result_format
 
 MEMBERS = 200
 KINDS = 2**40
@@ -230,7 +230,7 @@ def _config(
     if kind.integer(0, 2) == 0:
         return {}
     try:
-        found = candidates(arch, form, out_dtype == "nvfp4", gate, pair)
+        found = candidates(arch, form, result_format(out_dtype), gate, pair)
     except nv.UnsupportedProblem:  # of these formats
         return {}
     if not found:

@@ -7,7 +7,7 @@ memory delivers to all of them, and the last tile's epilogue. It ranks configs; 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
@@ -115,7 +115,7 @@ class Estimate:
 def candidates(
     num_b: int = 1,
     weight_layout: str = "separate",
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
@@ -124,7 +124,7 @@ def candidates(
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
-        is_quantized: makes no difference here.
+        out_format: makes no difference here.
         form: where only the device knows the groups' sizes, there is a config for each number of rows.
         formats: of ``a`` and of ``b``, which decide the K tile.
     """

@@ -13,6 +13,7 @@ from nvfp4_cute.formats.block_format import (
     MXFP4,
     MXFP8_PAIRS,
     NVFP4_PAIR,
+    BlockFormat,
     Formats,
 )
 from nvfp4_cute.planning.arch.base import (
@@ -427,8 +428,8 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
     return None
 
 
-def quantized_reason(config: KernelConfig) -> str | None:
-    """Why NVFP4 results cannot be computed with ``config``: they always can."""
+def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Why results of a format cannot be computed with ``config``: they always can."""
     return None
 
 
