@@ -1,5 +1,7 @@
 """MMA role of kinds without block scales. Of FP8 each K tile has an accumulator of its own, which the epilogue promotes.
 
+Accumulators of a dual GEMM have both products side by side.
+
 Empties ``ab``, fills ``acc``. Of a pair's two warps only the leader's computes; both allocate and free.
 """
 
@@ -44,10 +46,11 @@ def run_dense_mma(
     m_units, n_units = (
         nbytes // DESCRIPTOR_UNIT_BYTES for nbytes in (smem.a_stage_bytes, smem.b_stage_bytes)
     )
-    (desc_m,), (desc_n,) = (
+    descs_m, descs_n = (
         [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in addresses]
         for addresses in (args.buffers.m, args.buffers.n)
     )
+    num_products, tile_n = smem.num_m * smem.num_n, config.cta_tile_shape_mnk[1]
     shared, own = sharing_mask(config), accumulator_mask(config, args.leader_rank)
     instruction = mma_descriptor(Int32(config.cta_tile_shape_mnk[1]), types, num_cta)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
@@ -61,7 +64,7 @@ def run_dense_mma(
             instruction = mma_descriptor(mma_columns(config, n_side), types, num_cta)
             cute.arch.mbarrier_wait(acc.empty(acc_stage), acc_phase)
         for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
-            at_m, at_n = desc_m + stage * m_units, desc_n + stage * n_units
+            at_m, at_n = [d + stage * m_units for d in descs_m], [d + stage * n_units for d in descs_n]
             accumulator = args.tmem_base + acc_stage * tmem.acc_stride
             if cutlass.const_expr(of_k_tiles):
                 cute.arch.mbarrier_wait(acc.empty(acc_stage), acc_phase)
@@ -73,20 +76,22 @@ def run_dense_mma(
             # Found here, not behind the MMAs, where the next wait would wait for it.
             keep_before((*following, *following_acc))
             with cute.arch.elect_one():
-                for step in cutlass.range_constexpr(config.cta_tile_shape_mnk[2] // mma.k):
-                    offset = step * mma.row_bytes(mma.k) // DESCRIPTOR_UNIT_BYTES
-                    accumulate = step > 0
-                    if cutlass.const_expr(not of_k_tiles and step == 0):
-                        accumulate = k_tile_idx
-                    dense_mma(
-                        accumulator,
-                        at_m + offset,
-                        at_n + offset,
-                        instruction,
-                        accumulate,
-                        mma.kind,
-                        num_cta,
-                    )
+                for product in cutlass.range_constexpr(num_products):
+                    of_m, of_n = at_m[product % smem.num_m], at_n[product % smem.num_n]
+                    for step in cutlass.range_constexpr(config.cta_tile_shape_mnk[2] // mma.k):
+                        offset = step * mma.row_bytes(mma.k) // DESCRIPTOR_UNIT_BYTES
+                        accumulate = step > 0
+                        if cutlass.const_expr(not of_k_tiles and step == 0):
+                            accumulate = k_tile_idx
+                        dense_mma(
+                            accumulator + product * tile_n,
+                            of_m + offset,
+                            of_n + offset,
+                            instruction,
+                            accumulate,
+                            mma.kind,
+                            num_cta,
+                        )
                 if cutlass.const_expr(of_k_tiles):
                     commit_mma(acc.full(acc_stage), num_cta, own)
                 commit_mma(ab.empty(stage), num_cta, shared)

@@ -295,7 +295,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 if cutlass.const_expr(args.integers is not None):
                     result = args.integers.results(tTR_rAcc[j][0], scales, slice_idx + j, alphas[0])
                 else:
-                    result = _combine(tTR_rAcc[j], alphas, args.activation, limit)
+                    result = combine(tTR_rAcc[j], alphas, args.activation, limit)
                 if cutlass.const_expr(bias is not None):
                     result = slice_plus_bias(result, bias, slice_idx + j, config.swap_ab)
                 words = None
@@ -397,7 +397,7 @@ def read_columns(tiled_load: cute.TiledCopy, tTR_tAcc: cute.Tensor, column: Int3
 
 
 @cute.jit
-def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, limit: Float32 | None):
+def combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, limit: Float32 | None):
     """The result, in fp32, of a slice of every product's accumulator."""
     result = accumulators[0].load().reshape(EPI_TILE_N) * alphas[0]
     if cutlass.const_expr(activation is not None):

@@ -1,4 +1,4 @@
-"""Dual GEMMs of formats with float32 scales: both products by kernels, then torch's operations, in every form."""
+"""Dual GEMMs of formats with float32 scales in every form: by one kernel, or by two products, then torch's operations."""
 
 import pytest
 import torch

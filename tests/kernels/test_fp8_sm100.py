@@ -1,10 +1,15 @@
 """FP8 with fp32 scales on sm_100a: every bit is the reference's where sums are exact."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fp8_check import (
     FORMATS,
+    check_activations,
     check_any_scales,
+    check_dual_list_and_masked,
+    check_dual_ragged,
     check_list_masked_and_batched,
     check_not_a_number,
     check_ragged,
@@ -125,10 +130,44 @@ def test_bits_do_not_depend_on_tiles_stages_or_ctas(split):
     assert (got[0] - want).abs().max() < 1e-5 * want.abs().max()
 
 
-def check_machine_code(chosen, form, out_dtype):
+DUAL_CONFIGS = [
+    (config(64, swap_ab=True, num_cta=3), "random:1"),
+    pytest.param(config(64, num_acc_stage=4, num_cta=2), "lazy", marks=SLOW),
+    pytest.param(config(64, num_acc_stage=4, use_2cta_instrs=True), "random:2", marks=SLOW),
+    pytest.param(config(64, swap_ab=True, use_2cta_instrs=True, num_ab_stage=2), "eager", marks=SLOW),
+    pytest.param(config(64, swap_ab=True, split_k=4, num_cta=4), "random:3", marks=SLOW),
+    pytest.param(None, "lazy", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("chosen", "mode"), DUAL_CONFIGS, ids=str)
+def test_dual_ragged(chosen, mode):
+    check_dual_ragged(200, 256, chosen, EMULATED, mode)
+
+
+@SLOW
+@pytest.mark.parametrize("backend", OTHERS)
+def test_dual_on_the_rest_of_the_family(backend):
+    check_dual_ragged(128, 128, None, backend, out_dtype=torch.float16)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "chosen", [config(64, swap_ab=True, num_cta=2), config(64, num_acc_stage=4)], ids=str
+)
+def test_dual_list_and_masked(chosen):
+    check_dual_list_and_masked(chosen, EMULATED)
+
+
+@SLOW
+def test_dual_activations():
+    check_activations(config(64, swap_ab=True), EMULATED)
+
+
+def check_machine_code(chosen, form, out_dtype, **options):
     """No spills."""
-    kernel = get_kernel(KernelKey("sm_100a", chosen, 1, out_dtype, True, form, **FORMATS).validated())
-    assert kernel.resources.stack_bytes == 0
+    key = KernelKey("sm_100a", chosen, 1, out_dtype, True, form, **FORMATS, **options)
+    assert get_kernel(key.validated()).resources.stack_bytes == 0
 
 
 def test_machine_code():
@@ -141,6 +180,19 @@ def test_machine_code():
 @pytest.mark.parametrize("chosen", sm100_fp8.candidates(), ids=lambda chosen: chosen.to_name())
 def test_machine_code_of_every_candidate(chosen, form, out_dtype):
     check_machine_code(chosen, form, out_dtype)
+
+
+@SLOW
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("form", ["list", "ragged"])
+@pytest.mark.parametrize("chosen", sm100_fp8.candidates(2), ids=lambda chosen: chosen.to_name())
+def test_machine_code_of_every_dual_candidate(chosen, form, out_dtype):
+    check_machine_code(chosen, form, out_dtype, activation="silu", has_limit=True)
+
+
+def test_a_refusal_of_dual_ones_names_the_nearest_legal_value():
+    assert "use N tile 64" in sm100_fp8.unsupported_reason(config(128), 2)
+    assert "use 1 to 5" in sm100_fp8.unsupported_reason(config(64, swap_ab=True, num_ab_stage=6), 2)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +223,20 @@ def test_choices():
     chosen = [sm100_fp8.choose(problem, 148) for problem in (few, many)]
     assert [c.swap_ab for c in chosen] == [True, False] and set(chosen) <= set(sm100_fp8.candidates())
     assert chosen[0].split_k > 1 and chosen[1].use_2cta_instrs
+    for problem in (few, many):
+        dual = replace(problem, activation="silu")
+        assert sm100_fp8.unsupported_reason(sm100_fp8.choose(dual, 148), 2) is None
 
 
 @pytest.mark.gpu("sm_100a")
 @pytest.mark.parametrize("chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in CONFIGS], ids=str)
 def test_gpu_ragged(chosen):
     check_ragged(200, 384, chosen, "cuda", device="cuda")
+
+
+@pytest.mark.gpu("sm_100a")
+@pytest.mark.parametrize(
+    "chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in DUAL_CONFIGS], ids=str
+)
+def test_gpu_dual_ragged(chosen):
+    check_dual_ragged(200, 256, chosen, "cuda", device="cuda")

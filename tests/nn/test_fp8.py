@@ -97,12 +97,13 @@ def test_what_a_linear_layer_refuses():
         ExpertsFP8(weights(2, 256, 128), weights(2, 128, 128), backend="gpu")
 
 
-def expected(w13, w2, x, ids, factors, has_gate=True):
-    """Token by token, with rows rounded as the layer rounds them."""
+def expected(w13, w2, x, ids, factors, is_fused=False):
+    """Token by token, with rows rounded as the layer rounds them; fused ones round gate and up only as one."""
+    dtype = torch.float32 if is_fused else torch.bfloat16
     y = torch.zeros(len(x), w2.shape[1])
     for t, (chosen, own) in enumerate(zip(ids.tolist(), factors, strict=True)):
         for e, factor in zip(chosen, own, strict=True):
-            one = nv.gemm(nv.quantize(x[t : t + 1], format=nv.FP8_1x128), w13[e])
+            one = nv.gemm(nv.quantize(x[t : t + 1], format=nv.FP8_1x128), w13[e], out_dtype=dtype)
             h = torch.nn.functional.silu(one[:, :256].float()) * one[:, 256:].float()
             down = nv.gemm(nv.quantize(h.bfloat16(), format=nv.FP8_1x128), w2[e])
             y[t] += down[0].float() * factor
@@ -114,8 +115,9 @@ def test_experts(backend):
     """Bits of the layer are those of each token by itself; an expert without rows, and choices that are none."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
     ids, factors = torch.tensor([[0, 3], [3, 1], [1, 0], [3, 0], [1, 3]]), torch.rand(5, 2)
-    want = expected(w13, w2, x, ids, factors)
-    got = ExpertsFP8(w13, w2, backend=backend)(x, ids, factors)
+    layer = ExpertsFP8(w13, w2, backend=backend)
+    assert layer.is_fused(x.device) == (backend in EMULATED[1:])
+    got, want = layer(x, ids, factors), expected(w13, w2, x, ids, factors, layer.is_fused(x.device))
     if backend == "reference":
         assert torch.equal(got, want)
     # A sum that rounds otherwise may move a hidden value to its FP8 neighbour.

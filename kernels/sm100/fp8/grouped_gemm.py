@@ -4,6 +4,7 @@ For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B
 fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x 128; C (M_g, N_g), N-major or M-major. Forms as
 of ``..grouped_gemm``. Scales of 128 values of K allow tensor cores to sum up as many, and no more: their sums are promoted to
 fp32 ones by both scales (DeepSeek-V3 report, section 3.3.2).
+Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape.
 
 Roles (warps):  EPILOGUE 0-7 | MMA 8 | LOAD 9 | SCALES 10.
 
@@ -14,7 +15,8 @@ Pipelines as of ``..grouped_gemm``, but for accumulators, each of which has one 
 Timeline, a K tile: LOAD fills a stage -> MMA issues its MMAs, commits the stage back and the accumulator -> EPILOGUE adds it,
 times the scales, to the tile's sums in registers, and releases it; after the last K tile it stores the sums.
 
-Tensor memory: accumulators, side by side. Shared memory: ``planning.arch.sm100_fp8.Fp8SmemPlan``.
+Tensor memory: accumulators, side by side, of a dual GEMM each of both products. Shared memory:
+``planning.arch.sm100_fp8.Fp8SmemPlan``.
 """
 
 from cutlass import Int32, Int64, Uint8
@@ -49,7 +51,7 @@ class Fp8GemmSm100(GroupedGemmSm100):
     """One compiled variant.
 
     Args:
-        options: as of ``GroupedGemmSm100``: one product, results that are not NVFP4; a config that
+        options: as of ``GroupedGemmSm100``: separate weights, results that are not NVFP4; a config that
             ``planning.arch.sm100_fp8.unsupported_reason`` accepts.
     """
 
@@ -75,15 +77,16 @@ class Fp8GemmSm100(GroupedGemmSm100):
             elements=(MapElement.of(FP8_1x128, bits), MapElement.of(FP8_128x128, bits)),
             splits_sf_n=False,
         )
-        return smem_plan(config), tmem_map(config), boxes
+        return smem_plan(config, self.num_b), tmem_map(config, self.num_b), boxes
 
     def _scales(self, views_m: list, views_n: list) -> ScalePair:
         """Scales in global memory."""
-        of_m, of_n = (Scales.of(views) for (views,) in (views_m, views_n))
-        return ScalePair(of_m, of_n) if self.config.swap_ab else ScalePair(of_n, of_m)
+        of_m, of_n = ([Scales.of(views) for views in side] for side in (views_m, views_n))
+        (weights, *up), (tokens,) = (of_m, of_n) if self.config.swap_ab else (of_n, of_m)
+        return ScalePair(weights, tokens, *up)
 
     def _staged_scales(self, scales: ScalePair, smem) -> StagedScales:
-        stage_bytes = scale_stage_bytes(self.config)
+        stage_bytes = scale_stage_bytes(self.config, self.num_b)
         buffer = smem.allocate_array(Uint8, SCALE_STAGES * stage_bytes, byte_alignment=SCALE_ALIGN_BYTES)
         ring = Ring(smem.allocate_array(Int64, 2 * SCALE_STAGES), SCALE_STAGES)
         return StagedScales(scales, buffer.toint(), ring)

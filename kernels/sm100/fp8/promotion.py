@@ -1,8 +1,8 @@
 """EPILOGUE role of FP8: two warpgroups that promote the products of each K tile, and store the results.
 
 Empties ``acc`` and the ring of scales. Thread t of either warpgroup has row t of the CTA's part of the tile (tensor-memory lane
-t), and half of its columns: slice by slice it reads an accumulator of 128 values of K, multiplies it by both scales, and adds it
-to sums in fp32 registers (DeepSeek-V3 report, section 3.3.2).
+t), and half of its columns, or half of each product's: slice by slice it reads an accumulator of 128 values of K, multiplies it
+by both scales, and adds it to sums in fp32 registers (DeepSeek-V3 report, section 3.3.2).
 """
 
 import cutlass
@@ -26,6 +26,7 @@ from ..columns import used_columns
 from ..epilogue import (
     TMEM_ALIGN,
     EpilogueArgs,
+    combine,
     give_back_tmem,
     read_columns,
     release,
@@ -55,13 +56,20 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     quarter = cute.arch.make_warp_uniform(thread // WARP_SIZE)
     staging = args.staging + warp_idx * WARP_BYTES
     is_staged, across_lanes = args.out_dtype.width == 16, args.out_m_major != config.swap_ab
-    num_slices = config.cta_tile_shape_mnk[1] // (PROMOTING_GROUPS * EPI_TILE_N)
+    num_products, tile_n = 1 if args.activation is None else 2, config.cta_tile_shape_mnk[1]
+    num_slices = tile_n // (PROMOTING_GROUPS * EPI_TILE_N)
     # Columns that are read at once, while those before are promoted; scales of columns take registers, too.
     read = EPI_TILE_N // 2 if config.swap_ab else EPI_TILE_N
-    num_parts = num_slices * EPI_TILE_N // read
+    product_parts = num_slices * EPI_TILE_N // read
+    num_parts = num_products * product_parts
     tiled_load, tTR_tAcc, read_shape = slice_copy(tmem_ptr, thread, read)
     tTR_rAcc = [cute.make_rmem_tensor(read_shape, Float32) for _ in range(min(num_parts, 2))]
-    sums = [cute.make_rmem_tensor(EPI_TILE_N, Float32) for _ in range(num_slices)]
+    sums = [
+        [cute.make_rmem_tensor(EPI_TILE_N, Float32) for _ in range(num_slices)] for _ in range(num_products)
+    ]
+    limit = None
+    if cutlass.const_expr(args.outputs.limit is not None):
+        limit = ptx.float_of(args.outputs.limit)
     result = cute.make_rmem_tensor(EPI_TILE_N, Float32)
     first_slice = group * num_slices
     # In a stage: the scale of the thread's token, or of the first one of its columns, and of the warpgroup's weights.
@@ -79,8 +87,9 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
         num_tile_slices = used_columns(config, n_side, EPI_TILE_N) // EPI_TILE_N
         # Of this warpgroup, those that the group of the tile has columns in.
         num_used = num_tile_slices - first_slice
-        for part in sums:
-            part.fill(0.0)
+        for product in sums:
+            for part in product:
+                part.fill(0.0)
         first_k_tile, count = k_share(tile.k_tile_cnt, config.split_k)
         for i in cutlass.range(count, unroll=1):
             scale_stage, scale_phase = consumer_place(scales.ring, k_tile)
@@ -95,31 +104,36 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             cute.arch.mbarrier_wait(scales.ring.full(scale_stage), scale_phase)
             at = scales.at(scale_stage, config)
             # Of the row; of its columns that of the weights, where each is another token.
-            factor = _scale(at + of_weight)
+            factors = [_scale(at + of_weight + i * (num_blocks * SCALE_BYTES)) for i in range(num_products)]
             if cutlass.const_expr(not config.swap_ab):
-                factor = factor * _scale(at + of_token)
+                of_row = _scale(at + of_token)
+                factors = [factor * of_row for factor in factors]
             for part in cutlass.range_constexpr(num_parts):
                 cute.arch.fence_view_async_tmem_load()
-                is_last, following = part + 1 == num_parts, column + (part + 1) * read
+                is_last = part + 1 == num_parts
+                product, following = divmod(part + 1, product_parts)
+                following = column + product * tile_n + following * read
                 if cutlass.const_expr(is_last):
                     with cute.arch.elect_one():
                         release(acc.empty(stage), args.leader_rank, config)
                 else:
                     read_columns(tiled_load, tTR_tAcc, following, tTR_rAcc[(part + 1) % 2])
-                of_slice, first = part * read // EPI_TILE_N, part * read % EPI_TILE_N
+                product, first = part // product_parts, part % product_parts * read
+                of_slice, first = first // EPI_TILE_N, first % EPI_TILE_N
                 tokens = None
                 if cutlass.const_expr(config.swap_ab):
                     tokens = at + of_token + of_slice * (EPI_TILE_N * SCALE_BYTES)
-                _promote(sums[of_slice], first, tTR_rAcc[part % 2], factor, tokens)
+                _promote(sums[product][of_slice], first, tTR_rAcc[part % 2], factors[product], tokens)
             k_tile += 1
         release_scales(scales, k_tile - 1)
         if cutlass.const_expr(config.split_k > 1):
             # A K tile behind the last one has no scales: what it is multiplied by is not to be seen.
             if first_k_tile >= tile.k_tile_cnt:
-                for part in sums:
-                    part.fill(0.0)
+                for product in sums:
+                    for part in product:
+                        part.fill(0.0)
 
-        alpha = load_alphas(args.outputs, tile, 1)[0]
+        alphas = load_alphas(args.outputs, tile, num_products)
         bias = None
         if cutlass.const_expr(args.outputs.bias is not None):
             first_column = n_side.first_row + first_slice * EPI_TILE_N
@@ -134,7 +148,9 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             wait_for_room(exchange, turn)
             for j in cutlass.range_constexpr(num_slices):
                 if j < num_used and is_sent(exchange, quarter, first_slice + j, num_tile_slices):
-                    send_slice(exchange, [sums[j]], quarter, first_slice + j, num_tile_slices)
+                    send_slice(
+                        exchange, [product[j] for product in sums], quarter, first_slice + j, num_tile_slices
+                    )
             wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         for j in cutlass.range_constexpr(num_slices):
             slice_idx = first_slice + j
@@ -143,8 +159,8 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
                 is_own = is_own and not is_sent(exchange, quarter, slice_idx, num_tile_slices)
             if is_own:
                 if cutlass.const_expr(exchange is not None):
-                    add_slice(exchange, [sums[j]], quarter, slice_idx, num_tile_slices)
-                values = sums[j].load() * alpha
+                    add_slice(exchange, [product[j] for product in sums], quarter, slice_idx, num_tile_slices)
+                values = combine([product[j] for product in sums], alphas, args.activation, limit)
                 if cutlass.const_expr(bias is not None):
                     values = slice_plus_bias(values, bias, j, config.swap_ab)
                 if cutlass.const_expr(is_staged):

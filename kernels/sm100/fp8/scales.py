@@ -22,7 +22,7 @@ class StagedScales:
 
     Attributes:
         pair: in global memory.
-        address: shared address of stage 0: scales of the tokens, then of the blocks of weights.
+        address: shared address of stage 0: scales of the tokens, then of the blocks of weights, of one product after the other.
         ring: full: an arrival of each lane that copies. empty: of each warp that promotes.
     """
 
@@ -32,7 +32,8 @@ class StagedScales:
 
     def at(self, stage: Int32, config: KernelConfig) -> Int32:
         """Shared address of a stage."""
-        return self.address + stage * scale_stage_bytes(config)
+        num_b = 1 if self.pair.up is None else 2
+        return self.address + stage * scale_stage_bytes(config, num_b)
 
 
 @cute.jit

@@ -32,14 +32,19 @@ def aligned_scale_bytes(nbytes: int) -> int:
 
 
 def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed: these kernels multiply by one operand."""
+    """Why weights of ``base.INTERLEAVE`` cannot be computed: rows of both products would share scales."""
     if weight_layout == "separate":
         return None
-    return f"weight_layout={weight_layout!r}: operands with fp32 scales have no dual GEMM"
+    return (
+        f"weight_layout={weight_layout!r}: of weights with fp32 scales a dual GEMM takes two operands; pass separate or "
+        "concatenated ones"
+    )
 
 
-def candidates_of_products(configs: tuple[KernelConfig, ...]) -> Callable[..., tuple[KernelConfig, ...]]:
-    """``Family.candidates``: these configs for products, nothing for dual GEMMs and quantized results, which there are not."""
+def candidates_of_products(
+    configs: tuple[KernelConfig, ...], dual_configs: tuple[KernelConfig, ...] = ()
+) -> Callable[..., tuple[KernelConfig, ...]]:
+    """``Family.candidates``: these configs for products and dual GEMMs, nothing for quantized results, which there are not."""
 
     def candidates(
         num_b: int = 1,
@@ -48,7 +53,9 @@ def candidates_of_products(configs: tuple[KernelConfig, ...]) -> Callable[..., t
         form: Form = "list",
         formats: Formats = PAIR,
     ) -> tuple[KernelConfig, ...]:
-        return () if num_b > 1 or weight_layout != "separate" or out_format is not None else configs
+        if weight_layout != "separate" or out_format is not None:
+            return ()
+        return configs if num_b == 1 else dual_configs
 
     return candidates
 

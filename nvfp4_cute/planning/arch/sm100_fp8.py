@@ -1,7 +1,8 @@
 """sm_100a, sm_103a, sm_110a, FP8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
 
 Fields as of :mod:`.sm100`, but for ``num_acc_stage``: an accumulator has one K tile, which is one block of scales, 128 values.
-Two warpgroups promote it to sums in registers, each half of its columns.
+Two warpgroups promote it to sums in registers, each half of its columns. A dual GEMM's accumulator has both products, 64 columns
+each: as many sums as of 128 columns of one product.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from nvfp4_cute.planning.arch.base import (
     no_work_reason,
     no_workspace_bytes,
     one_cta_per_sm,
+    operands_on_sides,
 )
 from nvfp4_cute.planning.arch.sm100 import dense, limits
 from nvfp4_cute.planning.arch.sm100.limits import (
@@ -50,9 +52,10 @@ TILE_K = FP8_1x128.block_k
 # Warpgroups that promote, each half of the columns.
 PROMOTING_GROUPS = 2
 PROMOTING_WARPS = PROMOTING_GROUPS * EPI_WARPS
-# Sums of more columns are more registers than threads have.
+# Sums of more columns, of all products, are more registers than threads have.
 TILES_N = (64, 128)
-# Accumulators: of 128 columns, four fill tensor memory.
+MAX_COLUMNS = TILES_N[-1]
+# Accumulators: of 128 columns, four fill tensor memory; those of a dual GEMM have as many.
 ACC_STAGES = (2, 4)
 # K tiles whose scales are in shared memory: as many as outlast the latency of device memory.
 SCALE_STAGES, SCALE_ALIGN_BYTES = 16, fp8.SCALE_ALIGN_BYTES
@@ -108,20 +111,22 @@ class Fp8SmemPlan(SmemPlan):
 
 
 def scale_counts(config: KernelConfig) -> tuple[int, int]:
-    """Scales of a K tile of a CTA: of its tokens, and of its blocks of 128 rows of weights."""
+    """Scales of a K tile of a CTA: of its tokens, and of its blocks of 128 rows of one product's weights."""
     m, n, _ = config.cta_tile_shape_mnk
     tokens, weights = (n, m) if config.swap_ab else (m, n)
     return tokens, -(-weights // FP8_128x128.block_rows)
 
 
-def scale_stage_bytes(config: KernelConfig) -> int:
+def scale_stage_bytes(config: KernelConfig, num_b: int = 1) -> int:
     """Of the scales of a K tile, each fp32."""
-    return fp8.aligned_scale_bytes(sum(scale_counts(config)) * FP8_128x128.scale.bits // 8)
+    tokens, blocks = scale_counts(config)
+    return fp8.aligned_scale_bytes((tokens + num_b * blocks) * FP8_128x128.scale.bits // 8)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
-    return dense.smem_plan(Fp8SmemPlan, config, MMA[PAIR], scale_stage_bytes=scale_stage_bytes(config))
+    stage_bytes = scale_stage_bytes(config, num_b)
+    return dense.smem_plan(Fp8SmemPlan, config, MMA[PAIR], num_b, scale_stage_bytes=stage_bytes)
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
@@ -134,19 +139,24 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, TILES_N, TILE_K)
     if reason is not None:
         return reason
+    if num_b * config.cta_tile_shape_mnk[1] > MAX_COLUMNS:
+        sums = num_b * config.cta_tile_shape_mnk[1] // PROMOTING_GROUPS
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: {num_b} products take {sums} sums a thread, whose registers hold "
+            f"{MAX_COLUMNS // PROMOTING_GROUPS} beside what is promoted; use N tile {MAX_COLUMNS // num_b}"
+        )
     if config.num_acc_stage not in ACC_STAGES:
         return (
             f"num_acc_stage={config.num_acc_stage}: tensor cores fill one of 2 or 4 accumulators while another one is promoted; "
             f"use num_acc_stage={ACC_STAGES[-1]}"
         )
-    return launch_reason(
-        config, smem_plan(config), smem_plan(replace(config, num_ab_stage=None)).num_ab_stage
-    )
+    most_stages = smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage
+    return launch_reason(config, smem_plan(config, num_b), most_stages)
 
 
 def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> bool:
     """Whether clusters take turns in fetching what several of them load."""
-    return limits.fetches_ahead(config, smem_plan(config))
+    return limits.fetches_ahead(config, smem_plan(config, num_b))
 
 
 def _candidates() -> Iterator[KernelConfig]:
@@ -162,8 +172,8 @@ def _candidates() -> Iterator[KernelConfig]:
 
 
 CANDIDATES = tuple(config for config in _candidates() if unsupported_reason(config) is None)
-DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
-candidates = fp8.candidates_of_products(CANDIDATES)
+DUAL_CANDIDATES = tuple(config for config in CANDIDATES if unsupported_reason(config, 2) is None)
+candidates = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
@@ -174,11 +184,17 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         num_sms: SMs of the device.
     """
     live = [size for size in problem.sizes if min(size) > 0]
+    num_b = problem.num_b
     # Of equal ones pairs where tokens are rows, as many are: they load less.
-    return min(CANDIDATES, key=lambda c: (_modelled_cycles(live, c, num_sms), c.swap_ab == c.use_2cta_instrs))
+    return min(
+        candidates(num_b),
+        key=lambda c: (_modelled_cycles(live, c, num_sms, num_b), c.swap_ab == c.use_2cta_instrs),
+    )
 
 
-def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
+def _modelled_cycles(
+    live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, num_b: int
+) -> float:
     """Of a launch: waves of tiles, or what memory or L2 delivers where that takes longer."""
     tile_m, tile_n, _ = config.work_tile_mnk
     columns, split = config.cta_tile_shape_mnk[1], config.split_k
@@ -186,33 +202,35 @@ def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num
     for m, n, k in live:
         strips, count, k_tiles = -(-m // tile_m), -(-n // tile_n), -(-k // TILE_K)
         used = min(columns, -(-(m if config.swap_ab else n) // EPI_TILE_N) * EPI_TILE_N)
-        tile = _tile_cycles(config, used, -(-k_tiles // split))
+        tile = _tile_cycles(config, used, -(-k_tiles // split), num_b)
         tiles += strips * count
         busy += strips * count * tile
         longest = max(longest, tile)
-        read += (m + n) * k
-        loaded += strips * count * k * (MMA_CTA_M * config.num_m_cta + used)
+        read += (m + num_b * n) * k
+        num_m, num_n = operands_on_sides(config, num_b)
+        loaded += strips * count * k * (num_m * MMA_CTA_M * config.num_m_cta + num_n * used)
     resident = resident_clusters(num_sms, config.cluster_size)
     waves = -(-tiles // resident) * busy / max(tiles, 1)
     stream = max(waves, longest, read / COSTS.memory, loaded / COSTS.l2)
-    return COSTS.start + stream + _last_store(config)
+    return COSTS.start + stream + _last_store(config, num_b)
 
 
-def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int) -> float:
+def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int, num_b: int) -> float:
     """Of so many K tiles of a tile with so many columns: the slowest of the roles, and what memory delivers to one CTA."""
-    slices = -(-columns // EPI_TILE_N)
-    mma = MMAS_PER_K_TILE * columns / MMA_COLUMNS_PER_CYCLE
+    slices = num_b * -(-columns // EPI_TILE_N)
+    mma = num_b * MMAS_PER_K_TILE * columns / MMA_COLUMNS_PER_CYCLE
     a_bytes, b_bytes = MMA_CTA_M * TILE_K, columns // config.num_mma_cta * TILE_K
-    copies = copy_cycles(a_bytes) + copy_cycles(b_bytes) / config.multicast_n
+    num_m, num_n = operands_on_sides(config, num_b)
+    copies = num_m * copy_cycles(a_bytes) + num_n * copy_cycles(b_bytes) / config.multicast_n
     promotion = COSTS.promotion + (COSTS.promotion_slice + COSTS.swapped_slice * config.swap_ab) * slices
-    ring = COSTS.ring_cycles / smem_plan(replace(config, num_ab_stage=None)).num_ab_stage
+    ring = COSTS.ring_cycles / smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage
     return k_tiles * max(mma, copies, promotion, ring)
 
 
-def _last_store(config: KernelConfig) -> float:
+def _last_store(config: KernelConfig, num_b: int) -> float:
     """From the last K tile to the last store, most of which other tiles overlap."""
     slices = config.cta_tile_shape_mnk[1] // (PROMOTING_GROUPS * EPI_TILE_N)
     if config.split_k == 1:
         return COSTS.store_slice * slices
-    sent = MMA_CTA_M * config.cta_tile_shape_mnk[1] * 4 * (config.split_k - 1) / config.split_k
+    sent = num_b * MMA_CTA_M * config.cta_tile_shape_mnk[1] * 4 * (config.split_k - 1) / config.split_k
     return COSTS.exchange + sent / COSTS.exchange_bytes_per_cycle + COSTS.store_slice
