@@ -6,7 +6,7 @@ K tiles of 128 bytes are eight MMAs, of which two reach into the next K tile, wh
 
 from dataclasses import replace
 
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch.sm100 import (
     CANDIDATES as CANDIDATES_OF_SM100,
 )
@@ -89,12 +89,12 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 def candidates(
     num_b: int = 1,
     weight_layout: str = "separate",
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
     """What is chosen from: what sm_100a has, and MMAs of 96 elements of K."""
-    tried = choosing.candidates(num_b, weight_layout, is_quantized, form, formats)
+    tried = choosing.candidates(num_b, weight_layout, out_format, form, formats)
     if MMA[formats].element_bits != 4:
         return tried
     more = K96_DUAL_CANDIDATES if num_b > 1 else K96_CANDIDATES
