@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from nvfp4_cute import env
 from nvfp4_cute.errors import UnsupportedProblem
@@ -24,7 +25,7 @@ except ImportError:
 def is_traced() -> bool:
     """Whether torch records what is called, which sees custom ops, but no launch: compile, export, make_fx, modes of dispatch.
 
-    Raises UnsupportedProblem inside of torch.func's transforms and torch.jit.trace, which see neither.
+    Raises UnsupportedProblem inside of torch.func's transforms, forward_ad.dual_level and torch.jit.trace, which see neither.
     """
     if torch.compiler.is_compiling():
         return True
@@ -32,6 +33,10 @@ def is_traced() -> bool:
         raise UnsupportedProblem(
             "kernels have no rule for torch.vmap, nor for grad, jvp and functionalize of torch.func: call outside of the "
             "transform; many matrices of one shape are a batch of gemm, and others the groups of grouped_gemm"
+        )
+    if forward_ad._current_level >= 0:
+        raise UnsupportedProblem(
+            "kernels have no forward-mode derivative: call outside of torch.autograd.forward_ad.dual_level"
         )
     if torch._C._get_tracing_state() is not None:
         raise UnsupportedProblem(

@@ -233,7 +233,9 @@ def gemv_reference(
     Returns:
         ``[M]`` of ``out_dtype``.
     """
-    alphas = None if alpha is None else torch.as_tensor(alpha, dtype=torch.float32).reshape(1)
+    alphas = (
+        None if alpha is None else torch.as_tensor(alpha, dtype=torch.float32, device=a.device).reshape(1)
+    )
     operands = ([a], [b.unsqueeze(0)], [a_scale], [b_scale])
     return grouped_gemm_reference(
         *operands, alphas, out_dtype, scale_layout=scale_layout, a_format=a_format, b_format=b_format

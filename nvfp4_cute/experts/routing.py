@@ -201,7 +201,7 @@ class RouteTask(TableTask):
         elif total is not None:
             weights = weights / total
         self.ids.copy_(order.masked_fill(~is_chosen, -1))
-        self.weights.copy_(weights * torch.tensor(self.scale, dtype=torch.float32))
+        self.weights.copy_(weights * torch.full_like(weights, self.scale))
 
     def _in_best_groups(self, choice: torch.Tensor, can_be_chosen: torch.Tensor) -> torch.Tensor:
         tokens, experts = choice.shape

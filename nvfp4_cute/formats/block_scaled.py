@@ -96,6 +96,8 @@ class BlockScaledTensor:
     def _check_scale_shape(self) -> None:
         """The shape of ``scale`` is that of the layout; where it is that of another one, the error says which."""
         found = tuple(self.scale.shape)
+        if found == stored_scale_shape(self.format, self.shape, self.scale_layout):
+            return  # of the other layout torch.export would keep a guard
         of_layout = {
             layout: stored_scale_shape(self.format, self.shape, layout)
             for layout in SCALE_LAYOUTS
@@ -295,6 +297,10 @@ def check_is_tensor(name: str, value: object) -> None:
         what = "an NVFP4Tensor" if isinstance(value, NVFP4Tensor) else f"a {tensors_of(value.format)}"
         raise TypeError(
             f'{name} is {what}; it goes with out_dtype="{value.format.name}": pass that, or a torch.Tensor'
+        )
+    if isinstance(value, BlockScaledTensor) and name == "x":
+        raise TypeError(
+            f"x is quantized already, to {value.format.title}; pass values: x.dequantize(torch.bfloat16)"
         )
     if isinstance(value, NVFP4Tensor):
         raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")

@@ -68,7 +68,8 @@ def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
 def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     """Given numbers as float32 on the device of ``values``, without dimensions or [batches...]."""
     try:
-        tensor = torch.as_tensor(given, dtype=torch.float32).detach()
+        own = given.device if isinstance(given, torch.Tensor) else "cpu"  # whatever the default device is
+        tensor = torch.as_tensor(given, dtype=torch.float32, device=own).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}={given!r} is not {KINDS[name]}") from error
     device, batches = values.device, values.shape[:-2]

@@ -3,12 +3,13 @@
 import torch
 
 from nvfp4_cute.formats.codecs import E4M3_MAX
+from nvfp4_cute.nn.state import Picklable
 
 # Rows, columns and K of torch._scaled_mm's operands.
 MULTIPLE = 16
 
 
-class LinearFP8(torch.nn.Module):
+class LinearFP8(Picklable):
     """``x @ W^T`` with both in e4m3, each with one calibrated scale: ``torch._scaled_mm``.
 
     Args:

@@ -114,7 +114,7 @@ class QuantizedEmbedding(KeepsBits):
         chosen = scale[ids // ATOM_ROWS, :, ids % row_groups, ids // row_groups % rows_of_group]
         blocks = self.format.num_k_blocks(self.embedding_dim)
         chosen = chosen.flatten(1)[:, :blocks].contiguous().view(self.weight_scale.dtype)
-        shape = (len(ids), self.embedding_dim)
+        shape = (ids.shape[0], self.embedding_dim)
         return BlockScaledTensor(
             data, chosen, self.weight_global_scale, shape, "rowmajor", format=self.format
         )

@@ -145,7 +145,7 @@ class SortedExperts(KeepsBits):
         y = y * topk_weights.reshape(-1)[order].float().unsqueeze(1)
         # Rows of no expert hold anything.
         y = torch.where((sorted_ids < self.num_experts).unsqueeze(1), y, 0)
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
         return y[back].view(tokens, top_k, -1).sum(1).to(x.dtype)
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
@@ -350,7 +350,7 @@ class EqualGroups(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[E T, H] of ``x`` [E T, H]."""
         count = self.experts.num_experts
-        ids = torch.arange(count, device=x.device).repeat_interleave(len(x) // count).unsqueeze(1)
+        ids = torch.arange(count, device=x.device).repeat_interleave(x.shape[0] // count).unsqueeze(1)
         return self.experts(x, ids, torch.ones_like(ids, dtype=x.dtype))
 
 
@@ -382,7 +382,7 @@ def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> 
     check_choice("dtype of x", x.dtype, OUT_DTYPES)
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise TypeError(f"topk_ids is {ids.dtype}; expected whole numbers: pass topk_ids.long()")
-    if x.ndim != 2 or ids.ndim != 2 or len(ids) != len(x) or weights.shape != ids.shape:
+    if x.ndim != 2 or ids.ndim != 2 or ids.shape[0] != x.shape[0] or weights.shape != ids.shape:
         raise ValueError(
             f"x has shape {list(x.shape)}, topk_ids {list(ids.shape)} and topk_weights {list(weights.shape)}; expected [T, H], "
             "[T, k] and [T, k]"

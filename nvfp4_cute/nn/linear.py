@@ -33,7 +33,7 @@ FIXED = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
 DECIDED = ("in_features", "out_features", "bias", "device")
 
 
-class LinearNVFP4(torch.nn.Module):
+class LinearNVFP4(state.Picklable):
     """``x @ W^T + bias`` with W in NVFP4: ``torch.nn.Linear`` at 4.5 bits a weight. There is no backward pass.
 
     Make one with :meth:`from_linear` or :meth:`from_quantized`; the constructor makes an empty one, for
@@ -299,7 +299,7 @@ class LinearNVFP4(torch.nn.Module):
 
     def rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
         """``x`` as kernels take it, [M, K] of 16 bits, and the dtype of the result. Raises what ``forward`` raises."""
-        if type(x) is not torch.Tensor or x.requires_grad:
+        if type(x) is not torch.Tensor or x.requires_grad or x.layout is not torch.strided or x.is_nested:
             rules.check_tensors({"x": x})
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(
@@ -361,6 +361,16 @@ class LinearNVFP4(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         """The decoded weights, [N, K] of ``dtype``: what ``torch.nn.Linear`` has under this name. Made anew when read."""
         return self._fresh() if self.pre_decode else self._decode()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of torch.nn.Module; a ``weight`` is the 4-bit one, as ``load_state_dict(assign=True)`` sets it."""
+        is_packed = getattr(value, "dtype", None) == torch.uint8 and not isinstance(value, torch.nn.Parameter)
+        if name == "weight" and not is_packed:
+            raise AttributeError(
+                f"weight is set to a {type(value).__name__}; it is decoded from 4 bits when it is read: make a layer of other "
+                "weights by LinearNVFP4.from_linear(layer), or load a state dict"
+            )
+        super().__setattr__(name, value)
 
     @property
     def quantized_weight(self) -> NVFP4Tensor:

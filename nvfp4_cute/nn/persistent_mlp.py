@@ -8,13 +8,13 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.nn.state import moving
+from nvfp4_cute.nn.state import Picklable, moving
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
 from nvfp4_cute.ops.traced import refuse_config
 from nvfp4_cute.planning.config import KernelConfig
 
 
-class PersistentMLP(torch.nn.Module):
+class PersistentMLP(Picklable):
     """Equal layers without anything between them but quantization, one launch for all of them (``gemm_chain``).
 
     The results of inner layers stay in L2. The bits are those of a ``gemm`` a layer with NVFP4 results. Kernels: sm_100a,

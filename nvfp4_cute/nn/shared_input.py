@@ -1,6 +1,7 @@
 """Linear layers that read the same input, in one product of their concatenated weights."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -145,11 +146,21 @@ class SharedInput:
         for layer, own_data, own_scale in parts:
             layer._buffers["weight"], layer._buffers["weight_scale"] = own_data, own_scale
         self.whole = whole
-        self.seen = [(layer._buffers, name, layer._buffers[name]) for layer in self.layers for name in FIXED]
+        self._see()
         return whole
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what a copy sees anew: the layers of a copy have buffers of their own."""
+        whole = self.whole if self._is_current() else None
+        return {**self.__dict__, "whole": whole, "seen": [], "kept": None}
+
+    def _see(self) -> None:
+        self.seen = [(layer._buffers, name, layer._buffers[name]) for layer in self.layers for name in FIXED]
 
     def _is_current(self) -> bool:
         """Whether the layers have the tensors still that were concatenated."""
+        if not self.seen:
+            self._see()
         for buffers, name, tensor in self.seen:  # noqa: SIM110 (a third of the time that all() takes)
             if buffers[name] is not tensor:
                 return False

@@ -1,5 +1,6 @@
 """State dicts of layers: what they say about themselves, and what is refused or taken as bits when they are loaded."""
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -11,8 +12,8 @@ from nvfp4_cute.formats.block_format import BlockFormat
 VERSION = 1
 # Torch's key for what is no tensor of a module by itself.
 EXTRA = "_extra_state"
-# e2m1 pairs, block scales, global scales.
-FIXED_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float32)
+# What ``.to(dtype)`` converts: all else is codes, factors of them, or numbers of rows.
+CONVERTED_DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 # Dtypes of codes: bits, whatever numbers these stand for.
 BYTES = (torch.uint8, torch.int8, torch.float4_e2m1fn_x2)
 DESCRIPTION = {"format": "nvfp4", "global_scale": "multiplies", "version": VERSION}
@@ -32,7 +33,30 @@ def description_fault(
     return None if given == read else f"{prefix}{EXTRA} says {given}; this layer reads {read}"
 
 
-class KeepsBits(torch.nn.Module):
+class Picklable(torch.nn.Module):
+    """A module that plain pickle stores, too: 8-bit floats as bytes, since torch does not pickle them by itself."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        buffers, dtypes = dict(self._buffers), {}
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype.itemsize == 1 and buffer.dtype.is_floating_point:
+                buffers[name], dtypes[name] = buffer.view(torch.uint8), buffer.dtype
+        return {**self.__dict__, "_buffers": buffers, "_stored_dtypes": dtypes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fields, buffers = dict(state), dict(state["_buffers"])
+        for name, dtype in fields.pop("_stored_dtypes", {}).items():
+            buffers[name] = buffers[name].view(dtype)
+        super().__setstate__({**fields, "_buffers": buffers})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Picklable":
+        """Not by way of bytes: tensors that modules share stay one."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        torch.nn.Module.__setstate__(made, copy.deepcopy(self.__dict__, memo))
+        return made
+
+
+class KeepsBits(Picklable):
     """A module with buffers of codes and float32 factors of them: moved without a change of dtype, and loaded bit by bit.
 
     Loading refuses, by name, what ``read_codes`` refuses, and factors that are not finite, or negative, or 0.
@@ -160,6 +184,6 @@ def keeping_dtype(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch
 
 
 def moving(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``fn`` for 16-bit tensors; for those of ``FIXED_DTYPES`` the same without a change of dtype."""
+    """``fn`` for tensors of ``CONVERTED_DTYPES``; for others the same without a change of dtype."""
     keep = keeping_dtype(fn)
-    return lambda tensor: keep(tensor) if tensor.dtype in FIXED_DTYPES else fn(tensor)
+    return lambda tensor: fn(tensor) if tensor.dtype in CONVERTED_DTYPES else keep(tensor)

@@ -21,7 +21,13 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
     NumberType,
 )
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.formats.block_scaled import (
+    BlockScaledTensor,
+    NVFP4Tensor,
+    check_is_tensor,
+    dequantize,
+    quantize,
+)
 
 OTHERS = [f for f in FORMATS.values() if f is not NVFP4]
 MX = [MXFP4, MXFP8_E4M3, MXFP8_E5M2]
@@ -221,8 +227,10 @@ def test_an_nvfp4_tensor_is_nvfp4():
 
 def test_a_whole_tensor_where_a_part_belongs():
     t = tensor(MXFP4, (40,))
-    with pytest.raises(TypeError, match=r"x is a BlockScaledTensor of MXFP4; pass its .data, its .scale"):
+    with pytest.raises(TypeError, match=r"x is quantized already, to MXFP4; pass values: x.dequantize"):
         quantize(t)
+    with pytest.raises(TypeError, match=r"b is a BlockScaledTensor of MXFP4; pass its .data, its .scale"):
+        check_is_tensor("b", t)
 
 
 def test_to_another_device():

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -279,10 +280,18 @@ def test_pickled():
     torch.save(ours, buffer)
     buffer.seek(0)
     again, x = torch.load(buffer, weights_only=False), rows(3)
+    whole = again.attention.q_proj.shared[0].whole
+    assert whole is not None
     assert_same(again.attention(x), block.attention(x))
     assert_bitwise_equal(again.mlp(x), ours.mlp(x))
-    whole = again.attention.q_proj.shared[0].whole
+    assert whole is again.attention.q_proj.shared[0].whole
     assert again.attention.v_proj.packed_weight.untyped_storage().data_ptr() == whole.packed_weight.data_ptr()
+    plain = pickle.loads(pickle.dumps(ours))
+    for one in (again, plain, copy.deepcopy(ours)):
+        assert_same(one.attention(x), block.attention(x))
+        key = one.attention.k_proj
+        key.weight_global_scale = key.weight_global_scale * 2
+        assert_bitwise_equal(one.attention(x)[1], 2 * block.attention(x)[1])
 
 
 def test_from_the_meta_device():

@@ -5,6 +5,9 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import LinearNVFP4, PersistentMLP, UnsupportedProblem, dequantize, quantize
+from nvfp4_cute.nn.embedding import QuantizedEmbedding
+from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.int8 import ExpertsINT8
 
 K, N = 96, 40
 WAYS = [{}, {"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}]
@@ -48,6 +51,23 @@ def test_exported_for_any_number_of_rows(options):
     for count in (2, 128, 129, 1000):
         x = rows(count)
         assert_bitwise_equal(exported(x), layer(x))
+
+
+@pytest.mark.parametrize("layer", ["experts", "int4 experts", "table"])
+def test_other_layers_are_exported_for_any_number_of_rows(layer):
+    if layer == "table":
+        module, inputs = QuantizedEmbedding(quantize(torch.randn(9, 64))), lambda n: (torch.arange(n) % 9,)
+    else:
+        kind = ExpertsINT8 if layer == "experts" else ExpertsINT4
+        module = kind.from_experts(torch.randn(2, 256, 128), torch.randn(2, 128, 128))
+        inputs = lambda n: (torch.randn(n, 128).bfloat16(), torch.arange(n)[:, None] % 2, torch.rand(n, 1))
+    given = inputs(20)
+    batch = torch.export.Dim("batch", min=2, max=1000)
+    shapes = tuple({0: batch} for _ in given)
+    exported = torch.export.export(module, given, dynamic_shapes=shapes).module()
+    for count in (2, 129):
+        given = inputs(count)
+        assert_bitwise_equal(exported(*given), module(*given))
 
 
 @pytest.mark.parametrize("options", [{}, {"activations": "16bit"}], ids=str)

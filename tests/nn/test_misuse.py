@@ -155,6 +155,13 @@ def test_a_linear_layer_takes_views_and_refuses_what_is_elsewhere(name):
         for wrong in ("None", "numpy", "half of K", "on meta"):
             with pytest.raises(REFUSALS):
                 layer(WRONG["x"][wrong]())
+        for given, words in (
+            (X.to_sparse(), "has layout torch.sparse_coo"),
+            (torch.nested.as_nested_tensor([X, X[:2]]), "has layout nested"),
+            (quantize(X), "x is quantized already, to NVFP4; pass values"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                layer(given)
 
 
 @pytest.mark.parametrize(

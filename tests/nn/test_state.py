@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 from functools import cache
 
 import pytest
@@ -87,6 +88,10 @@ def loaded(layer, name, change):
     return got.view(torch.uint8), want.view(torch.uint8)
 
 
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
 @pytest.mark.parametrize("layer, name", CODES)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 def test_bytes_are_codes(layer, name, dtype):
@@ -128,6 +133,45 @@ def test_a_block_of_zeros_has_a_factor_of_zero():
     layer.load_state_dict(layer.state_dict())
     with pytest.raises(RuntimeError, match="alpha2 is 0 to 0"):
         loaded("MoENVFP4", "alpha2", lambda t: t * 0)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_are_pickled(layer):
+    """Torch does not unpickle 8-bit floats by itself. What two modules share stays one tensor in a copy."""
+    pair = torch.nn.ModuleList([made(layer), made(layer)])
+    for other in (pickle.loads(pickle.dumps(pair)), copy.deepcopy(pair)):
+        assert other[0] is other[1] and other[0].training == made(layer).training
+        for (name, tensor), same in zip(
+            made(layer).named_buffers(), dict(other[0].named_buffers()).values(), strict=True
+        ):
+            assert same.dtype == tensor.dtype, name
+            assert torch.equal(bits(same), bits(tensor)), name
+
+
+def test_tables_that_layers_share_stay_one_in_a_copy():
+    table = made("NVFP4 table")
+    tied = copy.deepcopy(torch.nn.ModuleList([table, LinearNVFP4.from_quantized(table.table)]))
+    assert tied[0].weight_scale.data_ptr() == tied[1].weight_scale.data_ptr()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_converted_layers_keep_their_codes(layer):
+    """``type`` converts integers, too, where ``to`` converts floats alone."""
+    for convert in (torch.nn.Module.half, lambda m: m.type(torch.float16), torch.nn.Module.double):
+        other = convert(copy.deepcopy(made(layer))).state_dict()
+        for name, tensor in made(layer).state_dict().items():
+            if name != "bias":
+                assert torch.equal(bits(other[name]), bits(tensor)), name
+
+
+@pytest.mark.parametrize("other", [torch.zeros(64, 128), torch.nn.Parameter(torch.zeros(64, 128)), None])
+def test_decoded_weights_are_not_set(other):
+    layer = copy.deepcopy(made("LinearNVFP4"))
+    with pytest.raises(AttributeError, match="weight is set to a .*; it is decoded from 4 bits"):
+        layer.weight = other
+    assert torch.equal(layer.packed_weight, made("LinearNVFP4").packed_weight)
+    layer.weight = torch.zeros_like(layer.packed_weight)
+    assert not layer.weight.any()
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -118,6 +119,8 @@ def test_transforms_are_refused(name, backend):
         torch.func.functionalize(lambda x: call(x, backend=backend))(given)
     with pytest.raises(nv.UnsupportedProblem, match="torch.jit.trace does not record"):
         torch.jit.trace(lambda x: call(x, backend=backend), (given,))
+    with forward_ad.dual_level(), pytest.raises(nv.UnsupportedProblem, match="no forward-mode derivative"):
+        call(given, backend=backend)
 
 
 @pytest.mark.parametrize("name", PLAIN)
