@@ -84,6 +84,11 @@ WAYS = (
     Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "mxfp8"))),
     Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "nvfp4"))),
     Way("W4A16", "gptq", options=(("lm-head", "mxfp8"), ("embedding", "mxfp8"))),
+    Way(
+        "W4A16",
+        "gptq",
+        options=(("layout", "compressed-tensors"), ("lm-head", "mxfp8"), ("embedding", "mxfp8")),
+    ),
     *(Way("W4A4", method, stored) for method in ("nearest", "search", "gptq") for stored in (False, True)),
 )
 

@@ -59,6 +59,11 @@ def scale_codes(
     return encode_e4m3(q) if format.scale.name == "ue4m3" else q
 
 
+def nearest_rounding(format: BlockFormat) -> ScaleRounding:
+    """The rounding of ue8m0 that loses less: "up", but of e2m1 elements "down", by the figures of :func:`scale_codes`."""
+    return "down" if format.element.name == "e2m1" else "up"
+
+
 def check_scale_rounding(rounding: str) -> None:
     """Raises ValueError where it is no rounding of scales."""
     if rounding not in ("up", "down"):

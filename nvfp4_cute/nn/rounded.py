@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute.formats.block_format import FORMATS
 from nvfp4_cute.formats.block_scaled import dequantize, quantize
+from nvfp4_cute.formats.block_scales import nearest_rounding
 from nvfp4_cute.formats.codecs import E4M3_MAX, decode_e4m3, encode_e4m3
 
 FP8 = "fp8"  # e4m3 with a float32 scale for a row
@@ -15,8 +16,9 @@ ROUNDED_FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_1x128", "int8", FP8)
 def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Tensor:
     """``x`` as the format has it, in the dtype of ``x``: what a product with quantized activations multiplies.
 
-    Elements of mxfp4 and mxfp8_e4m3 times their scales, which are rounded down as the OCP specification converts, are exact in
-    bfloat16. fp8: e4m3 with a float32 scale for the row, its amax / 448.
+    Elements of mxfp4 and mxfp8_e4m3 times their scales are exact in bfloat16. Scales are rounded as ``nearest_rounding`` says: of
+    mxfp4 down, as the OCP specification converts; of mxfp8_e4m3 up, as engines do (vLLM 0.32, mxfp8_utils.py). fp8: e4m3 with a
+    float32 scale for the row, its amax / 448.
 
     Args:
         x: float [..., K]. format: one of ROUNDED_FORMATS. global_scale: of nvfp4, as of ``quantize``.
@@ -29,7 +31,8 @@ def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Ten
     if format == "nvfp4":
         return dequantize(quantize(x, global_scale=global_scale, scale_layout="rowmajor"), x.dtype)
     if format != FP8:
-        stored = quantize(x, format=FORMATS[format], scale_layout="rowmajor", scale_rounding="down")
+        kind = FORMATS[format]
+        stored = quantize(x, format=kind, scale_layout="rowmajor", scale_rounding=nearest_rounding(kind))
         return dequantize(stored, x.dtype)
     values = x.float()
     amax = values.abs().amax(-1, keepdim=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat, format_named
-from nvfp4_cute.formats.block_scales import scale_codes
+from nvfp4_cute.formats.block_scales import nearest_rounding, scale_codes
 from nvfp4_cute.formats.codecs import (
     decode,
     decode_e2m1,
@@ -22,13 +22,14 @@ from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
 # By the kind of a block's scale: factors of its largest value that are tried. 1.5 is "four over six", where that value becomes 4
-# instead of 6; under 1 it is cut. Scales of mx formats are powers of two.
+# instead of 6; under 1 it is cut.
 NEAREST = (1.0,)
 SEARCHED = {
     "ue4m3": (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75),
-    "ue8m0": (1.0, 2.0),
     "bf16": (1.0, 0.9375, 0.875, 0.8125, 0.75),
 }
+# Of powers of two by how they are rounded: the next one after down. After up a smaller one only cuts.
+SEARCHED_POWERS = {"down": (1.0, 2.0), "up": NEAREST}
 # By element: of values over their step to codes, uint8, and back.
 CODECS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "e2m1": (encode_e2m1, decode_e2m1),
@@ -58,11 +59,12 @@ class Rounding:
         factor = (
             global_scale(weight.abs().amax() if amax is None else amax) if kind.has_global_scale else None
         )
-        return cls(kind, factor, SEARCHED[kind.scale.name] if search else NEAREST)
+        searched = SEARCHED.get(kind.scale.name) or SEARCHED_POWERS[nearest_rounding(kind)]
+        return cls(kind, factor, searched if search else NEAREST)
 
     def scales(self, amax: torch.Tensor, trial: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Of blocks by their largest magnitudes: codes, uint8 (of int4 bfloat16 scales), and the factor of elements, float32."""
-        codes = scale_codes(amax * trial, self.format, self.factor, "down")
+        codes = scale_codes(amax * trial, self.format, self.factor, nearest_rounding(self.format))
         step = decode(codes, self.format.scale)
         return codes, step if self.factor is None else step * self.factor
 
