@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
 from nvfp4_cute.planning.arch.sm90 import SLABS, k_tiles_of_stage, shares_stages, token_counts
@@ -299,8 +299,12 @@ def behind_reads(words: list, outputs: OutputTable) -> Int32:
     read = words[0]
     for word in words[1:]:
         read = read | word
-    # No address has bits there, which the compiler does not know.
-    return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))
+    return Int32(read & Uint32(unknown_zero(outputs)))
+
+
+def unknown_zero(outputs: OutputTable) -> Int64:
+    """0. No address has bits there, which the compiler does not know."""
+    return outputs.addresses[0] >> UNUSED_ADDRESS_BITS
 
 
 def _unit_scales(format: Packed, codes: Uint32) -> Uint32:

@@ -89,7 +89,9 @@ def sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSi
 
 
 def tile_of_cta(config: KernelConfig, tile: WorkTile) -> WorkTile:
-    """This CTA's part of a cluster's tile: the CTAs of a pair have neighbouring weights."""
+    """This CTA's part of a cluster's tile: the CTAs of a pair have neighbouring weights, or tokens where those are on MMA-M."""
     if config.num_m_cta == 1:
         return tile
-    return replace(tile, tile_n_idx=tile.tile_n_idx * config.num_m_cta + cute.arch.block_idx_in_cluster())
+    if config.swap_ab:
+        return replace(tile, tile_n_idx=tile.tile_n_idx * config.num_m_cta + cute.arch.block_idx_in_cluster())
+    return replace(tile, tile_m_idx=tile.tile_m_idx * config.num_m_cta + cute.arch.block_idx_in_cluster())

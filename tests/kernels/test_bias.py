@@ -64,6 +64,7 @@ CASES = [
     ("sm_90a", named("t128x256x128_s0a1_swap_pre_sk"), NVFP4_PAIR, 300, 600, F16, F32),
     ("sm_90a", None, NVFP4_PAIR, 40, 160, "nvfp4", F32),
     ("sm_90a", None, FP8_PAIR, 40, 256, BF16, F32),
+    ("sm_90a", named("t128x128x128_s0a1_p2"), FP8_PAIR, 150, 300, BF16, F32),
     ("sm_90a", None, INT8_PAIR, 40, 201, F16, BF16),
     # Kernels of few rows, and of one.
     ("sm_90a", None, NVFP4_PAIR, 1, 137, BF16, BF16),

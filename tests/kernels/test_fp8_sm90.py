@@ -29,6 +29,11 @@ def config(tokens, weights=128, **settings):
     return KernelConfig((weights, tokens, 128), num_acc_stage=1, swap_ab=True, **settings)
 
 
+def rows(weights=128, tokens=128, **settings):
+    """Tokens on MMA-M."""
+    return KernelConfig((tokens, weights, 128), num_acc_stage=1, **settings)
+
+
 CONFIGS = [
     (config(16, num_cta=3), "random:1"),
     (config(64, 256, num_cta=2), "lazy"),
@@ -39,6 +44,10 @@ CONFIGS = [
     pytest.param(config(32, split_k=2, num_cta=4), "lazy", marks=SLOW),
     pytest.param(config(8, split_k=8), "random:4", marks=SLOW),
     pytest.param(None, "eager", marks=SLOW),
+    (rows(128, num_cta=2), "lazy"),
+    pytest.param(rows(256, num_cta=1), "random:5", marks=SLOW),
+    pytest.param(rows(256, multicast_n=2, num_cta=2), "eager", marks=SLOW),
+    pytest.param(rows(128, multicast_n=2, num_ab_stage=2, num_cta=2), "lazy", marks=SLOW),
 ]
 
 
@@ -48,15 +57,22 @@ def test_ragged(chosen, mode):
 
 
 @pytest.mark.parametrize(
-    "chosen", [config(64, num_cta=2), pytest.param(config(32, 256, multicast_n=2), marks=SLOW)], ids=str
+    "chosen",
+    [
+        config(64, num_cta=2),
+        pytest.param(config(32, 256, multicast_n=2), marks=SLOW),
+        pytest.param(rows(256, multicast_n=2, num_cta=4), marks=SLOW),
+    ],
+    ids=str,
 )
 def test_list_masked_and_batched(chosen):
     check_list_masked_and_batched(chosen, EMULATED)
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float16, pytest.param(torch.bfloat16, marks=SLOW)], ids=str)
-def test_results_are_rounded_once_and_rows_may_lie_apart(out_dtype):
-    check_rounding_and_pitch(out_dtype, EMULATED)
+@pytest.mark.parametrize("chosen", [None, pytest.param(rows(256), marks=SLOW)], ids=str)
+def test_results_are_rounded_once_and_rows_may_lie_apart(chosen, out_dtype):
+    check_rounding_and_pitch(out_dtype, EMULATED, chosen)
 
 
 def test_scales_of_any_strides():
@@ -76,8 +92,9 @@ def test_scales_of_any_strides():
         assert_bitwise_equal(got, nv.gemm(x, w, out_dtype=torch.float32))
 
 
-def test_any_scales():
-    check_any_scales(config(32), EMULATED)
+@pytest.mark.parametrize("chosen", [config(32), pytest.param(rows(256), marks=SLOW)], ids=str)
+def test_any_scales(chosen):
+    check_any_scales(chosen, EMULATED)
 
 
 def test_not_a_number_stays_in_its_row_or_column():
@@ -91,8 +108,10 @@ def test_bits_do_not_depend_on_stages_or_ctas(split):
     x = nv.quantize(torch.randn(70, 512, generator=generator), format=nv.FP8_1x128)
     w = nv.quantize(torch.randn(200, 512, generator=generator), format=nv.FP8_128x128)
     configs = [config(16, split_k=split), config(64, split_k=split, num_ab_stage=2, num_cta=split)]
+    configs += [rows(128)] * (split == 1)
     got = [nv.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
-    assert_bitwise_equal(*got)
+    for other in got[1:]:
+        assert_bitwise_equal(got[0], other)
     want = nv.gemm(x, w, out_dtype=torch.float32)
     # Tensor cores of Hopper keep 13 bits behind the point of the largest product of 32 (``products.HOPPER_FP8``).
     assert (got[0] - want).abs().max() < 2e-3 * want.abs().max()
@@ -100,7 +119,7 @@ def test_bits_do_not_depend_on_stages_or_ctas(split):
 
 def test_release_behind_reads():
     """In the machine code, no stage is released while its scales are read."""
-    for chosen in (config(16), config(128, 256)):
+    for chosen in (config(16), config(128, 256), rows(256)):
         key = KernelKey("sm_90a", chosen, 1, torch.bfloat16, True, **FORMATS).validated()
         kernel = get_kernel(key)
         assert kernel.resources.stack_bytes == 0
@@ -119,7 +138,11 @@ def test_no_spills(chosen, form):
 @pytest.mark.parametrize(
     ("chosen", "fix"),
     [
-        (KernelConfig((128, 128, 128), num_acc_stage=1), "use swap_ab=True"),
+        (rows(192), "use M tile 128, N tile 128"),
+        (rows(tokens=256), "use M tile 128, N tile 128"),
+        (rows(512), "use M tile 128, N tile 256"),
+        (KernelConfig((128, 128, 128)), "use num_acc_stage=1"),
+        (rows(128, split_k=2), "use split_k=1"),
         (config(128, 192), "use M tile 128"),
         (config(160, 256), "use N tile 128"),
         (config(12), "use N tile 16"),
@@ -145,7 +168,11 @@ def test_gpu_ragged(chosen):
 
 
 @pytest.mark.gpu("sm_90a")
-@pytest.mark.parametrize("chosen", [config(128, 256), config(128, 256, multicast_n=2), config(16)], ids=str)
+@pytest.mark.parametrize(
+    "chosen",
+    [config(128, 256), config(128, 256, multicast_n=2), config(16), rows(128), rows(256, multicast_n=2)],
+    ids=str,
+)
 def test_every_launch_gives_the_same_bits_on_the_gpu(chosen):
     """Stages are filled again as soon as they are released."""
     x, w = (t.to("cuda") for t in (tokens_of(512, 8192), weights_of(4096, 8192)))

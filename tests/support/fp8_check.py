@@ -62,12 +62,12 @@ def check_list_masked_and_batched(chosen, backend):
     assert_bitwise_equal(got, nv.gemm(x, w, **options))
 
 
-def check_rounding_and_pitch(out_dtype, backend):
+def check_rounding_and_pitch(out_dtype, backend, chosen=None):
     """Results are rounded once, and rows may lie apart."""
     x, w = tokens_of(33, 256), weights_of(130, 256)
     buffers = [torch.full((33, 144), 7.0, dtype=out_dtype) for _ in range(2)]
-    for buffer, one in zip(buffers, (backend, "reference"), strict=True):
-        nv.gemm(x, w, alpha=0.75, out=buffer[:, :130], out_dtype=out_dtype, backend=one)
+    for buffer, one, config in zip(buffers, (backend, "reference"), (chosen, None), strict=True):
+        nv.gemm(x, w, alpha=0.75, out=buffer[:, :130], out_dtype=out_dtype, backend=one, config=config)
     assert torch.equal(bits(buffers[0]), bits(buffers[1]))
 
 

@@ -7,13 +7,14 @@ ones by both scales (DeepSeek-V3 report, section 3.3.2).
 
 Of INT8, SFA (M_g, 1) and SFB (N_g, 1) are scales of rows: tensor cores add up all of K in int32, and no warp loads scales.
 
-Roles (warps):  MATH 0-7 | LOAD of scales 8 | LOAD of weights 10 | LOAD of tokens 11; 9 idles.
+Roles (warps):  MATH 0-7 | LOAD of scales 8 | LOAD of the M side 10 | LOAD of the N side 11; 9 idles.
 
 One ring (producer -> consumer), full arrivals / empty arrivals:
   stages  LOAD -> MATH  num_ab_stage  full: 2 + bytes of B and A, of FP8 + 32 (a lane's scales)  empty: 8 (a warp's), of a pair 16
 
-A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
-K tiles; the first one adds up (``common.split_k``). CTAs are persistent.
+Weights are on MMA-M (``math``), or tokens (``token_rows``). A pair (``multicast_n=2``) has neighbouring tiles of these, and the
+same of the N side. Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``). CTAs are
+persistent.
 
 Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameters, encoded by the host code.
 """
@@ -41,8 +42,9 @@ from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave,
 from ..epilogue import STAGING_BYTES
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
-from .load import LoadArgs, run_load_scales, run_load_tokens, run_load_weights
+from .load import LoadArgs, run_load_m_side, run_load_n_side, run_load_scales
 from .math import MathArgs, run_math
+from .token_rows import run_math_of_rows
 
 # Pitches of 16 bytes, in values.
 PITCH_STEP = 16
@@ -101,17 +103,18 @@ class Fp8GemmSm90:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        (weights,), (tokens,) = read_operands(values, rows, 1, self.config.swap_ab)
+        (views_m,), (views_n,) = read_operands(values, rows, 1, self.config.swap_ab)
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
-        num_weights, num_tokens, _ = self.config.cta_tile_shape_mnk
-        boxes = (weights, num_weights), (tokens, num_tokens // self.config.multicast_n)
-        of_weights, of_tokens = (
+        tile_m, tile_n, _ = self.config.cta_tile_shape_mnk
+        boxes = (views_m, tile_m), (views_n, tile_n // self.config.multicast_n)
+        of_m, of_n = (
             [[rows_atom(view, Uint8, 1, TILE_K, box, PITCH_STEP) for view in views]] for views, box in boxes
         )
-        descriptors = Descriptors(m=of_weights, n=of_tokens, sf_m=[], sf_n=[])
+        descriptors = Descriptors(m=of_m, n=of_n, sf_m=[], sf_n=[])
         num_alphas = 1 if self.has_alpha else 0
         outputs = read_outputs(values, rows, self.form, num_alphas, bias_dtype=self.bias_dtype)
         self.kernel.set_name_prefix(self.name)
+        weights, tokens = (views_m, views_n) if self.config.swap_ab else (views_n, views_m)
         scales = ScalePair(Scales.of(weights), Scales.of(tokens))
         self.kernel(descriptors, scales, groups, outputs).launch(
             **launch_settings(
@@ -159,7 +162,7 @@ class Fp8GemmSm90:
         # ---- MATH --------------------------------------------------------------------------------------
         if warp_idx < schedule.num_math_warps:
             cute.arch.setmaxregister_increase(schedule.math_registers)
-            run_math(
+            (run_math if config.swap_ab else run_math_of_rows)(
                 MathArgs(
                     weights=weights,
                     tokens=tokens,
@@ -185,7 +188,7 @@ class Fp8GemmSm90:
                 if warp_idx == schedule.num_math_warps:
                     run_load_scales(load)
             if warp_idx == schedule.first_load_warp_id:
-                run_load_weights(load)
+                run_load_m_side(load)
             if warp_idx == schedule.first_load_warp_id + 1:
-                run_load_tokens(load)
+                run_load_n_side(load)
         leave(config)

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from nvfp4_cute.planning.arch.sm90 import TILE_K
-from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, halves
+from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, extents, halves
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import SCALE_BYTES, ScalePair, scales_of_tile
@@ -24,7 +24,7 @@ class LoadArgs:
     """What the loading warps read.
 
     Attributes:
-        descriptors: tensor maps: weights on the M side, tokens on the N side.
+        descriptors: tensor maps of the M side and of the N side, either of which has the weights.
         scale_pair: in global memory.
         weights, tokens, scales: shared addresses of stage 0; of scales those of the tokens, then one a half of the weights;
             None of INT8.
@@ -42,33 +42,49 @@ class LoadArgs:
     ring: Ring
 
 
+@dataclass(frozen=True)
+class SharedOperand:
+    """Where an operand goes: shared address of stage 0, bytes of a stage, and how its bytes are kept in L2."""
+
+    address: Int32
+    stage_bytes: int
+    policy: int
+
+
+def _operands(args: LoadArgs) -> tuple[SharedOperand, SharedOperand]:
+    """On the M side, and on the N side."""
+    weights = SharedOperand(args.weights, args.smem.b_stage_bytes, EVICT_FIRST)
+    tokens = SharedOperand(args.tokens, args.smem.a_stage_bytes, EVICT_LAST)
+    return (weights, tokens) if args.config.swap_ab else (tokens, weights)
+
+
 @cute.jit
-def run_load_weights(args: LoadArgs):
-    """Load the weights of every stage, as soon as it is empty."""
-    tiles, smem = args.tiles, args.smem
+def run_load_m_side(args: LoadArgs):
+    """Load the M side of every stage, as soon as it is empty."""
+    tiles, (operand, _) = args.tiles, _operands(args)
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
         side, _ = sides_of_cta(args.config, part.tile)
-        row, batch = Int32(side.first_row), Int32(side.origin.batch)
+        row, batch = Int32(side.origin.row + side.first_row), Int32(side.origin.batch)
         (descriptor,) = descriptor_addresses(args.descriptors.m, part.tile.slot)
         for k_tile in cutlass.range(part.first, part.first + part.count, unroll=1):
             cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
             full = args.ring.full(stage)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full, smem.b_stage_bytes)
-                at, where = args.weights + stage * smem.b_stage_bytes, (k_tile * TILE_K, row, batch)
-                tma_load(at, descriptor, where, full.toint(), EVICT_FIRST, 1)
+                cute.arch.mbarrier_arrive_and_expect_tx(full, operand.stage_bytes)
+                at, where = operand.address + stage * operand.stage_bytes, (k_tile * TILE_K, row, batch)
+                tma_load(at, descriptor, where, full.toint(), operand.policy, 1)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)
 
 
 @cute.jit
-def run_load_tokens(args: LoadArgs):
-    """Load this CTA's part of the tokens of every stage, as soon as it is empty in all CTAs of a pair, into all of them."""
-    tiles, smem, num_cta = args.tiles, args.smem, args.config.multicast_n
-    box = args.config.work_tile_mnk[0] // num_cta
+def run_load_n_side(args: LoadArgs):
+    """Load this CTA's part of the N side of every stage, as soon as it is empty in all CTAs of a pair, into all of them."""
+    tiles, (_, operand), num_cta = args.tiles, _operands(args), args.config.multicast_n
+    box = args.config.cta_tile_shape_mnk[1] // num_cta
     rank, both = Int32(0), None
     if cutlass.const_expr(num_cta > 1):
         rank, both = cute.arch.block_idx_in_cluster(), Int32((1 << num_cta) - 1)
@@ -83,9 +99,9 @@ def run_load_tokens(args: LoadArgs):
             cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
             full = args.ring.full(stage)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full, smem.a_stage_bytes)
-                at = args.tokens + stage * smem.a_stage_bytes + rank * (box * ROW_BYTES)
-                tma_load(at, descriptor, (k_tile * TILE_K, row, batch), full.toint(), EVICT_LAST, 1, both)
+                cute.arch.mbarrier_arrive_and_expect_tx(full, operand.stage_bytes)
+                at = operand.address + stage * operand.stage_bytes + rank * (box * ROW_BYTES)
+                tma_load(at, descriptor, (k_tile * TILE_K, row, batch), full.toint(), operand.policy, 1, both)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)
 
@@ -94,13 +110,14 @@ def run_load_tokens(args: LoadArgs):
 def run_load_scales(args: LoadArgs):
     """Copy the scales of every stage, as soon as it is empty: a lane every 32nd token's, the first ones those of weights."""
     tiles, smem, config = args.tiles, args.smem, args.config
-    tokens, blocks = config.work_tile_mnk[0], halves(config)
+    (_, tokens), blocks = extents(config), halves(config)
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        weights, side = sides_of_cta(config, part.tile)
-        sources = scales_of_tile(args.scale_pair, part.tile, weights, side, tokens, blocks)
+        sides = sides_of_cta(config, part.tile)
+        of_weights, of_tokens = sides if config.swap_ab else sides[::-1]
+        sources = scales_of_tile(args.scale_pair, part.tile, of_weights, of_tokens, tokens, blocks)
         for k_tile in cutlass.range(part.first, part.first + part.count, unroll=1):
             cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
             at = args.scales + stage * smem.scale_stage_bytes

@@ -30,7 +30,7 @@ from ..tile_walk import WalkedTiles, sides_of_cta
 from ..warp_schedule import GROUP_THREADS
 from ..weight_rows import output_column
 from ..wgmma import MMA_M
-from .wgmma import Turns, add_products, finish, matrix, multiply, rows_apart
+from .wgmma import Turns, add_products, matrix, multiply, rows_apart, wait
 
 # Tokens of which a lane has two, side by side.
 STEP_TOKENS = 8
@@ -145,7 +145,7 @@ def _add_up(args: MathArgs, sums: cute.Tensor, group: Int32, count: Int32, stage
             arrive_lanes(emptied + before, num_cta)
         before = stage
         stage, phase = next_stage(args.ring, stage, phase)
-    finish(sums)
+    wait(sums)
     if count > 0:
         arrive_lanes(emptied + before, num_cta)
     return stage, phase

@@ -120,7 +120,7 @@ def multiply(weights: Int32, tokens: Int32, num_tokens: int, turns: Turns) -> li
 def add_products(sums: cute.Tensor, weights: list, tokens: Int32, num_tokens: int) -> None:
     """Begin to add products of 64 rows of weights of every block and so many tokens over a K tile, int8 in shared memory.
 
-    Those of the K tile before are done when this returns; :func:`finish` waits for the last ones.
+    Those of the K tile before are done when this returns; :func:`wait` waits for the last ones.
 
     Args:
         sums: int32, (VALUE, BLOCK): values as :func:`multiply` returns them.
@@ -140,25 +140,53 @@ def add_products(sums: cute.Tensor, weights: list, tokens: Int32, num_tokens: in
     _update(sums, [*weights, tokens], lines)
 
 
-def finish(sums: cute.Tensor) -> None:
-    """Wait until all products are in the sums."""
-    _update(sums, [], ["wgmma.wait_group.sync.aligned 0;"])
+def begin_products(products: cute.Tensor, rows: Int32, columns: Int32, zero: Int32 | None = None) -> None:
+    """Begin to multiply 64 rows by twice as many columns as there are products, as one group of MMAs over a K tile of e4m3.
+
+    The products are there behind :func:`wait`.
+
+    Args:
+        products: fp32, in the order in which :func:`multiply` returns them; what they were is lost.
+        rows, columns: ``matrix``, the same in all lanes of a warpgroup.
+        zero: which the compiler does not know, for products in the registers of those before: where it is known that these are
+            not read, the assembler gives each call's products registers of their own.
+    """
+    count, is_tied = cute.size(products), zero is not None
+    words = [rows, columns, *([zero] if is_tied else [])]
+    names = [f"${i}" for i in range(count * (1 + is_tied) + len(words))]
+    at_words = names[-len(words) :]
+    lines = [".reg .pred first, further;", f"setp.ne.b32 first, {at_words[2] if is_tied else 0}, 0;"]
+    lines += ["setp.eq.b32 further, 0, 0;", *_descriptors(*at_words[:2]), "wgmma.fence.sync.aligned;"]
+    for step in range(STEPS):
+        lines += _mma(FP8, 2 * count, names[:count], step, "further" if step else "first")
+    _block(products, is_tied, words, [*lines, "wgmma.commit_group.sync.aligned;"])
 
 
-def _update(sums: cute.Tensor, words: list, lines: list[str]) -> None:
-    """A block of PTX that changes sums: its operands are the new ones, the old ones in the same registers, and words."""
-    count, before = cute.size(sums), sums.load().ir_value()
-    inputs = [vector.extract(before, [], [i]) for i in range(count)]
+def wait(values: cute.Tensor, pending: int = 0) -> None:
+    """Wait until all groups of MMAs but so many of the last ones are done; ``values``: sums or products of one that is."""
+    _update(values, [], [f"wgmma.wait_group.sync.aligned {pending};"])
+
+
+def _update(values: cute.Tensor, words: list, lines: list[str]) -> None:
+    """A block of PTX that changes values: its operands are the new ones, the old ones in the same registers, and words."""
+    _block(values, True, words, lines)
+
+
+def _block(values: cute.Tensor, is_tied: bool, words: list, lines: list[str]) -> None:
+    """A block of PTX that writes values, where ``is_tied`` in the registers of the old ones, as :func:`_update` does."""
+    count, before, dtype = cute.size(values), values.load().ir_value(), values.element_type
+    name, constraint = ("f32", "=f") if dtype is Float32 else ("i32", "=r")
+    tied = range(count if is_tied else 0)
     results = llvm.inline_asm(
-        ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>"),
-        [*inputs, *(word.ir_value() for word in words)],
+        ir.Type.parse(f"!llvm.struct<({', '.join([name] * count)})>"),
+        [*(vector.extract(before, [], [i]) for i in tied), *(word.ir_value() for word in words)],
         "\n".join(["{", *lines, "}"]),
-        ",".join(["=r"] * count + [str(i) for i in range(count)] + ["r"] * len(words)),
+        ",".join([constraint] * count + [str(i) for i in tied] + ["r"] * len(words)),
         has_side_effects=True,
     )
-    after = [llvm.extractvalue(Int32.mlir_type, results, [i]) for i in range(count)]
-    stored = vector.from_elements(ir.VectorType.get([count], Int32.mlir_type), after)
-    sums.store(cute.TensorSSA(stored, sums.shape, Int32))
+    after = [llvm.extractvalue(dtype.mlir_type, results, [i]) for i in range(count)]
+    stored = vector.from_elements(ir.VectorType.get([count], dtype.mlir_type), after)
+    values.store(cute.TensorSSA(stored, values.shape, dtype))
 
 
 def _descriptors(weights: str, tokens: str) -> list[str]:

@@ -3,6 +3,8 @@
 ``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; a K tile is 128 values, of FP8 one
 block of scales. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens. ``split_k``: the CTAs
 of a cluster share a tile's K tiles.
+
+Without ``swap_ab``, of FP8 and for many tokens: (tokens, weight rows, K), and the CTAs of a pair have neighbouring tokens.
 """
 
 import math
@@ -27,7 +29,7 @@ from nvfp4_cute.planning.arch.sm90 import (
 )
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import Form, GroupedProblem
 
 ARCHS = ("sm_90a",)
 KERNEL = "sm90.fp8.grouped_gemm.Fp8GemmSm90"
@@ -45,6 +47,11 @@ TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: max(MAX_TOKENS.values()), 2: 128, 4: 64, 8: 16}
 TOKEN_STEP = 8
+# Tokens of a tile that has them on MMA-M, and weights beside them: sums and two sets of products are registers.
+TOKEN_ROWS = 128
+ROW_WEIGHTS = (128, 256)
+# Most tokens of a group for the smaller ones of these tiles: more than L2 holds of many tokens are read again and again.
+MOST_ROWS = 2048
 # Of integers, more tokens than so many come in steps twice as long (PTX ISA 9.7.15.2).
 FINE_INTEGER_TOKENS = 32
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
@@ -56,11 +63,13 @@ class Times:
 
     Source: fitted to 273 times of 17 products of FP8 on an H100 80GB HBM3, in two runs (2026-11-25 and 2026-11-26,
     ``bench/notes``), which the model meets to 8.4 % (root mean square). The chosen candidate takes 1.2 % longer than the
-    fastest on the average, 6.3 % at most. INT8 was not fitted.
+    fastest on the average, 6.3 % at most. INT8 was not fitted. ``rows_k_tile``: fitted to 20 times of 12 products in another
+    run of 2026-11-26, which the model meets to 1.2 % and 3.3 %.
 
     Attributes:
         k_tile, k_tile_per_token: of a K tile of 128 rows of weights, where memory and latencies decide.
         mmas, mmas_per_token: the same where tensor cores do, the second of each block of 128 rows.
+        rows_k_tile: where tokens are on MMA-M, of one and of two blocks of 128 weights.
         shared: times longer where two CTAs share an SM.
         split, split_per_token: to add up the sums of so many CTAs; of each other CTA.
     """
@@ -72,6 +81,7 @@ class Times:
     k_tile_per_token: float = 0.002097
     mmas: float = 0.03886
     mmas_per_token: float = 0.004145
+    rows_k_tile: tuple[float, float] = (0.376, 0.838)
     shared: float = 1.351
     split: tuple[tuple[int, float], ...] = ((2, 0.3712), (4, 0.1019), (8, 7.24))
     split_per_token: float = 0.03192
@@ -102,19 +112,26 @@ class Fp8Smem(RingSmem):
         return self.b_stage_bytes + self.a_stage_bytes + self.scale_stage_bytes
 
 
+def extents(config: KernelConfig) -> tuple[int, int]:
+    """Rows of weights and tokens of a CTA's tile."""
+    m, n, _ = config.cta_tile_shape_mnk
+    return (m, n) if config.swap_ab else (n, m)
+
+
 def halves(config: KernelConfig) -> int:
     """Blocks of 128 rows of weights of a CTA's tile."""
-    return config.cta_tile_shape_mnk[0] // TILE_WEIGHTS
+    return extents(config)[0] // TILE_WEIGHTS
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
-    return 2 if halves(config) == 1 and config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
+    return 2 if halves(config) == 1 and extents(config)[1] <= PAIRED_TILE_TOKENS else 1
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8Smem:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
-    weights, tokens, k = config.cta_tile_shape_mnk
+    weights, tokens = extents(config)
+    k = config.cta_tile_shape_mnk[2]
     scales = (tokens + halves(config)) * FP32_BYTES if fp8.promotes(formats) else 0
     plan = Fp8Smem(
         b_stage_bytes=formats[1].row_bytes(k) * weights,
@@ -134,6 +151,8 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Ke
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
+    if not config.swap_ab and fp8.promotes(formats):
+        return _rows_reason(config)
     options = options_reason(config, OPTIONS, "of FP8: weights are on MMA-M, and sums are in registers")
     if options is not None:
         return options
@@ -157,6 +176,23 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
 
+def _rows_reason(config: KernelConfig) -> str | None:
+    """The same of FP8 with tokens on MMA-M."""
+    tokens, weights, k = shape = config.cta_tile_shape_mnk
+    options = options_reason(replace(config, swap_ab=True), OPTIONS, "of FP8: sums are in registers")
+    if options is not None:
+        return options
+    if tokens != TOKEN_ROWS or weights not in ROW_WEIGHTS:
+        nearest = min(ROW_WEIGHTS, key=lambda extent: abs(extent - weights))
+        return (
+            f"cta_tile_shape_mnk={shape} with swap_ab=False: two warpgroups have {TOKEN_ROWS} tokens on MMA-M beside 128 or 256 "
+            f"weights; use M tile {TOKEN_ROWS}, N tile {nearest}"
+        )
+    if k != TILE_K:
+        return f"cta_tile_shape_mnk={shape}: a stage has one block of scales along K; use K tile {TILE_K}"
+    return ring_reason(config, {1: max(ROW_WEIGHTS)}, smem_plan, 1)
+
+
 def _candidates() -> Iterator[KernelConfig]:
     for blocks in MAX_TOKENS:
         for tokens in TOKEN_CHOICES:
@@ -168,11 +204,27 @@ def _candidates() -> Iterator[KernelConfig]:
                 # Tiles of few tokens wait for memory: no smaller ones gain by more weights.
                 if (blocks == 1 or tokens >= 64) and unsupported_reason(config) is None:
                     yield config
+    for weights in ROW_WEIGHTS:
+        for multicast in (1, CTAS_OF_PAIR):
+            shape = (TOKEN_ROWS, weights, TILE_K)
+            yield replace(DEFAULT_CONFIG, cta_tile_shape_mnk=shape, swap_ab=False, multicast_n=multicast)
 
 
 CANDIDATES = tuple(_candidates())
 DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
-candidates = fp8.candidates_of_products(CANDIDATES)
+_candidates_of_pair = fp8.candidates_of_products(CANDIDATES)
+
+
+def candidates(
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    form: Form = "list",
+    formats: Formats = PAIR,
+) -> tuple[KernelConfig, ...]:
+    """Those of ``CANDIDATES`` that multiply such operands."""
+    found = _candidates_of_pair(num_b, weight_layout, is_quantized, form, formats)
+    return tuple(config for config in found if unsupported_reason(config, num_b, formats) is None)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
@@ -184,9 +236,15 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     """
     live = [size for size in problem.sizes if min(size) > 0]
     # Ragged groups may have twice the mean; no tile need be wider than the least one that holds all tokens of a group.
-    most = max((m for m, _, _ in live), default=0) * (2 if problem.form == "ragged" else 1)
+    largest = max((m for m, _, _ in live), default=0)
+    most = largest * (2 if problem.form == "ragged" else 1)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), TOKEN_CHOICES[-1])
-    fitting = [config for config in CANDIDATES if config.work_tile_mnk[0] <= widest]
+    fitting = [
+        config
+        for config in candidates(formats=(problem.a_format, problem.b_format))
+        if config.work_tile_mnk[0] <= widest
+        and (config.swap_ab or halves(config) == 2 or largest <= MOST_ROWS)
+    ]
     return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
 
 
@@ -198,13 +256,16 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
         times.k_tile + times.k_tile_per_token * tile_tokens,
         times.mmas + blocks * times.mmas_per_token * tile_tokens,
     )
+    if not config.swap_ab:
+        per_k = times.rows_k_tile[blocks - 1]
     busy = read = moved = tiles = 0.0
     for m, n, k in live:
         strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // TILE_K)
         tiles += strips * columns
         busy += strips * columns * (times.tile + -(-k_tiles // split) * per_k)
         read += m * k + n * k
-        moved += strips * n * k + columns * m * k / config.multicast_n
+        shared = (1, config.multicast_n) if config.swap_ab else (config.multicast_n, 1)
+        moved += strips * n * k / shared[0] + columns * m * k / shared[1]
     waves = _waves(config, tiles, num_sms) * busy / max(tiles, 1)
     waves += dict(times.split).get(split, 0.0) + times.split_per_token * tile_tokens * (split - 1)
     parts = (waves, read / times.memory_bytes, moved / times.l2_bytes)
