@@ -202,6 +202,7 @@ def inclusive_sum(value: Int32) -> Int32:
     """Sum of the values of all lanes up to this one."""
     lane = cute.arch.lane_idx()
     for step in cutlass.range_constexpr(5):
-        other = cute.arch.shuffle_sync_up(value, 1 << step)
+        # Versions before 4.7 default to a clamp of 31, with which a shuffle up brings nothing.
+        other = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
         value = value + other if lane >= (1 << step) else value
     return value
