@@ -13,6 +13,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, decode_ue8m0, unpack_e2m1
 from nvfp4_cute.models.checkpoints import Checkpoint, StoredWeight
+from nvfp4_cute.models.checkpoints.checkpoint import quantization_of
 from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import as_nvfp4
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter
@@ -293,6 +294,7 @@ def test_experts_are_complete(tmp_path):
     ("quantization", "message"),
     [
         ({"quant_method": "eetq"}, "'eetq'; readers are"),
+        ({"bits": 4, "group_size": 64}, "as MLX writes it"),
         (MODELOPT | {"quant_algo": "INT4_AWQ"}, "quant_algo is 'INT4_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "marlin-24"}}}, "marlin-24"),
@@ -306,6 +308,34 @@ def test_experts_are_complete(tmp_path):
 def test_unknown_schemes(tmp_path, quantization, message):
     with pytest.raises(CheckpointError, match=message):
         Checkpoint(write(tmp_path, nvfp4(Q), quantization))
+
+
+def test_fused_experts_have_nothing_unknown(tmp_path):
+    """Names of tensors that belong to all experts of a layer follow that of the weights, behind an underscore."""
+    tensors = {}
+    for name, n, k in (("gate_up_proj", 64, 32), ("down_proj", 32, 32)):
+        key = f"{L}.experts.{name}"
+        tensors |= {
+            key: torch.zeros(2, n, k // 2, dtype=torch.uint8),
+            f"{key}_weight_scale": torch.ones(2, n, k // 16).to(torch.float8_e4m3fn),
+            f"{key}_weight_scale_2": torch.tensor(0.1), f"{key}_input_scale": torch.tensor(0.1),
+        }  # fmt: skip
+    Checkpoint(write(tmp_path / "a", tensors, MODELOPT)).read_experts(f"{L}.experts")
+    tensors[f"{L}.experts.gate_up_proj_pre_quant_scale"] = torch.full((32,), 3.0)
+    with pytest.raises(
+        CheckpointError, match="gate_up_proj_pre_quant_scale belongs to .* nothing that this reader knows"
+    ):
+        Checkpoint(write(tmp_path / "b", tensors, MODELOPT)).read_experts(f"{L}.experts")
+
+
+@pytest.mark.parametrize("name", ["qweight", "weight_packed", "weight"])
+def test_packed_tensors_without_a_config(tmp_path, name):
+    dtype = torch.float8_e4m3fn if name == "weight" else torch.int32
+    folder = write(tmp_path, {f"{Q}.{name}": torch.zeros(8, 64).to(dtype)}, None)
+    with pytest.raises(
+        CheckpointError, match=f"{name} is .*, and neither config.json has a quantization_config"
+    ):
+        quantization_of(folder)
 
 
 def test_damaged_files(tmp_path):

@@ -66,8 +66,9 @@ def test_one_scale_a_row(tmp_path):
     assert torch.equal(weight.dequantize(torch.float64), values(codes, scale, torch.full_like(zero, 8)))
 
 
+@pytest.mark.parametrize("key", ["checkpoint_format", "format"])
 @pytest.mark.parametrize(("layout", "less"), [("gptq", 1), ("gptq_v2", 0)])
-def test_gptq(tmp_path, layout, less):
+def test_gptq(tmp_path, layout, less, key):
     codes, scale, zero = parts()
     tensors = {
         "qweight": words(codes.T, 0),
@@ -76,7 +77,7 @@ def test_gptq(tmp_path, layout, less):
         "g_idx": (torch.arange(K) // 64).int(),
         "bias": torch.zeros(N),
     }
-    write(tmp_path, {f"{PREFIX}.{k}": v for k, v in tensors.items()}, GPTQ | {"checkpoint_format": layout})
+    write(tmp_path, {f"{PREFIX}.{k}": v for k, v in tensors.items()}, GPTQ | {key: layout})
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.plain == [f"{PREFIX}.bias"]
     weight = checkpoint.linear(PREFIX).weight
@@ -217,6 +218,7 @@ def test_factors_of_activations_that_are_refused(tmp_path, pre, message):
         ),
         (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic has settings by module"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'; this reader takes 'gemm'"),
+        ({"quant_method": "awq", "bits": 4, "format": "gemv"}, "version is 'gemv'; this reader takes 'gemm'"),
         (AWQ | {"bits": 8}, "bits is 8; this reader takes 4"),
         (compressed_tensors(num_bits=8), "num_bits is 8, and its format int4 has 4"),
     ],

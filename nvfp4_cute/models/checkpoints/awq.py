@@ -14,7 +14,9 @@ def convention(quantization: Config) -> Convention:
     Raises:
         CheckpointError: not 4 bits, or another order of the columns than version gemm's.
     """
-    bits, version = quantization.get("bits", 4), str(quantization.get("version", "gemm")).lower()
+    # GPTQModel writes the version as the format.
+    version = str(quantization.get("version") or quantization.get("format") or "gemm").lower()
+    bits = quantization.get("bits", 4)
     for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):
         if value != known:
             raise CheckpointError(f"{name} is {value!r}; this reader takes {known!r}: export the model so")

@@ -24,7 +24,13 @@ from nvfp4_cute.models.checkpoints.convention import (
     Config,
     Convention,
 )
-from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, K_FIRST_MODELS, expert_of, spellings
+from nvfp4_cute.models.checkpoints.names import (
+    FUSED_PART,
+    INTERLEAVED_MODELS,
+    K_FIRST_MODELS,
+    expert_of,
+    spellings,
+)
 from nvfp4_cute.models.checkpoints.stored import (
     FP8,
     INT4,
@@ -47,6 +53,9 @@ READERS = {
 }
 # Dtypes, as files name them, of weights that are quantized.
 QUANTIZED_DTYPES = ("U8", "F8_E4M3")
+# Dtypes and last parts of names of what only quantizing tools write, whether a config says so or not.
+PACKED_DTYPES = (*QUANTIZED_DTYPES, "U32", "F4", "F8_E5M2", "F8_E8M0")
+PACKED_NAMES = ("qweight", "weight_packed")
 MissingInputScale = Literal["refuse", "fill"]
 Roles = dict[str, str]  # role -> name of the tensor
 
@@ -272,7 +281,8 @@ class Checkpoint:
         for name in self.files:
             placed = _place(name, convention)
             if placed is None:
-                others.setdefault(name.rpartition(".")[0], []).append(name)
+                fused = FUSED_PART.match(name)
+                others.setdefault(fused[1] if fused else name.rpartition(".")[0], []).append(name)
                 continue
             owners[name] = placed
             prefix, role = placed
@@ -480,6 +490,11 @@ def convention_of(quantization: Config) -> Convention:
     """
     given = unwrapped(quantization)
     method = str(given.get("quant_method"))
+    if "quant_method" not in given and {"bits", "group_size"} <= set(given):
+        raise CheckpointError(
+            "quantization_config has bits and group_size and no quant_method, as MLX writes it, whose integers and biases no "
+            "reader here knows: fetch the 16-bit model, and quantize that"
+        )
     if method not in READERS:
         raise CheckpointError(
             f"quant_method is {method!r}; readers are {', '.join(READERS)}: export the checkpoint as one of these"
@@ -499,11 +514,13 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
         convention_of(quantization)
         return dict(unwrapped(quantization))
     files = TensorFiles(folder)
-    one = next((name for name, entry in files.entries.items() if entry.dtype in QUANTIZED_DTYPES), None)
+    is_packed = lambda name, entry: entry.dtype in PACKED_DTYPES or name.rpartition(".")[2] in PACKED_NAMES
+    one = next((name for name, entry in files.entries.items() if is_packed(name, entry)), None)
     if one is not None:
         raise CheckpointError(
             f"{one} is {files.entries[one].dtype}, and neither config.json has a quantization_config nor is there a "
-            "hf_quant_config.json, so nothing says what it means: fetch all files of the checkpoint"
+            "hf_quant_config.json, so nothing says what it means: fetch all files of the checkpoint, or, of one of MLX, the "
+            "model that it was made of"
         )
     return None
 

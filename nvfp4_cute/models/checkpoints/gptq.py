@@ -17,7 +17,7 @@ def convention(quantization: Config) -> Convention:
     Raises:
         CheckpointError: not 4 bits, another layout, or settings by module.
     """
-    layout = quantization.get("checkpoint_format") or "gptq"
+    layout = quantization.get("checkpoint_format") or quantization.get("format") or "gptq"
     for name, value, known in (
         ("bits", quantization.get("bits"), (4,)),
         ("checkpoint_format", layout, LAYOUTS),

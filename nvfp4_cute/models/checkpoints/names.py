@@ -29,6 +29,7 @@ _NAMES = "|".join(PROJECTIONS)
 BY_EXPERT = re.compile(rf"^(.*\bexperts)\.(\d+)\.({_NAMES})$")
 BY_PROJECTION = re.compile(rf"^(.*\bexperts)\.({_NAMES})\.(\d+)$")
 FUSED = re.compile(rf"^(.*\bexperts)\.({_NAMES})$")
+FUSED_PART = re.compile(rf"^(.*\bexperts\.(?:{_NAMES}))_\w+$")
 # Of these, fused gate and up lie row by row: gate 0, up 0, gate 1 and so on.
 INTERLEAVED_MODELS = ("gpt_oss",)
 # Of these, transformers' fused experts are [E, K, N], and so are those of tools that keep them fused.
