@@ -273,6 +273,12 @@ def test_tcgen05_intervals_are_the_published_ones(m, n, ctas, cycles):
     assert B200.mma_interval("mxf4nvf4", m, n, ctas, False) == pytest.approx(cycles, rel=0.1)
 
 
+def test_an_mma_of_96_elements_takes_as_long_as_one_of_64_unless_it_reads_more():
+    """Of a single CTA with 256 columns, 48 bytes of 384 rows at 128 bytes a cycle."""
+    assert B200.mma_interval("mxf4nvf4", 256, 256, 2, False, 48) == 128
+    assert B200.mma_interval("mxf4nvf4", 128, 256, 1, False, 48) == 144
+
+
 @pytest.mark.parametrize("n,cycles", [(64, 32.0), (128, 64.0), (256, 128.0)])
 def test_wgmma_intervals_are_the_measured_ones(n, cycles):
     assert H200.wgmma_interval("f16", n, False) == cycles

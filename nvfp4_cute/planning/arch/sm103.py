@@ -116,11 +116,11 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     if problem.form in choosing.KNOWN_SIZES:
         return estimates(problem, num_sms)[0].config
     chosen = choosing.choose(problem, num_sms)
-    with_k96 = replace(chosen, use_k96_instrs=True)
     formats = problem.a_format, problem.b_format
-    if unsupported_reason(with_k96, problem.num_b, formats) is not None:
+    smem = smem_plan(chosen, problem.num_b, formats)
+    # Where tiles of tokens share weights, L2 delivers those, and the MMAs of a K tile may take longer than its copies.
+    shares = problem.sizes[0][0] > chosen.work_tile_mnk[0]
+    if not shares or limits.k_tile_mma_cycles(chosen, smem) <= sum(limits.k_tile_copy_cycles(chosen, smem)):
         return chosen
-    # The mean stands for all groups, and both are the same but for their MMAs.
-    alike = replace(problem, form="list")
-    estimated = (choosing.estimate(config, alike, num_sms).cycles for config in (with_k96, chosen))
-    return with_k96 if next(estimated) < next(estimated) else chosen
+    with_k96 = replace(chosen, use_k96_instrs=True)
+    return chosen if unsupported_reason(with_k96, problem.num_b, formats) else with_k96
