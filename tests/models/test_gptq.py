@@ -110,6 +110,8 @@ def test_refused():
 
 def test_what_tests_compare_differs():
     """The cases above are no copies of one another."""
-    ways = [(f, s) for f in NAMES for s in (False, True) if not (f == "mxfp8_e4m3" and s)]  # it has one scale
+    ways = [
+        (f, s) for f in NAMES for s in (False, True) if not (f == "mxfp8_e4m3" and s)
+    ]  # its scales are found the same
     found = [quantized(weights(), f, search=s).dequantize() for f, s in ways]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))

@@ -175,6 +175,12 @@ def test_mxfp8_does_not_saturate():
     weight[0, 0] = 1.9
     found = quantized(weight, "mxfp8_e4m3").dequantize()
     assert found[0, 0] == 1.875 and torch.equal(found[0, 1:], weight[0, 1:])
+    weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)) * 1e-4
+    weight[:, 0] = 1.8  # 460.8 of 448: a smaller scale has the same value of it, and more bits of the others
+    nearest, searched = (
+        quantized(weight, "mxfp8_e4m3", search=s).dequantize() - weight for s in (False, True)
+    )
+    assert torch.equal(nearest[:, 0], searched[:, 0]) and searched[:, 1:].norm() < 0.9 * nearest[:, 1:].norm()
 
 
 def test_nearest_is_that_of_quantize():

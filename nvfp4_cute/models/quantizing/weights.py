@@ -28,8 +28,9 @@ SEARCHED = {
     "ue4m3": (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75),
     "bf16": (1.0, 0.9375, 0.875, 0.8125, 0.75),
 }
-# Of powers of two by how they are rounded: the next one after down. After up a smaller one only cuts.
-SEARCHED_POWERS = {"down": (1.0, 2.0), "up": NEAREST}
+# Of powers of two by how they are rounded: the other rounding is tried, too. After up, a smaller scale cuts the largest value,
+# but where that rounds to the same.
+SEARCHED_POWERS: dict[str, tuple[float, ...]] = {"down": (1.0, 2.0), "up": (1.0, 0.5)}
 # By element: of values over their step to codes, uint8, and back.
 CODECS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "e2m1": (encode_e2m1, decode_e2m1),
