@@ -38,11 +38,12 @@ def encode_block(x: list, global_scale: Float32 | None, encode: Encoding) -> tup
     """Words of elements and the code of the scale.
 
     Args:
-        x: Float32, as many as a block has. global_scale: the factor one multiplies by to dequantize, or None.
+        x: Float32, as many as a block has, or a part of it, whose other parts the next lanes have: a whole warp calls this then.
+        global_scale: the factor one multiplies by to dequantize, or None.
         encode: of the format.
     """
     magnitudes = [ptx.abs_f32(value) for value in x]
-    amax = largest(magnitudes)
+    amax = over_lanes(largest(magnitudes), encode.format.block_k // len(x))
     code, factor = find_scale(amax, global_scale, encode)
     return encode_part(x, magnitudes, BlockScale(amax, code, factor), encode), code
 
@@ -52,6 +53,13 @@ def largest(magnitudes: list) -> Float32:
     while len(magnitudes) > 1:
         magnitudes = [ptx.max_nan(*pair) for pair in zip(magnitudes[::2], magnitudes[1::2], strict=True)]
     return magnitudes[0]
+
+
+def over_lanes(amax: Float32, lanes: int) -> Float32:
+    """The largest of so many neighbouring lanes, a power of two; NaN where one is. A whole warp calls this."""
+    for step in range(lanes.bit_length() - 1):
+        amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << step))
+    return amax
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""The middle of a layer of experts where a product's epilogue does not do it: bias, activation, and NVFP4, in one pass.
+"""The middle of a layer of experts where a product's epilogue does not do it: bias, activation, and quantization, in one pass.
 
 h (rows, N) fp16 or bf16, or (rows, 2 N) where the layer is gated: gate's columns, then up's, or one of each in turn. Results:
-data (rows, N / 2) and blocked scales, every expert's rows beginning a block of 128, or (rows, N) of h's type. Every operation is
-one float32 operation, as ``experts.activation`` lists them: the bits are the same everywhere. Rows behind the last expert's are
-not read.
+data (rows, bytes of N) and blocked scales, every expert's rows beginning a block of 128, or (rows, N) of h's type. Every
+operation is one float32 operation, as ``experts.activation`` lists them: the bits are the same everywhere. Rows behind the last
+expert's are not read.
 
-Work: a warp takes 512 columns of a row, a lane a block of 16.
+Work: a warp takes 512 columns of a row, a lane 16: a block of NVFP4, half of one of MXFP4 and MXFP8.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import Activate
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
@@ -57,7 +57,7 @@ class ActivateKernel:
 
     Args:
         is_bf16: whether h and bias are bfloat16, else float16.
-        quantizes: whether results are NVFP4, else of h's type.
+        format: of the results; None where they are of h's type.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
         gate_layout: "concatenated" or "interleaved"; "none" where there is no gate.
         has_limit: whether gate and up are cut.
@@ -70,7 +70,7 @@ class ActivateKernel:
     def __init__(
         self,
         is_bf16: bool,
-        quantizes: bool,
+        format: BlockFormat | None,
         activation: str,
         gate_layout: str,
         has_limit: bool,
@@ -80,13 +80,15 @@ class ActivateKernel:
         name: str,
     ):
         self.is_bf16 = is_bf16
-        self.quantizes = quantizes
+        self.quantizes = format is not None
         self.activation = activation
         self.gate_layout = gate_layout
         self.has_limit = has_limit
         self.has_bias = has_bias
         self.has_global_scale = has_global_scale
-        self.encode = Encoding.of(NVFP4, has_fp4_convert)
+        self.encode = None if format is None else Encoding.of(format, has_fp4_convert)
+        # That share a block.
+        self.lanes = 1 if format is None else format.block_k // BLOCK
         self.name = name
 
     @cute.jit
@@ -151,7 +153,7 @@ class ActivateKernel:
                 if cutlass.const_expr(self.has_global_scale):
                     factor = global_scalar(Float32, operands.global_scale + Int64(expert) * 4)[0]
                 words, code = encode_block([values[i] for i in range(BLOCK)], factor, self.encode)
-                results.store(row, place, block, words, scale_word(code))
+                results.store(row, place, block, words, scale_word(code, self.lanes), self.lanes)
             else:
                 pairs = range(0, BLOCK, 2)
                 words = [ptx.pack_16x2(values[i], values[i + 1], self.is_bf16) for i in pairs]

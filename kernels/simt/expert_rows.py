@@ -158,30 +158,45 @@ def num_lanes(condition: Boolean) -> Int32:
 
 
 @cute.jit
-def scale_word(code: Uint32) -> Uint32:
-    """The codes of four neighbouring lanes as one word, in each of the four."""
-    lane = cute.arch.lane_idx()
-    word = code << Uint32(lane % ATOM_COLS * 8)
-    word = word | cute.arch.shuffle_sync_bfly(word, 1)
-    return word | cute.arch.shuffle_sync_bfly(word, 2)
+def scale_word(code: Uint32, lanes: cutlass.Constexpr = 1) -> Uint32:
+    """The codes of four neighbouring blocks as one word, in each of their lanes. ``lanes``: that have a block and its code."""
+    block = cute.arch.lane_idx()
+    if cutlass.const_expr(lanes > 1):
+        block = block // lanes
+    word = code << Uint32(block % ATOM_COLS * 8)
+    word = word | cute.arch.shuffle_sync_bfly(word, lanes)
+    return word | cute.arch.shuffle_sync_bfly(word, 2 * lanes)
 
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Where quantized rows go: data e2m1 (rows, K / 2) and scales, blocked, of ``k_blocks`` blocks a row."""
+    """Where quantized rows go: data (rows, bytes of K) and scales, blocked, of ``k_blocks`` times 16 values a row."""
 
     data: Int64
     scale: Int64
     k_blocks: Int32
 
     @cute.jit
-    def store(self, row: Int32, place: Int32, block: Int32, words: list, scales: Uint32):
-        """A block of a row by each lane, and by every fourth the scales of four; padding columns get what is in ``scales``."""
+    def store(
+        self,
+        row: Int32,
+        place: Int32,
+        block: Int32,
+        words: list,
+        scales: Uint32,
+        lanes: cutlass.Constexpr = 1,
+    ):
+        """16 values of a row by each lane, and by one of four blocks their scales; padding columns get what is in ``scales``.
+
+        Args:
+            lanes: that share a block of the format.
+        """
         if block < self.k_blocks:
-            store_words(self.data + (Int64(row) * self.k_blocks + block) * OUTPUT_BYTES, words)
-        atoms_k = cute.ceil_div(self.k_blocks, ATOM_COLS)
-        if block % ATOM_COLS == 0 and block < self.k_blocks:
-            atom = Int64(place // ATOM_ROWS) * atoms_k + block // ATOM_COLS
+            store_words(self.data + (Int64(row) * self.k_blocks + block) * (4 * len(words)), words)
+        atom_parts = ATOM_COLS * lanes
+        atoms_k = cute.ceil_div(self.k_blocks, atom_parts)
+        if block % atom_parts == 0 and block < self.k_blocks:
+            atom = Int64(place // ATOM_ROWS) * atoms_k + block // atom_parts
             store_word(self.scale + atom * ATOM_BYTES + place % 32 * 16 + place % ATOM_ROWS // 32 * 4, scales)
 
 

@@ -1,11 +1,13 @@
 """Tokens to rows of their experts: x (tokens, K) fp16 or bf16 is read once, each row is written where a choice has it.
 
-As NVFP4: data (rows, K / 2) and blocked scales, every expert's rows beginning a block of 128. With one global scale, or none, a
-block is quantized once for all choices of its token; with one an expert, once a choice. The operations are those of ``quantize``,
-bit for bit. Scales of rows that there are not are not written, as nothing reads them. Or as they are: data (rows, K).
+Quantized: data (rows, bytes of K) and blocked scales, every expert's rows beginning a block of 128. With one global scale, or
+none, a block is quantized once for all choices of its token; with one an expert, once a choice. The operations are those of
+``quantize``, bit for bit. Scales of rows that there are not are not written, as nothing reads them. Or as they are: data
+(rows, K).
 
-Work: a warp takes 512 values of one token, a lane a block of 16. With few choices in all, every warp finds the order of rows by
-itself and there is no launch before; warps share in telling the order to those that come later.
+Work: a warp takes 512 values of one token, a lane 16: a block of NVFP4, half of one of MXFP4 and MXFP8. With few choices in
+all, every warp finds the order of rows by itself and there is no launch before; warps share in telling the order to those that
+come later.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import GatherQuantize
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
@@ -23,6 +25,8 @@ from ..common.global_access import global_scalar
 from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
 from .quantize import quantize_words
 from .row_blocks import read_block
+
+LANE_VALUES = 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class GatherQuantizeKernel:
 
     Args:
         is_bf16: whether x is bfloat16, else float16.
-        quantizes: whether rows are NVFP4, else those of x.
+        format: of the rows; None where they are those of x.
         global_scales: "none", "one", or "each": one an expert.
         finds_order: whether ``rows`` is written, not read.
         has_fp4_convert: whether e2m1 conversions are instructions.
@@ -55,17 +59,19 @@ class GatherQuantizeKernel:
     def __init__(
         self,
         is_bf16: bool,
-        quantizes: bool,
+        format: BlockFormat | None,
         global_scales: str,
         finds_order: bool,
         has_fp4_convert: bool,
         name: str,
     ):
         self.is_bf16 = is_bf16
-        self.quantizes = quantizes
+        self.quantizes = format is not None
         self.global_scales = global_scales
         self.finds_order = finds_order
-        self.encode = Encoding.of(NVFP4, has_fp4_convert)
+        self.encode = None if format is None else Encoding.of(format, has_fp4_convert)
+        # That share a block.
+        self.lanes = 1 if format is None else format.block_k // LANE_VALUES
         self.name = name
 
     @cute.jit
@@ -77,7 +83,7 @@ class GatherQuantizeKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
-        k_blocks = Int32(t[GatherQuantize.K]) // 16
+        k_blocks = Int32(t[GatherQuantize.K]) // LANE_VALUES
         operands = GatherOperands(
             x=t[GatherQuantize.X],
             rows=t[GatherQuantize.ROWS],
@@ -136,21 +142,21 @@ class GatherQuantizeKernel:
                     row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
                     encoded, scales = self.quantize(words, cute.arch.shuffle_sync(factor, k))
                     if row >= 0:
-                        results.store(row, place, block, encoded, scales)
+                        results.store(row, place, block, encoded, scales, self.lanes)
             else:
                 encoded, scales = self.quantize(words, factor)
                 for k in cutlass.range(ids.top_k, unroll=1):
                     row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
                     if row >= 0:
-                        results.store(row, place, block, encoded, scales)
+                        results.store(row, place, block, encoded, scales, self.lanes)
 
     @cute.jit
     def quantize(self, words: cute.Tensor, factor: Float32):
-        """Two words of e2m1, and the scales of four lanes: zeros of blocks beyond K, as ``words`` are there."""
+        """Words of elements, and the scales of four blocks: zeros of blocks beyond K, as ``words`` are there."""
         encoded, code = quantize_words(
             words, None if self.global_scales == "none" else factor, self.is_bf16, self.encode
         )
-        return encoded, scale_word(code)
+        return encoded, scale_word(code, self.lanes)
 
     @cute.jit
     def choices(self, operands: GatherOperands, ids: Ids, token: Int32, work: Int32, tells: cutlass.Boolean):

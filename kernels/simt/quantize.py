@@ -24,7 +24,7 @@ from ..common import ptx
 from ..common.device_groups import inclusive_sum
 from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
-from ..common.quantize_block import encode_block, encode_values, find_scale
+from ..common.quantize_block import encode_block, encode_values, find_scale, over_lanes
 from .silu import silu_mul
 
 ROWS_PER_WARP = WARP_SIZE // ATOM_COLS
@@ -288,14 +288,15 @@ def within(operands: QuantizeOperands, row: Int32) -> Int32:
 def quantize_words(
     words: cute.Tensor, global_scale: Float32 | None, is_bf16: cutlass.Constexpr, encode: cutlass.Constexpr
 ):
-    """A block's words of 16-bit floats, as ``QuantizeKernel.quantize_block``."""
-    num_words = input_words(encode.format)
+    """A block's words of 16-bit floats, as ``QuantizeKernel.quantize_block``; or those of a part of one, whose other parts the
+    next lanes have: a whole warp calls this then."""
+    num_words = cute.size(words)
     magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(num_words)]
     most = magnitudes[0]
     for word in magnitudes[1:]:
         most = ptx.max_nan_x2(most, word, is_bf16)
     low, high = unpack(most, is_bf16)
-    amax = ptx.max_nan(low, high)
+    amax = over_lanes(ptx.max_nan(low, high), input_words(encode.format) // num_words)
     code, factor = find_scale(amax, global_scale, encode)
     source = words if cutlass.const_expr(encode.signed) else magnitudes
     x = [value for i in range(num_words) for value in unpack(source[i], is_bf16)]

@@ -5,7 +5,7 @@ are turned in shared memory, 32 tokens at a time, each warp its own 16 columns (
 are a 32-byte sector of a row: so a warp waits for itself alone. They are written by stmatrix, which transposes, read
 back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
 eight lanes fill a 32-byte sector. Quantized results are turned in fp32, for a thread to
-quantize a block of a row, or a part of one, whose other parts the next lanes have.
+quantize a part of a block, whose other parts the next lanes have.
 Passes are a loop over code of which only what names accumulators is there for each: executed once a tile, it takes longer to
 fetch than to run, and longest to compile.
 """
@@ -16,7 +16,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch.sm90 import PAIRED_TILE_TOKENS
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -28,7 +27,7 @@ from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
-from ..common.quantize_block import BlockScale, find_scale, largest
+from ..common.quantize_block import BlockScale, find_scale, largest, over_lanes
 from ..common.quantized_output import (
     QuantizedGroup,
     quantized_group,
@@ -50,6 +49,8 @@ ROW_UNITS = 2
 ROW_BYTES, ROW_VALUES = ROW_UNITS * UNIT_BYTES, ROW_UNITS * UNIT_VALUES
 PASS_BYTES = PASS_TOKENS * ROW_BYTES
 STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
+# Columns of a row that a thread quantizes, so that all threads of a warpgroup have some in a pass: a part of a block.
+PART_COLUMNS = STAGING_BYTES // (4 * GROUP_THREADS)
 # Accumulators of eight tokens: two rows of weights, two tokens each.
 BLOCK_TOKENS, BLOCK_VALUES = 8, 4
 # From a lane's first column of one product to its second one.
@@ -325,51 +326,30 @@ def _store_quantized_pass(
     )
     cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
     encode = Encoding.of(results.kind.dtype, has_fp4_convert=False)
-    size = part_columns(encode.format)
-    parts = group_columns // size
+    parts = group_columns // PART_COLUMNS
     first, token, part = index * pass_tokens, thread // parts, thread % parts
-    if cutlass.const_expr(size == encode.format.block_k):
-        if thread < STAGING_BYTES // (4 * size) and first + token < rows:
-            store_quantized_part(
-                _staged_part(staging, token, part, row_bytes, size),
-                None,
-                target,
-                first_row + first + token,
-                first_column + group * group_columns + part * size,
-                encode,
-            )
-    else:
-        values = _staged_part(staging, token, part, row_bytes, size)
-        amax = largest([ptx.abs_f32(values[i]) for i in range(size)])
-        for step in cutlass.range_constexpr((encode.format.block_k // size).bit_length() - 1):
-            amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << step))
-        scale = BlockScale(amax, *find_scale(amax, target.global_scale, encode))
-        if first + token < rows:
-            store_quantized_part(
-                values,
-                scale,
-                target,
-                first_row + first + token,
-                first_column + group * group_columns + part * size,
-                encode,
-            )
-
-
-def part_columns(format: BlockFormat) -> int:
-    """Columns of a row that a thread quantizes: a block, or a part of one, so that all threads have one in a pass."""
-    return format.block_k if format.block_k <= 16 else STAGING_BYTES // (4 * GROUP_THREADS)
+    values = _staged_part(staging, token, part, row_bytes)
+    magnitudes = [ptx.abs_f32(values[i]) for i in range(PART_COLUMNS)]
+    amax = over_lanes(largest(magnitudes), encode.format.block_k // PART_COLUMNS)
+    scale = BlockScale(amax, *find_scale(amax, target.global_scale, encode))
+    if first + token < rows:
+        store_quantized_part(
+            values,
+            scale,
+            target,
+            first_row + first + token,
+            first_column + group * group_columns + part * PART_COLUMNS,
+            encode,
+        )
 
 
 @cute.jit
-def _staged_part(
-    staging: Int32, token: Int32, part: Int32, row_bytes: cutlass.Constexpr, size: cutlass.Constexpr
-) -> cute.Tensor:
-    """``size`` results of a token, from shared memory."""
-    address = staging + token * row_bytes + _swizzled(part * (size // UNIT_WORDS), token // 2 % 4)
-    words = cute.make_rmem_tensor(size, Uint32)
-    for unit in cutlass.range_constexpr(size // UNIT_WORDS):
-        at = (address ^ (unit // 2 * 2 * UNIT_BYTES)) + unit % 2 * UNIT_BYTES
-        loaded = load_shared(at, UNIT_WORDS)
+def _staged_part(staging: Int32, token: Int32, part: Int32, row_bytes: cutlass.Constexpr) -> cute.Tensor:
+    """PART_COLUMNS results of a token, from shared memory."""
+    address = staging + token * row_bytes + _swizzled(part * (PART_COLUMNS // UNIT_WORDS), token // 2 % 4)
+    words = cute.make_rmem_tensor(PART_COLUMNS, Uint32)
+    for unit in cutlass.range_constexpr(PART_COLUMNS // UNIT_WORDS):
+        loaded = load_shared(address + unit * UNIT_BYTES, UNIT_WORDS)
         for i in cutlass.range_constexpr(UNIT_WORDS):
             words[unit * UNIT_WORDS + i] = loaded[i]
     return cute.recast_tensor(words, Float32)

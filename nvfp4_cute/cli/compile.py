@@ -26,12 +26,20 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Activation, Form, Gate, OutDtype, WeightLayout, result_format
+from nvfp4_cute.problem import (
+    RESULT_FORMATS,
+    Activation,
+    Form,
+    Gate,
+    OutDtype,
+    WeightLayout,
+    result_format,
+)
 from nvfp4_cute.terminal import Progress
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named
-DTYPES = ("float16", "bfloat16", "float32", "nvfp4")
+FLOATS = ("float16", "bfloat16", "float32")
 # A process that compiles takes about a gigabyte.
 MAX_JOBS = 8
 
@@ -84,9 +92,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=(*FLOATS, *RESULT_FORMATS),
         default="bfloat16",
-        help="of outputs, and of what is quantized; nvfp4: of GEMMs (default %(default)s)",
+        help="of outputs, and of what is quantized; names of formats: of GEMMs (default %(default)s)",
     )
     parser.add_argument(
         "--activation",
@@ -110,7 +118,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--bias",
-        choices=DTYPES[:-1],
+        choices=FLOATS,
         help="products, not dual ones, that add a number a column of this dtype",
     )
     parser.add_argument(
@@ -132,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             configs=configs,
             form=args.form,
             activation=args.activation,
-            dtype=args.dtype if args.dtype == "nvfp4" else getattr(torch, args.dtype),
+            dtype=args.dtype if args.dtype in RESULT_FORMATS else getattr(torch, args.dtype),
             has_alpha=args.alpha,
             early_weights=args.early_weights,
             bias_dtype=args.bias and getattr(torch, args.bias),
@@ -173,7 +181,7 @@ def keys(
         configs: of GEMMs; None for all that they may choose by themselves.
         form: of ``grouped_gemm`` and the dual GEMM.
         activation: of the dual GEMM.
-        dtype: of outputs, and of what is quantized; "nvfp4" of GEMMs.
+        dtype: of outputs, and of what is quantized; the name of a format of GEMMs.
         has_alpha: whether products read a factor.
         weight_layout, has_limit: of the dual GEMM.
         formats: of ``a`` and of ``b`` of GEMMs.

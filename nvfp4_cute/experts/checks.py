@@ -2,7 +2,9 @@
 
 import torch
 
+from nvfp4_cute.formats.block_format import BlockFormat, check_is_format
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.problem import RESULT_FORMATS
 
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
@@ -44,6 +46,18 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
     check_ids(ids)
     if len(ids) != len(x):
         raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
+
+
+def check_row_format(format: BlockFormat, **global_scales: torch.Tensor | None) -> None:
+    """Raise TypeError or ValueError for a format that rows of experts do not have, or a global scale that it has not."""
+    check_is_format("format", format)
+    if format.name not in RESULT_FORMATS:
+        raise ValueError(
+            f"format={format.name} is none of rows of experts; use one of {', '.join(RESULT_FORMATS)}"
+        )
+    for name, scale in global_scales.items():
+        if scale is not None and not format.has_global_scale:
+            raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")
 
 
 def check_row_pitch(letter: str, k: int) -> None:

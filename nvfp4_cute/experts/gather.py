@@ -1,4 +1,4 @@
-"""gather_quantize and gather: tokens to rows of their experts, as NVFP4 or as they are."""
+"""gather_quantize and gather: tokens to rows of their experts, quantized or as they are."""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -6,8 +6,9 @@ from enum import IntEnum
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
+from nvfp4_cute.experts.checks import check_row_format, check_row_pitch, check_tokens
 from nvfp4_cute.experts.keys import GatherQuantizeKey
+from nvfp4_cute.experts.new_rows import new_rows
 from nvfp4_cute.experts.permutation import (
     Permutation,
     PermuteTask,
@@ -16,11 +17,12 @@ from nvfp4_cute.experts.permutation import (
     permute,
 )
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import GatherQuantize
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.operands.results import as_results
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS, WARP_SIZE
 
 MAX_WORK = 2**31 - 1
@@ -31,11 +33,12 @@ def gather_quantize(
     ids: torch.Tensor,
     num_experts: int,
     *,
+    format: BlockFormat = NVFP4,
     global_scale: torch.Tensor | None = None,
     first_expert: int = 0,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
-    """Quantize tokens to NVFP4, each into the rows of the experts that it chose, as a ragged ``grouped_gemm`` takes them.
+    """Quantize tokens, each into the rows of the experts that it chose, as a ragged ``grouped_gemm`` takes them.
 
     Two launches, ``permute`` and one that reads each token once; one where there are at most 64 choices in all. Its cost is
     that of the tokens and rows there are, whatever the number of experts.
@@ -43,13 +46,14 @@ def gather_quantize(
     Args:
         x: float16 or bfloat16 [T, K], rows a multiple of 16 bytes apart, K a multiple of 32.
         ids, num_experts, first_expert: as of ``permute``.
+        format: NVFP4, MXFP4 or MXFP8; the last two have no global scale.
         global_scale: float32, one element, or [num_experts]; None for 1.
         backend: as of ``permute``.
 
     Returns:
-        data: uint8 [T * k, K/2]; rows behind the last one are not written.
-        scale: float8_e4m3fn [T * k // 128 + num_experts, K/64 rounded up, 32, 4, 4], blocked; every expert's rows begin a new
-        row of atoms. Padding rows are not written; nothing reads them.
+        data: [T * k, bytes of K], of NVFP4 uint8 [T * k, K/2]; rows behind the last one are not written.
+        scale: blocked, of NVFP4 float8_e4m3fn [T * k // 128 + num_experts, K/64 rounded up, 32, 4, 4]; every expert's rows
+        begin a new row of atoms. Padding rows are not written; nothing reads them.
         order: of the rows.
 
     Example:
@@ -62,6 +66,7 @@ def gather_quantize(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
     _check(x, ids, num_experts, global_scale)
+    check_row_format(format, global_scale=global_scale)
     if global_scale is not None:
         counts = (1, num_experts)
         if global_scale.dtype != torch.float32 or global_scale.numel() not in counts:
@@ -71,11 +76,9 @@ def gather_quantize(
             )
         global_scale = global_scale.contiguous().view(-1)
     k = x.shape[1]
-    data = torch.empty((ids.numel(), NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device)
-    atoms = NVFP4.ragged_scale_shape(ids.numel(), k, num_experts)
-    scale = torch.empty(atoms, dtype=torch.uint8, device=x.device)
-    order = _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backend)
-    return data, scale.view(torch.float8_e4m3fn), order
+    data, scale = new_rows(ids.numel(), k, num_experts, format, x.device)
+    order = _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backend, format)
+    return (*as_results([data, scale], False, format, None), order)
 
 
 def gather(
@@ -114,8 +117,10 @@ def _check(
     checks.check_extent("T * K / 512", len(x) * -(-k_blocks // WARP_SIZE), MAX_WORK // WARP_SIZE)
 
 
-def _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backend) -> Permutation:
-    """Find the order of rows, and write them, to NVFP4 where there is a ``scale`` to write."""
+def _gather(
+    x, ids, num_experts, global_scale, data, scale, first_expert, backend, format=None
+) -> Permutation:
+    """Find the order of rows, and write them, quantized where there is a ``format``."""
     finds_order = ids.numel() <= FEW_SLOTS
     if finds_order:
         order = new_order(ids, num_experts)
@@ -134,6 +139,7 @@ def _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backen
         slots=order.slots,
         first_expert=first_expert,
         finds_order=finds_order,
+        format=format,
     )
     if finds_order and not ids.numel():
         order.offs.zero_()
@@ -160,6 +166,7 @@ class GatherQuantizeTask(TableTask):
     slots: torch.Tensor
     first_expert: int
     finds_order: bool
+    format: BlockFormat | None
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -174,8 +181,7 @@ class GatherQuantizeTask(TableTask):
 
     def key(self, gpu: Gpu) -> GatherQuantizeKey:
         """What to compile."""
-        scales, quantizes = self._global_scales, self.scale is not None
-        return GatherQuantizeKey(gpu.arch, self.x.dtype, quantizes, scales, self.finds_order)
+        return GatherQuantizeKey(gpu.arch, self.x.dtype, self.format, self._global_scales, self.finds_order)
 
     @property
     def _global_scales(self) -> str:
@@ -202,9 +208,10 @@ class GatherQuantizeTask(TableTask):
             fields = (self.ids, self.offs, self.slots, self.rows, self.places)
             PermuteTask(*fields, None, self.first_expert, "whole").reference()
         tokens = self.slots.long() // self.ids.shape[1]
-        if self.scale is None:
+        if self.scale is None or self.format is None:
             end = int(self.offs[-1])
             self.data[:end] = self.x[tokens[:end]]
             return
         rows_of = lambda _, start, stop: self.x[tokens[start:stop]]
-        block_scaled.quantize_groups(self.offs.tolist(), rows_of, self.global_scale, self.data, self.scale)
+        ends, parts = self.offs.tolist(), (self.data, self.scale)
+        block_scaled.quantize_groups(ends, rows_of, self.global_scale, *parts, self.format)

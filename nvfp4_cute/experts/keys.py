@@ -7,8 +7,14 @@ import torch
 
 from nvfp4_cute.compile.keys import cutlass_dtype
 from nvfp4_cute.compile.simt_keys import SimtKey
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import dtype_name
+
+
+def _suffix(format: BlockFormat) -> str:
+    """What names of kernels say of a format: nothing of NVFP4."""
+    return "" if format == NVFP4 else f"_{format}"
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,10 @@ class PermuteKey(SimtKey):
 
 @dataclass(frozen=True)
 class GatherQuantizeKey(SimtKey):
-    """A gathering: input dtype, whether it quantizes, by which global scales, and whether it finds the order of rows."""
+    """A gathering: input dtype, what it quantizes to, by which global scales, and whether it finds the order of rows."""
 
     dtype: torch.dtype
-    quantizes: bool
+    format: BlockFormat | None
     global_scales: str
     finds_order: bool
 
@@ -82,7 +88,9 @@ class GatherQuantizeKey(SimtKey):
         """Readable, unique; the kernel's symbol starts with it."""
         order = "_orders" if self.finds_order else ""
         operation, scales = (
-            ("gather_quantize", f"_{self.global_scales}") if self.quantizes else ("gather", "")
+            ("gather", "")
+            if self.format is None
+            else (f"gather_quantize{_suffix(self.format)}", f"_{self.global_scales}")
         )
         return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}{scales}{order}"
 
@@ -92,7 +100,7 @@ class GatherQuantizeKey(SimtKey):
 
         return GatherQuantizeKernel(
             self.dtype == torch.bfloat16,
-            self.quantizes,
+            self.format,
             self.global_scales,
             self.finds_order,
             simt.has_fp4_convert(self.arch),
@@ -124,10 +132,10 @@ class FinalizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class ActivateKey(SimtKey):
-    """An activation of rows: dtype of its input, whether it quantizes, how a gate lies in it, and what is done."""
+    """An activation of rows: dtype of its input, what it quantizes to, how a gate lies in it, and what is done."""
 
     dtype: torch.dtype
-    quantizes: bool
+    format: BlockFormat | None
     activation: str
     gate_layout: str
     has_limit: bool
@@ -137,7 +145,7 @@ class ActivateKey(SimtKey):
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
-        operation = "activate" if self.quantizes else "activate_16bit"
+        operation = "activate_16bit" if self.format is None else f"activate{_suffix(self.format)}"
         return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{self.activation}_{self.gate_layout}{options}"
 
     def make_kernel(self) -> Any:
@@ -146,7 +154,7 @@ class ActivateKey(SimtKey):
 
         return ActivateKernel(
             self.dtype == torch.bfloat16,
-            self.quantizes,
+            self.format,
             self.activation,
             self.gate_layout,
             self.has_limit,

@@ -51,7 +51,7 @@ def moe(
     with quantized results, ``grouped_gemm``, ``finalize``; with biases, without a gate, or where the weights' rows do not suit
     ``grouped_dual_gemm``, a ``grouped_gemm`` and ``activate_quantize`` take its place. (On sm_90a a product may decode its rows
     by a launch of its own.) Nothing waits for the device; a captured CUDA graph follows ids that change. Buffers are allocated by
-    torch for T * k rows. Rounded: rows to NVFP4 twice, the second product's rows to ``x``'s dtype, and the result.
+    torch for T * k rows. Rounded: rows to their format twice, the second product's rows to ``x``'s dtype, and the result.
 
     With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16): ``gather``, products of 16-bit rows, and ``activate`` take
     the places of those that quantize. There are kernels for sm_90a.
@@ -65,7 +65,8 @@ def moe(
             16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4 or MXFP8, or such ExpertWeights; beside any 16-bit rows a
             BlockScaledTensor of int4, FP8_128x128 or INT8.
         w2: the same, [E, H, I].
-        activations: "nvfp4", or "16bit": what both products take rows as; without a group.
+        activations: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit": what both products take rows as; with a group NVFP4.
+            Weights are of a format that products multiply by such rows: MXFP4 or MXFP8 beside rows of either.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.
         limit: cuts the gate to at most this, and up on both sides.
         weight_layout: of w13's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" where there is no gate,
@@ -145,7 +146,9 @@ def moe(
     where: Any = {"first_expert": first_expert, "backend": backend}
     scale = None
     if experts.quantizes:
-        data, scale, order = gather_quantize(x, ids, experts.count, global_scale=input_scale, **where)
+        data, scale, order = gather_quantize(
+            x, ids, experts.count, format=experts.row_format, global_scale=input_scale, **where
+        )
     else:
         data, order = gather(x, ids, experts.count, **where)
     down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)

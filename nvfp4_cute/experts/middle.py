@@ -8,15 +8,17 @@ import torch
 
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.activation import ACTIVATIONS, GateLayout, activate_rows
-from nvfp4_cute.experts.checks import check_ids, check_rows, check_vector
+from nvfp4_cute.experts.checks import check_ids, check_row_format, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
+from nvfp4_cute.experts.new_rows import new_rows
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Activate, float32_bits
 from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.operands.results import as_results
 
 
 def activate_quantize(
@@ -30,6 +32,7 @@ def activate_quantize(
     bias: torch.Tensor | None = None,
     global_scale: torch.Tensor | None = None,
     first_expert: int = 0,
+    format: BlockFormat = NVFP4,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize ``activation(gate + bias) * (up + bias)`` of every expert's rows in one launch.
@@ -45,23 +48,23 @@ def activate_quantize(
         limit: cuts the gate to at most this, and up on both sides.
         bias: of ``h``'s dtype, [E_local, columns of h], contiguous.
         global_scale: float32 [E_local], or None for 1.
+        format: as of ``gather_quantize``.
         backend: as of ``permute``.
 
     Returns:
-        data and scale, as of ``gather_quantize``: uint8 [R, N/2], float8_e4m3fn [R // 128 + E_local, N/64 rounded up, 32, 4, 4].
+        data and scale, as of ``gather_quantize``: of NVFP4 uint8 [R, N/2] and float8_e4m3fn
+        [R // 128 + E_local, N/64 rounded up, 32, 4, 4].
 
     Raises:
         TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
     n = _check(h, ids, order, activation, gate_layout, bias, global_scale)
     check_vector("global_scale", global_scale, len(order.offs))
-    rows = len(h)
-    data = torch.empty((rows, NVFP4.row_bytes(n)), dtype=torch.uint8, device=h.device)
-    atoms = NVFP4.ragged_scale_shape(rows, n, len(order.offs))
-    scale = torch.empty(atoms, dtype=torch.uint8, device=h.device)
+    check_row_format(format, global_scale=global_scale)
+    data, scale = new_rows(len(h), n, len(order.offs), format, h.device)
     choices = (activation, gate_layout, limit, first_expert)
-    _activate(h, bias, ids, order, global_scale, data, scale, choices, backend)
-    return data, scale.view(torch.float8_e4m3fn)
+    _activate(h, bias, ids, order, global_scale, data, scale, choices, backend, format)
+    return as_results([data, scale], False, format, None)
 
 
 def activate(
@@ -94,8 +97,10 @@ def activate(
     return data
 
 
-def _activate(h, bias, ids, order: Permutation, global_scale, data, scale, choices, backend) -> None:
-    """Write the rows, to NVFP4 where there is a ``scale`` to write; a limit cuts a gate, where there is one."""
+def _activate(
+    h, bias, ids, order: Permutation, global_scale, data, scale, choices, backend, format=None
+) -> None:
+    """Write the rows, quantized where there is a ``format``; a limit cuts a gate, where there is one."""
     activation, gate_layout, limit, first_expert = choices
     task = ActivateTask(
         h=h,
@@ -111,6 +116,7 @@ def _activate(h, bias, ids, order: Permutation, global_scale, data, scale, choic
         gate_layout=gate_layout,
         limit=None if gate_layout == "none" else limit,
         first_expert=first_expert,
+        format=format,
     )
     run(backend, task)
 
@@ -160,6 +166,7 @@ class ActivateTask(TableTask):
     gate_layout: GateLayout
     limit: float | None
     first_expert: int
+    format: BlockFormat | None
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -174,8 +181,7 @@ class ActivateTask(TableTask):
     def key(self, gpu: Gpu) -> ActivateKey:
         """What to compile."""
         given = (x is not None for x in (self.limit, self.bias, self.global_scale))
-        quantizes = self.scale is not None
-        return ActivateKey(gpu.arch, self.h.dtype, quantizes, self.activation, self.gate_layout, *given)
+        return ActivateKey(gpu.arch, self.h.dtype, self.format, self.activation, self.gate_layout, *given)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
@@ -198,8 +204,9 @@ class ActivateTask(TableTask):
             return activate_rows(h, self.activation, self.gate_layout, self.limit)
 
         ends = self.offs.tolist()
-        if self.scale is not None:
-            block_scaled.quantize_groups(ends, rows_of, self.global_scale, self.data, self.scale)
+        if self.scale is not None and self.format is not None:
+            parts = self.data, self.scale
+            block_scaled.quantize_groups(ends, rows_of, self.global_scale, *parts, self.format)
             return
         for expert, (start, stop) in enumerate(pairwise([0, *ends])):
             self.data[start:stop] = rows_of(expert, start, stop)

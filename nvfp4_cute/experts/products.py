@@ -1,30 +1,42 @@
-"""The two products of a layer of experts, from ordered rows, NVFP4 or 16-bit, to one result per row."""
+"""The two products of a layer of experts, from ordered rows, quantized or 16-bit, to one result per row."""
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
+from nvfp4_cute.experts.checks import check_row_format
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Activation, Gate, GroupedProblem, OutDtype, check_limit
+from nvfp4_cute.problem import (
+    NVFP4,
+    Activation,
+    Gate,
+    GroupedProblem,
+    OutDtype,
+    ResultName,
+    check_limit,
+    result_format,
+)
 
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
 ]
-Activations = Literal["nvfp4", "16bit"]
+Activations = Literal[ResultName, "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Rows of both halves of concatenated weights whose scales are in blocks of their own.
 FUSED_ROWS = 256
@@ -54,11 +66,14 @@ class LocalExperts:
         hidden_scale, alpha13, alpha2, bias13,
     ) -> "LocalExperts":  # fmt: skip
         """Check the arguments of ``moe`` with these names. Raises TypeError or ValueError where shapes do not fit ``x``."""
-        checks.check_choice("activations", activations, ("nvfp4", "16bit"))
+        checks.check_choice("activations", activations, get_args(Activations))
         if activations == "16bit" and (input_scale is not None or hidden_scale is not None):
             raise ValueError(
                 'input_scale or hidden_scale with activations="16bit", which quantizes neither; leave them out'
             )
+        row_format = result_format(activations)
+        if row_format is not None:
+            check_row_format(row_format, input_scale=input_scale, hidden_scale=hidden_scale)
         checks.check_choice("activation", activation, ACTIVATIONS)
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
         check_limit(limit)
@@ -111,7 +126,7 @@ class LocalExperts:
         if signature in _checked:
             return
         ids = torch.empty((0, 1), dtype=torch.int32, device=x.device)
-        data, scale, order = gather_quantize(x[:0], ids, self.count, backend=backend)
+        data, scale, order = gather_quantize(x[:0], ids, self.count, format=self.row_format, backend=backend)
         self.rows(data, scale, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
         _checked.add(signature)
 
@@ -134,8 +149,13 @@ class LocalExperts:
 
     @property
     def quantizes(self) -> bool:
-        """Whether the products take NVFP4 rows."""
-        return self.activations == "nvfp4"
+        """Whether the products take quantized rows."""
+        return self.activations != "16bit"
+
+    @property
+    def row_format(self) -> BlockFormat:
+        """Of quantized rows; NVFP4 where they have 16 bits, which nothing asks then."""
+        return result_format(self.activations) or NVFP4_FORMAT
 
     def rows(
         self,
@@ -160,18 +180,19 @@ class LocalExperts:
         configs = self._configs(mean_rows, dtype, backend, data.device)
         if self.is_fused:
             fused_layout: Any = self.weight_layout
+            hidden_dtype: Any = self.activations if self.quantizes else dtype
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
                 activation=self.activation, limit=self.limit, weight_layout=fused_layout,
-                out_dtype=NVFP4 if self.quantizes else dtype, out_global_scale=self.hidden_scale, b_format=self.w13.format,
-                early_weights=order.is_older, backend=backend, config=configs[0],
+                out_dtype=hidden_dtype, out_global_scale=self.hidden_scale, a_format=self.row_format,
+                b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
         else:
             hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend, configs[0])
         hidden, hidden_sf = hidden if self.quantizes else (hidden, None)
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
+            a_format=self.row_format, b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
         )  # fmt: skip
 
     def _configs(
@@ -193,14 +214,16 @@ class LocalExperts:
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
-            b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
+            a_format=self.row_format, b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
         )  # fmt: skip
         options: Any = {
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
             "first_expert": first_expert, "backend": backend,
         }  # fmt: skip
         if self.quantizes:
-            return activate_quantize(h, ids, order, global_scale=self.hidden_scale, **options)
+            return activate_quantize(
+                h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
+            )
         return activate(h, ids, order, **options)
 
 

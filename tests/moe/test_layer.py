@@ -10,6 +10,7 @@ from oracle import assert_bitwise_equal, assert_error_within
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.routing import route
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8
 
@@ -109,6 +110,42 @@ def test_mx_weights(format, seed):
         for name, columns in (("bias13", rows), ("bias2", hidden)):
             layer.options[name] = torch.randint(-2, 3, (experts, columns), generator=generator).bfloat16()
     check(layer, "sm_90a", ("eager", "lazy", f"random:{seed}")[seed % 3], seed=seed)
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param("sm_100a", marks=()),
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_120a", "sm_90a")),
+    ],
+)
+@pytest.mark.parametrize(("rows", "format", "has_bias"), [
+    ("mxfp8_e4m3", MXFP4, False),
+    pytest.param("mxfp4", MXFP4, False, marks=pytest.mark.slow),
+    pytest.param("mxfp8_e4m3", MXFP8[0], True, marks=pytest.mark.slow),
+    pytest.param("mxfp4", MXFP4, True, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_mx_rows(rows, format, has_bias, arch):
+    """Rows of MX formats in both products: no launch but that of a product, or of an activation, quantizes what is between."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-4, 5, (11, 128), generator=generator).bfloat16()
+    w13, w2 = (mx_weights(5, n, k, generator, format=format) for n, k in ((256, 128), (128, 128)))
+    ids, weights = route(torch.randn(11, 5, generator=generator), 2)
+    bias = torch.randint(-3, 4, (5, 256), generator=generator).bfloat16() if has_bias else None
+    options = {"activations": rows, "activation": "relu2", "bias13": bias}
+    with observe(check=True) as observer:
+        got = moe(x, ids, weights, w13, w2, backend=f"emulator:{arch}", **options)
+    decodes = 2 if arch == "sm_90a" else 0  # at most, by launches of their own
+    assert len(observer.stats) - decodes <= 4 + has_bias
+    assert_bitwise_equal(got, moe(x, ids, weights, w13, w2, backend="reference", **options))
+
+
+def test_rows_without_a_global_scale_are_given_none():
+    generator = torch.Generator().manual_seed(3)
+    w13, w2 = (mx_weights(2, n, k, generator) for n, k in ((256, 128), (128, 128)))
+    x, (ids, weights) = torch.zeros(3, 128).bfloat16(), route(torch.randn(3, 2, generator=generator), 1)
+    with pytest.raises(ValueError, match="hidden_scale with rows of MXFP4, which have no global scale"):
+        moe(x, ids, weights, w13, w2, activations="mxfp4", hidden_scale=torch.ones(1))
 
 
 def test_equal_scores_of_permuted_tokens_have_the_same_bits():

@@ -10,6 +10,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.permutation import permute
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4
 
 ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
 DTYPES = (torch.bfloat16, torch.float16)
@@ -41,13 +42,14 @@ def check(x, ids, experts, arch="sm_90a", mode="eager", **options):
     want_data, want_scale, want_order = gather_quantize(x, ids, experts, backend="reference", **options)
     few = ids.numel() <= 64
     assert len(observer.stats) == (bool(ids.numel()) if few else 2)
+    format = options.get("format", NVFP4)
     rows = int(want_order.offs[-1])
     for name in ("offs", "rows", "places"):
         assert torch.equal(getattr(order, name), getattr(want_order, name)), name
     assert torch.equal(order.slots[:rows], want_order.slots[:rows])
     assert scale.shape == want_scale.shape
-    assert_bitwise_equal(data[:rows], want_data[:rows])
-    k_blocks = x.shape[1] // 16
+    assert_bitwise_equal(data[:rows].view(torch.uint8), want_data[:rows].view(torch.uint8))
+    k_blocks = format.num_k_blocks(x.shape[1])
     assert_bitwise_equal(real_scales(scale, order, k_blocks), real_scales(want_scale, want_order, k_blocks))
     check_copies(x, ids, experts, f"emulator:{arch}", mode, order, options.get("first_expert", 0))
     return order
@@ -61,6 +63,16 @@ def check_copies(x, ids, experts, backend, mode, order, first_expert):
     end = int(order.offs[-1])
     assert torch.equal(same.offs, order.offs) and torch.equal(same.slots[:end], order.slots[:end])
     assert_bitwise_equal(rows[:end], x[order.slots[:end].long() // ids.shape[1]])
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("format", [MXFP8_E4M3, MXFP4, MXFP8_E5M2], ids=str)
+@pytest.mark.parametrize("tokens, top_k, experts, k", [(3, 4, 9, 96), (70, 2, 3, 544)])
+def test_gather_in_mx_formats(tokens, top_k, experts, k, format, arch):
+    x, ids = spread((tokens, k), DTYPES[tokens % 2], tokens), some_ids(tokens, top_k, experts, k)
+    x[0, :40] = math.nan
+    check(x, ids, experts, arch, format=format)
 
 
 @pytest.mark.sampled(3)
