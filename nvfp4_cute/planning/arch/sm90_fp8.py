@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nvfp4_cute.formats.block_format import INT8_PAIR, Formats
+from nvfp4_cute.formats.block_format import INT8_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import fp8, sm90
 from nvfp4_cute.planning.arch.base import (
     Mma,
@@ -218,12 +218,12 @@ _candidates_of_pair = fp8.candidates_of_products(CANDIDATES)
 def candidates(
     num_b: int = 1,
     weight_layout: str = "separate",
-    is_quantized: bool = False,
+    out_format: BlockFormat | None = None,
     form: Form = "list",
     formats: Formats = PAIR,
 ) -> tuple[KernelConfig, ...]:
     """Those of ``CANDIDATES`` that multiply such operands."""
-    found = _candidates_of_pair(num_b, weight_layout, is_quantized, form, formats)
+    found = _candidates_of_pair(num_b, weight_layout, out_format, form, formats)
     return tuple(config for config in found if unsupported_reason(config, num_b, formats) is None)
 
 
