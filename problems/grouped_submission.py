@@ -6,12 +6,12 @@ tensor maps travel as kernel parameters: no copy to the device, no wait. Every c
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats, NumberType
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import sm100
@@ -31,9 +31,9 @@ class GroupTensors:
     """The tensors of one group, on the device.
 
     Attributes:
-        a: [M, K/2, 1] float4_e2m1fn_x2, K-major.
+        a: [M, K/2, 1] float4_e2m1fn_x2, K-major; of another format [M, K(/2), 1] of its elements.
         b: [N, K/2, 1], the same.
-        sfa, sfb: float8_e4m3fn [32, 4, rm, 4, rk, 1], views of contiguous [1, rm, rk, 32, 4, 4].
+        sfa, sfb: float8_e4m3fn, or of another format, [32, 4, rm, 4, rk, 1], views of contiguous [1, rm, rk, 32, 4, 4].
         c: [M, N, 1] float16, N-major, written.
         b2, sfb2: what a dual GEMM multiplies ``a`` by besides, shaped like ``b`` and ``sfb``.
     """
@@ -46,28 +46,41 @@ class GroupTensors:
     b2: torch.Tensor | None = None
     sfb2: torch.Tensor | None = None
 
-    @property
-    def size(self) -> tuple[int, int, int]:
+    def size(self, a_format: BlockFormat) -> tuple[int, int, int]:
         """(m, n, k) in elements."""
-        return self.a.shape[0], self.b.shape[0], NVFP4.elements(self.a.shape[1])
+        return self.a.shape[0], self.b.shape[0], a_format.elements(self.a.shape[1])
 
 
-def frozen_configs(problems: Iterable[GroupedProblem], config: KernelConfig | None = None) -> dict[str, str]:
-    """What an export writes in the place of ``CONFIGS`` and ``DEFAULT_CONFIG``, with stages counted.
+def frozen_configs(
+    problems: Iterable[GroupedProblem], config: KernelConfig | None = None, formats: Formats = NVFP4_PAIR
+) -> dict[str, str]:
+    """What an export writes in the place of ``CONFIGS`` and ``DEFAULT_CONFIG``, with stages counted, and of ``FORMATS``.
 
     Args:
         problems: what is timed: a config each, as ``select`` chooses for a B200. Other shapes take the one of these whose
             clusters are smallest, on all SMs.
         config: for every shape, instead.
+        formats: of ``a`` and of every ``b``, a pair of ``sm100.MMA``.
     """
-    problems = list(problems)
+    a_format, b_format = formats
+    problems = [replace(problem, a_format=a_format, b_format=b_format) for problem in problems]
     num_b = 1 if problems[0].activation is None else 2
+    frozen = {} if formats == NVFP4_PAIR else {"FORMATS": f"({', '.join(map(_expression, formats))})"}
     if config is not None:
-        return {"CONFIGS": "{}", "DEFAULT_CONFIG": repr(sm100.resolve(config, num_b))}
-    chosen = {p.sizes: sm100.resolve(choose_config(p, B200.arch, B200.num_sms), num_b) for p in problems}
+        return frozen | {"CONFIGS": "{}", "DEFAULT_CONFIG": repr(sm100.resolve(config, num_b, formats))}
+    chosen = {
+        p.sizes: sm100.resolve(choose_config(p, B200.arch, B200.num_sms), num_b, formats) for p in problems
+    }
     default = replace(min(chosen.values(), key=lambda c: c.cluster_size), num_cta=None)
     rows = [f"    {sizes!r}: {config!r}," for sizes, config in chosen.items()]
-    return {"CONFIGS": "\n".join(["{", *rows, "}"]), "DEFAULT_CONFIG": repr(default)}
+    return frozen | {"CONFIGS": "\n".join(["{", *rows, "}"]), "DEFAULT_CONFIG": repr(default)}
+
+
+def _expression(record: BlockFormat | NumberType) -> str:
+    """Python of a record, as an export's names have it."""
+    values = (getattr(record, field.name) for field in fields(record))
+    parts = (_expression(x) if isinstance(x, NumberType) else repr(x) for x in values)
+    return f"{type(record).__name__}({', '.join(parts)})"
 
 
 def launch(
@@ -75,6 +88,7 @@ def launch(
     configs: Mapping[Sizes, KernelConfig],
     default_config: KernelConfig,
     activation: str | None = None,
+    formats: Formats | None = None,
 ) -> None:
     """Enqueue C = A @ B^T of every group, or with an ``activation`` C = activation(A @ B^T) * (A @ B2^T).
 
@@ -83,13 +97,18 @@ def launch(
         configs: config by the sizes of all groups.
         default_config: for sizes that ``configs`` does not have.
         activation: "silu", "gelu_tanh" or "relu2".
+        formats: of ``a`` and of every ``b``; None is NVFP4.
     """
-    sizes = tuple(group.size for group in groups)
+    sizes = tuple(group.size(a_format_of(formats)) for group in groups)
     config = configs.get(sizes, default_config)
     schedule = _schedule(sizes, config)
-    table = _launch_table(schedule, config, groups)
+    table = _launch_table(schedule, config, groups, sizes)
     num_b = 1 if activation is None else 2
-    code = _compiled(replace(sm100.resolve(config, num_b), num_cta=None), len(sizes), activation)
+    if formats is None:
+        resolved = sm100.resolve(config, num_b)
+    else:
+        resolved = sm100.resolve(config, num_b, formats)
+    code = _compiled(replace(resolved, num_cta=None), len(sizes), activation, formats)
     code(table_pointer(table.buffer_info()[0]))
 
 
@@ -99,7 +118,9 @@ def _schedule(sizes: Sizes, config: KernelConfig) -> TileSchedule:
     return make_schedule(sizes, config.work_tile_mnk, num_cta // config.cluster_size)
 
 
-def _launch_table(schedule: TileSchedule, config: KernelConfig, groups: list[GroupTensors]) -> array:
+def _launch_table(
+    schedule: TileSchedule, config: KernelConfig, groups: list[GroupTensors], sizes: Sizes
+) -> array:
     """Header row and one row a slot, as the compiled host code reads them (``launch_table``)."""
     header = [0] * NUM_COLUMNS
     header[Header.NUM_GROUPS], header[Header.NUM_TILES] = len(groups), schedule.num_tiles
@@ -107,7 +128,7 @@ def _launch_table(schedule: TileSchedule, config: KernelConfig, groups: list[Gro
     table = array("q", header)
     for slot, index in enumerate(schedule.order):
         group, row = groups[index], [0] * NUM_COLUMNS
-        m, n, k = group.size
+        m, n, k = sizes[index]
         row[Group.A], row[Group.B], row[Group.OUT] = (t.data_ptr() for t in (group.a, group.b, group.c))
         row[Group.SFA], row[Group.SFB] = scale_address(group.sfa), scale_address(group.sfb)
         row[Group.A_PITCH], row[Group.B_PITCH], row[Group.OUT_PITCH] = k, k, n
@@ -126,8 +147,13 @@ def _launch_table(schedule: TileSchedule, config: KernelConfig, groups: list[Gro
     return table
 
 
+def a_format_of(formats: Formats | None) -> BlockFormat:
+    """That of ``a``."""
+    return NVFP4 if formats is None else formats[0]
+
+
 @cache
-def _compiled(config: KernelConfig, num_groups: int, activation: str | None):
+def _compiled(config: KernelConfig, num_groups: int, activation: str | None, formats: Formats | None):
     import cutlass
     import cutlass.cute as cute
 
@@ -142,5 +168,7 @@ def _compiled(config: KernelConfig, num_groups: int, activation: str | None):
         has_alpha=False,
         name=f"nvfp4_grouped_gemm_g{num_groups}_{config.to_name()}",
         activation=activation,
+        a_format=NVFP4 if formats is None else formats[0],
+        b_format=NVFP4 if formats is None else formats[1],
     )
     return cute.compile(kernel, table_pointer(0))

@@ -8,6 +8,7 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.competition import export, formats
 from nvfp4_cute.competition.trace import export as trace_export
 from nvfp4_cute.competition.trace.folder import is_source
+from nvfp4_cute.formats.block_format import NVFP4_PAIR
 
 EXAMPLES = """\
 examples:
@@ -16,6 +17,7 @@ examples:
   nvfp4-cute export nvfp4_gemm --torch -o torch.py          torch's own product, to compare with
   nvfp4-cute export nvfp4_gemm --format pygpubench          for another harness, with what it needs beside it
   nvfp4-cute export nvfp4_group_gemm --gpu NVIDIA --config t128x128x256_s5a2
+  nvfp4-cute export nvfp4_gemm --formats mxfp8_e4m3,mxfp4   the same kernel for operands of other formats, which you make
   nvfp4-cute export nvfp4_gemm --format trace -o gemm       definition, workloads and solution for SOL-ExecBench
   nvfp4-cute export nvfp4_moe --format trace-set -o set     a data set for FlashInfer-Bench, inputs in files
   nvfp4-cute export nvfp4_gemm --format trace --axes N=4096,K=7168,M=1:64    the same of another layer
@@ -41,6 +43,7 @@ def add_parser(verbs: Verbs) -> None:
         choices=(*formats.FORMATS, *trace_export.FORMATS),
         help=f"the harness that it is for (default {formats.GPU_MODE.name}; of a folder of sources {trace_export.FOLDER})",
     )
+    types.add_formats(parser, "of the operands", NVFP4_PAIR)
     parser.add_argument("--torch", action="store_true", help="torch's own product instead of our kernel")
     parser.add_argument(
         "--map", type=types.output_file, metavar="FILE", help="also write the source of every line"
@@ -66,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format is None:
         args.format = trace_export.FOLDER if is_source(Path(args.problem)) else formats.GPU_MODE.name
     if args.format in trace_export.FORMATS:
-        if args.torch or args.config or args.gpu or args.map or args.whole:
+        if args.torch or args.config or args.gpu or args.map or args.whole or args.formats != NVFP4_PAIR:
             raise ValueError(
-                f"--format {args.format} goes without --torch, --config, --gpu, --map and --whole"
+                f"--format {args.format} goes without --torch, --config, --gpu, --map, --whole and --formats"
             )
         output = args.output or Path("trace")
         return trace_export.run(
@@ -97,4 +100,5 @@ def run(args: argparse.Namespace) -> int:
         kind=export.TORCHS if args.torch else export.OURS,
         overwrite=args.force,
         folded=not args.whole,
+        formats=args.formats,
     )

@@ -10,6 +10,9 @@ from pathlib import Path
 from nvfp4_cute.competition.bundle import Bundle, Line, Recipe, assemble
 from nvfp4_cute.competition.fold import fold
 from nvfp4_cute.competition.formats import GPU_MODE, Format
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.gpus.targets import B200
+from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
@@ -33,7 +36,7 @@ LICENCE = """\
 # Assembled by `nvfp4-cute export {problem}`: every section is named after the source file that it was taken from,
 # without what this problem does not need. {needs}
 """
-TITLE = "NVFP4 block-scaled {what} for Blackwell {how}, from nvfp4_cute."
+TITLE = "{formats} block-scaled {what} for Blackwell {how}, from nvfp4_cute."
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def run(
     kind: Kind = OURS,
     overwrite: bool = False,
     folded: bool = True,
+    formats: Formats = NVFP4_PAIR,
 ) -> int:
     """Write the submission, and say what it is; 0.
 
@@ -71,7 +75,7 @@ def run(
         form: the harness that it is for; what a run needs besides is written beside ``output``.
         kind: what answers the problem.
         overwrite: whether files that exist are replaced.
-        folded: as of :func:`make_submission`.
+        folded, formats: as of :func:`make_submission`.
 
     Raises:
         ValueError: no such problem, config, or runner, or the problem has no kernel; a file exists. Then nothing is written.
@@ -80,7 +84,9 @@ def run(
     existing = [str(p) for p in (output, map_path, *companions) if p and p.exists() and not overwrite]
     if existing:
         raise ValueError(f"{', '.join(existing)} would be overwritten; name another file, or pass --force")
-    bundle = make_submission(problem, gpu=gpu, config=config, form=form, kind=kind, folded=folded)
+    bundle = make_submission(
+        problem, gpu=gpu, config=config, form=form, kind=kind, folded=folded, formats=formats
+    )
     output.write_text(bundle.text, encoding="utf-8")
     if map_path:
         map_path.write_text(bundle.map_text(), encoding="utf-8")
@@ -95,7 +101,10 @@ def run(
             print(
                 f"  line {number}: reworded a comment that a server would refuse ({place})", file=sys.stderr
             )
-    print(f"try it: {form.how_to_run.format(output=output)}", file=sys.stderr)
+    if formats == NVFP4_PAIR:
+        print(f"try it: {form.how_to_run.format(output=output)}", file=sys.stderr)
+    else:
+        print("custom_kernel takes operands of these formats; the harness makes NVFP4 ones", file=sys.stderr)
     return 0
 
 
@@ -107,11 +116,13 @@ def make_submission(
     form: Format = GPU_MODE,
     kind: Kind = OURS,
     folded: bool = False,
+    formats: Formats = NVFP4_PAIR,
 ) -> Bundle:
     """The submission, line by line.
 
     Args:
         folded: without what its constants decide (``fold``): fewer lines, the same machine code.
+        formats: of the operands. The problem's own inputs are NVFP4: of other formats the caller makes them.
 
     Raises:
         ValueError: as :func:`run`; or the result breaks a rule of the harness.
@@ -123,9 +134,12 @@ def make_submission(
     runners = found.harness.gpus
     if gpu is not None and gpu not in runners:
         raise ValueError(f"--gpu {gpu}: the leaderboard's runners are {', '.join(runners)}")
-    body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, _frozen(found, config, kind)))
+    frozen = _frozen(found, config, kind, formats)
+    body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, frozen))
     name = problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM")
-    licence = LICENCE.format(title=TITLE.format(what=name, how=kind.how), problem=problem, needs=kind.needs)
+    names = " x ".join(dict.fromkeys(format.title for format in formats))
+    title = TITLE.format(formats=names, what=name, how=kind.how)
+    licence = LICENCE.format(title=title, problem=problem, needs=kind.needs)
     head = form.header(problem, gpu or runners[0]) + licence + "\n"
     lines = [Line(text, reasons=("header",)) for text in head.splitlines()]
     footer = f"\n\n{form.footer}" if form.footer else ""
@@ -140,15 +154,30 @@ def make_submission(
     return bundle
 
 
-def _frozen(problem: Problem, config: str | None, kind: Kind) -> dict[str, str]:
+def _frozen(problem: Problem, config: str | None, kind: Kind, formats: Formats) -> dict[str, str]:
     """Constants that get another value: name to Python expression."""
+    names = ",".join(format.name for format in formats)
     if kind is not OURS:
+        if formats != NVFP4_PAIR:
+            raise ValueError(f"--formats {names}: {kind.how} is of NVFP4; leave --formats or --torch out")
         return {}
     frozen_constants = importlib.import_module(str(problem.submission)).frozen_constants
-    if config is None:
-        return frozen_constants()
-    if not inspect.signature(frozen_constants).parameters:
+    options = inspect.signature(frozen_constants).parameters
+    if config is not None and "config" not in options:
         raise ValueError(
             f"--config {config}: {problem.name} has no kernel configs to choose from; leave it out"
         )
-    return frozen_constants(KernelConfig.from_name(config))
+    chosen = {} if config is None else {"config": KernelConfig.from_name(config)}
+    if formats == NVFP4_PAIR:
+        return frozen_constants(**chosen)
+    if "formats" not in options:
+        raise ValueError(
+            f"--formats {names}: the kernel of {problem.name} multiplies NVFP4 alone; leave it out"
+        )
+    pairs = family_of(B200.arch).MMA
+    if formats not in pairs:
+        legal = "; ".join(f"{a},{b}" for a, b in pairs)
+        raise ValueError(
+            f"--formats {names}: the kernel of {problem.name} does not multiply them; use one of {legal}"
+        )
+    return frozen_constants(**chosen, formats=formats)

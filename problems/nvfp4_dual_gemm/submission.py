@@ -2,6 +2,7 @@
 
 import torch
 
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -15,14 +16,16 @@ from .spec import BENCHMARKS
 # takes one of them, the default.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
+# Of the operands where they are not NVFP4, as in an export for others.
+FORMATS: Formats | None = None
 ACTIVATION = "silu"
 
 
-def frozen_constants(config: KernelConfig | None = None) -> dict[str, str]:
+def frozen_constants(config: KernelConfig | None = None, formats: Formats = NVFP4_PAIR) -> dict[str, str]:
     """What an export writes in the place of constants: name to Python expression. ``config``: for every shape."""
     sizes = [((case.m, case.n, case.k),) for case in BENCHMARKS]
     problems = (GroupedProblem(size, out_dtype=torch.float16, activation=ACTIVATION) for size in sizes)
-    return frozen_configs(problems, config)
+    return frozen_configs(problems, config, formats)
 
 
 @sendable_errors
@@ -38,5 +41,5 @@ def custom_kernel(data):
         C.
     """
     a, b1, b2, _, _, _, sfa, sfb1, sfb2, c = data
-    launch([GroupTensors(a, b1, sfa, sfb1, c, b2, sfb2)], CONFIGS, DEFAULT_CONFIG, ACTIVATION)
+    launch([GroupTensors(a, b1, sfa, sfb1, c, b2, sfb2)], CONFIGS, DEFAULT_CONFIG, ACTIVATION, FORMATS)
     return c

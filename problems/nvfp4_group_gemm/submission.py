@@ -2,11 +2,11 @@
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, frozen_configs, launch
+from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, a_format_of, frozen_configs, launch
 from nvfp4_cute.problems.submission_parts import sendable_errors
 
 from .spec import BENCHMARKS
@@ -15,12 +15,14 @@ from .spec import BENCHMARKS
 # other shape takes one of them, the default.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
+# Of the operands where they are not NVFP4, as in an export for others.
+FORMATS: Formats | None = None
 
 
-def frozen_constants(config: KernelConfig | None = None) -> dict[str, str]:
+def frozen_constants(config: KernelConfig | None = None, formats: Formats = NVFP4_PAIR) -> dict[str, str]:
     """What an export writes in the place of constants: name to Python expression. ``config``: for every shape."""
     problems = (GroupedProblem(case.sizes, out_dtype=torch.float16) for case in BENCHMARKS)
-    return frozen_configs(problems, config)
+    return frozen_configs(problems, config, formats)
 
 
 @sendable_errors
@@ -39,7 +41,7 @@ def custom_kernel(data):
     groups = [
         GroupTensors(a, b, sfa, sfb, c) for (a, b, c), (sfa, sfb) in zip(abc, permuted_scales, strict=True)
     ]
-    launch(groups, CONFIGS, DEFAULT_CONFIG)
+    launch(groups, CONFIGS, DEFAULT_CONFIG, formats=FORMATS)
     return [group.c for group in groups]
 
 
@@ -49,5 +51,5 @@ def from_flat(tensors):
     abc, pairs = tensors[: 3 * num_groups], tensors[3 * num_groups :]
     triples = [tuple(abc[i : i + 3]) for i in range(0, len(abc), 3)]
     scales = [tuple(pairs[i : i + 2]) for i in range(0, len(pairs), 2)]
-    sizes = [(a.shape[0], b.shape[0], NVFP4.elements(a.shape[1]), 1) for a, b, _ in triples]
+    sizes = [(a.shape[0], b.shape[0], a_format_of(FORMATS).elements(a.shape[1]), 1) for a, b, _ in triples]
     return triples, scales[:num_groups], scales[num_groups:], sizes

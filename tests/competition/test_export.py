@@ -113,7 +113,7 @@ def test_host_code_neither_copies_nor_waits(submissions, problem):
 
 @EACH
 def test_what_is_remembered_holds_no_data(submissions, problem):
-    """Cached functions take sizes, configs and numbers; nothing else outlives a call."""
+    """Cached functions take sizes, configs, formats and numbers; nothing else outlives a call."""
     nodes = list(ast.walk(ast.parse(submissions[problem].text)))
     assert not any(isinstance(node, ast.Global | ast.Nonlocal) for node in nodes)
     cached = [
@@ -123,7 +123,7 @@ def test_what_is_remembered_holds_no_data(submissions, problem):
         and any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
     ]
     keys = {ast.unparse(arg.annotation) for node in cached for arg in node.args.args if arg.arg != "self"}
-    assert cached and keys <= {"Sizes", "KernelConfig", "int", "bool", "str | None"}
+    assert cached and keys <= {"Sizes", "KernelConfig", "Formats | None", "int", "bool", "str | None"}
 
 
 def test_a_config_is_frozen_in():
