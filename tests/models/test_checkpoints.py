@@ -1,5 +1,6 @@
 """Readers: values of tools' own files, every convention, and what is refused by name."""
 
+import json
 import os
 import subprocess
 import sys
@@ -295,6 +296,9 @@ def test_experts_are_complete(tmp_path):
     [
         ({"quant_method": "eetq"}, "'eetq'; readers are"),
         ({"bits": 4, "group_size": 64}, "as MLX writes it"),
+        (MODELOPT | {"ignore": "lm_head"}, "'lm_head' is no list of modules' names"),
+        (MODELOPT | {"ignore": [None]}, r"\[None\] is no list of modules' names"),
+        (MODELOPT | {"ignore": ["re:(("]}, r"one of re:\(\( is no regular expression"),
         (MODELOPT | {"quant_algo": "INT4_AWQ"}, "quant_algo is 'INT4_AWQ'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "marlin-24"}}}, "marlin-24"),
@@ -336,6 +340,40 @@ def test_packed_tensors_without_a_config(tmp_path, name):
         CheckpointError, match=f"{name} is .*, and neither config.json has a quantization_config"
     ):
         quantization_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("weight", {"data_offsets": [-8, 504]}, "sizes are whole and not negative"),
+        ("weight", {"shape": [16.0, 32]}, "sizes are whole and not negative"),
+        ("weight_scale", {"data_offsets": [0, 64]}, "in the same bytes"),
+        ("weight", {"data_offsets": [512, 0]}, "damaged or cut"),
+    ],
+)
+def test_damaged_headers(tmp_path, part, change, message):
+    """Where a header says that a tensor lies in other bytes, nothing is read of these."""
+    folder = write(tmp_path, nvfp4(Q), MODELOPT)
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    first = next(entry for name, entry in header.items() if name != "__metadata__")
+    assert first["data_offsets"] == [0, 512], "the weight is the first tensor"
+    header[f"{Q}.{part}"] |= change
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(ValueError, match=message):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_damaged_configs(tmp_path, name):
+    folder = write(tmp_path, nvfp4(Q), None)
+    for text, message in (('{"quantization":', "is no JSON"), ("[]", "is no object")):
+        (folder / name).write_text(text)
+        with pytest.raises(CheckpointError, match=f"{name} .*{message}"):
+            Checkpoint(folder)
 
 
 def test_damaged_files(tmp_path):

@@ -468,12 +468,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json; pass the folder of a checkpoint")
+    return _read_object(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except ValueError as error:
         raise CheckpointError(
             f"{path} is no JSON ({error}): the file is damaged or cut; fetch it again"
         ) from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} has JSON that is no object: the file is damaged; fetch it again")
+    return found
 
 
 def unwrapped(quantization: Config) -> Config:
@@ -537,7 +544,7 @@ def _quantization(config: dict[str, Any], folder: Path) -> Config | None:
     )
     own = folder / "hf_quant_config.json"
     if quantization is None and own.is_file():
-        quantization = json.loads(own.read_text())
+        quantization = _read_object(own)
     if quantization is not None and not isinstance(quantization, dict):
         raise CheckpointError(
             f"quantization_config is {quantization!r}; it is an object: fetch config.json again"

@@ -69,10 +69,18 @@ class Modules:
     end; or it begins with ``re:``, and the rest is a regular expression for the begin of a name. What follows a NUL is cut off:
     one tool's files carry rests of another string there. A model has ten thousands of experts' projections, so patterns are
     sorted by kind once.
+
+    Raises:
+        CheckpointError: patterns are no list of strings, or one is no regular expression.
     """
 
     def __init__(self, patterns: Iterable[str]):
-        cut = [pattern.split("\0")[0] for pattern in patterns]
+        given = patterns if isinstance(patterns, str) else list(patterns)
+        if isinstance(given, str) or not all(isinstance(pattern, str) for pattern in given):
+            raise CheckpointError(
+                f"{given!r} is no list of modules' names, as a config of quantized layers has them: correct config.json"
+            )
+        cut = [pattern.split("\0")[0] for pattern in given]
         expressions = [p[3:] for p in cut if p.startswith("re:")]
         plain = [p for p in cut if p and not p.startswith("re:")]
         wild = [p for p in plain if any(c in p for c in "*?[")]
@@ -81,7 +89,12 @@ class Modules:
         self.exact = {name for p in set(plain) - set(wild) for name in spellings(p)}
         self.begins = tuple({name for p in begins for name in spellings(p[:-1])})
         others = [fnmatch.translate(p) for p in wild if p not in begins]
-        self.expressions = [re.compile(e) for e in (*others, *expressions)]
+        try:
+            self.expressions = [re.compile(e) for e in (*others, *expressions)]
+        except re.error as error:
+            raise CheckpointError(
+                f"one of re:{', re:'.join(expressions)} is no regular expression: {error}"
+            ) from None
 
     def __contains__(self, prefix: str) -> bool:
         ends = [i for i, c in enumerate(prefix) if c == "."] + [len(prefix)]

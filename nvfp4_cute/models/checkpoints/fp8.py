@@ -22,11 +22,11 @@ def convention(quantization: Config) -> Convention:
         raise CheckpointError(
             f"activation_scheme is {quantization['activation_scheme']!r}; blocks go with 'dynamic' (a scale for 128 values)"
         )
-    names = [*(quantization.get("modules_to_not_convert") or ()), *(quantization.get("ignored_layers") or ())]
-    excluded = Modules(names)
+    lists = ("modules_to_not_convert", "ignored_layers")
+    excluded = [Modules(quantization.get(key) or ()) for key in lists]
     found = Scheme("fp8", "fp8_128x128", "fp8_1x128")
 
     def scheme(prefix: str) -> Scheme | None:
-        return None if prefix in excluded else found
+        return None if any(prefix in modules for modules in excluded) else found
 
     return Convention("fp8", SUFFIXES, {}, False, (found,), scheme)

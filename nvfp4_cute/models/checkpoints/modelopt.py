@@ -61,7 +61,7 @@ def convention(quantization: Config) -> Convention:
     groups = (quantization.get("config_groups") or {}).values()
     if algorithm == "NVFP4" and groups and not any(group.get("input_activations") for group in groups):
         algorithm = "W4A16_NVFP4"  # what exports of weights alone mean, whatever they say
-    excluded = Modules([*(quantization.get("exclude_modules") or ()), *(quantization.get("ignore") or ())])
+    excluded = [Modules(quantization.get(key) or ()) for key in ("exclude_modules", "ignore")]
     layers = quantization.get("quantized_layers") or {}
     wild = [(Modules([pattern]), entry) for pattern, entry in layers.items() if "*" in pattern]
     # Those that are unknown are refused when the checkpoint is opened, not at their first layer.
@@ -69,7 +69,7 @@ def convention(quantization: Config) -> Convention:
     schemes = tuple(_scheme(each) for each in sorted(algorithms, key=str))
 
     def scheme(prefix: str) -> Scheme | None:
-        if prefix in excluded:
+        if any(prefix in modules for modules in excluded):
             return None
         return _layer_scheme(prefix, layers, wild) if algorithm == MIXED else schemes[0]
 

@@ -4,6 +4,7 @@ A file is eight bytes, little-endian, that say how long the header is; the heade
 first and last offset into the rest; then the bytes of all tensors. (https://github.com/huggingface/safetensors, README, Format.)
 """
 
+import itertools
 import json
 import mmap
 import os
@@ -134,6 +135,8 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
         index = _object(path.read_bytes(), path).get("weight_map")
         if not isinstance(index, dict) or not index:
             raise ValueError(f"{path} has no weight_map of tensors and files; fetch it again")
+        if not all(isinstance(name, str) for name in index.values()):
+            raise ValueError(f"{path} has a weight_map whose files are no names; fetch it again")
         names = sorted(set(index.values()))
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
@@ -176,15 +179,26 @@ def _header(path: Path) -> dict[str, Entry]:
             continue
         if not isinstance(given, dict) or not {"dtype", "shape", "data_offsets"} <= set(given):
             raise ValueError(f"{path} does not say what {name!r} is and where it lies: the file is damaged")
+        numbers = [*given["data_offsets"], *given["shape"]]
+        if len(given["data_offsets"]) != 2 or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError(
+                f"{path} says of {name!r} {given}, and sizes are whole and not negative: the file is damaged"
+            )
         start, end = (8 + length + offset for offset in given["data_offsets"])
         shape, dtype = tuple(given["shape"]), given["dtype"]
         itemsize = DTYPES[dtype].itemsize if dtype in DTYPES else None
-        if end > size or (itemsize and end - start != itemsize * torch.Size(shape).numel()):
+        if not start <= end <= size or (itemsize and end - start != itemsize * torch.Size(shape).numel()):
             raise ValueError(
                 f"{path} says that {name!r}, {dtype} {list(shape)}, lies at bytes {start} to {end} of {size}: the file is "
                 "damaged or cut; fetch it again"
             )
         entries[name] = Entry(path, dtype, shape, start, end)
+    in_order = sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))
+    for (name, one), (other, following) in itertools.pairwise(in_order):
+        if following.start < one.end:
+            raise ValueError(
+                f"{path} has {name!r} and {other!r} in the same bytes: the file is damaged; fetch it again"
+            )
     return entries
 
 
