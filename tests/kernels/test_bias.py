@@ -104,27 +104,32 @@ def check(arch, config, formats, m, n, out_dtype, bias_dtype):
         assert_bitwise_equal(got, want)
 
 
-@pytest.mark.parametrize(
-    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"), CASES[:1], ids=label
-)
-def test_bits(arch, config, formats, m, n, out_dtype, bias_dtype):
+def cases_of(arch):
+    """A mark: the arguments of ``check`` for an architecture."""
+    names = ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype")
+    return pytest.mark.parametrize(names, [case for case in CASES if case[0] == arch], ids=label)
+
+
+@pytest.mark.sampled(1)
+@cases_of("sm_100a")
+def test_bits_on_sm100(arch, config, formats, m, n, out_dtype, bias_dtype):
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
 
 
-@SLOW
-@pytest.mark.parametrize(
-    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"), CASES[1:], ids=label
-)
-def test_bits_of_every_kernel(arch, config, formats, m, n, out_dtype, bias_dtype):
+@pytest.mark.sampled(1)
+@cases_of("sm_120a")
+def test_bits_on_sm120(arch, config, formats, m, n, out_dtype, bias_dtype):
+    check(arch, config, formats, m, n, out_dtype, bias_dtype)
+
+
+@pytest.mark.sampled(1)
+@cases_of("sm_90a")
+def test_bits_on_sm90(arch, config, formats, m, n, out_dtype, bias_dtype):
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
 
 
 @pytest.mark.gpu("sm_90a")
-@pytest.mark.parametrize(
-    ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype"),
-    [case for case in CASES if case[0] == "sm_90a"],
-    ids=label,
-)
+@cases_of("sm_90a")
 def test_bits_on_the_gpu(arch, config, formats, m, n, out_dtype, bias_dtype):
     a, b = operands(formats, m, n)
     for sign in (1, -1, 2):  # from the second one on prepared

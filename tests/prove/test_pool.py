@@ -29,17 +29,19 @@ def test_what_each_job_came_to(limits, monkeypatch):
     monkeypatch.setattr(
         pool._Child, "ask", lambda child, job, s: ask(child, job, 1.0 if "hang" in job.name else s)
     )
-    outcomes = verdicts(["pass", "die", "pass", "hang", "fault", "pass", "break", "pass"], limits())
-    assert [o.verdict for o in outcomes] == [PASSED, FAULT, PASSED, HANG, FAULT, PASSED, BROKEN, PASSED]
-    assert "signal 11" in outcomes[1].detail and "no answer within 1 s" in outcomes[3].detail
-    assert "illegal memory access" in outcomes[4].detail and "KeyError" in outcomes[6].detail
+    whats = ["pass", "pass", "die", "pass", "hang", "fault", "pass", "break", "pass"]
+    outcomes = verdicts(whats, limits(workers=1))
+    came = [PASSED, PASSED, FAULT, PASSED, HANG, FAULT, PASSED, BROKEN, PASSED]
+    assert [o.verdict for o in outcomes] == came
+    assert "signal 11" in outcomes[2].detail and "no answer within 1 s" in outcomes[4].detail
+    assert "illegal memory access" in outcomes[5].detail and "KeyError" in outcomes[7].detail
+    assert outcomes[0].detail == outcomes[1].detail, "one child for both"
+    assert len({outcomes[place].detail for place in (1, 3, 6)}) == 3, "a fault ends its child"
 
 
-def test_a_fault_ends_its_child_and_a_fresh_one_is_for_one_job(limits):
-    kept = verdicts(["pass", "pass", "fault", "pass"], limits(workers=1))
-    assert kept[0].detail == kept[1].detail != kept[3].detail
-    fresh = verdicts(["pass", "pass"], limits(workers=1, fresh=True))
-    assert fresh[0].detail != fresh[1].detail
+def test_a_fresh_child_is_for_one_job(limits):
+    fresh = verdicts(["pass", "pass"], limits(fresh=True))
+    assert [o.verdict for o in fresh] == [PASSED, PASSED] and fresh[0].detail != fresh[1].detail
 
 
 def test_nothing_begins_behind_the_deadline(limits):
