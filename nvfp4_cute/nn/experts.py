@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from nvfp4_cute import backends
+from nvfp4_cute.experts.checks import ID_DTYPES
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
@@ -75,7 +76,7 @@ class Projection(KeepsBits):
         self.register_buffer("data", weights.data.contiguous())
         self.register_buffer("scale", to_blocked(weights.scale))
         self.register_buffer("factor", weights.factor)
-        self.register_buffer("bias", weights.bias)
+        self.register_buffer("bias", None if weights.bias is None else weights.bias.detach())
 
     def expert(self, e: int) -> NVFP4Tensor:
         """Weights of one expert, [N, K], without a copy."""
@@ -132,7 +133,7 @@ class SortedExperts(KeepsBits):
         tokens, top_k = topk_ids.shape
         if not topk_ids.numel():
             return torch.zeros_like(x)
-        ids = topk_ids.reshape(-1)
+        ids = kernel_ids(topk_ids).reshape(-1)
         ids = torch.where((ids < 0) | (ids >= self.num_experts), self.num_experts, ids)
         order = torch.argsort(ids, stable=True)
         sorted_ids = ids[order]
@@ -297,8 +298,8 @@ class DecodedExperts(SortedExperts):
     ):
         super().__init__(len(sides[-1]), activation)
         for i, (weight, bias) in enumerate(zip(sides, biases, strict=True)):
-            self.register_buffer(f"weight{i}", weight)
-            self.register_buffer(f"bias{i}", bias)
+            self.register_buffer(f"weight{i}", weight.detach())
+            self.register_buffer(f"bias{i}", None if bias is None else bias.detach())
         self.count, self.rounding = len(sides), rounding
         self.register_buffer("first_input", inputs[0])
         self.register_buffer("second_input", inputs[1])
@@ -337,7 +338,8 @@ class RoutedExperts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """As of SortedExperts."""
-        return self.experts(_kernel_rows(x), topk_ids, topk_weights.float()).to(x.dtype)
+        ids, weights = kernel_ids(topk_ids), topk_weights.float().contiguous()
+        return self.experts(_kernel_rows(x), ids, weights).to(x.dtype)
 
 
 class EqualGroups(torch.nn.Module):
@@ -387,6 +389,11 @@ def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> 
             f"x has shape {list(x.shape)}, topk_ids {list(ids.shape)} and topk_weights {list(weights.shape)}; expected [T, H], "
             "[T, k] and [T, k]"
         )
+
+
+def kernel_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Contiguous int32 or int64: ids of fewer bits do not hold the number of experts, which stands for none."""
+    return (ids if ids.dtype in ID_DTYPES else ids.long()).contiguous()
 
 
 def _kernel_rows(x: torch.Tensor) -> torch.Tensor:

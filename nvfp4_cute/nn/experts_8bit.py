@@ -16,7 +16,7 @@ from nvfp4_cute.nn.experts import (
     has_weight_only_groups,
     segments,
 )
-from nvfp4_cute.nn.linear_8bit import check_bias, check_weight
+from nvfp4_cute.nn.linear_8bit import check_weight, kept_bias
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops import composed_dual
@@ -67,8 +67,8 @@ class Experts8Bit(SortedExperts, NamesFormats):
         check_weight("w2", w2, "[E, H, I]", self.WEIGHTS)
         backends.resolve(backend, w13.device)
         experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
-        check_bias("bias13", bias13, (experts, rows))
-        check_bias("bias2", bias2, (experts, hidden))
+        bias13 = kept_bias("bias13", bias13, (experts, rows), w13.device)
+        bias2 = kept_bias("bias2", bias2, (experts, hidden), w13.device)
         super().__init__(experts, activation)
         self.activations = activations or self.ACTIVATIONS[0]
         self.has_gate, self.backend = has_gate, backend

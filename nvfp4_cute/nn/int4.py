@@ -8,8 +8,8 @@ from nvfp4_cute import backends
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat, int4_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.experts import check_choices, expert_sizes
-from nvfp4_cute.nn.linear_8bit import check_bias, checked_rows, product_of_16_bits
+from nvfp4_cute.nn.experts import check_choices, expert_sizes, kernel_ids
+from nvfp4_cute.nn.linear_8bit import checked_rows, kept_bias, product_of_16_bits
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
@@ -64,11 +64,11 @@ class LinearINT4(NamesFormats):
         _check_weight("weight", weight, "[N, K]")
         backends.resolve(backend, weight.device)
         self.out_features, self.in_features = weight.shape
-        check_bias("bias", bias, (self.out_features,))
+        kept = kept_bias("bias", bias, (self.out_features,), weight.device, dtype)
         self.formats, self.backend = (weight.format,), backend
         self.register_buffer("weight", weight.data)
         self.register_buffer("weight_scale", _words(weight))
-        self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
+        self.register_buffer("bias", kept)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W^T + bias``.
@@ -154,8 +154,7 @@ class ExpertsINT4(NamesFormats):
             self.register_buffer(name, weight.data.contiguous())
             self.register_buffer(f"{name}_scale", _words(weight).contiguous())
         for name, bias, shape in (("bias13", bias13, (experts, rows)), ("bias2", bias2, (experts, hidden))):
-            check_bias(name, bias, shape)
-            self.register_buffer(name, None if bias is None else bias.detach().to(w13.device, dtype))
+            self.register_buffer(name, kept_bias(name, bias, shape, w13.device, dtype))
 
     @classmethod
     def from_experts(
@@ -189,6 +188,9 @@ class ExpertsINT4(NamesFormats):
             And what ``moe`` refuses.
         """
         check_choices(x, topk_ids, topk_weights)
+        if not topk_ids.numel():
+            return torch.zeros_like(x)
+        ids, factors = kernel_ids(topk_ids), topk_weights.float().contiguous()
         rows = x if x.dtype in ACTIVATION_DTYPES else x.to(KERNEL_DTYPE)
         weights = (
             _tensor(data, words, format)
@@ -198,7 +200,7 @@ class ExpertsINT4(NamesFormats):
         )
         bias13, bias2 = (None if b is None else b.to(rows.dtype) for b in (self.bias13, self.bias2))
         y = moe(
-            rows, topk_ids, topk_weights.float(), *weights, activations="16bit", activation=self.activation, limit=self.limit,
+            rows, ids, factors, *weights, activations="16bit", activation=self.activation, limit=self.limit,
             weight_layout="concatenated" if self.has_gate else "none", bias13=bias13, bias2=bias2, backend=self.backend,
         )  # fmt: skip
         return y.to(x.dtype)

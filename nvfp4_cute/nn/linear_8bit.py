@@ -47,11 +47,11 @@ class Linear8Bit(KeepsBits):
         check_choice("activations", activations, self.ACTIVATIONS)
         backends.resolve(backend, weight.device)
         self.out_features, self.in_features = weight.shape
-        check_bias("bias", bias, (self.out_features,))
+        kept = kept_bias("bias", bias, (self.out_features,), weight.device, dtype)
         self.activations, self.backend = activations, backend
         self.register_buffer("weight", weight.data.view(self.WEIGHTS.data_dtypes[-1]))
         self.register_buffer(self.SCALE, weight.scale)
-        self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
+        self.register_buffer("bias", kept)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W^T + bias``.
@@ -135,13 +135,28 @@ def check_weight(name: str, weight: object, axes: str, format: BlockFormat) -> N
         )
 
 
-def check_bias(name: str, bias: torch.Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise where it is no tensor of the shape, nor None."""
+def kept_bias(
+    name: str,
+    bias: torch.Tensor | None,
+    shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor | None:
+    """A bias as a layer on ``device`` keeps it: contiguous, without a gradient, of ``dtype`` (None: its own). None is None.
+
+    Raises:
+        TypeError: no tensor, or not of floats. ValueError: another shape, or no memory where the layer has some.
+    """
     if bias is None:
-        return
+        return None
     check_is_tensor(name, bias)
+    if not bias.is_floating_point():
+        raise TypeError(f"{name} is {bias.dtype}; expected floats: pass {name}.float()")
     if tuple(bias.shape) != shape:
         raise ValueError(f"{name} has shape {list(bias.shape)}; expected {list(shape)}")
+    if bias.is_meta and device.type != "meta":
+        raise ValueError(f"{name} is on meta and the weights on {device}; pass one that has data")
+    return bias.detach().to(device, dtype or bias.dtype).contiguous()
 
 
 def has_products(backend: str, device: torch.device, formats: Formats) -> bool:

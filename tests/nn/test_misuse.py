@@ -3,13 +3,16 @@
 import pytest
 import torch
 
-from nvfp4_cute import FP8_128x128, LinearNVFP4, MoENVFP4, UnsupportedProblem, moe, quantize
+from nvfp4_cute import FP8_128x128, LinearNVFP4, MoENVFP4, UnsupportedProblem, int4_format, moe, quantize
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
+from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.int8 import ExpertsINT8
 
 REFUSALS = (TypeError, ValueError, UnsupportedProblem)
 X = torch.linspace(-2, 2, 4 * 128).view(4, 128).bfloat16()
 IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), torch.full((4, 2), 0.5)
+OF_32 = {"format": int4_format(32)}
 WRONG = {
     "x": {
         "None": lambda: None,
@@ -64,6 +67,35 @@ def test_experts_refuse(experts, name, what):
 def test_experts_without_a_choice_give_zeros():
     experts = ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
     assert torch.equal(experts(X, IDS[:, :0], WEIGHTS[:, :0]), torch.zeros_like(X))
+
+
+@pytest.mark.parametrize("kind", [ExpertsINT8, ExpertsINT4])
+def test_choices_as_routers_give_them(kind):
+    """Of few bits, which do not hold the number of experts; not contiguous; of factors that are expanded, or have 16 bits."""
+    experts = kind.from_experts(some(128, 64, 32), some(128, 32, 32), **OF_32 if kind is ExpertsINT4 else {})
+    x, ids = X[:, :32].contiguous(), torch.tensor([[0, 127], [-1, 3], [127, -1], [5, 5]])
+    expected = experts(x, ids, WEIGHTS)
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        assert torch.equal(experts(x, ids.to(dtype), WEIGHTS), expected), dtype
+    for weights in (WEIGHTS[:1, :1].expand(4, 2), WEIGHTS.bfloat16(), WEIGHTS.double()):
+        assert torch.equal(experts(x, ids.t().contiguous().t(), weights), expected)
+    assert not experts(x, ids[:, :0], WEIGHTS[:, :0]).any()
+
+
+@pytest.mark.parametrize("kind", [ExpertsINT8, ExpertsINT4])
+def test_biases_of_experts(kind):
+    """Any floats and strides are taken, and no gradient follows them; what is no number a column is refused when a layer is made."""
+    make = lambda bias: kind.from_experts(
+        some(2, 64, 32), some(2, 32, 32), bias13=bias, **OF_32 if kind is ExpertsINT4 else {}
+    )
+    bias, x = some(2, 64).bfloat16(), X[:, :32].contiguous()
+    expected = make(bias)(x, IDS, WEIGHTS)
+    for other in (bias.double(), torch.nn.Parameter(bias.clone()), bias.t().contiguous().t()):
+        got = make(other)(x, IDS, WEIGHTS)
+        assert torch.equal(got, expected) and not got.requires_grad
+    for wrong in (bias.int(), bias.bool(), bias.to(torch.complex64), bias.tolist(), bias[0], bias.to("meta")):
+        with pytest.raises((TypeError, ValueError), match="bias13"):
+            make(wrong)
 
 
 @pytest.mark.parametrize(
