@@ -228,5 +228,5 @@ def test_experts_of_one_launch_for_gate_and_up(activation):
     rounded_twice = reference(x, ids, factors).float()
     reference.is_fused = lambda device: True
     want, got = reference(x, ids, factors).float(), fused(x, ids, factors).float()
-    assert want.norm() > 1 and (rounded_twice - want).norm() < 0.02 * want.norm()
+    assert want.norm() > 1 and (rounded_twice - want).norm() < 0.05 * want.norm()
     assert (got - want).norm() < 0.002 * want.norm()
