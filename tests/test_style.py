@@ -74,7 +74,14 @@ INTEGRATIONS = {
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
-EMULATOR_ROWS = (("isa",), ("code",), ("check", "record"), ("compiled", "parallel", "machine"), ("fronts",))
+EMULATOR_ROWS = (
+    ("isa",),
+    ("fused",),
+    ("code",),
+    ("check", "record"),
+    ("compiled", "parallel", "machine"),
+    ("fronts",),
+)
 """Lowest first; all other modules of the emulator are below. Parts of one row do not import each other's folders."""
 
 EMULATOR_FRONTS = {"launch_shim": {"cutlass"}, "dsl_shim": {"cutlass"}, "cuda_shim": {"cuda"}}

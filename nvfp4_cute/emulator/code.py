@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator import silicon
+from nvfp4_cute.emulator.fused import Plain, Run, plain
 from nvfp4_cute.emulator.isa import Builder, Step, Wrapper
 from nvfp4_cute.emulator.isa.families import find_handler
 from nvfp4_cute.emulator.isa.registers import entry_registers
@@ -63,6 +64,8 @@ class Code:
         self.symbols = self._place_symbols(program)
         self.builder = Builder(entry.labels, self.symbols, entry.tables, architecture(program.target))
         self.steps: list[Step] = []
+        self._bare: list[Step] = []  # the same, before anything was put around them
+        self._runs: dict[tuple[int, int], Step] = {}
         self.reads: list[frozenset[int]] = []
         self.writes: list[frozenset[int]] = []
         self._kills: list[frozenset[int]] = []
@@ -76,7 +79,7 @@ class Code:
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.polls = False
-        self.tails: list[tuple[tuple[Step, ...], int] | None] = [None] * (len(self.steps) + 1)
+        self.tails: list[tuple[tuple[Step, ...], tuple[int, ...]] | None] = [None] * (len(self.steps) + 1)
         self._block_live: dict[int, int] | None = None
         self._live_sets: dict[int, frozenset[int]] = {}
         self.everything = frozenset(range(len(self.builder.template)))
@@ -122,6 +125,7 @@ class Code:
             raise inst.error(missing)
         b.begin(inst, pc, prefix)
         step = function(b.inst, b)
+        self._bare.append(step)
         for wrap in self.wrappers:
             step = wrap(b.inst, b, step)
         if inst.pred is not None and not b.guarded:
@@ -146,21 +150,55 @@ class Code:
         return sorted(p for p in leaders if p < len(self.steps))
 
     # ---- running -------------------------------------------------------------------------------
-    def tail(self, pc: int) -> tuple[tuple[Step, ...], int]:
-        """Steps from `pc` to the end of its basic block, and the index after them."""
+    def tail(self, pc: int) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+        """Steps from `pc` to the end of its basic block, the index of the first instruction of each, and the index after them.
+
+        A step is that of an instruction, or of a run of them.
+        """
         found = self.tails[pc]
         if found is None:
-            index = np.searchsorted(self.leaders, pc, side="right")
-            end = self.leaders[index] if index < len(self.leaders) else len(self.steps)
-            found = self.tails[pc] = (tuple(self.steps[pc:end]), end)
+            steps: list[Step] = []
+            places: list[int] = []
+            end, run = self._end(pc), list[Plain]()
+            for at in range(pc, end + 1):
+                one = self._plain(at) if at < end else None
+                if one is not None:
+                    run.append(one)
+                    continue
+                if run:
+                    steps.append(run[0].step if len(run) == 1 else self._run(run))
+                    places.append(run[0].pc)
+                    run = []
+                if at < end:
+                    steps.append(self.steps[at])
+                    places.append(at)
+            found = self.tails[pc] = (tuple(steps), (*places, end))
         return found
+
+    def _end(self, pc: int) -> int:
+        """The index after the basic block of `pc`."""
+        index = np.searchsorted(self.leaders, pc, side="right")
+        return self.leaders[index] if index < len(self.leaders) else len(self.steps)
+
+    def _plain(self, pc: int) -> Plain | None:
+        """The instruction as a part of a run; None if it cannot be, or something has been put around its step."""
+        step = self.steps[pc]
+        if step is not self._bare[pc]:
+            return None
+        return plain(self.insts[pc], self.builder, pc, step, sorted(self.reads[pc]), sorted(self.writes[pc]))
+
+    def _run(self, instructions: list[Plain]) -> Step:
+        key = instructions[0].pc, instructions[-1].pc
+        if key not in self._runs:
+            self._runs[key] = Run(instructions).step()
+        return self._runs[key]
 
     # ---- liveness ------------------------------------------------------------------------------
     def live_at(self, pc: int) -> frozenset[int]:
         """Slots whose value at `pc` may still be read."""
         found = self._live_sets.get(pc)
         if found is None:
-            end = self.tail(pc)[1] if pc < len(self.steps) else pc
+            end = self._end(pc) if pc < len(self.steps) else pc
             live = self._before(pc, end, self._live_out(end - 1)) if end > pc else 0
             found = self._live_sets[pc] = frozenset(i for i in range(live.bit_length()) if live >> i & 1)
         return found
@@ -181,7 +219,7 @@ class Code:
         """Live registers at every block start: the usual backward fixed point, on ints as bit sets."""
         blocks = []
         for start in self.leaders:
-            end = self.tail(start)[1]
+            end = self._end(start)
             uses = kills = 0
             for pc in range(end - 1, start - 1, -1):
                 kill, read = _bits(self._kills[pc]), _bits(self.reads[pc])

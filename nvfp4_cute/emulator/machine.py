@@ -23,6 +23,7 @@ from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.check.hazards import Checker
 from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.faults import HangFault, SiliconFault
+from nvfp4_cute.emulator.fused import InRun
 from nvfp4_cute.emulator.lanes import (
     REGROUP,
     Group,
@@ -269,7 +270,7 @@ class Machine:
         for _ in range(turn):
             if warp.groups and (pc := self._regroup(warp, pc)) < 0:
                 return
-            steps, end = tails[pc] or warp.code.tail(pc)
+            steps, places = tails[pc] or warp.code.tail(pc)
             iterator = iter(steps)
             result: Any = None
             try:
@@ -277,20 +278,22 @@ class Machine:
                     result = step(warp)
                     if result is not None:
                         break
-            except Exception as error:
-                at = end - length_hint(iterator) - 1
+            except Exception as raised:
+                at, error = places[-2 - length_hint(iterator)], raised
+                if isinstance(raised, InRun):
+                    at, error = raised.pc, raised.error
                 if not (
                     isinstance(error, TypeError | AttributeError | struct.error)
                     and self._poison_registers(warp, at)
                 ):
                     raise _located(error, warp, at) from error
-                warp.executed += at - (end - len(steps))
+                warp.executed += at - pc
                 pc = at
                 continue
-            left = length_hint(iterator)
-            warp.executed += len(steps) - left
+            after = places[-1 - length_hint(iterator)]
+            warp.executed += after - pc
             if result is None:
-                pc = end
+                pc = after
             elif result.__class__ is int:
                 pc = result
             elif result is REGROUP:
@@ -300,7 +303,7 @@ class Machine:
                     return
             else:
                 warp.executed -= 1
-                pc = warp.pc = end - left - 1
+                pc = warp.pc = after - 1
                 if not self._block(warp, result):
                     return
                 pc = -1

@@ -90,7 +90,7 @@ class Executable(Protocol):
     local_bytes: int
     polls: bool
     registers: int | None
-    tails: list[tuple[tuple[Callable[["Warp"], Any], ...], int] | None]
+    tails: list[tuple[tuple[Callable[["Warp"], Any], ...], tuple[int, ...]] | None]
 
     @property
     def insts(self) -> Sequence[Inst]:
@@ -102,8 +102,8 @@ class Executable(Protocol):
         """Its slots."""
         ...
 
-    def tail(self, pc: int) -> tuple[tuple[Callable[["Warp"], Any], ...], int]:
-        """Steps from `pc` to the end of its basic block, and the index after them."""
+    def tail(self, pc: int) -> tuple[tuple[Callable[["Warp"], Any], ...], tuple[int, ...]]:
+        """Steps from `pc` to the end of its basic block, the index of the first instruction of each, and the one after them."""
         ...
 
     def live_at(self, pc: int) -> frozenset[int]:

@@ -361,7 +361,17 @@ def _packed_encoder(name: str, rounding: str, satfinite: bool) -> Callable[[np.n
     return lambda values: floats.encode(values, name, rounding, satfinite)
 
 
-_ZEROS = np.zeros(64, np.float32)
+_ZEROS = np.zeros(8192, np.float32)
+
+
+def nearest_words(pairs: np.ndarray, bf16: bool) -> np.ndarray:
+    """float32 (2 n,), at most 8192, rounded to the nearest bfloat16 or float16: uint32 (n,), the first of a pair low."""
+    if bf16:
+        return floats.f32_to_bf16(pairs).view(np.uint32)
+    halves = pairs.astype(np.float16)
+    if not pairs.dot(_ZEROS[: len(pairs)]) == 0:  # NaN or an infinity somewhere
+        halves.view(np.uint16)[pairs != pairs] = 0x7FFF
+    return halves.view(np.uint32)
 
 
 def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
@@ -381,14 +391,7 @@ def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
         uniform = x.__class__ is int and y.__class__ is int
         bits = np.empty(2 if uniform else 64, np.uint32)
         bits[0::2], bits[1::2] = y, x
-        pair = bits.view(np.float32)
-        if bf16:
-            words = floats.f32_to_bf16(pair).view(np.uint32)
-        else:
-            halves = pair.astype(np.float16)
-            if not pair.dot(_ZEROS[: len(pair)]) == 0:  # NaN or an infinity somewhere
-                halves.view(np.uint16)[pair != pair] = 0x7FFF
-            words = halves.view(np.uint32)
+        words = nearest_words(bits.view(np.float32), bf16)
         if uniform or target is None or warp.protected:
             put(warp, int(words[0]) if uniform else words)
         else:

@@ -1,0 +1,392 @@
+"""Runs of plain instructions as one step: Python generated for what their registers hold.
+
+A run is consecutive instructions of a basic block that read and write registers and do nothing else. Most of them are address
+arithmetic on values that all lanes share; others come in rows of the same instruction on other registers, as an epilogue has
+them. After a run was executed a few times, a function is generated for what its inputs are (one value for all lanes, or 32):
+shared values become plain Python expressions, and independent instructions of one form become one NumPy call. Their order
+changes only where no register is concerned. What has no such function, lanes that wait elsewhere and still need what the run
+overwrites among them, executes the steps one by one.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.isa import Builder, Step
+from nvfp4_cute.emulator.isa.convert import nearest_words
+from nvfp4_cute.emulator.isa.moves import INTEGER_COMPARE
+from nvfp4_cute.emulator.ptx import TYPE_BYTES, Imm, Inst, Operand, Reg, Vector
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.state import Warp
+
+TRIALS = 24
+"""How often a run is executed step by step before a function is generated: that takes as long as hundreds of steps."""
+
+LEAST_ROWS = 3
+"""Instructions of one form that become one NumPy call."""
+
+INTEGERS = ("u32", "s32", "b32", "u64", "s64", "b64")
+SYMBOLS = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^"}
+COMPARISONS = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
+FLOAT_STEPS = ("add", "sub", "mul", "fma", "neg", "abs", "min", "max", "ex2", "rcp", "tanh")
+
+ONE, BOOL, LANES, UNKNOWN = "one", "bool", "lanes", "unknown"
+"""What a register holds: an int or a bool for all lanes, an array of 32 lanes, or one of these."""
+HELD = {int: ONE, bool: BOOL, np.ndarray: LANES}
+
+
+class InRun(Exception):
+    """An instruction of a run failed: `pc`, and its error."""
+
+    def __init__(self, pc: int, error: Exception):
+        """Taken apart by the machine."""
+        super().__init__(pc)
+        self.pc, self.error = pc, error
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An instruction that only reads and writes registers.
+
+    Attributes:
+        pc / step: where it is, and what executes it.  reads / writes: slots.
+        shared: the expression of its result where its operands are ints and bools, with `{0}` for the first one, or "".
+        sources: operands of the expression: slots, or literals as text.
+        predicate: the expression is a bool.
+        choice: it takes an operand as it is, the only one or one of the first two, whatever these hold.
+        rows: how several of its form are executed at once, or "".  parts: slots of its operands, as the form has them.
+    """
+
+    pc: int
+    step: Step
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    shared: str = ""
+    sources: tuple[int | str, ...] = ()
+    predicate: bool = False
+    choice: bool = False
+    rows: str = ""
+    parts: tuple[int, ...] = ()
+
+
+class _Form:
+    """What is known of one instruction while it is looked at."""
+
+    def __init__(self, inst: Inst, b: Builder):
+        self.inst, self.b = inst, b
+        types = [m for m in inst.mods if m in TYPE_BYTES]
+        self.types = types
+        self.type = types[0] if len(types) == 1 else ""
+        self.others = tuple(m for m in inst.mods if m not in TYPE_BYTES)
+
+    def source(self, operand: Operand, type_: str) -> int | str | None:
+        """A slot of the type's width, or the text of a literal; None for anything else."""
+        if isinstance(operand, Imm):
+            if operand.kind != "int":
+                return None
+            return str(bool(operand.value)) if type_ == "pred" else str(operand.value & _mask(type_))
+        if isinstance(operand, Reg):
+            slot = self.b.slot(operand, type_)
+            return slot if self.b.width(slot) == TYPE_BYTES[type_] else None
+        return None
+
+    def is_register(self, operand: Operand, type_: str) -> bool:
+        return isinstance(operand, Reg) and self.b.width(self.b.slot(operand, type_)) == TYPE_BYTES[type_]
+
+
+def _mask(type_: str) -> int:
+    return (1 << 8 * TYPE_BYTES[type_]) - 1
+
+
+def _signed(type_: str) -> str:
+    """`{}` of a type as a signed int."""
+    half = 1 << 8 * TYPE_BYTES[type_] - 1
+    return f"(({{}} ^ {half}) - {half})"
+
+
+def plain(
+    inst: Inst, b: Builder, pc: int, step: Step, reads: Sequence[int], writes: Sequence[int]
+) -> Plain | None:
+    """The instruction as a part of a run; None if it does more than compute, or its form is not one of the common ones."""
+    if inst.pred is not None or not writes:
+        return None
+    form = _Form(inst, b)
+    found = _expression(form)
+    if found is not None:
+        text, operands, result = found
+        sources = [form.source(operand, type_) for operand, type_ in operands]
+        if form.is_register(inst.operands[0], result) and all(s is not None for s in sources):
+            given = tuple(s for s in sources if s is not None)
+            choice = inst.opcode in ("mov", "selp")
+            return Plain(pc, step, tuple(reads), tuple(writes), text, given, result == "pred", choice)
+        return None
+    rows, parts = _rows(form)
+    if rows or (inst.opcode in FLOAT_STEPS and form.type == "f32" and isinstance(inst.operands[0], Reg)):
+        return Plain(pc, step, tuple(reads), tuple(writes), rows=rows, parts=parts)
+    return None
+
+
+def _rows(form: _Form) -> tuple[str, tuple[int, ...]]:
+    """How several instructions of the form are executed at once, and the slots: (word, low, high) or (word, high, low)."""
+    inst = form.inst
+    dest, source = inst.operands[:2]
+    word = half = "b32"
+    operands = inst.operands
+    rows = ""
+    if inst.opcode == "mov" and form.type == "b64":
+        word = "b64"
+        if isinstance(dest, Vector) and len(dest.items) == 2:
+            rows, operands = "unpack", (source, *dest.items)
+        elif isinstance(source, Vector) and len(source.items) == 2:
+            rows, operands = "pack", (dest, *source.items[::-1])
+    if inst.opcode == "cvt" and inst.mods in (("rn", "f16x2", "f32"), ("rn", "bf16x2", "f32")):
+        rows = inst.mods[1]
+    types = (word, half, half)
+    if not rows or not all(form.is_register(o, t) for o, t in zip(operands, types, strict=True)):
+        return "", ()
+    return rows, tuple(form.b.slot(o, t) for o, t in zip(operands, types, strict=True))
+
+
+def _expression(form: _Form) -> tuple[str, list[tuple[Operand, str]], str] | None:
+    """(expression of its operands, these with their types, type of the result) of an instruction, or None."""
+    inst, type_, others = form.inst, form.type, form.others
+    rest = list(inst.operands[1:])
+    typed = [(operand, type_) for operand in rest]
+    name = inst.opcode
+    if name == "mov" and type_ in (*INTEGERS, "f32", "pred") and not others:
+        packs = isinstance(rest[0], Vector) or isinstance(inst.operands[0], Vector)
+        return None if packs else ("{0}", typed, type_)
+    if name == "selp" and type_ in (*INTEGERS, "f32") and not others:
+        if type_ == "f32" and any(isinstance(operand, Imm) for operand in rest):
+            return None
+        return "({0} if {2} else {1})", [*typed[:2], (rest[2], "pred")], type_
+    if name in SYMBOLS and not others:
+        if type_ == "pred" and name != "add":
+            return f"{{0}} {SYMBOLS[name]} {{1}}", typed, type_
+        if type_ in INTEGERS:
+            mask = f" & {_mask(type_)}" if name in ("add", "sub") else ""
+            return f"({{0}} {SYMBOLS[name]} {{1}}){mask}", typed, type_
+    if name == "not" and not others:
+        if type_ == "pred":
+            return "not {0}", typed, type_
+        return (f"~{{0}} & {_mask(type_)}", typed, type_) if type_ in INTEGERS else None
+    if name in ("mul", "mad") and others == ("lo",) and type_ in INTEGERS:
+        return f"({{0}} * {{1}}{' + {2}' if name == 'mad' else ''}) & {_mask(type_)}", typed, type_
+    if name == "mul" and others == ("wide",) and type_ in ("u32", "s32"):
+        x = _signed(type_) if type_ == "s32" else "{}"
+        return f"{x.format('{0}')} * {x.format('{1}')} & {_mask('b64')}", typed, "b64"
+    if name in ("shl", "shr") and not others and type_ in INTEGERS and isinstance(rest[1], Imm):
+        return _shift(name, type_, rest)
+    if name == "setp" and len(others) == 1 and type_ in INTEGERS and others[0] in INTEGER_COMPARE:
+        x = _signed(type_) if type_[0] == "s" else "{}"
+        return f"{x.format('{0}')} {COMPARISONS[others[0]]} {x.format('{1}')}", typed, "pred"
+    if name == "cvt" and not others and form.types in (["s64", "s32"], ["u64", "u32"]):
+        result, source = form.types
+        text = f"{_signed(source).format('{0}')} & {_mask('b64')}" if source == "s32" else "{0}"
+        return text, [(rest[0], source)], result
+    return None
+
+
+def _shift(
+    name: str, type_: str, operands: list[Operand]
+) -> tuple[str, list[tuple[Operand, str]], str] | None:
+    count, size = operands[1], 8 * TYPE_BYTES[type_]
+    if not isinstance(count, Imm) or not 0 <= count.value < size:
+        return None
+    if name == "shl":
+        text = f"{{0}} << {count.value} & {_mask(type_)}"
+    elif type_[0] == "s":
+        text = f"{_signed(type_).format('{0}')} >> {count.value} & {_mask(type_)}"
+    else:
+        text = f"{{0}} >> {count.value}"
+    return text, [(operands[0], type_)], type_
+
+
+# ---- several instructions at once ---------------------------------------------------------------------------------
+def unpack(values: list[np.ndarray]) -> np.ndarray:
+    """uint64 (32,) each -> uint32 (2 n, 32): the low halves of all, then the high halves."""
+    halves = np.concatenate(values).view(np.uint32).reshape(-1, 2)
+    return np.ascontiguousarray(halves.T).reshape(-1, 32)
+
+
+def pack(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
+    """uint32 (32,) each -> uint64 (n, 32)."""
+    bits = np.empty((len(high) * 32, 2), np.uint32)
+    bits[:, 0], bits[:, 1] = np.concatenate(low), np.concatenate(high)
+    return bits.view(np.uint64).reshape(-1, 32)
+
+
+def pack_f16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
+    """float32 (32,) each, as words -> uint32 (n, 32), as `cvt.rn.f16x2.f32` rounds."""
+    return nearest_words(pack(high, low).reshape(-1).view(np.float32), False).reshape(-1, 32)
+
+
+def pack_bf16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
+    """The same for `cvt.rn.bf16x2.f32`."""
+    return nearest_words(pack(high, low).reshape(-1).view(np.float32), True).reshape(-1, 32)
+
+
+ROWS = {"unpack": unpack, "pack": pack, "f16x2": pack_f16, "bf16x2": pack_bf16}
+
+
+# ---- generation ----------------------------------------------------------------------------------------------------
+class Run:
+    """A step that executes a run.
+
+    Attributes:
+        functions: by the classes of its inputs; how often these have been seen until there is one, None if there is none.
+    """
+
+    def __init__(self, instructions: Sequence[Plain]):
+        """Consecutive instructions of a basic block."""
+        self.instructions = tuple(instructions)
+        written: set[int] = set()
+        inputs: dict[int, None] = {}
+        for one in instructions:
+            inputs.update(dict.fromkeys(slot for slot in one.reads if slot not in written))
+            written.update(one.writes)
+        self.inputs, self.writes = tuple(inputs), frozenset(written)
+        self.functions: dict[tuple[type, ...], Any] = {}
+
+    def step(self) -> Step:
+        """What a warp calls."""
+        inputs, writes, functions = self.inputs, self.writes, self.functions
+        alone = [(one.pc, one.step) for one in self.instructions]
+
+        def run(warp: "Warp") -> None:
+            regs = warp.regs
+            if not warp.protected or warp.protected.isdisjoint(writes):
+                classes = tuple([regs[slot].__class__ for slot in inputs])
+                function = functions.get(classes, 0)
+                if function.__class__ is int:
+                    functions[classes] = function + 1 if function < TRIALS else self.generate(classes)
+                elif function is not None:
+                    function(warp, regs)
+                    return
+            for pc, step in alone:
+                try:
+                    step(warp)
+                except Exception as error:
+                    raise InRun(pc, error) from error
+
+        return run
+
+    def generate(self, classes: tuple[type, ...]) -> "Callable[[Warp, list[Any]], None] | None":
+        """The function for these classes of the inputs; None where it would be the steps again, or one is not known."""
+        holds = {slot: HELD.get(cls, "") for slot, cls in zip(self.inputs, classes, strict=True)}
+        if "" in holds.values():
+            return None
+        source = _Source(holds)
+        for one in self._rearranged(dict(holds)):
+            source.add(one)
+        if not source.gains:
+            return None
+        names: dict[str, Any] = {f"s{one.pc}": one.step for one in self.instructions}
+        names |= ROWS
+        exec("def run(warp, regs):\n  " + "\n  ".join(source.lines), names)
+        found: Callable[[Warp, list[Any]], None] = names["run"]
+        return found
+
+    def _rearranged(self, holds: dict[int, str]) -> list[list[Plain]]:
+        """The instructions in an order that registers allow, those of one form that become one call together."""
+        level_of: dict[int, int] = {}  # by slot, of the instructions after its last write
+        read_at: dict[int, int] = defaultdict(int)  # by slot, of those after all reads since
+        levels: dict[int, dict[Any, list[Plain]]] = defaultdict(dict)
+        for one in self.instructions:
+            level = max(
+                [
+                    0,
+                    *(level_of.get(s, 0) for s in one.reads),
+                    *(max(level_of.get(s, 0), read_at[s]) for s in one.writes),
+                ]
+            )
+            lanes = bool(one.rows) and all(holds.get(slot) == LANES for slot in one.reads)
+            levels[level].setdefault(one.rows if lanes else one.pc, []).append(one)
+            kind = result_of(one, holds)
+            for slot in one.reads:
+                read_at[slot] = max(read_at[slot], level + 1)
+            for slot in one.writes:
+                level_of[slot], holds[slot] = level + 1, kind
+        groups = [group for level in sorted(levels) for group in levels[level].values()]
+        return [
+            part
+            for group in groups
+            for part in ([group] if len(group) >= LEAST_ROWS else [[one] for one in group])
+        ]
+
+
+def result_of(one: Plain, holds: dict[int, str]) -> str:
+    """What the target of an instruction holds after it."""
+    inputs = [holds[s] if isinstance(s, int) else ONE for s in (one.sources or one.reads)]
+    if one.choice and _shared(one, holds):
+        return inputs[0] if len(set(inputs[:2])) == 1 else UNKNOWN
+    if LANES in (inputs[2:] if one.choice else inputs):
+        return LANES
+    if _shared(one, holds):
+        return BOOL if one.predicate else ONE
+    return UNKNOWN
+
+
+def _shared(one: Plain, holds: dict[int, str]) -> bool:
+    """Whether an instruction may be computed by its expression."""
+    if not one.shared:
+        return False
+    inputs = [holds[s] if isinstance(s, int) else ONE for s in one.sources]
+    if one.choice:
+        return len(inputs) == 1 or inputs[2] == BOOL
+    return all(kind in (ONE, BOOL) for kind in inputs)
+
+
+class _Source:
+    """Lines of the function that is being generated; `gains`: whether it does something better than the steps."""
+
+    def __init__(self, holds: dict[int, str]):
+        self.holds = holds
+        self.lines: list[str] = []
+        self.named: set[int] = set()
+        self.gains = False
+
+    def add(self, group: list[Plain]) -> None:
+        """One instruction, or several of one form."""
+        if len(group) > 1:
+            self._rows(group)
+        elif _shared(group[0], self.holds):
+            self._expression(group[0])
+        else:
+            self.lines.append(f"s{group[0].pc}(warp)")
+            self.named.difference_update(group[0].writes)
+        for one in group:
+            kind = result_of(one, self.holds)
+            self.holds.update(dict.fromkeys(one.writes, kind))
+
+    def _name(self, source: int | str) -> str:
+        if isinstance(source, str):
+            return source
+        if source not in self.named:
+            self.named.add(source)
+            self.lines.append(f"r{source} = regs[{source}]")
+        return f"r{source}"
+
+    def _expression(self, one: Plain) -> None:
+        text = one.shared.format(*(self._name(s) for s in one.sources))
+        (target,) = one.writes
+        self.lines.append(f"regs[{target}] = r{target} = {text}")
+        self.named.add(target)
+        self.gains = True
+
+    def _rows(self, group: list[Plain]) -> None:
+        words, first, second = (", ".join(f"regs[{one.parts[i]}]" for one in group) for i in range(3))
+        rows = group[0].rows
+        if rows == "unpack":
+            self.lines.append(f"{first}, {second} = unpack([{words}])")
+        else:
+            self.lines.append(f"{words} = {rows}([{first}], [{second}])")
+        for one in group:
+            self.named.difference_update(one.writes)
+        self.gains = True
