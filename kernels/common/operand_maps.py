@@ -198,6 +198,12 @@ def _scale_atom(view: OperandView, box: tuple[int, int], block_k: int):
     return _atom(tensor, cute.make_layout(shape), shape)
 
 
+def scale_coordinates(box: tuple[int, int], k_block: Int32, row_block: Int32, batch: Int32) -> tuple:
+    """Of a copy of scales, whose box has so many blocks along K and along rows: CuTe moves extents of 1 behind others."""
+    blocks = (row_block, k_block) if box[0] == 1 < box[1] else (k_block, row_block)
+    return 0, *blocks, batch
+
+
 def _atom(tensor: cute.Tensor, smem_layout, tiler: tuple, internal_type: type | None = None):
     """Only the tensor map is used: ``tma_load`` chooses the instruction. internal_type: of elements that TMA pads."""
     op = cpasync.CopyBulkTensorTileG2SOp()

@@ -28,7 +28,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import ceil_div
-from ..common.operand_maps import SF_BLOCK_BYTES, Boxes, Descriptors, descriptor_addresses
+from ..common.operand_maps import SF_BLOCK_BYTES, Boxes, Descriptors, descriptor_addresses, scale_coordinates
 from ..common.ptx import keep_before
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
@@ -288,7 +288,7 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     for j in cutlass.range_constexpr(smem.num_m):
         at = buffers.m[j] + stage * smem.a_stage_bytes
         tma_load(at, side.data[j], coords, barrier, policy, config.num_mma_cta)
-    coords = (0, _k_block_m(args, k_tile), side.block, side.batch)
+    coords = _scale_coords(args.boxes.sf_m, _k_block_m(args, k_tile), side)
     for j in cutlass.range_constexpr(len(side.scales)):
         at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
         tma_load(at, side.scales[j], coords, barrier, policy, config.num_mma_cta)
@@ -310,7 +310,7 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     splits = args.boxes.splits_sf_n
     if cutlass.const_expr(splits):
         mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
-    coords = (0, _k_block_n(args, k_tile), side.block, side.batch)
+    coords = _scale_coords(args.boxes.sf_n, _k_block_n(args, k_tile), side)
     for j in cutlass.range_constexpr(len(side.scales)):
         at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes
         if cutlass.const_expr(splits):
@@ -322,6 +322,11 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 def sides_of(config: KernelConfig) -> tuple[str, str]:
     """Sides of the MMA: that of weights, ``b``, and that of tokens, ``a``."""
     return ("m", "n") if config.swap_ab else ("n", "m")
+
+
+def _scale_coords(box: tuple[int, int] | None, k_block: Int32, side: SidePlace) -> tuple:
+    """Coordinates of a box of a side's scales; where TMA does not bring them nobody reads these."""
+    return scale_coordinates(box or (1, 1), k_block, side.block, side.batch)
 
 
 def _k_block_m(args: LoadArgs, k_tile: Int32) -> Int32:
@@ -385,25 +390,30 @@ def _prefetch_first(args: LoadArgs, place: TilePlace):
 def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the M side's boxes of a K tile into L2."""
     policy, _ = cache_policies(args.config.swap_ab)
-    _prefetch_side(args, place.m, k_tile, _k_block_m(args, k_tile), policy)
+    _prefetch_side(args, place.m, k_tile, _k_block_m(args, k_tile), args.boxes.sf_m, policy)
 
 
 @cute.jit
 def _prefetch_n(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the N side's boxes of a K tile into L2."""
     _, policy = cache_policies(args.config.swap_ab)
-    _prefetch_side(args, place.n, k_tile, _k_block_n(args, k_tile), policy)
+    _prefetch_side(args, place.n, k_tile, _k_block_n(args, k_tile), args.boxes.sf_n, policy)
 
 
 @cute.jit
 def _prefetch_side(
-    args: LoadArgs, side: SidePlace, k_tile: Int32, k_block: Int32, cache_policy: cutlass.Constexpr
+    args: LoadArgs,
+    side: SidePlace,
+    k_tile: Int32,
+    k_block: Int32,
+    sf_box: cutlass.Constexpr,
+    cache_policy: cutlass.Constexpr,
 ):
     """Bring the boxes of a K tile of one side's operands, and then of their scales, into L2."""
     k = k_tile * args.config.cta_tile_shape_mnk[2]
     for maps, coords in (
         (side.data, (k, side.row, side.batch)),
-        (side.scales, (0, k_block, side.block, side.batch)),
+        (side.scales, _scale_coords(sf_box, k_block, side)),
     ):
         with cute.arch.elect_one():
             for descriptor in maps:

@@ -14,7 +14,7 @@ from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.fp32_scales import SCALE_BYTES, ScalePair, scales_of_tile
-from ..common.operand_maps import Boxes, Descriptors, descriptor_addresses
+from ..common.operand_maps import Boxes, Descriptors, descriptor_addresses, scale_coordinates
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.select import select
 from ..common.sides import mma_sides
@@ -82,11 +82,13 @@ def run_load(args: LoadArgs):
                 for i in cutlass.range_constexpr(len(desc_sf_m)):
                     at = to.sf_m + i * num_stage * smem.sfa_stage_bytes
                     k_block = k_tile_idx * args.boxes.sf_m[0]
-                    _load(at, desc_sf_m[i], (0, k_block, block_m, at_m.batch), barrier, policy_m)
+                    where = scale_coordinates(args.boxes.sf_m, k_block, block_m, at_m.batch)
+                    _load(at, desc_sf_m[i], where, barrier, policy_m)
                 for i in cutlass.range_constexpr(len(desc_sf_n)):
                     at = to.sf_n + i * num_stage * smem.sfb_stage_bytes
                     k_block = k_tile_idx * args.boxes.sf_n[0]
-                    _load(at, desc_sf_n[i], (0, k_block, block_n, at_n.batch), barrier, policy_n)
+                    where = scale_coordinates(args.boxes.sf_n, k_block, block_n, at_n.batch)
+                    _load(at, desc_sf_n[i], where, barrier, policy_n)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     # Leave only after the last stage was read: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()

@@ -9,12 +9,11 @@ from cutlass import Int32, Int64
 from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage, sf_blocks
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.operand_maps import Descriptors, descriptor_addresses
+from ..common.operand_maps import Descriptors, descriptor_addresses, scale_coordinates
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.select import select
 from ..common.sides import TileSide
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
-from .operands import scale_coordinates
 from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles, sides_of_cta
 

@@ -53,12 +53,6 @@ def make_boxes(config: KernelConfig, sides: Formats) -> Boxes:
     )
 
 
-def scale_coordinates(box: tuple[int, int], k_block: Int32, row_block: Int32, batch: Int32) -> tuple:
-    """Of a copy of scales, whose box has so many blocks along K and along rows: CuTe moves extents of 1 behind others."""
-    blocks = (row_block, k_block) if box[0] == 1 < box[1] else (k_block, row_block)
-    return 0, *blocks, batch
-
-
 def unit_offset(row: Int32, unit: Int32, row_bytes: int) -> Int32:
     """Offset in a packed stage of a row's 16-byte unit: 32 values of K, or 16 of 8 bits. row_bytes: of a row of a K tile."""
     rows_of_span, units = SWIZZLE_SPAN // row_bytes, row_bytes // UNIT_BYTES

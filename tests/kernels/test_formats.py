@@ -22,7 +22,7 @@ from nvfp4_cute.launch.prepared import PreparedCall
 from nvfp4_cute.planning.arch import family_of, sm120
 from nvfp4_cute.planning.arch.sm100 import limits
 from nvfp4_cute.planning.choose import candidates
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import Gate, GroupedProblem
 
 PAIRS = [
     (arch, pair)
@@ -102,6 +102,30 @@ def test_every_tile_shape_is_right_and_clean(arch, pair, name, mode):
     with observe(mode=mode, check=True) as observer:
         groups.check("list", f"emulator:{arch}", with_k_tile(arch, name, pair))
     assert len(observer.stats) == 1 and not observer.hazards
+
+
+# Every config that a product of some pair, or a dual one, may be computed with.
+EVERY_CANDIDATE = [
+    pytest.param(
+        arch,
+        pair,
+        config,
+        gate is not None,
+        id=f"{arch}-{pair[0]}-x-{pair[1]}-{config.to_name()}{'-dual' if gate else ''}",
+    )
+    for arch in CONFIGS
+    for pair in SOME_PAIRS
+    if pair in family_of(arch).MMA
+    for gate in (None, Gate("relu2", None, "separate"))
+    for config in candidates(arch, "list", gate=gate, formats=pair)
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("arch", "pair", "config", "dual"), EVERY_CANDIDATE)
+def test_every_config_that_may_be_chosen_is_right(arch, pair, config, dual):
+    """Tiles of every size have several K tiles, and rows behind them; scales of tiles of over 128 rows lie in two blocks."""
+    groups_of(pair, ((150, 200, 416), (300, 72, 256)), seed=7).check("list", f"emulator:{arch}", config, dual)
 
 
 @pytest.mark.sampled(2)
