@@ -216,7 +216,9 @@ def ours(arch: str) -> Iterator[Ours]:
         return iter(
             [case for case in cases if isinstance(case, Gemm) and case.config.use_k96_instrs][::K96_STEP]
         )
-    return chain(cases[:: HARDWARE_STEP if arch == "sm_90a" else 1], _other_formats(arch))
+    return chain(
+        cases[:: HARDWARE_STEP if arch == "sm_90a" else 1], _other_formats(arch), _other_results(arch)
+    )
 
 
 def _without_proof(arch: str, configs: tuple[KernelConfig, ...]) -> list[KernelConfig]:
@@ -258,6 +260,13 @@ def _other_formats(arch: str, format_step: int = FORMAT_STEP) -> Iterator[Gemm]:
             tried = _without_proof(arch, candidates(arch, form, formats=pair))
             for config in tried[:: format_step * step]:
                 yield Gemm(arch, config, form, formats=pair)
+
+
+def _other_results(arch: str) -> Iterator[Gemm]:
+    """A few configs whose results are MXFP8; those of MXFP4 ask for nothing else, nor on sm_90a for more than NVFP4's."""
+    if arch != "sm_90a":
+        for config in _without_proof(arch, candidates(arch, "list", MXFP8_E4M3))[::FORMAT_STEP]:
+            yield Gemm(arch, config, "list", "mxfp8_e4m3")
 
 
 def _simt(arch: str) -> Iterator[Simt]:
