@@ -63,6 +63,7 @@ TEXT = """.version 8.8
 {{
 .reg .pred %p<16>;
 .reg .b32 %r<99>;
+.reg .b32 %many<160>;
 .reg .b64 %rd<64>;
 {}
 ret;
@@ -127,6 +128,22 @@ def test_a_function_gives_what_the_steps_give(body, lanes):
         function(other, other.regs)
         for name, a, b in zip(code.builder.names, one.regs, other.regs, strict=True):
             assert _equal(a, b), (name, a, b)
+
+
+@pytest.mark.parametrize("form", ["f16x2", "bf16x2"])
+def test_a_call_takes_any_number_of_rows(form):
+    """As of an unrolled epilogue of 300 columns: PTX has as many registers as it names."""
+    body = "\n".join(f"cvt.rn.{form}.f32 %r{10 + i}, %r1, %r2;" for i in range(150))
+    code = _code(body.replace("%r", "%many"))
+    plain = [code._plain(pc) for pc in range(len(code.steps) - 1)]
+    run, one, other = fused.Run(plain), _warp(code), _warp(code)
+    values = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32).view(np.uint32)
+    for warp in (one, other):
+        _registers(warp, {"%many1": values[0], "%many2": values[1]})
+    for each in plain:
+        each.step(one)
+    run.generate((np.ndarray,) * 2)(other, other.regs)
+    assert all(map(_equal, one.regs, other.regs))
 
 
 def test_rows_of_one_form_become_one_call():

@@ -1,6 +1,7 @@
 """cvt: conversions between integer and float types, packed and block-scale formats included (PTX ISA 9.7.9.21)."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -361,15 +362,17 @@ def _packed_encoder(name: str, rounding: str, satfinite: bool) -> Callable[[np.n
     return lambda values: floats.encode(values, name, rounding, satfinite)
 
 
-_ZEROS = np.zeros(8192, np.float32)
+@lru_cache
+def _zeros(count: int) -> np.ndarray:
+    return np.zeros(count, np.float32)
 
 
 def nearest_words(pairs: np.ndarray, bf16: bool) -> np.ndarray:
-    """float32 (2 n,), at most 8192, rounded to the nearest bfloat16 or float16: uint32 (n,), the first of a pair low."""
+    """float32 (2 n,) rounded to the nearest bfloat16 or float16: uint32 (n,), the first of a pair low."""
     if bf16:
         return floats.f32_to_bf16(pairs).view(np.uint32)
     halves = pairs.astype(np.float16)
-    if not pairs.dot(_ZEROS[: len(pairs)]) == 0:  # NaN or an infinity somewhere
+    if not pairs.dot(_zeros(len(pairs))) == 0:  # NaN or an infinity somewhere
         halves.view(np.uint16)[pairs != pairs] = 0x7FFF
     return halves.view(np.uint32)
 
