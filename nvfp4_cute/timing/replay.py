@@ -152,7 +152,10 @@ class Replay(Simulation):
                         grid.leave(sm.index, self.now, all_of_them=True)
                 grid.left = grid.untriggered = 0
                 grid.waiting.clear()
-                self.at(max(self.now, grid.projected_end()), self._complete, grid)
+                end = max(self.now, grid.projected_end())
+                self.at(end, self._complete, grid)
+                if any(begun.waiting for begun in self._begun):  # for the room that its CTAs had
+                    self.at(end + self.constants.cta_start, self._place, end + self.constants.cta_start)
                 return
 
     def _after(self, grid: Grid) -> Grid | None:

@@ -30,7 +30,7 @@ with ExitStack() as stack:
         assert configs
         for sizes, config in configs.items():
             resolved = submission.resolve(config, 1 if activation is None else 2)
-            submission._compiled(replace(resolved, num_cta=None), len(sizes), activation)
+            submission._compiled(replace(resolved, num_cta=None), len(sizes), activation, None)
     print(time.process_time() - began)
 """
 

@@ -106,6 +106,18 @@ def test_a_programmatic_launch_starts_only_where_there_is_room():
     assert crowded == pytest.approx(B200.launch + 9000 + B200.cta_start + 2000)
 
 
+def test_a_launch_starts_in_the_room_of_one_whose_first_tiles_were_replayed():
+    """Half of the first launch's events are there: one warp gets through them, another one waits for what is not there."""
+    half = [(Op.SLEEP, 100 / B200.clock_hz * 1e9)] * 40
+    waits = [(Op.INIT, 0, 1), TRIGGER, (Op.MARK,), (Op.WAIT, 0, 1)]
+    warps = [[TRIGGER, *half, (Op.MARK,), *half], waits]
+    clusters = [ClusterTrace((i, 0, 0), [warps], share=0.5) for i in range(B200.num_sms)]
+    first = LaunchTrace("k", 1, clusters, False, ((TENSOR, NBYTES),))
+    second = launch(sleep(2000), WAIT, programmatic=True)
+    cycles = replay_chain(B200, [first, second]).cycles
+    assert cycles == pytest.approx(B200.launch + 16000 + B200.cta_start + 2000)
+
+
 def test_a_launch_that_ends_early_has_not_ended_before_the_one_it_overlaps():
     first = launch(TRIGGER, sleep(9000))
     chain = replay_chain(B200, [first, launch(sleep(100), programmatic=True), launch(sleep(100))])
