@@ -21,7 +21,7 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
-from nvfp4_cute.errors import CacheError
+from nvfp4_cute.errors import CacheError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
@@ -197,17 +197,13 @@ def keys(
     shared["early_weights"] = early_weights
     for operation in operations:
         if operation == "grouped_gemm":
-            for count, config in product(
-                counts, configs or candidates(arch, form, result_format(dtype), None, formats)
-            ):
+            for count, config in product(counts, configs or _choices(arch, form, dtype, None, formats)):
                 yield KernelKey(
                     arch, config, count, dtype, has_alpha, form, **shared, bias_dtype=bias_dtype
                 ).validated()
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
-            for count, config in product(
-                counts, configs or candidates(arch, form, result_format(dtype), gate, formats)
-            ):
+            for count, config in product(counts, configs or _choices(arch, form, dtype, gate, formats)):
                 yield KernelKey(
                     arch,
                     config,
@@ -239,6 +235,20 @@ def keys(
                     yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up, words=words)
         else:
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
+
+
+def _choices(
+    arch: str, form: Form, dtype: OutDtype, gate: Gate | None, formats: Formats
+) -> Sequence[KernelConfig]:
+    """All configs that a GEMM may choose by itself. Raises UnsupportedProblem where there is none."""
+    found = candidates(arch, form, result_format(dtype), gate, formats)
+    if not found:
+        a, b = formats
+        what = "GEMM" if gate is None else "dual GEMM"
+        raise UnsupportedProblem(
+            f"{arch} has no {what} of {a} x {b} in form {form} with results of {dtype}: choose another --dtype or --formats"
+        )
+    return found
 
 
 def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:

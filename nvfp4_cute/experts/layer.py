@@ -65,8 +65,9 @@ def moe(
             16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4 or MXFP8, or such ExpertWeights; beside any 16-bit rows a
             BlockScaledTensor of int4, FP8_128x128 or INT8.
         w2: the same, [E, H, I].
-        activations: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit": what both products take rows as; with a group NVFP4.
-            Weights are of a format that products multiply by such rows: MXFP4 or MXFP8 beside rows of either.
+        activations: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit": what both products take rows as; NVFP4
+            where a group divides experts. Weights are of a format that products multiply by such rows: MXFP4 or MXFP8 beside
+            rows of either.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.
         limit: cuts the gate to at most this, and up on both sides.
         weight_layout: of w13's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" where there is no gate,

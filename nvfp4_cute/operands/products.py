@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import (
     BlockScaledTensor,
     check_is_tensor,
@@ -295,7 +295,7 @@ def split_dual_gemm(
                 f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
             )
         check_is_tensor(name, tensor)
-    rules.check_result_format(out_dtype)
+    rules.check_out_dtype(out_dtype, None, NVFP4_PAIR)
     check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
     if out_format is not None:
         lead, columns = (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts

@@ -328,6 +328,10 @@ def test_compile_verb_refuses(tmp_path, capsys):
         ),
         (f"quantize --dtype float32 --arch sm_100a --out {tmp_path}/y", "float16 or bfloat16"),
         (f"--arch sm_80 --out {tmp_path}/y", "no grouped GEMM kernel for sm_80"),
+        (
+            f"grouped_gemm --formats fp8_1x128,fp8_128x128 --dtype mxfp4 --arch sm_100a --out {tmp_path}/y",
+            "no GEMM of fp8_1x128 x fp8_128x128 in form list with results of mxfp4",
+        ),
     ]:
         assert cli.main(["compile", *arguments.split()]) == 1
         assert message in capsys.readouterr().err

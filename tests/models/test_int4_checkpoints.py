@@ -270,6 +270,7 @@ def test_tensors_that_are_refused(tmp_path):
             ({"qweight": gptq["qweight"], "scales": gptq["scales"]}, GPTQ, "gptq and has no qzeros"),
             (gptq, GPTQ | {"desc_act": True}, "gptq and has no g_idx"),
             (packed, compressed_tensors(actorder="group"), "has no weight_g_idx"),
+            (packed, compressed_tensors(actorder="dynamic"), "has no weight_g_idx"),
             ({"qweight": awq["qweight"], "scales": awq["scales"]}, AWQ, "awq and has no qzeros"),
         )
     ):

@@ -42,6 +42,8 @@ FORMATS = {
     "int-quantized": INT8,
     "pack-quantized": INT4,
 }
+# Values of actorder whose weights have an order of K: "dynamic" is another name of "group" (quant_args.py, ActivationOrdering).
+ORDERING = (True, "group", "dynamic")
 GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32}
 BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8, INT8: 8, INT4: 4}
 
@@ -115,7 +117,7 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
         )
     has_zero_points = found == INT4 and weights.get("symmetric", True) is not True
     activations = _activations(group.get("input_activations"), found)
-    has_order = found == INT4 and weights.get("actorder") in (True, "group")
+    has_order = found == INT4 and weights.get("actorder") in ORDERING
     return Scheme(str(tool_format), found, activations, has_zero_points, has_order=has_order)
 
 
