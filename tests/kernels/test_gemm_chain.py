@@ -90,6 +90,19 @@ def test_equals_a_gemm_a_layer(name, mode):
     assert not any(workspace.counters.any() for workspace in mlp._workspaces.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t128x128x256_s2a2_ultra_swap_p3", "t128x128x256_s0a3_2cta_ultra_p2"])
+def test_mmas_of_96_elements_of_k(name):
+    """They read a K tile behind K, of a result that the launch itself writes. Their sums are not exact: the chain's are theirs."""
+    layers, options = make_layers(3, 150, 544), {"backend": "emulator:sm_103a"}
+    options["config"] = KernelConfig.from_name(name)
+    mlp = PersistentMLP(*layers[1:], **options)
+    expected = one_by_one(*layers, **options)
+    with observe(mode="lazy", check=True):
+        for _ in range(2):
+            assert_same(mlp(layers[0]), expected)
+
+
 def test_eighteen_layers():
     layers = make_layers(18, 16, 256)
     with observe(check=True) as observer:

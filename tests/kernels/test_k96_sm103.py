@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from format_cases import Groups
+from format_cases import Groups, operand
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
@@ -51,6 +51,21 @@ def test_every_form(form, dual, pair):
     chosen = KernelConfig.from_name("t128x128x256_s0a2_2cta_ultra_swap")
     with observe(mode="random:4", check=True):
         Groups.of(pair, sizes, seed=2).check(form, EMULATED, chosen, dual=dual)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early_weights", [False, True])
+@pytest.mark.parametrize(("name", "mode"), CONFIGS)
+def test_batches_and_early_weights(name, mode, early_weights):
+    """Stages are filled beyond K with zeros, also where weights come before their tokens."""
+    generator = torch.Generator().manual_seed(3)
+    operands = [[operand(nv.NVFP4, rows, 736, generator) for _ in range(3)] for rows in (150, 200)]
+    data = [torch.stack([x.data for x in side]).permute(1, 2, 0) for side in operands]
+    scales = [torch.stack([x.scale for x in side]) for side in operands]
+    options = {"out_dtype": torch.float32, "early_weights": early_weights}
+    with observe(mode=mode, check=True):
+        got = nv.gemm(*data, *scales, config=KernelConfig.from_name(name), backend=EMULATED, **options)
+    assert_bitwise_equal(got, nv.gemm(*data, *scales, **options))
 
 
 @pytest.mark.parametrize("k", [256, 512, 768])

@@ -8,6 +8,7 @@ import device_groups_check
 import pytest
 import torch
 from format_cases import Groups
+from fp8_check import relu2_of
 from oracle import assert_bitwise_equal
 from quantized_check import POISON, assert_quantized, poisoned_out
 
@@ -17,6 +18,8 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.planning.arch import family_of, sm90, sm100, sm120
+from nvfp4_cute.planning.choose import candidates
+from nvfp4_cute.problem import Gate
 
 FORMATS = (nv.MXFP8_E4M3, nv.MXFP4, nv.MXFP8_E5M2)
 MODES = ("eager", "lazy", "random:1")
@@ -105,6 +108,42 @@ def test_dual_gemm(arch, name, format, mode):
     with observe(mode=mode, check=True):
         got = grouped_dual_gemm(*operands, *alphas, out=out, out_dtype=format.name, **options)
     check(got, sums, format)
+
+
+def every_candidate():
+    """Every config that one product or two are computed with, and a format of the results, which take turns."""
+    formats = (*FORMATS, nv.NVFP4)
+    for arch in (*CONFIGS, "sm_103a"):
+        for gate in (None, Gate("relu2", None, "separate")):
+            allowed = {format: candidates(arch, "list", format, gate) for format in formats}
+            for i, config in enumerate(dict.fromkeys(c for some in allowed.values() for c in some)):
+                if arch == "sm_103a" and not config.use_k96_instrs:
+                    continue
+                turns = formats[i % 4 :] + formats[: i % 4]
+                format = next(format for format in turns if config in allowed[format])
+                name = f"{arch}-{config.to_name()}-{format}{'-dual' if gate else ''}"
+                yield pytest.param(arch, config, format, gate is not None, id=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "config", "format", "dual"), [*every_candidate()])
+def test_every_config_that_may_be_chosen_is_right(arch, config, format, dual):
+    """Several tiles and tails along both sides, K tiles that K fills in part; sums are exact."""
+    sizes = ((270, 352, 416), (0, 64, 128), (33, 96, 640))
+    groups = Groups.of((nv.NVFP4, nv.NVFP4), sizes, seed=11)
+    factors = [2.0**-5] * 3  # for relu2
+    operands = [groups.b, groups.b2] if dual else [groups.b]
+    told = {"alpha": factors, "out_dtype": torch.float32}
+    sums = [nv.grouped_gemm(groups.a, side, **told) for side in operands]
+    if dual:
+        sums = [[relu2_of(*pair, torch.float32) for pair in zip(*sums, strict=True)]]
+    options = {"alpha1": factors, "alpha2": factors, "activation": "relu2"} if dual else {"alpha": factors}
+    options |= {"config": config, "backend": f"emulator:{arch}", "out_dtype": format.name}
+    multiply = grouped_dual_gemm if dual else grouped_gemm
+    with observe(mode="random:1", check=True):
+        got = multiply(groups.a, *operands, out=poisoned_out(sizes, format), **options)
+    for result, x in zip(got, sums[0], strict=True):
+        assert_quantized(result.data, result.scale, x, None, POISON, format)
 
 
 @pytest.mark.slow
