@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats, NumberType
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
@@ -61,12 +62,18 @@ def frozen_configs(
             clusters are smallest, on all SMs.
         config: for every shape, instead.
         formats: of ``a`` and of every ``b``, a pair of ``sm100.MMA``.
+
+    Raises:
+        ConfigError: a B200 has no kernel with ``config`` for these formats.
     """
     a_format, b_format = formats
     problems = [replace(problem, a_format=a_format, b_format=b_format) for problem in problems]
     num_b = 1 if problems[0].activation is None else 2
     frozen = {} if formats == NVFP4_PAIR else {"FORMATS": f"({', '.join(map(_expression, formats))})"}
     if config is not None:
+        reason = sm100.unsupported_reason(config, num_b, formats)
+        if reason is not None:
+            raise ConfigError(f"config {config.to_name()}: {reason}")
         return frozen | {"CONFIGS": "{}", "DEFAULT_CONFIG": repr(sm100.resolve(config, num_b, formats))}
     chosen = {
         p.sizes: sm100.resolve(choose_config(p, B200.arch, B200.num_sms), num_b, formats) for p in problems

@@ -10,6 +10,8 @@ import pytest
 from nvfp4_cute import cli
 from nvfp4_cute.competition import bundle, export, rules
 from nvfp4_cute.competition.bundle import BundleError, Recipe
+from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.problems import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +133,14 @@ def test_a_config_is_frozen_in():
     assert "DEFAULT_CONFIG = KernelConfig(cta_tile_shape_mnk=(128, 128, 256), num_ab_stage=4" in text
     with pytest.raises(ValueError, match="config name 'fast'"):
         export.make_submission("nvfp4_group_gemm", config="fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"), [("t256x256x256_s9a2", "nvfp4"), ("t128x128x256_s4a2", "mxfp8_e4m3")]
+)
+def test_a_config_that_no_kernel_has_is_refused(name, formats):
+    with pytest.raises(ConfigError, match=f"config {name}"):
+        export.make_submission("nvfp4_gemm", config=name, formats=(format_named(formats),) * 2)
 
 
 def test_command_writes_file_and_map(tmp_path, capsys):
