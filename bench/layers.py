@@ -32,8 +32,6 @@ from nvfp4_cute.model.modelled import modelled_chain, modelled_launches, recorde
 from nvfp4_cute.timing.result import ChainTiming
 
 TARGETS = ("B200", "B300", "RTX 5090", "RTX PRO 6000", "GB10")
-RECORDED_ON = {"B300": "B200"}
-"""GPUs whose launches are those of another: as many SMs, and kernels of the same PTX but for the name of the architecture."""
 EXPERTS = {
     **MODELS,
     "deepseek-v3": Model(256, 8, 7168, 2048),
@@ -180,7 +178,7 @@ def record(cell: Cell) -> dict[str, Any]:
     floor = light.physical_floor(layer_work(cell), target)
     found: dict[str, Any] = {"floor_us": floor.us, "bound": floor.bound}
     try:
-        traces = recorded(RECORDED_ON.get(cell.target, cell.target), cell.layer, cell.tokens)
+        traces = recorded(cell.target, cell.layer, cell.tokens)
         timing = modelled_launches(traces, target, explained=False)
     except (UnsupportedProblem, UnsupportedTarget, EmulatorError) as error:
         return {**found, "missing": str(error).splitlines()[0]}

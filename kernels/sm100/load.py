@@ -288,8 +288,9 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     for j in cutlass.range_constexpr(smem.num_m):
         at = buffers.m[j] + stage * smem.a_stage_bytes
         tma_load(at, side.data[j], coords, barrier, policy, config.num_mma_cta)
-    coords = _scale_coords(args.boxes.sf_m, _k_block_m(args, k_tile), side)
+    k_block = _k_block_m(args, k_tile)
     for j in cutlass.range_constexpr(len(side.scales)):
+        coords = scale_coordinates(args.boxes.sf_m, k_block, side.block, side.batch)
         at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
         tma_load(at, side.scales[j], coords, barrier, policy, config.num_mma_cta)
 
@@ -310,8 +311,9 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     splits = args.boxes.splits_sf_n
     if cutlass.const_expr(splits):
         mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
-    coords = _scale_coords(args.boxes.sf_n, _k_block_n(args, k_tile), side)
+    k_block = _k_block_n(args, k_tile)
     for j in cutlass.range_constexpr(len(side.scales)):
+        coords = scale_coordinates(args.boxes.sf_n, k_block, side.block, side.batch)
         at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes
         if cutlass.const_expr(splits):
             k_blocks, row_blocks = args.boxes.sf_n
@@ -322,11 +324,6 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 def sides_of(config: KernelConfig) -> tuple[str, str]:
     """Sides of the MMA: that of weights, ``b``, and that of tokens, ``a``."""
     return ("m", "n") if config.swap_ab else ("n", "m")
-
-
-def _scale_coords(box: tuple[int, int] | None, k_block: Int32, side: SidePlace) -> tuple:
-    """Coordinates of a box of a side's scales; where TMA does not bring them nobody reads these."""
-    return scale_coordinates(box or (1, 1), k_block, side.block, side.batch)
 
 
 def _k_block_m(args: LoadArgs, k_tile: Int32) -> Int32:
@@ -411,13 +408,13 @@ def _prefetch_side(
 ):
     """Bring the boxes of a K tile of one side's operands, and then of their scales, into L2."""
     k = k_tile * args.config.cta_tile_shape_mnk[2]
-    for maps, coords in (
-        (side.data, (k, side.row, side.batch)),
-        (side.scales, _scale_coords(sf_box, k_block, side)),
-    ):
-        with cute.arch.elect_one():
-            for descriptor in maps:
-                tma_prefetch(descriptor, coords, cache_policy)
+    with cute.arch.elect_one():
+        for descriptor in side.data:
+            tma_prefetch(descriptor, (k, side.row, side.batch), cache_policy)
+    with cute.arch.elect_one():
+        for descriptor in side.scales:
+            coords = scale_coordinates(sf_box, k_block, side.block, side.batch)
+            tma_prefetch(descriptor, coords, cache_policy)
 
 
 def _without_turns(place: TilePlace) -> TilePlace:

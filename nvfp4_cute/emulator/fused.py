@@ -135,6 +135,8 @@ def plain(
 def _rows(form: _Form) -> tuple[str, tuple[int, ...]]:
     """How several instructions of the form are executed at once, and the slots: (word, low, high) or (word, high, low)."""
     inst = form.inst
+    if len(inst.operands) < 2:
+        return "", ()
     dest, source = inst.operands[:2]
     word = half = "b32"
     operands = inst.operands

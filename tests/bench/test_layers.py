@@ -3,19 +3,13 @@
 import json
 
 import pytest
-import torch
 
 from nvfp4_cute import MoENVFP4, cli
 from nvfp4_cute.bench import layers, layers_page
 from nvfp4_cute.bench.layers import Cell
 from nvfp4_cute.bench.moe import Model
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.gpus.targets import lookup
-from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.model import modelled
-from nvfp4_cute.planning.arch import family_of
-from nvfp4_cute.problem import GroupedProblem
 
 TINY = Model(experts=16, top_k=4, hidden=256, width=256)
 
@@ -93,38 +87,6 @@ def test_picture(tmp_path):
     known = {"B200/qwen3-30b-a3b/8": {"floor_us": 18.0, "us": 34.0}, "GB10/qwen3-30b-a3b/1": {"missing": "-"}}
     layers_page.picture(tmp_path / "layers.png", known, ["B200", "GB10"])
     assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
-
-
-def problems() -> list[GroupedProblem]:
-    """Both products of layers of experts, at several mean numbers of rows."""
-    return [
-        GroupedProblem(((rows, n, k),) * model.experts, "ragged", dtype, **dual)
-        for model in layers.EXPERTS.values()
-        for rows in (1, 8, 64, 512)
-        for n, k, dtype, dual in (
-            (model.width, model.hidden, "nvfp4", {"activation": "silu"}),
-            (model.hidden, model.width, torch.bfloat16, {}),
-        )
-    ]
-
-
-@pytest.mark.parametrize(("name", "other"), layers.RECORDED_ON.items())
-def test_a_gpu_with_the_launches_of_another_has_its_configs(name, other):
-    gpu, same = lookup(name), lookup(other)
-    assert gpu.num_sms == same.num_sms and family_of(gpu.arch) is family_of(same.arch)
-    for problem in problems():
-        assert config_of(problem, gpu.arch, gpu.num_sms) == config_of(problem, same.arch, same.num_sms)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize(("name", "other"), layers.RECORDED_ON.items())
-def test_a_gpu_with_the_launches_of_another_has_its_kernels(name, other, number):
-    problem, texts = problems()[number], set()
-    for gpu in (lookup(name), lookup(other)):
-        key = KernelKey.of(gpu.arch, config_of(problem, gpu.arch, gpu.num_sms), problem)
-        texts.add(get_kernel(key).ptx.replace(gpu.arch, "ARCH"))
-    assert len(texts) == 1
 
 
 def test_comparison_takes_off_what_the_harness_costs():

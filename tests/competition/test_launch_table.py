@@ -43,8 +43,10 @@ def check_table(monkeypatch, config, groups, operands, problem):
     schedule = grouped_submission.make_schedule(
         problem.sizes, config.work_tile_mnk, (config.num_cta or 148) // config.cluster_size
     )
-    assert tuple(group.size for group in groups) == problem.sizes
-    table = np.array(grouped_submission._launch_table(schedule, config, groups)).reshape(-1, NUM_COLUMNS)
+    assert tuple(group.size(NVFP4) for group in groups) == problem.sizes
+    table = np.array(grouped_submission._launch_table(schedule, config, groups, problem.sizes)).reshape(
+        -1, NUM_COLUMNS
+    )
     expected = plan.table(operands)
     assert (table[1:, UNUSED] > 0).all() and (expected[1:, UNUSED] > 0).all()
     table[1:, UNUSED] = expected[1:, UNUSED]

@@ -228,8 +228,8 @@ def test_unknown_figures_are_named_not_invented():
     memory, math, launch = light.physical_floor(light.gemm(128, 4096, 7168), targets.GB200).terms
     assert memory.basis.endswith("(theoretical, none measured)")
     assert (launch.us, launch.basis) == (None, "the time of an empty launch on GB200 is not known")
-    unknown = light.physical_floor(light.grouped_gemm([(1, 128, 128)], a="fp8", b="fp8"), targets.GB10)
-    assert (unknown.terms[1].us, unknown.terms[1].basis) == (None, "the fp8 rate of GB10 is not known")
+    unknown = light.physical_floor(light.grouped_gemm([(1, 16384, 16384)], a="int8", b="int8"), targets.B300)
+    assert (unknown.terms[1].us, unknown.terms[1].basis) == (None, "the int8 rate of B300 is not known")
     assert unknown.bound == "memory"
 
 
