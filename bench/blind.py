@@ -42,6 +42,8 @@ from nvfp4_cute.terminal import Progress, text_table
 MAKER = "nvfp4-cute bench --predict"
 NEWEST = list(SETS)[-1]
 BURSTS, PAUSE_S = 3, 0.1
+OTHERS = (triton_matmul, cutlass_matmul)
+"""Modules of other people's kernels: ``NAMES``, ``names_of`` a set, what is ``recorded``, and the ``call`` on a GPU."""
 MODEL_OF_TIME = ("timing/", "gpus/timing_figures.py", "gpus/power.py")
 """Sources that no recording depends on."""
 
@@ -91,8 +93,15 @@ def predict(
 
 def names_of(calls: str) -> list[str]:
     """Of the calls of a set; Triton's where it is installed, CUTLASS's where there is a checkout."""
-    others = map(triton_matmul.name_of, triton_matmul.SIZES[calls]) if triton_matmul.is_there() else ()
-    return [*(case.name for case in SETS[calls]), *others, *cutlass_matmul.names_of(calls)]
+    return [
+        *(case.name for case in SETS[calls]),
+        *(name for maker in OTHERS for name in maker.names_of(calls)),
+    ]
+
+
+def _maker_of(name: str) -> Any:
+    """The module that has a call of other people's; None for ours."""
+    return next((maker for maker in OTHERS if name in maker.NAMES), None)
 
 
 def prediction(name: str, target_name: str, recordings: Path | None = None) -> tuple[float, int] | str:
@@ -113,10 +122,9 @@ def recorded(name: str, target: Target, folder: Path | None = None) -> list[Laun
         kept = folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', f'{target.name} {name}')}-{sources}.pickle"
         if kept.exists():
             return pickle.loads(kept.read_bytes())  # written by this function: the folder must be trusted
-    if name in triton_matmul.NAMES:
-        traces = [triton_matmul.recorded(name, target)]
-    elif name in cutlass_matmul.BY_NAME:
-        traces = [cutlass_matmul.recorded(name, target)]
+    other = _maker_of(name)
+    if other is not None:
+        traces = [other.recorded(name, target)]
     else:
         traces = recorded_chain(BY_NAME[name].call("cpu"), target)
     if kept is not None:
@@ -170,10 +178,9 @@ def against(path: Path, *, results: Path | None = None, jobs: int = 1) -> int:
 
 def on_the_gpu(name: str) -> Callable[[], object]:
     """A call with operands on the GPU of this machine."""
-    if name in triton_matmul.NAMES:
-        return triton_matmul.call(name)
-    if name in cutlass_matmul.BY_NAME:
-        return cutlass_matmul.call(name)
+    other = _maker_of(name)
+    if other is not None:
+        return other.call(name)
     call = BY_NAME[name].call("cuda")
     return lambda: call("cuda")
 

@@ -37,7 +37,7 @@ CASES = {
     )
 }
 """By set of `blind_calls.SETS`."""
-BY_NAME = {f"CUTLASS's {case}": case for cases in CASES.values() for case in cases}
+NAMES = {f"CUTLASS's {case}": case for cases in CASES.values() for case in cases}
 
 
 class CaptureError(RuntimeError):
@@ -47,7 +47,7 @@ class CaptureError(RuntimeError):
 def names_of(calls: str) -> list[str]:
     """Of a set; none where there is no checkout."""
     wanted = CASES.get(calls, ()) if env.CUTLASS.read() else ()
-    return [name for name, case in BY_NAME.items() if case in wanted]
+    return [name for name, case in NAMES.items() if case in wanted]
 
 
 def captured(name: str) -> Capture:
@@ -81,4 +81,4 @@ def call(name: str) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    BY_NAME[sys.argv[1]].capture(Path(env.CUTLASS.read())).save(Path(sys.argv[2]))
+    NAMES[sys.argv[1]].capture(Path(env.CUTLASS.read())).save(Path(sys.argv[2]))

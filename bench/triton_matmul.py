@@ -28,11 +28,17 @@ def name_of(sizes: tuple[int, int, int]) -> str:
 
 
 NAMES = {name_of(sizes): sizes for found in SIZES.values() for sizes in found}
+"""M, N, K by name."""
 
 
 def is_there() -> bool:
     """Whether Triton is installed."""
     return find_spec("triton") is not None
+
+
+def names_of(calls: str) -> list[str]:
+    """Of a set; none where Triton is not installed."""
+    return list(map(name_of, SIZES[calls])) if is_there() else []
 
 
 def compiled(arch: str) -> Any:

@@ -38,9 +38,9 @@ def test_cutlass_kernels_need_a_checkout(monkeypatch):
     monkeypatch.delenv(env.CUTLASS.name, raising=False)
     alone = blind.names_of("fourth")
     monkeypatch.setenv(env.CUTLASS.name, "/nowhere")
-    assert blind.names_of("fourth") == [*alone, *cutlass_matmul.BY_NAME] and len(cutlass_matmul.BY_NAME) == 8
+    assert blind.names_of("fourth") == [*alone, *cutlass_matmul.NAMES] and len(cutlass_matmul.NAMES) == 8
     monkeypatch.setattr(cutlass_matmul, "recorded", lambda name, target: f"{name} on {target.num_sms}")
-    name = next(iter(cutlass_matmul.BY_NAME))
+    name = next(iter(cutlass_matmul.NAMES))
     assert blind.recorded(name, H100_SXM) == [f"{name} on 132"]
     with pytest.raises(cutlass_matmul.CaptureError, match="No such file"):
         cutlass_matmul.captured(name)
@@ -53,7 +53,7 @@ def test_cutlass_kernels_need_a_checkout(monkeypatch):
 def test_a_launch_of_cutlass_is_predicted():
     if not env.CUTLASS.read():
         pytest.skip(f"{env.CUTLASS.name} is not set")
-    us, launches = blind.prediction(next(iter(cutlass_matmul.BY_NAME)), "H100 SXM")
+    us, launches = blind.prediction(next(iter(cutlass_matmul.NAMES)), "H100 SXM")
     assert launches == 1 and 5 < us < 50
 
 
