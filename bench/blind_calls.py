@@ -250,6 +250,26 @@ FOURTH = (
         (2, 32, 2, 1024, 1024), (5, 16, 4, 1536, 512), (12, 8, 2, 1536, 1024), (40, 16, 2, 1024, 768),
     )),
 )  # fmt: skip
-SETS = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}
+FIFTH = (
+    *(Case("gemm", sizes) for sizes in (
+        (176, 2560, 2048), (288, 2048, 2560), (640, 1536, 3072), (1408, 1024, 1024), (112, 3072, 2560), (56, 4096, 3072),
+        (20, 5120, 3072), (10, 3072, 6144), (3, 5120, 4096),
+    )),
+    *(Case("dual_gemm", sizes) for sizes in ((160, 1536, 2560), (48, 2048, 4096), (3, 3072, 4096))),
+    *(Case("gemm, 16-bit rows", sizes) for sizes in (
+        (1, 6144, 3072), (5, 5120, 3072), (9, 3072, 5120), (16, 5120, 4096), (22, 4096, 3072), (30, 3072, 2560), (48, 3072, 4096),
+        (120, 2560, 2560),
+    )),
+    *(Case("gemv", sizes) for sizes in ((5120, 3072, 2), (3072, 6144, 1), (2048, 4096, 4))),
+    *(Case("grouped_gemm, ragged", sizes) for sizes in ((6, 16, 1536, 3072), (9, 72, 1536, 1536), (18, 10, 1536, 2048))),
+    *(Case("grouped_gemm, list", sizes) for sizes in ((6, 32, 2048, 2560), (3, 144, 2048, 1536))),
+    *(Case("grouped_gemm, ragged, 16-bit rows", sizes) for sizes in ((6, 4, 2048, 2048), (7, 20, 1536, 2560))),
+    *(Case("quantize", sizes) for sizes in ((6, 4096), (96, 3072), (448, 2048))),
+    *(Case("LinearNVFP4", sizes) for sizes in ((3, 4096, 4096), (20, 5120, 2048), (72, 2560, 3072), (144, 2048, 2560))),
+    *(Case("route + MoENVFP4", sizes) for sizes in (
+        (3, 16, 2, 1536, 1024), (7, 32, 4, 1024, 512), (24, 8, 2, 1024, 1024), (56, 16, 2, 1536, 512),
+    )),
+)  # fmt: skip
+SETS = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH}
 """Calls that were predicted together. No constant of the model was set from the times of a set before they were predicted."""
 BY_NAME = {case.name: case for cases in SETS.values() for case in cases}
