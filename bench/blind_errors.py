@@ -15,6 +15,7 @@ PREDICTIONS = tuple(
         "blind_h100_second.json",
         "blind_h100_third.json",
         "blind_h100_fourth.json",
+        "blind_h100_fifth.json",
     )
 )
 """Committed files, oldest first."""
