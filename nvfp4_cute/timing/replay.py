@@ -6,6 +6,7 @@ barrier's arrivals and bytes have come. The same trace gives the same time.
 """
 
 import gc
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -83,6 +84,7 @@ class Replay(Simulation):
         self.grids: list[Grid] = []
         for trace in traces:
             self.grids.append(Grid(trace, self.grids[-1] if self.grids else None, constants.num_sms))
+            self.grids[-1].least_bytes = _least_bytes(trace, [grid.trace for grid in self.grids])
             if trace.middle is not None:
                 middle = Replay(constants, [trace.middle], explained=explained, layout=layout)
                 (used,) = middle.run().launches
@@ -120,6 +122,7 @@ class Replay(Simulation):
     def _begin(self, grid: Grid, time: float) -> None:
         """The CTAs of a launch may start."""
         grid.is_due, grid.start = True, time
+        grid.least = time + grid.least_bytes / self.constants.hbm_bandwidth
         self._count_from_here(grid)
         self._begun.append(grid)
         self._place(time)
@@ -310,6 +313,7 @@ class Replay(Simulation):
         if grid.middle is not None:
             hbm_bytes += round(grid.middle.hbm_bytes * (factor - 1))
             l2_bytes += round(grid.middle.l2_bytes * (factor - 1))
+        hbm_bytes = max(hbm_bytes, grid.least_bytes)
         return Timing(
             trace.kernel,
             self.constants,
@@ -353,6 +357,18 @@ class Replay(Simulation):
 
 def _count_events(trace: LaunchTrace) -> int:
     return sum(len(events) for cluster in trace.clusters for cta in cluster.warps for events in cta)
+
+
+def _least_bytes(trace: LaunchTrace, launches: Sequence[LaunchTrace]) -> int:
+    """Of `reads`: what no launch writes, so that it comes from device memory."""
+    written = sorted(piece for launch in launches for piece in launch.writable)
+    starts = [address for address, _ in written]
+
+    def is_written(address: int) -> bool:
+        place = bisect_right(starts, address)
+        return place > 0 and address < sum(written[place - 1])
+
+    return sum(nbytes for address, nbytes in trace.reads if not is_written(address))
 
 
 @contextmanager

@@ -181,6 +181,7 @@ class Grid:
         room: share of an SM that a CTA takes.  is_due: whether its start is known, which is `start`.
         ended: when all of it is done and seen, None before.  waiters: warps of the next launch that wait for that, since when.
         last: when the last thing of it ended so far.  finished: warps that ended.
+        least_bytes: of a launch that is replayed in part: what it has to read from device memory.  least: when it has.
         share: of its events, those that are replayed.  marks: warps of them.  middle: the timing of a replay of tiles in the
             middle, that of a whole launch.
         words: of global memory, by address.  busy: cycles that it had a CTA on each SM.  at_start: counters of the memory then.
@@ -192,7 +193,8 @@ class Grid:
         self.left = self.untriggered = sum(len(cluster.warps) for cluster in trace.clusters)
         self.room = 1 / trace.ctas_per_sm
         self.is_due = False
-        self.start = self.last = 0.0
+        self.start = self.last = self.least = 0.0
+        self.least_bytes = 0
         self.ended: float | None = None
         self.waiters: list[tuple[Warp, float]] = []
         self.finished: list[Warp] = []
@@ -222,12 +224,13 @@ class Grid:
     def projected_end(self) -> float:
         """When those clusters end whose first share of events was replayed, if they go on as they did since their marks.
 
-        Of clusters whose shares are equal, warps of a role all go on at the mean rate: they share what bounds them.
+        Of clusters whose shares are equal, warps of a role all go on at the mean rate: they share what bounds them. Tiles
+        that are not replayed may share fewer inputs, so that the end is not before device memory has sent all of them.
 
         Raises:
             EmulatorError: no warp came to the end of its share.
         """
-        end, paces = 0.0, self._paces()
+        end, paces = self.least, self._paces()
         if not paces:
             raise EmulatorError(
                 "of the first tiles of a launch nothing follows: none of its warps got through them"

@@ -7,7 +7,7 @@ import pytest
 from nvfp4_cute.bench import cases, ours
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
-from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork, begun
+from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork, begun, in_the_middle
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model import modelled
@@ -47,6 +47,29 @@ def test_all_tiles_are_replayed_where_those_in_the_middle_share_more_of_the_inpu
     weights = [*pairs, *(100 + i // shared for i in range(10)), *(200 + i for i in pairs)]
     tiles = tuple(TileWork(16, 128, 128, (1 << 20 | which,), 0) for which in weights)
     assert modelled.replayed_tiles(LaunchWork((tiles,), (), 256, 2)) == expected
+
+
+def test_all_that_tiles_load_is_known_where_some_are_replayed():
+    """Sixteen tiles of a cluster, of which four are replayed; pairs of them load the same weights."""
+    weights = [4096 + 512 * (i // 2) for i in range(16)]
+    tiles = tuple(TileWork(1, 128, 128, (address,), 0) for address in weights)
+    work = LaunchWork((tiles,), ((4096, 4096, 0),), 256, 2, most_tiles=4)
+    loads = [(Op.LOAD, ((address, 512),), 512, (), (), 0, 0) for address in weights]
+    middle = in_the_middle([ClusterTrace((0, 0, 0), [[loads]])], work, [(0, 0, 0)])
+    assert middle is not None
+    assert sorted(middle.reads) == [(4096 + 512 * i, 512) for i in range(8)]
+    assert middle.before == tuple((address, 512) for address in weights[:6])
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_launch_is_no_faster_than_device_memory_sends_what_tiles_load(is_written):
+    """Those that are replayed load nothing; what a launch wrote comes from L2."""
+    cut = [begun(pair(100, 0, 60.0), 0.5)]
+    reads = ((1 << 20, 64 << 20),)
+    timing = replay(B200, LaunchTrace("k", 1, cut, reads=reads, writable=reads if is_written else ()))
+    us = (64 << 20) / targets.B200.floor_bandwidth_bytes_per_s * 1e6
+    assert (timing.us > us) is not is_written
+    assert timing.hbm_bytes == (0 if is_written else 64 << 20)
 
 
 def test_a_share_of_one_is_the_trace():

@@ -94,6 +94,7 @@ class LaunchTrace:
         writable: memory that it may write: (address on the device, bytes) of each tensor.
         middle: of a launch whose clusters are there for their first tiles, the same of as many tiles in the middle.
         before: pieces that a `middle`'s clusters have loaded by then, in the order in which they do.
+        reads: pieces that all tiles of a launch with a `middle` load, each once.
         issue, pace: machine instructions of the kernel for an issue slot of its PTX, and cycles that a warp takes at least for
             one; 1 where the machine code is not known.
     """
@@ -105,6 +106,7 @@ class LaunchTrace:
     writable: tuple[Piece, ...] = ()
     middle: "LaunchTrace | None" = None
     before: tuple[Piece, ...] = ()
+    reads: tuple[Piece, ...] = ()
     issue: float = 1.0
     pace: float = 1.0
 

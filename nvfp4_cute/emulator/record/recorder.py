@@ -111,7 +111,8 @@ class Recorder(Notes):
             slots = sum(inst_cost(inst).slots for inst in launch.code.insts)
             trace = replace(trace, issue=made.instructions / slots, pace=made.stalls / slots)
         if middle is not None:
-            trace.middle = replace(trace, clusters=middle[0], before=middle[1])
+            trace.reads = middle.reads
+            trace.middle = replace(trace, clusters=middle.clusters, before=middle.before, reads=())
         return trace
 
     def executed(self, origins: "list[Origin]", launch: "Launch", memory: GlobalMemory) -> "list[Origin]":

@@ -131,13 +131,25 @@ def everyone(
     ]
 
 
+@dataclass(frozen=True)
+class Middle:
+    """Of a launch whose first tiles are replayed.
+
+    Attributes:
+        clusters: traces of as many tiles in the middle.
+        before: pieces that were loaded before those.
+        reads: pieces that all tiles load, each once.
+    """
+
+    clusters: list[ClusterTrace]
+    before: tuple[Piece, ...]
+    reads: tuple[Piece, ...]
+
+
 def in_the_middle(
     executed: Sequence[ClusterTrace], work: LaunchWork, origins: Sequence[Origin]
-) -> tuple[list[ClusterTrace], tuple[Piece, ...]] | None:
-    """Of launches whose first tiles are replayed: traces of as many tiles in the middle, and pieces that were loaded before.
-
-    None where all tiles are replayed. Arguments as of `everyone`.
-    """
+) -> Middle | None:
+    """None where all tiles are replayed. Arguments as of `everyone`."""
     chosen = choose(work)
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
     if all(_share(work, source) == 1 for source in traces):
@@ -148,12 +160,17 @@ def in_the_middle(
         for source, trace in traces.items()
     }
     clusters, loads = [], []
+    reads: dict[int, int] = {}
     for target, source in enumerate(chosen):
         tiles, share = work.clusters[target], _share(work, source)
         first = 0 if share == 1 else (len(tiles) - round(share * len(tiles))) // 2
         trace = parts[source].moved((*tiles[first:], *tiles[:first]))
         clusters.append(replace(trace, origin=origins[target]))
-        loads.append(whole[source].loads_by_tile(tiles, first))
+        of_warps = whole[source].loads_by_tile(tiles)
+        loads.append([by_tile[:first] for by_tile in of_warps])
+        for by_tile in of_warps:
+            for pieces in by_tile:
+                reads.update(pieces)
     waves = max((len(by_tile) for cluster in loads for by_tile in cluster), default=0)
     before = [
         piece
@@ -163,7 +180,7 @@ def in_the_middle(
         if wave < len(by_tile)
         for piece in by_tile[wave]
     ]
-    return clusters, tuple(before)
+    return Middle(clusters, tuple(before), tuple(reads.items()))
 
 
 def _share(work: LaunchWork, cluster: int) -> float:
@@ -278,23 +295,21 @@ class _Mover:
             result[place] = event
         return result
 
-    def loads_by_tile(self, target: Sequence[TileWork], tiles: int) -> list[list[list[Piece]]]:
-        """For each warp: what it loads for each of the first tiles of a target; nothing where it does not load."""
+    def loads_by_tile(self, target: Sequence[TileWork]) -> list[list[list[Piece]]]:
+        """For each warp: what it loads for each of the tiles of a target; nothing where it does not load."""
         self._target = target
         return [
-            self._loads_of_warp(events, rank, tiles)
-            for rank, cta in enumerate(self._trace.warps)
-            for events in cta
+            self._loads_of_warp(events, rank) for rank, cta in enumerate(self._trace.warps) for events in cta
         ]
 
-    def _loads_of_warp(self, events: list[Event], rank: int, tiles: int) -> list[list[Piece]]:
+    def _loads_of_warp(self, events: list[Event], rank: int) -> list[list[Piece]]:
         loads = [event[1] for event in events if event[0] is Op.LOAD]
         if not loads:
             return []
         steps = self._steps(rank)
         each, found, place = len(loads) // sum(steps), list[list[Piece]](), 0
-        for tile in range(tiles):
-            end = place + each * steps[tile]
+        for tile, count in enumerate(steps):
+            end = place + each * count
             found.append([piece for pieces in loads[place:end] for piece in self._inputs(pieces, tile)])
             place = end
         return found
