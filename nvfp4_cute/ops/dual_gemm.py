@@ -60,8 +60,8 @@ def grouped_dual_gemm(
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
 
     Of formats with float32 scales, weights are "separate" or "concatenated", and results have 16 or 32 bits. FP8_1x128 with
-    FP8_128x128 has such a kernel on Blackwell GPUs. On sm_90a, and of INT8, two launches compute the products in float32, and
-    torch's operations the rest, with its exponential.
+    FP8_128x128 has such a kernel on every GPU. Of INT8 two launches compute the products in float32, and torch's operations the
+    rest, with its exponential.
 
     ``grouped_dual_gemm(a, b1, b2)`` takes BlockScaledTensors whole, their scales left out, as ``grouped_gemm`` does, and ``a``
     of float16 or bfloat16 values without ``a_scale``. Formats are told as to ``grouped_gemm``, one of both weights.

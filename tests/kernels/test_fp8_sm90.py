@@ -4,7 +4,10 @@ import pytest
 import torch
 from fp8_check import (
     FORMATS,
+    check_activations,
     check_any_scales,
+    check_dual_list_and_masked,
+    check_dual_ragged,
     check_list_masked_and_batched,
     check_not_a_number,
     check_ragged,
@@ -135,6 +138,70 @@ def test_no_spills(chosen, form):
     assert get_kernel(key).resources.stack_bytes == 0
 
 
+DUAL_CONFIGS = [
+    (config(16, num_cta=3), "random:1"),
+    (rows(num_cta=2), "lazy"),
+    pytest.param(config(128, num_cta=2), "lazy", marks=SLOW),
+    pytest.param(config(64, multicast_n=2, num_cta=4), "eager", marks=SLOW),
+    pytest.param(config(32), "random:2", marks=SLOW),
+    pytest.param(config(64, split_k=2, num_cta=4), "lazy", marks=SLOW),
+    pytest.param(config(8, split_k=4), "random:3", marks=SLOW),
+    pytest.param(rows(multicast_n=2, num_cta=2), "random:4", marks=SLOW),
+    pytest.param(None, "eager", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("chosen", "mode"), DUAL_CONFIGS, ids=str)
+def test_dual_ragged(chosen, mode):
+    check_dual_ragged(200, 384, chosen, EMULATED, mode)
+
+
+@SLOW
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("chosen", [config(32), rows()], ids=str)
+def test_dual_results_of_other_dtypes(chosen, out_dtype):
+    check_dual_ragged(72, 128, chosen, EMULATED, out_dtype=out_dtype)
+
+
+@SLOW
+@pytest.mark.parametrize("chosen", [config(64, num_cta=2), rows(multicast_n=2, num_cta=2)], ids=str)
+def test_dual_list_and_masked(chosen):
+    check_dual_list_and_masked(chosen, EMULATED)
+
+
+@SLOW
+@pytest.mark.parametrize("chosen", [config(32), rows()], ids=str)
+def test_dual_activations(chosen):
+    check_activations(chosen, EMULATED)
+
+
+@SLOW
+@pytest.mark.parametrize("form", ["list", "ragged"])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("chosen", sm90_fp8.candidates(2), ids=lambda chosen: chosen.to_name())
+def test_dual_machine_code(chosen, out_dtype, form):
+    """No spills, and no stage that is released while it is read."""
+    options = {"activation": "gelu_tanh", "has_limit": True, **FORMATS}
+    kernel = get_kernel(KernelKey("sm_90a", chosen, 1, out_dtype, True, form, **options).validated())
+    assert kernel.resources.stack_bytes == 0
+    stages = (kernel.key.config.num_ab_stage,)
+    assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fix"),
+    [
+        (rows(256), "use M tile 128, N tile 128"),
+        (config(64, 256), "use M tile 128"),
+        (config(160), "use N tile 128"),
+        (config(64, split_k=4), "use split_k=2"),
+    ],
+    ids=str,
+)
+def test_a_refusal_of_two_products_names_the_nearest_legal_value(chosen, fix):
+    assert fix in sm90_fp8.unsupported_reason(chosen, 2)
+
+
 @pytest.mark.parametrize(
     ("chosen", "fix"),
     [
@@ -165,6 +232,14 @@ def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
 @pytest.mark.parametrize("chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in CONFIGS], ids=str)
 def test_gpu_ragged(chosen):
     check_ragged(200, 384, chosen, "cuda", device="cuda")
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize(
+    "chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in DUAL_CONFIGS], ids=str
+)
+def test_gpu_dual_ragged(chosen):
+    check_dual_ragged(200, 384, chosen, "cuda", device="cuda")
 
 
 @pytest.mark.gpu("sm_90a")

@@ -5,6 +5,9 @@ fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x
 ``..grouped_gemm``. Scales of 128 values of K allow tensor cores to sum up as many, and no more: their sums are promoted to fp32
 ones by both scales (DeepSeek-V3 report, section 3.3.2).
 
+Dual, of FP8:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape. A tile's first 128 rows
+of weights are of B1, the other ones of B2, so that a lane has both sums of a result.
+
 Of INT8, SFA (M_g, 1) and SFB (N_g, 1) are scales of rows: tensor cores add up all of K in int32, and no warp loads scales.
 
 Roles (warps):  MATH 0-7 | LOAD of scales 8 | LOAD of the M side 10 | LOAD of the N side 11; 9 idles.
@@ -19,6 +22,7 @@ persistent.
 Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameters, encoded by the host code.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import cutlass
@@ -60,7 +64,8 @@ class Fp8GemmSm90:
         out_dtype: cutlass.Float16, BFloat16 or Float32; of INT8 also Int32, the sums.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
-        activation, weight_layout, has_limit: of dual GEMMs, which this kernel does not compute: None, "separate", False.
+        activation, weight_layout: ``OutputKind``'s; weights are "separate".
+        has_limit: whether a dual GEMM's products are cut.
         a_format, b_format: a pair of ``planning.arch.sm90_fp8.MMA``.
         bias_dtype: of what is added to every column of one product; None where nothing is.
     """
@@ -73,9 +78,9 @@ class Fp8GemmSm90:
         out_dtype: type,
         has_alpha: bool,
         name: str,
-        activation: None = None,
+        activation: str | None = None,
         weight_layout: Literal["separate"] = "separate",
-        has_limit: Literal[False] = False,
+        has_limit: bool = False,
         a_format: BlockFormat = FP8_1x128,
         b_format: BlockFormat = FP8_128x128,
         bias_dtype: type | None = None,
@@ -85,12 +90,13 @@ class Fp8GemmSm90:
         self.num_groups = num_groups
         self.kind = OutputKind(out_dtype, False, activation, weight_layout)
         self.has_alpha = has_alpha
+        self.has_limit = has_limit
         self.bias_dtype = bias_dtype
         self.name = name
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
         formats = a_format, b_format
         self.promotes = promotes(formats)
-        self.smem = smem_plan(config, formats=formats)
+        self.smem = smem_plan(config, self.kind.num_b, formats)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -103,19 +109,23 @@ class Fp8GemmSm90:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        (views_m,), (views_n,) = read_operands(values, rows, 1, self.config.swap_ab)
+        views_m, views_n = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
         tile_m, tile_n, _ = self.config.cta_tile_shape_mnk
         boxes = (views_m, tile_m), (views_n, tile_n // self.config.multicast_n)
         of_m, of_n = (
-            [[rows_atom(view, Uint8, 1, TILE_K, box, PITCH_STEP) for view in views]] for views, box in boxes
+            [[rows_atom(view, Uint8, 1, TILE_K, box, PITCH_STEP) for view in views] for views in operands]
+            for operands, box in boxes
         )
         descriptors = Descriptors(m=of_m, n=of_n, sf_m=[], sf_n=[])
-        num_alphas = 1 if self.has_alpha else 0
-        outputs = read_outputs(values, rows, self.form, num_alphas, bias_dtype=self.bias_dtype)
+        num_alphas = self.kind.num_products if self.has_alpha else 0
+        outputs = read_outputs(
+            values, rows, self.form, num_alphas, has_limit=self.has_limit, bias_dtype=self.bias_dtype
+        )
         self.kernel.set_name_prefix(self.name)
         weights, tokens = (views_m, views_n) if self.config.swap_ab else (views_n, views_m)
-        scales = ScalePair(Scales.of(weights), Scales.of(tokens))
+        of_weights = [Scales.of(views) for views in weights]
+        scales = ScalePair(of_weights[0], Scales.of(tokens[0]), *of_weights[1:])
         self.kernel(descriptors, scales, groups, outputs).launch(
             **launch_settings(
                 self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
@@ -171,7 +181,8 @@ class Fp8GemmSm90:
                     smem=plan,
                     tiles=tiles,
                     outputs=outputs,
-                    kind=self.kind,
+                    kind=replace(self.kind, activation=None),
+                    activation=self.kind.activation,
                     config=config,
                     partial=partial,
                     ring=ring,

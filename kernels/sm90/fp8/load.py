@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from nvfp4_cute.planning.arch.sm90 import TILE_K
-from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, extents, halves
+from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, blocks_of, extents
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import SCALE_BYTES, ScalePair, scales_of_tile
@@ -26,7 +26,7 @@ class LoadArgs:
     Attributes:
         descriptors: tensor maps of the M side and of the N side, either of which has the weights.
         scale_pair: in global memory.
-        weights, tokens, scales: shared addresses of stage 0; of scales those of the tokens, then one a half of the weights;
+        weights, tokens, scales: shared addresses of stage 0; of scales those of the tokens, then one a block of the weights;
             None of INT8.
         ring: full: an arrival and the bytes of either TMA warp, and one of each lane that copies scales.
     """
@@ -44,7 +44,10 @@ class LoadArgs:
 
 @dataclass(frozen=True)
 class SharedOperand:
-    """Where an operand goes: shared address of stage 0, bytes of a stage, and how its bytes are kept in L2."""
+    """Where a side's operands go: shared address of stage 0, bytes of a stage, and how its bytes are kept in L2.
+
+    Of a dual GEMM the rows of both weights follow each other in a stage.
+    """
 
     address: Int32
     stage_bytes: int
@@ -68,14 +71,16 @@ def run_load_m_side(args: LoadArgs):
         part = tiles.part(place)
         side, _ = sides_of_cta(args.config, part.tile)
         row, batch = Int32(side.origin.row + side.first_row), Int32(side.origin.batch)
-        (descriptor,) = descriptor_addresses(args.descriptors.m, part.tile.slot)
+        descriptors = descriptor_addresses(args.descriptors.m, part.tile.slot)
+        operand_bytes = operand.stage_bytes // len(descriptors)
         for k_tile in cutlass.range(part.first, part.first + part.count, unroll=1):
             cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
             full = args.ring.full(stage)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full, operand.stage_bytes)
                 at, where = operand.address + stage * operand.stage_bytes, (k_tile * TILE_K, row, batch)
-                tma_load(at, descriptor, where, full.toint(), operand.policy, 1)
+                for i in cutlass.range_constexpr(len(descriptors)):
+                    tma_load(at + i * operand_bytes, descriptors[i], where, full.toint(), operand.policy, 1)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)
 
@@ -94,14 +99,18 @@ def run_load_n_side(args: LoadArgs):
         part = tiles.part(place)
         _, side = sides_of_cta(args.config, part.tile)
         row, batch = Int32(side.origin.row + side.first_row + rank * box), Int32(side.origin.batch)
-        (descriptor,) = descriptor_addresses(args.descriptors.n, part.tile.slot)
+        descriptors = descriptor_addresses(args.descriptors.n, part.tile.slot)
+        operand_bytes = operand.stage_bytes // len(descriptors)
         for k_tile in cutlass.range(part.first, part.first + part.count, unroll=1):
             cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
             full = args.ring.full(stage)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full, operand.stage_bytes)
                 at = operand.address + stage * operand.stage_bytes + rank * (box * ROW_BYTES)
-                tma_load(at, descriptor, (k_tile * TILE_K, row, batch), full.toint(), operand.policy, 1, both)
+                where = (k_tile * TILE_K, row, batch)
+                for i in cutlass.range_constexpr(len(descriptors)):
+                    to = at + i * operand_bytes
+                    tma_load(to, descriptors[i], where, full.toint(), operand.policy, 1, both)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)
 
@@ -110,7 +119,7 @@ def run_load_n_side(args: LoadArgs):
 def run_load_scales(args: LoadArgs):
     """Copy the scales of every stage, as soon as it is empty: a lane every 32nd token's, the first ones those of weights."""
     tiles, smem, config = args.tiles, args.smem, args.config
-    (_, tokens), blocks = extents(config), halves(config)
+    (_, tokens), blocks = extents(config), blocks_of(config)
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     place = tiles.first()
     while tiles.has_tile(place):

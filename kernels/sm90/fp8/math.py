@@ -13,13 +13,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from nvfp4_cute.planning.arch.sm90 import TILE_WEIGHTS
-from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, halves
+from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, blocks_of
 from nvfp4_cute.planning.config import KernelConfig
 
+from ...common import ptx
+from ...common.activation import gate
 from ...common.fp32_scales import SCALE_BYTES, ScalePair, promote
 from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
-from ...common.output_table import OutputTable
+from ...common.output_table import OutputTable, load_alphas
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
 from ...common.row_scales import RowScales, load_row_scales
 from ...common.shared_access import load_shared
@@ -50,6 +52,8 @@ class MathArgs:
         promotes: whether scales are of K tiles.
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         tiles: what the CTA computes.
+        kind: of results, once they are one number each.
+        activation: of a dual GEMM, which makes them of two; None of one product.
         partial: where the first CTA of a cluster gets the others' sums.
     """
 
@@ -61,11 +65,17 @@ class MathArgs:
     tiles: WalkedTiles
     outputs: OutputTable
     kind: OutputKind
+    activation: str | None
     config: KernelConfig
     partial: PartialSums
     ring: Ring
     row_scales: ScalePair | None
     promotes: bool
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 128 rows of weights of a tile: of one product, then of the other one."""
+        return blocks_of(self.config, 1 if self.activation is None else 2)
 
 
 @cute.jit
@@ -74,7 +84,7 @@ def run_math(args: MathArgs):
     tiles, num_tokens = args.tiles, args.config.work_tile_mnk[0]
     # Value 4i + 2h + e of a block of 128 rows: row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     dtype = Float32 if args.promotes else Int32
-    sums = cute.make_rmem_tensor((num_tokens // 2, halves(args.config)), dtype)
+    sums = cute.make_rmem_tensor((num_tokens // 2, args.blocks), dtype)
     stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // GROUP_THREADS)
     turns = Turns.of(group, num_tokens)
@@ -101,9 +111,7 @@ def _row_scales(args: MathArgs, tile: WorkTile) -> RowScales | None:
     weights, tokens = sides_of_cta(args.config, tile)
     row, token = output_column(args.kind), 2 * (cute.arch.thread_idx()[0] % 4)
     rows = [
-        row + block * TILE_WEIGHTS + half * LANE_ROWS_APART
-        for block in range(halves(args.config))
-        for half in (0, 1)
+        row + block * TILE_WEIGHTS + half * LANE_ROWS_APART for block in range(args.blocks) for half in (0, 1)
     ]
     columns = [
         token + step + e for step in range(0, args.config.work_tile_mnk[0], STEP_TOKENS) for e in (0, 1)
@@ -116,20 +124,42 @@ def _row_scales(args: MathArgs, tile: WorkTile) -> RowScales | None:
 
 
 def _store(args: MathArgs, sums: cute.Tensor, scales: RowScales | None, tile: WorkTile):
-    """Each block of 128 rows of weights as a tile of its own."""
-    blocks = halves(args.config)
+    """Each block of 128 rows of weights as a tile of its own, of a dual GEMM both blocks as one."""
+    outputs, tile = combine(sums, args.outputs, tile, args.activation)
+    blocks = blocks_of(args.config)
     for block in range(blocks):
         part = replace(tile, tile_n_idx=tile.tile_n_idx * blocks + block)
         acc = sums[None, block]
         if scales is not None:
             acc = scales.results(acc, 2 * block)
-        store_tile(acc, args.outputs, args.kind, part, args.config, args.staging_address, 0)
+        store_tile(acc, outputs, args.kind, part, args.config, args.staging_address, 0)
+
+
+def combine(
+    sums: cute.Tensor, outputs: OutputTable, tile: WorkTile, activation: str | None
+) -> tuple[OutputTable, WorkTile]:
+    """Of a dual GEMM, put results where the first product's sums are; of one product, leave them.
+
+    Args:
+        sums: (VALUE, SET): the sets of one product, then those of the other one.
+
+    Returns:
+        Where results go, and their tile, with the factors that have not been applied.
+    """
+    if activation is None:
+        return outputs, tile
+    one, other = load_alphas(outputs, tile, 2)
+    limit = None if outputs.limit is None else ptx.float_of(outputs.limit)
+    results = cute.size(sums) // 2
+    for i in range(results):
+        sums[i] = gate(sums[i] * one, sums[results + i] * other, activation, limit)
+    return replace(outputs, alphas=None, limit=None), replace(tile, factors=())
 
 
 @cute.jit
 def _add_up(args: MathArgs, sums: cute.Tensor, group: Int32, count: Int32, stage: Int32, phase: Int32):
     """Sum so many K tiles of integers. A stage is released when the MMAs of the next one are under way."""
-    num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], halves(args.config), args.config.multicast_n
+    num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], args.blocks, args.config.multicast_n
     sums.fill(0)
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
     weights, tokens = matrix(args.weights) + rows_apart(group * MMA_M), matrix(args.tokens)
@@ -162,12 +192,12 @@ def _accumulate(
     phase: Int32,
 ):
     """Sum so many K tiles of one work tile."""
-    num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], halves(args.config), args.config.multicast_n
+    num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], args.blocks, args.config.multicast_n
     sums.fill(0.0)
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
     quarter = cute.arch.thread_idx()[0] % 4
     weights, tokens = matrix(args.weights) + rows_apart(group * MMA_M), matrix(args.tokens)
-    stage_rows = args.config.cta_tile_shape_mnk[0]
+    stage_rows = blocks * TILE_WEIGHTS
     # Sums, products, and scales of the tokens in a lane's registers.
     reads_ahead = num_tokens // 2 * (blocks + 1) + num_tokens // 4 <= MOST_HELD
     for _ in cutlass.range(count, unroll=1):

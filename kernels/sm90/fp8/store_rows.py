@@ -31,9 +31,10 @@ PASS_COLUMNS = 4 * STEP_COLUMNS
 UNIT_BYTES = 16
 
 
-def set_columns(config: KernelConfig) -> int:
-    """Columns of the products that are promoted at a time: registers hold two such sets beside the sums."""
-    return TILE_WEIGHTS if extents(config)[0] == TILE_WEIGHTS else 64
+def set_columns(blocks: int) -> int:
+    """Columns of the products that are promoted at a time, of so many blocks of weights: registers hold two such sets beside the
+    sums."""
+    return TILE_WEIGHTS if blocks == 1 else TILE_WEIGHTS // 2
 
 
 @cute.jit
@@ -43,11 +44,14 @@ def store_rows(
     kind: cutlass.Constexpr[OutputKind],
     tile: WorkTile,
     config: cutlass.Constexpr[KernelConfig],
+    num_columns: cutlass.Constexpr[int],
 ):
     """Write the elements inside the group's extents.
 
     Args:
-        sums: (VALUE, SET): value 4i + 2h + e of a set: row h * 8 below the lane's first, column 8i + 2 * (lane % 4) + e.
+        sums: (VALUE, SET): value 4i + 2h + e of a set: row h * 8 below the lane's first, column 8i + 2 * (lane % 4) + e. Sets
+            behind the tile's columns are of no result.
+        num_columns: of a set.
     """
     (alpha,) = load_alphas(outputs, tile, 1)
     own_config = replace(config, multicast_n=1)
@@ -58,9 +62,9 @@ def store_rows(
     origin += (Int64(first_token(tile, own_config)) * pitch + column) * num_bytes
     row, lane = output_column(kind), cute.arch.lane_idx() % 4
     is_whole = (origin | pitch * num_bytes | Int64(columns) * num_bytes) % UNIT_BYTES == 0
-    for index in cutlass.range_constexpr(cute.size(sums, mode=[1])):
-        for first in cutlass.range_constexpr(0, set_columns(config), PASS_COLUMNS):
-            across = index * set_columns(config) + first
+    for index in cutlass.range_constexpr(extents(config)[0] // num_columns):
+        for first in cutlass.range_constexpr(0, num_columns, PASS_COLUMNS):
+            across = index * num_columns + first
             results = _results(sums[None, index], first, alpha, outputs, column + across + 2 * lane, tile.n)
             for half in cutlass.range_constexpr(2):
                 at = row + half * LANE_ROWS_APART

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from nvfp4_cute.planning.arch.sm90 import TILE_WEIGHTS
-from nvfp4_cute.planning.arch.sm90_fp8 import extents, halves
+from nvfp4_cute.planning.arch.sm90_fp8 import extents
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common import ptx
@@ -28,7 +28,7 @@ from ..math import behind_reads, unknown_zero
 from ..warp_schedule import GROUP_THREADS
 from ..weight_rows import output_column
 from ..wgmma import MMA_M
-from .math import LANE_ROWS_APART, MathArgs
+from .math import LANE_ROWS_APART, MathArgs, combine
 from .store_rows import set_columns, store_rows
 from .wgmma import begin_products, matrix, rows_apart, wait
 
@@ -36,7 +36,7 @@ from .wgmma import begin_products, matrix, rows_apart, wait
 @cute.jit
 def run_math_of_rows(args: MathArgs):
     """For each tile: add up its K tiles, then scale, convert and store."""
-    values, num_sets = set_columns(args.config) // 2, _num_sets(args.config)
+    values, num_sets = set_columns(args.blocks) // 2, _num_sets(args)
     # (VALUE, SET): value 4i + 2h + e of a set: row h * 8 below the lane's first, column 8i + 2 * (lane % 4) + e.
     sums = cute.make_rmem_tensor((values, num_sets), Float32)
     products = cute.make_rmem_tensor((values, 2), Float32)
@@ -83,7 +83,7 @@ def _run_in_turns(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
 @cute.jit
 def _run_by_k_tile(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
     """The same where a K tile's products are several sets."""
-    tiles, sets = args.tiles, _num_sets(args.config)
+    tiles, sets = args.tiles, _num_sets(args)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     place = tiles.first()
     while tiles.has_tile(place):
@@ -103,26 +103,27 @@ def _run_by_k_tile(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
         place = tiles.next(place)
 
 
-def _num_sets(config: KernelConfig) -> int:
-    """Of a warpgroup's products of a K tile."""
-    return extents(config)[0] // set_columns(config)
+def _num_sets(args: MathArgs) -> int:
+    """Of a warpgroup's products of a K tile, of all operands."""
+    return args.blocks * TILE_WEIGHTS // set_columns(args.blocks)
 
 
 def _store(args: MathArgs, sums: cute.Tensor, place: tuple):
-    store_rows(sums, args.outputs, args.kind, args.tiles.part(place).tile, args.config)
+    outputs, tile = combine(sums, args.outputs, args.tiles.part(place).tile, args.activation)
+    store_rows(sums, outputs, args.kind, tile, args.config, set_columns(args.blocks))
 
 
 @cute.jit
 def _begin(args: MathArgs, products: cute.Tensor, index: cutlass.Constexpr, stage: Int32, phase: Int32):
     """Begin the MMAs of set ``index`` of a K tile, of the first one as soon as the K tile is there."""
-    weights, tokens = extents(args.config)
+    weights, (_, tokens) = args.blocks * TILE_WEIGHTS, extents(args.config)
     if cutlass.const_expr(index == 0):
         cute.arch.mbarrier_wait(args.ring.full(stage), phase)
     uniform_stage = cute.arch.make_warp_uniform(stage)
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // GROUP_THREADS)
     rows = matrix(args.tokens) + rows_apart(uniform_stage * tokens + group * MMA_M)
-    columns = matrix(args.weights) + rows_apart(uniform_stage * weights + index * set_columns(args.config))
-    zero = None if _num_sets(args.config) == 1 else Int32(unknown_zero(args.outputs))
+    columns = matrix(args.weights) + rows_apart(uniform_stage * weights + index * set_columns(args.blocks))
+    zero = None if _num_sets(args) == 1 else Int32(unknown_zero(args.outputs))
     begin_products(products, rows, columns, zero)
 
 
@@ -161,10 +162,7 @@ class LaneScales:
         own = first + output_column(args.kind) * SCALE_BYTES
         return cls(
             [load_shared(own + row * SCALE_BYTES, 1, True)[0] for row in (0, LANE_ROWS_APART)],
-            [
-                load_shared(first + (tokens + block) * SCALE_BYTES, 1, True)[0]
-                for block in range(halves(args.config))
-            ],
+            [load_shared(first + (tokens + block) * SCALE_BYTES, 1, True)[0] for block in range(args.blocks)],
             args.config,
         )
 
@@ -176,7 +174,7 @@ class LaneScales:
 
     def promote(self, sums: cute.Tensor, products: cute.Tensor, index: int) -> None:
         """Add set ``index`` of products, times the product of both scales, rounded first, each with one more rounding."""
-        weights = ptx.float_of(self.of_weights[index * set_columns(self.config) // TILE_WEIGHTS])
+        weights = ptx.float_of(self.of_weights[index * set_columns(len(self.of_weights)) // TILE_WEIGHTS])
         factors = [ptx.float_of(word) * weights for word in self.of_tokens]
         for i in range(cute.size(products)):
             sums[i] = fma(products[i], factors[i % 4 // 2], sums[i])

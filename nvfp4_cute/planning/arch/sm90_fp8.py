@@ -5,6 +5,8 @@ block of scales. ``multicast_n=2``: two CTAs with neighbouring weights share wha
 of a cluster share a tile's K tiles.
 
 Without ``swap_ab``, of FP8 and for many tokens: (tokens, weight rows, K), and the CTAs of a pair have neighbouring tokens.
+
+A tile of a dual GEMM, of FP8, has 128 rows of each weights: as many sums as one of 256 rows of one product.
 """
 
 import math
@@ -41,7 +43,8 @@ prefetches_in_turns, estimates = never_in_turns, no_estimates
 work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
 interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
 resident_clusters = sm90.resident_clusters
-# Halves of 128 rows of weights that a tile may have, and its most tokens: sums of all halves and products of one are registers.
+# Blocks of 128 rows of weights that a tile may have, of all products, and its most tokens: sums of all blocks and products of one
+# are registers.
 MAX_TOKENS = {1: 192, 2: 128}
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
@@ -99,7 +102,7 @@ class Fp8Smem(RingSmem):
 
     Attributes:
         b_stage_bytes, a_stage_bytes: weights, tokens.
-        scale_stage_bytes: fp32 scales of the tokens, then one of each half of the weights; none of INT8.
+        scale_stage_bytes: fp32 scales of the tokens, then one of each block of the weights; none of INT8.
     """
 
     b_stage_bytes: int
@@ -118,27 +121,27 @@ def extents(config: KernelConfig) -> tuple[int, int]:
     return (m, n) if config.swap_ab else (n, m)
 
 
-def halves(config: KernelConfig) -> int:
-    """Blocks of 128 rows of weights of a CTA's tile."""
-    return extents(config)[0] // TILE_WEIGHTS
+def blocks_of(config: KernelConfig, num_b: int = 1) -> int:
+    """Blocks of 128 rows of weights of a CTA's tile, of all operands."""
+    return extents(config)[0] // TILE_WEIGHTS * num_b
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
-    return 2 if halves(config) == 1 and extents(config)[1] <= PAIRED_TILE_TOKENS else 1
+    return 2 if blocks_of(config) == 1 and extents(config)[1] <= PAIRED_TILE_TOKENS else 1
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8Smem:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     weights, tokens = extents(config)
     k = config.cta_tile_shape_mnk[2]
-    scales = (tokens + halves(config)) * FP32_BYTES if fp8.promotes(formats) else 0
+    scales = (tokens + blocks_of(config, num_b)) * FP32_BYTES if fp8.promotes(formats) else 0
     plan = Fp8Smem(
-        b_stage_bytes=formats[1].row_bytes(k) * weights,
+        b_stage_bytes=formats[1].row_bytes(k) * weights * num_b,
         a_stage_bytes=formats[0].row_bytes(k) * tokens,
         scale_stage_bytes=fp8.aligned_scale_bytes(scales),
         num_ab_stage=config.num_ab_stage or 0,
-        partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
+        partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * num_b * FP32_BYTES,
     )
     return filled(plan, ctas_per_sm(config)) if config.num_ab_stage is None else plan
 
@@ -152,13 +155,16 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
     if not config.swap_ab and fp8.promotes(formats):
-        return _rows_reason(config)
+        return _rows_reason(config, num_b)
     options = options_reason(config, OPTIONS, "of FP8: weights are on MMA-M, and sums are in registers")
     if options is not None:
         return options
-    most = MAX_TOKENS.get(weights // TILE_WEIGHTS)
+    most = MAX_TOKENS.get(blocks_of(config, num_b))
     if weights % TILE_WEIGHTS or most is None:
-        return f"cta_tile_shape_mnk={shape}: a tile has one or two blocks of 128 rows of weights; use M tile {TILE_WEIGHTS}"
+        return (
+            f"cta_tile_shape_mnk={shape}: a tile has one or two blocks of 128 rows of weights, of all products; use M tile "
+            f"{TILE_WEIGHTS}"
+        )
     step = TOKEN_STEP * config.multicast_n
     if formats == INT8_PAIR and tokens > FINE_INTEGER_TOKENS:
         step = max(step, 2 * TOKEN_STEP)
@@ -173,24 +179,30 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     if config.split_k > 1 and weights > TILE_WEIGHTS:
         return f"split_k={config.split_k} with M tile {weights}: sums of one block are exchanged; use M tile {TILE_WEIGHTS}"
     plan = partial(smem_plan, num_b=num_b, formats=formats)
-    return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
+    return ring_reason(config, _splits(num_b), plan, ctas_per_sm(config))
 
 
-def _rows_reason(config: KernelConfig) -> str | None:
+def _splits(num_b: int) -> dict[int, int]:
+    """``SPLITS`` of so many products."""
+    return {split: most // num_b if split > 1 else most for split, most in SPLITS.items()}
+
+
+def _rows_reason(config: KernelConfig, num_b: int) -> str | None:
     """The same of FP8 with tokens on MMA-M."""
     tokens, weights, k = shape = config.cta_tile_shape_mnk
     options = options_reason(replace(config, swap_ab=True), OPTIONS, "of FP8: sums are in registers")
     if options is not None:
         return options
-    if tokens != TOKEN_ROWS or weights not in ROW_WEIGHTS:
-        nearest = min(ROW_WEIGHTS, key=lambda extent: abs(extent - weights))
+    allowed = [extent for extent in ROW_WEIGHTS if num_b * extent <= ROW_WEIGHTS[-1]]
+    if tokens != TOKEN_ROWS or weights not in allowed:
+        nearest = min(allowed, key=lambda extent: abs(extent - weights))
         return (
             f"cta_tile_shape_mnk={shape} with swap_ab=False: two warpgroups have {TOKEN_ROWS} tokens on MMA-M beside 128 or 256 "
-            f"weights; use M tile {TOKEN_ROWS}, N tile {nearest}"
+            f"weights, of all products; use M tile {TOKEN_ROWS}, N tile {nearest}"
         )
     if k != TILE_K:
         return f"cta_tile_shape_mnk={shape}: a stage has one block of scales along K; use K tile {TILE_K}"
-    return ring_reason(config, {1: max(ROW_WEIGHTS)}, smem_plan, 1)
+    return ring_reason(config, {1: max(ROW_WEIGHTS)}, partial(smem_plan, num_b=num_b), 1)
 
 
 def _candidates() -> Iterator[KernelConfig]:
@@ -211,8 +223,8 @@ def _candidates() -> Iterator[KernelConfig]:
 
 
 CANDIDATES = tuple(_candidates())
-DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
-_candidates_of_pair = fp8.candidates_of_products(CANDIDATES)
+DUAL_CANDIDATES = tuple(config for config in CANDIDATES if unsupported_reason(config, 2) is None)
+_candidates_of_pair = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES)
 
 
 def candidates(
@@ -222,7 +234,9 @@ def candidates(
     form: Form = "list",
     formats: Formats = PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """Those of ``CANDIDATES`` that multiply such operands."""
+    """Those of ``CANDIDATES`` that multiply such operands. Of integers there is no dual kernel."""
+    if num_b > 1 and not fp8.promotes(formats):
+        return ()
     found = _candidates_of_pair(num_b, weight_layout, out_format, form, formats)
     return tuple(config for config in found if unsupported_reason(config, num_b, formats) is None)
 
@@ -241,17 +255,19 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), TOKEN_CHOICES[-1])
     fitting = [
         config
-        for config in candidates(formats=(problem.a_format, problem.b_format))
+        for config in candidates(problem.num_b, formats=(problem.a_format, problem.b_format))
         if config.work_tile_mnk[0] <= widest
-        and (config.swap_ab or halves(config) == 2 or largest <= MOST_ROWS)
+        and (config.swap_ab or blocks_of(config, problem.num_b) == 2 or largest <= MOST_ROWS)
     ]
-    return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
+    return min(fitting, key=lambda config: _modelled_us(live, config, num_sms, problem.num_b))
 
 
-def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
+def _modelled_us(
+    live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, num_b: int = 1
+) -> float:
     """Time of a launch: waves of tiles, or what memory and L2 deliver, with a soft maximum of the three."""
     tile_tokens, tile_weights, _ = config.work_tile_mnk
-    blocks, split, times = halves(config), config.split_k, TIMES
+    blocks, split, times = blocks_of(config, num_b), config.split_k, TIMES
     per_k = max(
         times.k_tile + times.k_tile_per_token * tile_tokens,
         times.mmas + blocks * times.mmas_per_token * tile_tokens,
@@ -263,11 +279,11 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
         strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // TILE_K)
         tiles += strips * columns
         busy += strips * columns * (times.tile + -(-k_tiles // split) * per_k)
-        read += m * k + n * k
+        read += m * k + num_b * n * k
         shared = (1, config.multicast_n) if config.swap_ab else (config.multicast_n, 1)
-        moved += strips * n * k / shared[0] + columns * m * k / shared[1]
+        moved += strips * num_b * n * k / shared[0] + columns * m * k / shared[1]
     waves = _waves(config, tiles, num_sms) * busy / max(tiles, 1)
-    waves += dict(times.split).get(split, 0.0) + times.split_per_token * tile_tokens * (split - 1)
+    waves += dict(times.split).get(split, 0.0) + times.split_per_token * num_b * tile_tokens * (split - 1)
     parts = (waves, read / times.memory_bytes, moved / times.l2_bytes)
     longest = sum(part**times.power for part in parts) ** (1 / times.power)
     return times.launch + times.cluster * (config.cluster_size > 1) + longest
