@@ -106,7 +106,9 @@ class Quantize(IntEnum):
     X = 0
     DATA = 1
     SCALE = 2
-    GLOBAL_SCALE = 3  # address of one fp32 factor, or of one a group
+    GLOBAL_SCALE = (
+        3  # address of one fp32 factor, or of one a group; where one is found, of where it is stored
+    )
     OFFS = 4  # address of the groups' ends, int32; unused where there is one group
     X_PITCH = 5
     X_BATCH = 6
@@ -118,6 +120,10 @@ class Quantize(IntEnum):
     UP = 12  # second input; unused where there is one
     UP_PITCH = 13
     UP_BATCH = 14
+    TIMES_0 = 15  # where a global scale is found, as of ``GlobalScale``; else unused
+    TIMES_1 = 16
+    PRODUCT_0 = 17
+    PRODUCT_1 = 18
 
 
 class Dequantize(IntEnum):

@@ -27,6 +27,8 @@ GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
 MAGNITUDE = 0x7FFF
 # Magnitudes from here on are infinity and NaN.
 NOT_FINITE = {True: 0x7F80, False: 0x7C00}
+UNIT_WORDS = AMAX_VALUES // 2
+UNIT_BYTES = 4 * UNIT_WORDS
 UNROLL = 4
 
 
@@ -99,12 +101,9 @@ class GlobalScaleKernel:
             cta * AMAX_THREADS + tidx, units, operands.ctas * AMAX_THREADS, unroll=UNROLL
         ):
             row, column = unit // operands.row_units, unit % operands.row_units
-            address = operands.x + Int64(row) * operands.pitch + Int64(column) * (AMAX_VALUES * 2)
-            for word in load_words(address, AMAX_VALUES // 2, KEEP):
-                for half in (word & MAGNITUDE, (word >> 16) & MAGNITUDE):
-                    finite = select(half < NOT_FINITE[self.is_bf16], half, Uint32(0))
-                    most = select(finite > most, finite, most)
-        most = self.largest(most, tidx)
+            address = operands.x + Int64(row) * operands.pitch + Int64(column) * UNIT_BYTES
+            most = largest_of_words(most, load_words(address, UNIT_WORDS, KEEP), self.is_bf16)
+        most = largest_of_cta(most, tidx, AMAX_THREADS)
         if tidx == 0:
             if cutlass.const_expr(self.is_small):
                 self.store(operands, most)
@@ -118,29 +117,52 @@ class GlobalScaleKernel:
         most = Uint32(0)
         if tidx < operands.ctas:
             most = Uint32(global_scalar(Uint32, operands.partials + Int64(tidx) * 4)[0])
-        most = self.largest(most, tidx)
+        most = largest_of_cta(most, tidx, AMAX_THREADS)
         if tidx == 0:
             self.store(operands, most)
 
     @cute.jit
-    def largest(self, most: Uint32, tidx: Int32) -> Uint32:
-        """The largest number of a CTA, in its first warp."""
-        warps = AMAX_THREADS // WARP_SIZE
-        found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(warps), 16)
-        most = cute.arch.warp_redux_sync(most, "max")
-        if tidx % WARP_SIZE == 0:
-            found[tidx // WARP_SIZE] = most
-        cute.arch.sync_threads()
-        return cute.arch.warp_redux_sync(found[tidx % warps], "max")
-
-    @cute.jit
     def store(self, operands: GlobalScaleOperands, most: Uint32):
         """The scale and its products, of the largest magnitude's bits."""
-        amax = ptx.float_of(most << 16) if self.is_bf16 else ptx.unpack_f16x2(most)[0]
-        scale = ptx.div_f32(amax, Float32(GLOBAL_SCALE_DIVISOR))
-        scale = select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
-        scale = select(most == 0, Float32(1.0), scale)
-        store_word(operands.out, ptx.bits_of(scale))
-        for i in cutlass.range_constexpr(self.num_times):
-            factor = global_scalar(Float32, operands.times[i])[0]
-            store_word(operands.products[i], ptx.bits_of(ptx.mul_f32(factor, scale)))
+        scale = scale_of_largest(most, self.is_bf16)
+        times, products = operands.times[: self.num_times], operands.products[: self.num_times]
+        store_scale_and_products(scale, operands.out, times, products)
+
+
+@cute.jit
+def largest_of_words(most: Uint32, words: list, is_bf16: cutlass.Constexpr) -> Uint32:
+    """The larger one of ``most`` and of bits of the largest finite magnitude in these words."""
+    for word in words:
+        for half in (word & MAGNITUDE, (word >> 16) & MAGNITUDE):
+            finite = select(half < NOT_FINITE[is_bf16], half, Uint32(0))
+            most = select(finite > most, finite, most)
+    return most
+
+
+@cute.jit
+def largest_of_cta(most: Uint32, tidx: Int32, threads: cutlass.Constexpr) -> Uint32:
+    """The largest number of a CTA of so many threads, of which there is a power of two of warps."""
+    warps = threads // WARP_SIZE
+    found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(warps), 16)
+    most = cute.arch.warp_redux_sync(most, "max")
+    if tidx % WARP_SIZE == 0:
+        found[tidx // WARP_SIZE] = most
+    cute.arch.sync_threads()
+    return cute.arch.warp_redux_sync(found[tidx % warps], "max")
+
+
+@cute.jit
+def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr) -> Float32:
+    """The global scale, of the largest magnitude's bits."""
+    amax = ptx.float_of(most << 16) if is_bf16 else ptx.unpack_f16x2(most)[0]
+    scale = ptx.div_f32(amax, Float32(GLOBAL_SCALE_DIVISOR))
+    scale = select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
+    return select(most == 0, Float32(1.0), scale)
+
+
+def store_scale_and_products(scale: Float32, out: Int64, times: tuple, products: tuple) -> None:
+    """The scale, and every factor times it."""
+    store_word(out, ptx.bits_of(scale))
+    for factor, product in zip(times, products, strict=True):
+        value = global_scalar(Float32, factor)[0]
+        store_word(product, ptx.bits_of(ptx.mul_f32(value, scale)))

@@ -1,11 +1,14 @@
 """fp16 or bf16, or silu(x) * up of two such, to a format's blocks in one pass, bit for bit what ``formats.quantize`` specifies.
 
 x (M, K) in rows of unit stride; data (M, bytes of K); scales of a byte, in the 128x4 blocked layout with its padding written as
-zeros, or row-major; of NVFP4 an fp32 global scale in memory: none, one, or one a group of rows.
+zeros, or row-major; of NVFP4 an fp32 global scale: none, one in memory, one a group of rows, or the one that is found.
 
 Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
 each, one block a lane: 128 contiguous bytes of x a row (256 of blocks of 32), and the 32 scales are one contiguous sector.
 ``words`` of each lane are loaded before the first block is computed.
+
+A global scale that is found: every CTA with rows reads all of a small x without gaps, which costs less time than a launch before;
+the first one stores the scale and its products.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +21,21 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from nvfp4_cute.launch_table import Quantize
-from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
+from nvfp4_cute.planning.arch.simt import AMAX_VALUES, QUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.device_groups import inclusive_sum
 from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
 from ..common.quantize_block import encode_block, encode_values, find_scale, over_lanes
+from .global_scale import (
+    UNIT_BYTES,
+    UNIT_WORDS,
+    largest_of_cta,
+    largest_of_words,
+    scale_of_largest,
+    store_scale_and_products,
+)
 from .silu import silu_mul
 
 ROWS_PER_WARP = WARP_SIZE // ATOM_COLS
@@ -32,11 +43,14 @@ UNITS_PER_ATOM = ATOM_ROWS // ROWS_PER_WARP
 # Elements of x in a word, and words of a vector.
 WORD_VALUES = 2
 VECTOR_WORDS = 4
+THREADS = QUANTIZE_WARPS * WARP_SIZE
+# Loads on their way, of a thread that looks for the largest magnitude.
+AMAX_UNROLL = 8
 
 
 @dataclass(frozen=True)
 class QuantizeOperands:
-    """Addresses and byte strides Int64, extents Int32."""
+    """Addresses and byte strides Int64, extents Int32; of a global scale that is found, addresses of factors and products."""
 
     x: Int64
     data: Int64
@@ -52,9 +66,11 @@ class QuantizeOperands:
     k: Int32
     groups: Int32
     atom_rows: Int32
+    times: tuple = ()
+    products: tuple = ()
 
     @classmethod
-    def of(cls, t: cute.Tensor) -> "QuantizeOperands":
+    def of(cls, t: cute.Tensor, num_times: int = 0) -> "QuantizeOperands":
         """Of a launch table as of ``launch_table.Quantize``."""
         return cls(
             x=t[Quantize.X],
@@ -71,6 +87,8 @@ class QuantizeOperands:
             k=Int32(t[Quantize.K]),
             groups=Int32(t[Quantize.GROUPS]),
             atom_rows=Int32(t[Quantize.ATOM_ROWS]),
+            times=(t[Quantize.TIMES_0], t[Quantize.TIMES_1])[:num_times],
+            products=(t[Quantize.PRODUCT_0], t[Quantize.PRODUCT_1])[:num_times],
         )
 
 
@@ -90,7 +108,7 @@ class QuantizeKernel:
 
     Args:
         is_bf16: whether x is bfloat16, else float16.
-        has_global_scale: whether a factor is read.
+        has_global_scale: whether there is a factor.
         is_grouped: whether ``offs`` splits the rows into groups with scale rows of their own.
         is_blocked: the layout of the scales: 128x4 blocked, else row-major.
         has_fp4_convert: whether e2m1 conversions are instructions.
@@ -100,6 +118,8 @@ class QuantizeKernel:
         format: what is made.
         scale_rounding: of scales that are powers of two, "up" or "down".
         words: of inputs that a lane loads at once; at least one block's.
+        found_times: where the global scale is found, of one matrix without gaps, factors that are multiplied by it, up to two;
+            else None.
     """
 
     def __init__(
@@ -115,6 +135,7 @@ class QuantizeKernel:
         format: BlockFormat,
         scale_rounding: Literal["up", "down"],
         words: int,
+        found_times: int | None = None,
     ):
         self.is_bf16 = is_bf16
         self.has_global_scale = has_global_scale
@@ -129,6 +150,8 @@ class QuantizeKernel:
         # As many bytes on their way from memory, with two inputs and with one.
         self.atoms = max(words // self.input_words // (2 if has_up else 1), 1)
         self.name = name
+        self.finds_scale = found_times is not None
+        self.num_times = found_times or 0
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -139,7 +162,7 @@ class QuantizeKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
-        operands = QuantizeOperands.of(t)
+        operands = QuantizeOperands.of(t, self.num_times)
         chunks = cute.ceil_div(operands.k, ATOM_COLS * self.block_k * self.atoms)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
@@ -148,7 +171,7 @@ class QuantizeKernel:
                 operands.atom_rows,
                 Int32(t[Quantize.BATCHES]),
             ),
-            block=(QUANTIZE_WARPS * WARP_SIZE, 1, 1),
+            block=(THREADS, 1, 1),
             stream=stream,
         )
 
@@ -168,19 +191,42 @@ class QuantizeKernel:
         lane = tidx % WARP_SIZE
         row_in_atom = unit * 2 + lane // 16 + lane // ATOM_COLS % 4 * 32
         group, row, row_end = self.locate(operands, atom_row, row_in_atom)
+        found = Float32(1.0)
+        if cutlass.const_expr(self.finds_scale):
+            # Rows of a unit are its first one, and others behind that.
+            first_row = atom_row * ATOM_ROWS + block_idx * QUANTIZE_WARPS // chunks * 2
+            found = self.find_global_scale(operands, first_row, block_idx + atom_row == 0, tidx)
 
         if unit < UNITS_PER_ATOM:
             place = ScalePlace(batch, atom_row, row_in_atom, row, first_atom * ATOM_COLS + lane % ATOM_COLS)
             # Of groups with few rows most of a row of atoms is padding: that takes no loads and no arithmetic.
             if cute.arch.vote_any_sync(row < row_end):
-                self.quantize_rows(operands, place, group, row_end)
+                self.quantize_rows(operands, place, group, row_end, found)
             else:
                 for i in cutlass.range_constexpr(self.atoms):
                     self.store_scale(operands, shifted(place, i), Uint32(0), Boolean(False))
 
     @cute.jit
-    def quantize_rows(self, operands: QuantizeOperands, place: ScalePlace, group: Int32, row_end: Int64):
-        """The blocks of a lane, from ``place`` on."""
+    def find_global_scale(self, operands: QuantizeOperands, first_row: Int32, stores: Boolean, tidx: Int32):
+        """That of all of x, in a CTA whose first row this is; 1 in one without rows."""
+        scale = Float32(1.0)
+        if first_row < operands.m:
+            most = Uint32(0)
+            for unit in cutlass.range(
+                tidx, operands.m * (operands.k // AMAX_VALUES), THREADS, unroll=AMAX_UNROLL
+            ):
+                words = load_words(operands.x + Int64(unit) * UNIT_BYTES, UNIT_WORDS, KEEP)
+                most = largest_of_words(most, words, self.is_bf16)
+            scale = scale_of_largest(largest_of_cta(most, tidx, THREADS), self.is_bf16)
+            if stores and tidx == 0:
+                store_scale_and_products(scale, operands.global_scale, operands.times, operands.products)
+        return scale
+
+    @cute.jit
+    def quantize_rows(
+        self, operands: QuantizeOperands, place: ScalePlace, group: Int32, row_end: Int64, found: Float32
+    ):
+        """The blocks of a lane, from ``place`` on. found: the global scale, where it is found."""
         k_blocks = operands.k // self.block_k
         x = operands.x + place.batch * operands.x_batch + place.row * operands.x_pitch
         up = operands.up + place.batch * operands.up_batch + place.row * operands.up_pitch
@@ -196,8 +242,8 @@ class QuantizeKernel:
                 load_block(inputs[i], x + places[i].k_block * (4 * self.input_words))
                 if cutlass.const_expr(self.has_up):
                     load_block(factors[i], up + places[i].k_block * (4 * self.input_words))
-        global_scale = Float32(1.0)
-        if cutlass.const_expr(self.has_global_scale):
+        global_scale = found
+        if cutlass.const_expr(self.has_global_scale and not self.finds_scale):
             global_scale = global_scalar(Float32, operands.global_scale + group * 4)[0]
         for i in cutlass.range_constexpr(self.atoms):
             words, code = self.quantize_block(inputs[i], factors[i], global_scale)

@@ -53,7 +53,7 @@ class GemvKey(SimtKey):
 @dataclass(frozen=True)
 class QuantizeKey(SimtKey):
     """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs; format
-    and rounding of scales; words that a lane loads at once."""
+    and rounding of scales; words that a lane loads at once; factors times a global scale that is found, None where none is."""
 
     dtype: torch.dtype
     has_global_scale: bool
@@ -63,10 +63,12 @@ class QuantizeKey(SimtKey):
     format: BlockFormat = NVFP4
     scale_rounding: ScaleRounding = "up"
     words: int = simt.QUANTIZE_WORDS
+    found_times: int | None = None
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
+        options += "" if self.found_times is None else f"_found_times{self.found_times}"
         options += "_few" * (self.words != simt.QUANTIZE_WORDS)
         layout = "blocked" if self.is_blocked else "rowmajor"
         operation = "silu_quantize" if self.has_up else "quantize"
@@ -94,6 +96,7 @@ class QuantizeKey(SimtKey):
             self.format,
             self.scale_rounding,
             self.words,
+            self.found_times,
         )
 
 

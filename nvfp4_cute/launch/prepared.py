@@ -197,7 +197,7 @@ class PreparedCall:
 
 
 def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """A function that makes tensors like ``outs``: more than two, which are of one dtype, in one allocation.
+    """A function that makes tensors like ``outs``: more than two of one dtype in one allocation.
 
     An allocation takes the host half as long as a launch. What comes of ``unsafe_split`` is no view to autograd: a caller
     may go on computing with one output in place, and the others do not know.
@@ -205,7 +205,7 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
     first = outs[0]
     layouts = [(t.shape, t.stride()) for t in outs]
     new = first.new_empty(0)  # cheaper than torch.empty, which parses its options anew every time
-    if len(outs) <= 2:
+    if len(outs) <= 2 or any(t.dtype != first.dtype for t in outs):
         makers = [t.new_empty(0).new_empty_strided for t in outs]
         return lambda: [make(*layout) for make, layout in zip(makers, layouts)]  # noqa: B905, as many
     split = torch.unsafe_split_with_sizes

@@ -1,7 +1,7 @@
 """Tasks of the kernels in ``kernels/simt``: products of few rows, and quantization."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
 from typing import ClassVar
@@ -313,7 +313,7 @@ class QuantizeTask(TableTask):
     """A quantization, of one matrix or of groups of rows."""
 
     columns = Quantize
-    written = ("data", "scale")
+    written: ClassVar[tuple[str, ...]] = ("data", "scale")
 
     operands: Quantization
 
@@ -380,6 +380,46 @@ class QuantizeTask(TableTask):
 
 
 @dataclass(frozen=True, eq=False)
+class FindAndQuantizeTask(QuantizeTask):
+    """A quantization of one matrix without gaps to NVFP4, whose global scale is found: as of ``GlobalScaleTask``, in one launch.
+
+    Attributes:
+        operands: with the global scale that is written.
+        times: float32 of one element, up to two. products: float32 without dimensions, one for each factor.
+    """
+
+    written = ("data", "scale", "global_scale", "product_0", "product_1")
+
+    times: tuple[torch.Tensor, ...]
+    products: tuple[torch.Tensor, ...]
+
+    def key(self, gpu: Gpu) -> QuantizeKey:
+        """What to compile."""
+        return replace(super().key(gpu), found_times=len(self.times))
+
+    def addresses(self) -> Addresses:
+        """``launch_table.Quantize``."""
+        q = self.operands
+        assert q.global_scale is not None
+        return {
+            "x": (Quantize.X, q.x),
+            **{f"times_{i}": (Quantize[f"TIMES_{i}"], factor) for i, factor in enumerate(self.times)},
+            "data": (Quantize.DATA, q.data),
+            "scale": (Quantize.SCALE, q.scale),
+            "global_scale": (Quantize.GLOBAL_SCALE, q.global_scale),
+            **{
+                f"product_{i}": (Quantize[f"PRODUCT_{i}"], product) for i, product in enumerate(self.products)
+            },
+        }
+
+    def reference(self) -> None:
+        """``formats.quantize``."""
+        q = self.operands
+        store_global_scale(q.x, q.global_scale, self.times, self.products)
+        super().reference()
+
+
+@dataclass(frozen=True, eq=False)
 class GlobalScaleTask(TableTask):
     """The global scale of ``x``, and up to two factors times it.
 
@@ -418,12 +458,23 @@ class GlobalScaleTask(TableTask):
 
     def reference(self) -> None:
         """``formats.global_scale``."""
-        scale = resolve_global_scale(self.x, "auto", None)
-        assert scale is not None
-        self.out.copy_(scale)
-        for factor, product in ((self.times_0, self.product_0), (self.times_1, self.product_1)):
-            if factor is not None and product is not None:
-                product.copy_((factor * scale).view(()))
+        times, products = (self.times_0, self.times_1), (self.product_0, self.product_1)
+        store_global_scale(self.x, self.out, times, products)
+
+
+def store_global_scale(
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    times: Sequence[torch.Tensor | None],
+    products: Sequence[torch.Tensor | None],
+) -> None:
+    """The global scale of ``x``, and each factor times it, without a kernel."""
+    scale = resolve_global_scale(x, "auto", None)
+    assert scale is not None and out is not None
+    out.copy_(scale)
+    for factor, product in zip(times, products, strict=True):
+        if factor is not None and product is not None:
+            product.copy_((factor * scale).view(()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,8 +39,8 @@ class LinearNVFP4(state.Picklable):
     Make one with :meth:`from_linear` or :meth:`from_quantized`; the constructor makes an empty one, for
     ``load_state_dict``. What multiplies:
 
-    - ``activations="nvfp4"`` (W4A4): rows of x are quantized (one launch, and a pass for its largest magnitude with
-      ``input_scale="auto"``), then ``gemm``.
+    - ``activations="nvfp4"`` (W4A4): rows of x are quantized (one launch, and of over 65,536 values a pass for their largest
+      magnitude with ``input_scale="auto"``), then ``gemm``.
     - ``activations="16bit"`` (W4A16): ``gemm`` with 16-bit rows; of very many rows W is decoded into memory that is given back
       afterwards, and torch multiplies (``nn.weight_only``).
     - ``activations="auto"``: W4A16 on a GPU without FP4 tensor cores (Hopper), else W4A4; ``mode`` says which.

@@ -11,7 +11,7 @@ from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.ops.dual_gemm import dual_gemm
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.global_scale import find_global_scale
-from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.ops.quantize import find_and_quantize, quantize
 from nvfp4_cute.problem import NVFP4, Activation
 
 # Kernels take 16-bit activations; float32 ones are rounded to this, which has their range.
@@ -73,8 +73,9 @@ def _product(
     if mode == "16bit":
         return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend, bias=bias)
     if finds_input_scale:
-        input_global_scale, alpha = find_global_scale(x, alpha, backend=backend)
-    q = quantize(x, global_scale=input_global_scale, backend=backend)
+        q, (alpha,) = find_and_quantize(x, alpha, backend=backend)
+    else:
+        q = quantize(x, global_scale=input_global_scale, backend=backend)
     return gemm(
         q.data, weight, q.scale, weight_scale, alpha,
         bias=bias, out_dtype=out_dtype, early_weights=True, backend=backend,
@@ -152,9 +153,10 @@ def _gated_product(
         )  # fmt: skip
         return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend, bias)
     if finds_input_scale:
-        input_global_scale, *alphas = find_global_scale(x, gate.alpha, up.alpha, backend=backend)
+        q, alphas = find_and_quantize(x, gate.alpha, up.alpha, backend=backend)
         gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
-    q = quantize(x, global_scale=input_global_scale, backend=backend)
+    else:
+        q = quantize(x, global_scale=input_global_scale, backend=backend)
     sides["early_weights"] = True
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
     if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:

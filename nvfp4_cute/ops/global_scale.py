@@ -34,14 +34,11 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
     Raises:
         ValueError: there are more than two ``times``. UnsupportedTarget: no kernel for the GPU.
     """
-    if len(times) > MAX_TIMES:
-        raise ValueError(
-            f"times are {len(times)} factors; a launch has up to {MAX_TIMES}: multiply the others by the result"
-        )
+    check_times(times)
     rows = x.detach() if x.requires_grad else x
     rows = rows if x.ndim == 2 else _as_rows(rows)
     is_traced = private_api.is_traced()
-    if is_traced or not _is_for_kernel(rows, backend):
+    if is_traced or not is_for_kernel(rows, backend):
         if not is_traced:
             rules.check_memory(x=x)
         scale = resolve_global_scale(x.detach(), "auto", None)
@@ -51,12 +48,20 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
     return found[: 1 + len(times)]
 
 
+def check_times(times: tuple[torch.Tensor, ...]) -> None:
+    """Raises ValueError where no launch has so many factors."""
+    if len(times) > MAX_TIMES:
+        raise ValueError(
+            f"times are {len(times)} factors; a launch has up to {MAX_TIMES}: multiply the others by the result"
+        )
+
+
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
     """[M, K] of the same values: a view where there is one."""
     return x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
 
 
-def _is_for_kernel(x: torch.Tensor, backend: str) -> bool:
+def is_for_kernel(x: torch.Tensor, backend: str) -> bool:
     """Whether a kernel reads these rows as they lie."""
     return (
         x.dtype in KERNEL_DTYPES
@@ -69,10 +74,15 @@ def _is_for_kernel(x: torch.Tensor, backend: str) -> bool:
     )
 
 
+def new_scalars(count: int, device: torch.device) -> list[torch.Tensor]:
+    """So many float32 without dimensions."""
+    return [torch.empty((), dtype=torch.float32, device=device) for _ in range(count)]
+
+
 def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list[torch.Tensor]]:
     """The task, and what it writes."""
     rules.check_memory(x=x, **{f"times[{i}]": factor for i, factor in enumerate(times)})
-    made = [torch.empty((), dtype=torch.float32, device=x.device) for _ in range(1 + len(times))]
+    made = new_scalars(1 + len(times), x.device)
     ctas = amax_ctas(x.numel())
     partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.float32, device=x.device)
     times_0, times_1 = (*times, None, None)[:MAX_TIMES]

@@ -1,6 +1,6 @@
 """quantize: 16-bit floats, or silu(x) * up of two such, to blocks of a format in one pass; and the same over groups of rows."""
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 
@@ -13,11 +13,12 @@ from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, Scal
 from nvfp4_cute.formats.block_scales import ScaleRounding
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
-from nvfp4_cute.launch.simt import QuantizeTask
+from nvfp4_cute.launch.simt import FindAndQuantizeTask, QuantizeTask
 from nvfp4_cute.operands import quantization, rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES, KERNEL_FORMATS
 from nvfp4_cute.operands.results import block_scaled_tensor
-from nvfp4_cute.ops.global_scale import find_global_scale
+from nvfp4_cute.ops.global_scale import check_times, find_global_scale, is_for_kernel, new_scalars
+from nvfp4_cute.planning.arch.simt import AMAX_SMALL
 
 
 @overload
@@ -71,7 +72,7 @@ def quantize(
             in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
             up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
         global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
-            (computed from what is quantized, of 16-bit ``x`` by ``ops.global_scale`` in launches before), or None. Of
+            (computed from what is quantized: of a small 16-bit matrix in the same launch, else in launches before), or None. Of
             [batches..., M, K], such as the weights of all experts, also one a batch: a tensor or list [batches...], or
             "per_batch" (computed). NVFP4 alone has one.
         global_scale_inv: the inverse convention, by this name only.
@@ -117,11 +118,9 @@ def quantize(
                 scale_layout=layout,
                 scale_rounding=scale_rounding,
             )
-    factor: torch.Tensor | None
     if up is None and global_scale_inv is None and _is_one_for_all(x, global_scale):
-        (factor,) = find_global_scale(x, backend=backend)
-    else:
-        factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
+        return find_and_quantize(x, scale_layout=layout, backend=backend)[0]
+    factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
     if factor is not None and factor.ndim and x.numel():
         return _quantize_each(x, up, factor, layout, backend)
     made = (layout, format, scale_rounding)
@@ -131,6 +130,32 @@ def quantize(
         inputs.append(factor)
     data, scale = call(backend, settings, inputs, [], _check, x, up, factor, *made)
     return block_scaled_tensor(data, scale, factor, tuple(x.shape), layout, format)
+
+
+def find_and_quantize(
+    x: torch.Tensor, *times: torch.Tensor, scale_layout: ScaleLayout = "blocked", backend: str = "auto"
+) -> tuple[NVFP4Tensor, list[torch.Tensor]]:
+    """``x`` in NVFP4 by its global scale "auto", and each of ``times`` times that scale.
+
+    One launch of a matrix without gaps of up to 65,536 values, float16 or bfloat16 on a GPU or on the emulator; else those of
+    ``find_global_scale`` and ``quantize``. The bits are the same.
+
+    Args:
+        x: [..., K]. times: as of ``find_global_scale``. scale_layout, backend: as of :func:`quantize`.
+
+    Raises:
+        As ``find_global_scale`` and :func:`quantize`.
+    """
+    check_times(times)
+    if x.ndim != 2 or x.numel() > AMAX_SMALL or not x.is_contiguous() or not is_for_kernel(x, backend):
+        factor, *products = find_global_scale(x, *times, backend=backend)
+        made: BlockScaledTensor = quantize(x, global_scale=factor, scale_layout=scale_layout, backend=backend)
+    else:
+        settings = ("find_and_quantize", len(times), scale_layout)
+        outs = call(backend, settings, [x, *times], [], _check_found, x, times, scale_layout)
+        data, scale, factor, *products = outs
+        made = block_scaled_tensor(data, scale, factor, tuple(x.shape), scale_layout)
+    return cast(NVFP4Tensor, made), products
 
 
 def grouped_quantize(
@@ -205,6 +230,15 @@ def _check(x, up, factor, scale_layout, format, scale_rounding) -> tuple[Quantiz
     """The task of ``quantize``, and what it writes."""
     operands = quantization.check_quantize(x, up, factor, scale_layout, format, scale_rounding)
     return QuantizeTask(operands), [operands.data, operands.scale]
+
+
+def _check_found(x, times, scale_layout) -> tuple[FindAndQuantizeTask, list[torch.Tensor]]:
+    """The task of ``find_and_quantize``, and what it writes."""
+    rules.check_memory(**{f"times[{i}]": factor for i, factor in enumerate(times)})
+    factor, *products = new_scalars(1 + len(times), x.device)
+    operands = quantization.check_quantize(x, None, factor, scale_layout)
+    task = FindAndQuantizeTask(operands, tuple(times), tuple(products))
+    return task, [operands.data, operands.scale, factor, *products]
 
 
 def _check_groups(

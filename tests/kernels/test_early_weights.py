@@ -88,10 +88,10 @@ def test_same_bits_of_single_products(name, mode):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_layers_promise_it(mode):
-    """Rows are quantized by the launch before, or by the products of gate and up."""
+    """Rows are quantized by the launch before, which also finds their scale, or by the products of gate and up."""
     generator = torch.Generator().manual_seed(2)
-    make = lambda n, k: LinearNVFP4.from_linear(torch.nn.Linear(k, n, bias=False), input_scale=1.0)
-    layers = make(96, 64), make(96, 64), make(64, 96)
+    make = lambda n, k, scale: LinearNVFP4.from_linear(torch.nn.Linear(k, n, bias=False), input_scale=scale)
+    layers = make(96, 64, "auto"), make(96, 64, "auto"), make(64, 96, 1.0)
     x = torch.randn(3, 64, generator=generator).bfloat16()
     alone = layers[0](x)
     for layer in layers:

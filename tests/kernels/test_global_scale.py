@@ -7,6 +7,7 @@ from nvfp4_cute import quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.ops.global_scale import find_global_scale
+from nvfp4_cute.ops.quantize import find_and_quantize
 from nvfp4_cute.planning.arch.simt import AMAX_SMALL
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -63,19 +64,52 @@ def test_rows_with_gaps_and_what_no_kernel_reads():
         assert len(observer.stats) == 1
 
 
-def test_quantize_finds_it():
-    x = torch.randn(2, 9, 96).bfloat16()
-    with observe(check=True) as observer:
-        got = quantize(x, global_scale="auto", backend="emulator:sm_90a")
-    want = quantize(x, global_scale="auto", backend="reference")
+def expect_quantized(x, got, layout="blocked"):
+    want = quantize(x, global_scale="auto", scale_layout=layout, backend="reference")
     assert torch.equal(got.data, want.data) and torch.equal(got.global_scale, want.global_scale)
-    assert torch.equal(got.scale.view(torch.uint8), want.scale.view(torch.uint8)) and len(observer.stats) == 2
+    assert (
+        torch.equal(got.scale.view(torch.uint8), want.scale.view(torch.uint8)) and got.scale_layout == layout
+    )
+
+
+def test_quantize_finds_it(monkeypatch):
+    """Of batches, of rows with gaps and of many values in a launch before."""
+    monkeypatch.setattr("nvfp4_cute.ops.quantize.AMAX_SMALL", 640)
+    batches = torch.randn(2, 9, 96).bfloat16()
+    rows = batches[0]
+    for x, launches in ((batches, 2), (rows[:, :64], 2), (rows, 2), (rows[:6], 1)):
+        with observe(check=True) as observer:
+            expect_quantized(x, quantize(x, global_scale="auto", backend="emulator:sm_90a"))
+        assert len(observer.stats) == launches
+
+
+ONE_LAUNCH = (
+    ("sm_90a", torch.bfloat16, 1, "blocked"),
+    ("sm_100a", torch.float16, 2, "blocked"),
+    ("sm_120a", torch.bfloat16, 0, "rowmajor"),
+)
+
+
+@pytest.mark.parametrize(("arch", "dtype", "count", "layout"), ONE_LAUNCH, ids=str)
+def test_one_launch_finds_it_and_quantizes(arch, dtype, count, layout):
+    """Every CTA finds the same scale; the first one stores it."""
+    factors = [torch.tensor(0.37), torch.tensor(2.0**-20)][:count]
+    for m, k in ((1, 16), (5, 1040), (140, 96)):
+        x = torch.randn(m, k, generator=torch.Generator().manual_seed(7)).to(dtype)
+        x[-1, -2:] = torch.tensor([-9, float("inf")])
+        with observe(check=True) as observer:
+            q, products = find_and_quantize(x, *factors, scale_layout=layout, backend=f"emulator:{arch}")
+        expect_quantized(x, q, layout)
+        expect(x, [q.global_scale, *products], *factors)
+        assert len(observer.stats) == 1 and not observer.hazards
 
 
 @pytest.mark.parametrize("backend", ["reference", "emulator:sm_90a"])
 def test_a_third_factor_is_refused(backend):
     with pytest.raises(ValueError, match="3 factors; a launch has up to 2"):
         find_global_scale(torch.ones(1, 8).half(), *[torch.ones(())] * 3, backend=backend)
+    with pytest.raises(ValueError, match="3 factors; a launch has up to 2"):
+        find_and_quantize(torch.ones(1, 16).half(), *[torch.ones(())] * 3, backend=backend)
 
 
 @pytest.mark.gpu("sm_90a")
@@ -87,6 +121,9 @@ def test_on_a_gpu(dtype):
             x = torch.randn(shape, device="cuda").to(dtype)
             x.view(-1)[:2] = torch.tensor([float("inf"), float("nan")])
             expect(x, find_global_scale(x, factor), factor)
+            q, products = find_and_quantize(x, factor)
+            expect_quantized(x.cpu(), q.cpu())
+            expect(x, [q.global_scale, *products], factor)
     graph = torch.cuda.CUDAGraph()
     x = torch.randn(16, 4096, device="cuda").to(dtype)
     with torch.cuda.graph(graph):
