@@ -9,17 +9,21 @@ import numpy as np
 
 from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
 
+CHUNK_BYTES = 16
 GRANULES_PER_CHUNK = 4
 
 Place = tuple[Any, tuple[int, int]]
 """Index and row span of granules."""
 
 
+LanePlaces = tuple[tuple[int, Place], ...]
+"""Places in the memories of several CTAs, by their ranks."""
+
 MOST_PLACES = 1 << 14
-_lane_places: dict[tuple[bytes, int], tuple[tuple[int, Place], ...]] = {}
+_lane_places: dict[tuple[bytes, int], LanePlaces] = {}
 
 
-def lane_places(addresses: np.ndarray, nbytes: int) -> tuple[tuple[int, Place], ...]:
+def lane_places(addresses: np.ndarray, nbytes: int) -> LanePlaces:
     """Ranks of the CTAs that accesses of `nbytes` at each shared::cluster address (int64) touch, and places in each.
 
     Kernels go over the same places again and again, so these are kept.

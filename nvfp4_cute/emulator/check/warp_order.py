@@ -6,13 +6,15 @@ accesses of a warp that has met in program order. So only what may go wrong wher
 reported, as a warning.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
+from nvfp4_cute.emulator.addresses import OFFSET_MASK
 from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.lanes import LANE_IDS, LANES
+from nvfp4_cute.emulator.places import CHUNK_BYTES, LanePlaces
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
@@ -21,10 +23,50 @@ LANE_BITS, SITE_BITS = 5, 20
 """A mark says who accessed a byte: how often warps had met before, the place of the instruction, and the lane."""
 
 
-class WarpOrder:
-    """Marks of the newest load and the newest store of each byte of shared memory.
+@dataclass(frozen=True)
+class Access:
+    """What lanes of a warp accessed since the warp met.
 
-    A byte that several lanes load keeps the mark of the last of them.
+    Attributes:
+        round / place: how often warps had met before, the place of the instruction.
+        addresses: int64, in the window shared::cluster; one if all lanes agree.  nbytes: at each.
+        lanes: which, uint32; None for all of them alike.
+    """
+
+    round: int
+    place: int
+    addresses: np.ndarray
+    nbytes: int
+    lanes: np.ndarray | None
+    write: bool
+
+    @property
+    def bytes_(self) -> np.ndarray:
+        """Offsets in shared memory."""
+        return ((self.addresses & OFFSET_MASK)[:, None] + np.arange(self.nbytes)).reshape(-1)
+
+    def marks(self) -> np.ndarray | int:
+        """Of each byte."""
+        mark = (self.round << SITE_BITS | self.place) << LANE_BITS
+        if self.lanes is None:  # what each lane stores there, it may load
+            return 0 if self.write else mark | LANES - 1
+        return mark | np.repeat(self.lanes.astype(np.int64), self.nbytes)
+
+
+class WarpAccesses:
+    """Accesses of one warp since it met last. `rounds`: by 16-byte chunk, the round in which the warp accessed it last."""
+
+    def __init__(self, chunks: int):
+        """None yet."""
+        self.round = 0
+        self.rounds = np.zeros(chunks, np.int32)
+        self.unmarked: list[Access] = []
+
+
+class WarpOrder:
+    """Accesses of each warp since it met last: a list, and marks of bytes where two of them are near each other.
+
+    A mark is of the newest load or the newest store of a byte. A byte that several lanes load keeps the mark of the last of them.
     """
 
     def __init__(self, checker: Ledger):
@@ -35,42 +77,64 @@ class WarpOrder:
     def begin(self) -> None:
         """Fresh memories."""
         self._marks: dict[Cta, np.ndarray] = {}  # (2, bytes): loads and stores
-        self._round: dict[Warp, int] = {}
-        self._rounds = 1
+        self._warps: dict[Warp, WarpAccesses] = {}
+        self._rounds = 0
 
     def met(self, warp: "Warp") -> None:
         """All lanes of a warp are at one place."""
-        self._rounds += 1
-        self._round[warp] = self._rounds
+        accesses = self._warps.get(warp)
+        if accesses is not None:
+            accesses.round = 0
+            accesses.unmarked.clear()
 
-    def access(self, warp: "Warp", site: int, addresses: np.ndarray, nbytes: int, *, write: bool) -> None:
-        """Active lanes access `nbytes` at each address (int64, in the window shared::cluster; one if they agree)."""
-        if (addresses >> RANK_SHIFT != warp.cta.rank).any():
+    def access(
+        self,
+        warp: "Warp",
+        site: int,
+        addresses: np.ndarray,
+        nbytes: int,
+        places: LanePlaces,
+        *,
+        write: bool,
+    ) -> None:
+        """Active lanes access `nbytes` at each address (int64, in the window shared::cluster; one if they agree), at `places`."""
+        if len(places) > 1 or places[0][0] != warp.cta.rank:
             return
-        marks = self._marks.get(warp.cta)
-        if marks is None:
-            marks = self._marks[warp.cta] = np.zeros((2, warp.cta.smem.size), np.int64)
-        bytes_ = ((addresses & OFFSET_MASK)[:, None] + np.arange(nbytes)).reshape(-1)
-        round_ = self._round.get(warp, 0) or self._first(warp)
-        mine: np.ndarray | int = (round_ << SITE_BITS | site) << LANE_BITS
-        alike = addresses.size < warp.num_active
-        if alike and write:
-            mine = 0  # each lane stores there, and may load what it stored
+        accesses = self._warps.get(warp)
+        if accesses is None:
+            accesses = self._warps[warp] = WarpAccesses(-(-warp.cta.smem.size // CHUNK_BYTES))
+        if not accesses.round:
+            self._rounds += 1
+            accesses.round = self._rounds
+        lanes = None
+        if addresses.size == warp.num_active:
+            lanes = LANE_IDS if warp.all_active else LANE_IDS[warp.active]
+        one = Access(accesses.round, site, addresses, nbytes, lanes, write)
+        index = places[0][1][0]
+        chunks = index[0] if isinstance(index, tuple) else index
+        if np.count_nonzero(accesses.rounds[chunks] == accesses.round):
+            self._compare(warp.cta, accesses, one)
         else:
-            mine |= LANES - 1 if alike else 0
-            others = (marks if write else marks[1:])[:, bytes_]
-            strange = others >> SITE_BITS + LANE_BITS == round_
-            if not alike:
-                lanes = LANE_IDS if warp.all_active else LANE_IDS[warp.active]
-                mine = mine | np.repeat(lanes.astype(np.int64), nbytes)
+            accesses.unmarked.append(one)
+        accesses.rounds[chunks] = accesses.round
+
+    def _compare(self, cta: "Cta", accesses: WarpAccesses, one: Access) -> None:
+        """Hold an access against the earlier ones of its round, byte by byte."""
+        marks = self._marks.get(cta)
+        if marks is None:
+            marks = self._marks[cta] = np.zeros((2, cta.smem.size), np.int64)
+        for earlier in accesses.unmarked:
+            marks[int(earlier.write), earlier.bytes_] = earlier.marks()
+        accesses.unmarked.clear()
+        bytes_, mine = one.bytes_, one.marks()
+        if one.lanes is not None or not one.write:
+            others = (marks if one.write else marks[1:])[:, bytes_]
+            strange = others >> SITE_BITS + LANE_BITS == accesses.round
+            if one.lanes is not None:
                 strange &= (others ^ mine) & (1 << LANE_BITS) - 1 != 0
             if strange.any():
-                self._report(site, int(others[strange][0]), write=write)
-        marks[int(write), bytes_] = mine
-
-    def _first(self, warp: "Warp") -> int:
-        self.met(warp)
-        return self._rounds
+                self._report(one.place, int(others[strange][0]), write=one.write)
+        marks[int(one.write), bytes_] = mine
 
     def _report(self, number: int, mark: int, *, write: bool) -> None:
         checker = self.checker

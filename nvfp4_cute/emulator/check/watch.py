@@ -17,7 +17,7 @@ from nvfp4_cute.emulator.isa.issue import cta_pair
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
 from nvfp4_cute.emulator.lanes import NOTHING
-from nvfp4_cute.emulator.places import granules, lane_places
+from nvfp4_cute.emulator.places import LanePlaces, granules, lane_places
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
@@ -58,23 +58,23 @@ def _access(
     if space == "global":
         checker.globals.access(addresses, nbytes, actor, write=write, atomic=atomic)
     elif space.startswith("shared"):
+        places = lane_places(addresses, nbytes)
         if not atomic:
-            checker.warp_order.access(warp, actor.site, addresses, nbytes, write=write)
-        _shared_access(checker, warp, addresses, nbytes, actor, write, targets)
+            checker.warp_order.access(warp, actor.site, addresses, nbytes, places, write=write)
+        _shared_access(checker, warp, places, actor, write, targets)
 
 
 def _shared_access(
     checker: "Checker",
     warp: "Warp",
-    addresses: np.ndarray,
-    nbytes: int,
+    places: LanePlaces,
     actor: Actor,
     write: bool,
     targets: frozenset[int],
 ) -> None:
     if not write:
         actor = checker.early_releases.loaded(warp, actor, targets)
-    for rank, place in lane_places(addresses, nbytes):
+    for rank, place in places:
         cta, epochs = warp.cta.cluster.ctas[rank], None
         if not write:
             epochs = checker.shared[cta].writers[place[0]]
@@ -191,7 +191,8 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
                 addresses = addresses - SPACES["shared"].window
             checker = checker_of(warp)
             checker.warp_order.met(warp)
-            _shared_access(checker, warp, addresses, 16, checker.warp_actor(warp, pc), write, targets)
+            actor = checker.warp_actor(warp, pc)
+            _shared_access(checker, warp, lane_places(addresses, 16), actor, write, targets)
         return result
 
     return run
