@@ -5,8 +5,8 @@ lanes unless a group waiting elsewhere still reads the old value, that is, unles
 group waits. Values computed by one elected lane therefore stay plain Python ints.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from nvfp4_cute.errors import EmulatorError
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.lanes import Signal, Wait
     from nvfp4_cute.emulator.state import Warp
+
+Watching: TypeAlias = "Callable[[Warp], bool]"
+Look: TypeAlias = "Callable[[Warp], None]"
 
 SPACE_BASE = {"shared": SHARED_BASE, "local": 0}
 
@@ -45,11 +48,13 @@ class Code:
         entry: Entry,
         *,
         late: bool = False,
+        noted: bool = False,
         wrappers: Sequence[Wrapper] = (),
     ):
         """Compile every instruction of `entry`.
 
-        late: asynchronous operations may happen after their issue. wrappers: put around the step of every instruction, one
+        late: asynchronous operations may happen after their issue.  noted: a record is kept of each.
+        wrappers: put around the step of every instruction, one
         after the other (`compiled.compiled` knows those of the package).
 
         Raises:
@@ -65,6 +70,8 @@ class Code:
         self.builder = Builder(entry.labels, self.symbols, entry.tables, architecture(program.target))
         self.steps: list[Step] = []
         self._bare: list[Step] = []  # the same, before anything was put around them
+        self._fusible: list[Step] = []  # the same, watched
+        self._looks: dict[int, list[tuple[Watching, Look]]] = {}
         self._runs: dict[tuple[int, int], Step] = {}
         self.reads: list[frozenset[int]] = []
         self.writes: list[frozenset[int]] = []
@@ -74,8 +81,8 @@ class Code:
             self._compile(pc)
         self.registers = entry_registers(entry)
         silicon.check_groups(self.insts)
-        if late:
-            prepare_late(self)
+        if late or noted:
+            prepare_late(self, at_once=not late)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.polls = False
@@ -126,6 +133,7 @@ class Code:
         b.begin(inst, pc, prefix)
         step = function(b.inst, b)
         self._bare.append(step)
+        self._fusible.append(step)
         for wrap in self.wrappers:
             step = wrap(b.inst, b, step)
         if inst.pred is not None and not b.guarded:
@@ -149,6 +157,23 @@ class Code:
                 leaders.add(pc + 1)
         return sorted(p for p in leaders if p < len(self.steps))
 
+    def watch(self, pc: int, active: Watching, look: Look) -> None:
+        """Have `look(warp)` called before an instruction, whenever `active(warp)`.
+
+        It changes no registers and no memory, so where several instructions become one function, all looks may come first.
+        """
+        step = self.steps[pc]
+
+        def run(warp: "Warp") -> "Wait | Signal | int | None":
+            if active(warp):
+                look(warp)
+            return step(warp)
+
+        if step is self._fusible[pc]:
+            self._fusible[pc] = run
+        self.steps[pc] = run
+        self._looks.setdefault(pc, []).append((active, look))
+
     # ---- running -------------------------------------------------------------------------------
     def tail(self, pc: int) -> tuple[tuple[Step, ...], tuple[int, ...]]:
         """Steps from `pc` to the end of its basic block, the index of the first instruction of each, and the index after them.
@@ -166,7 +191,7 @@ class Code:
                     run.append(one)
                     continue
                 if run:
-                    steps.append(run[0].step if len(run) == 1 else self._run(run))
+                    steps.append(self.steps[run[0].pc] if len(run) == 1 else self._run(run))
                     places.append(run[0].pc)
                     run = []
                 if at < end:
@@ -181,16 +206,22 @@ class Code:
         return self.leaders[index] if index < len(self.leaders) else len(self.steps)
 
     def _plain(self, pc: int) -> Plain | None:
-        """The instruction as a part of a run; None if it cannot be, or something has been put around its step."""
-        step = self.steps[pc]
-        if step is not self._bare[pc]:
+        """The instruction as a part of a run; None if it cannot be, or more than looks has been put around its step."""
+        if self.steps[pc] is not self._fusible[pc]:
             return None
-        return plain(self.insts[pc], self.builder, pc, step, sorted(self.reads[pc]), sorted(self.writes[pc]))
+        return plain(
+            self.insts[pc], self.builder, pc, self._bare[pc], sorted(self.reads[pc]), sorted(self.writes[pc])
+        )
 
     def _run(self, instructions: list[Plain]) -> Step:
         key = instructions[0].pc, instructions[-1].pc
         if key not in self._runs:
-            self._runs[key] = Run(instructions).step()
+            looks: dict[Watching, list[Look]] = {}
+            for one in instructions:
+                for active, look in self._looks.get(one.pc, ()):
+                    looks.setdefault(active, []).append(look)
+            alone = [(one.pc, self.steps[one.pc]) for one in instructions]
+            self._runs[key] = Run(instructions).step(alone, list(looks.items()))
         return self._runs[key]
 
     # ---- liveness ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from nvfp4_cute.emulator.check.bank_watch import counted
 from nvfp4_cute.emulator.check.early_release import prepare_uses
+from nvfp4_cute.emulator.check.unawaited import prepare_unawaited
 from nvfp4_cute.emulator.check.watch import WATCHERS
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.ptx import Entry, Program
@@ -35,9 +36,12 @@ def compiled(
         (timed and not checked, RECORDERS.wrap),
         (forms, watched),
     )
-    code = Code(program, entry, late=late, wrappers=[wrap for chosen, wrap in choices if chosen])
+    wrappers = [wrap for chosen, wrap in choices if chosen]
+    code = Code(program, entry, late=late, noted=checked, wrappers=wrappers)
     if checked:
         prepare_uses(code)
+        if not late:
+            prepare_unawaited(code)
     if timed:
         prepare(code)
     return code

@@ -256,10 +256,13 @@ class Run:
         self.inputs, self.writes = tuple(inputs), frozenset(written)
         self.functions: dict[tuple[type, ...], Any] = {}
 
-    def step(self) -> Step:
-        """What a warp calls."""
+    def step(self, alone: Sequence[tuple[int, Step]], looks: "Sequence[tuple[Any, Sequence[Any]]]") -> Step:
+        """What a warp calls.
+
+        alone: of each instruction its place, and its step if it is executed by itself.
+        looks: what is called before a function, where a predicate of the warp holds; the steps have it.
+        """
         inputs, writes, functions = self.inputs, self.writes, self.functions
-        alone = [(one.pc, one.step) for one in self.instructions]
 
         def run(warp: "Warp") -> None:
             regs = warp.regs
@@ -269,6 +272,10 @@ class Run:
                 if function.__class__ is int:
                     functions[classes] = function + 1 if function < TRIALS else self.generate(classes)
                 elif function is not None:
+                    for active, calls in looks:
+                        if active(warp):
+                            for call in calls:
+                                call(warp)
                     function(warp, regs)
                     return
             for pc, step in alone:

@@ -107,26 +107,29 @@ ISSUERS = ("cp", "tcgen05", "wgmma", "clusterlaunchcontrol")
 """First words of the instructions that leave operations behind."""
 
 LATE_WRITERS = {("tcgen05", "ld"), ("wgmma", "mma_async")}
+ALWAYS_LATE = {("wgmma", "mma_async")}
+"""Those whose registers are promises wherever operations are noted: accumulators go from one to the next."""
 
 
-def prepare_late(code: Steps) -> None:
-    """Rewrite the steps of an entry for operations that happen after their issue.
+def prepare_late(code: Steps, *, at_once: bool) -> None:
+    """Rewrite the steps of an entry for operations that are noted, and happen after their issue or `at_once`.
 
     Issuing steps note where they are. Steps that touch registers which operations write late settle them first; moves
     pass the promises on.
     """
+    late_writers = ALWAYS_LATE if at_once else LATE_WRITERS
     for pc, inst in enumerate(code.insts):
         if inst.opcode in ISSUERS or inst.mods[:1] == ("async",):  # st.async, red.async
             code.steps[pc] = _noting(code.steps[pc], pc)
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
-    writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in LATE_WRITERS}
+    writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in late_writers}
     late = reached_slots(code, writers, moves)
     for pc in range(len(code.insts)) if late else ():
         reads, writes = sorted(late & code.reads[pc]), sorted(late & code.writes[pc])
         if pc in writers or not (reads or writes):
             continue
         if pc in moves and reads:
-            passing = _copying_on if _copies(code.insts[pc]) else _passing_on
+            passing = _copying_on if copies(code.insts[pc]) else _passing_on
             code.steps[pc] = passing(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
         else:
             code.steps[pc] = _settling(code.steps[pc], (*reads, *writes))
@@ -167,7 +170,7 @@ def _settling(step: Step, slots: tuple[int, ...]) -> Step:
     return run
 
 
-def _copies(inst: Inst) -> bool:
+def copies(inst: Inst) -> bool:
     """Whether a mov is from a register to another one of the same type."""
     dest, source = inst.operands
     return isinstance(dest, Reg) and isinstance(source, Reg) and dest.type == source.type

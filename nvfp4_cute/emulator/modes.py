@@ -15,7 +15,7 @@ a warp, not of a thread: a wait may finish more than it must where lanes of a wa
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -71,6 +71,10 @@ class OperationWatcher(Protocol):
 
     def used(self, operation: "Operation", index: int) -> None:
         """A register that an operation wrote is used."""
+        ...
+
+    def loaded(self, operation: "Operation", slots: Sequence[int | None]) -> None:
+        """An operation that is done wrote registers (None: a sink)."""
         ...
 
 
@@ -248,6 +252,11 @@ class Queue:
         """A register that a checked operation wrote is used: its value must mean something."""
         assert self.checker is not None
         self.checker.used(operation, index)
+
+    def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
+        """A checked operation that happened at its issue wrote registers (None: a sink)."""
+        assert self.checker is not None
+        self.checker.loaded(operation, slots)
 
     def wait_engine(self, warp: Issuer, engine: Engine) -> None:
         """Finish all operations of a warp on an ordered engine."""

@@ -11,7 +11,7 @@ everything. That is the order in PTX. ptxas moves arithmetic and mma.sync behind
 only the machine code can show.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.code import Code
-    from nvfp4_cute.emulator.isa import Step
     from nvfp4_cute.emulator.state import Cta, Warp
 
 READS = "reads"
@@ -121,6 +120,11 @@ class EarlyReleases:
         stamp = reads.issue(slots)
         return Actor(reads.clock.knowledge, stamp, actor.site, False)
 
+    def holding(self, warp: "Warp") -> bool:
+        """Whether registers of a warp may hold loaded values that nobody has used."""
+        reads = self._reads.get(warp)
+        return reads is not None and bool(reads.holding)
+
     def used(self, warp: "Warp", slots: Iterable[int]) -> None:
         """A warp uses registers, which may hold loaded values."""
         reads = self._reads.get(warp)
@@ -183,7 +187,7 @@ ELSEWHERE = {"param", "param::entry", "local", "const", "global"}
 
 
 def prepare_uses(code: "Code") -> None:
-    """Rewrite the steps of an entry that touch registers which loads from shared memory may have written."""
+    """Watch the instructions of an entry that touch registers which loads from shared memory may have written."""
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov"}
     loads = {pc for pc, inst in enumerate(code.insts) if _may_read_shared(inst)}
     held = reached_slots(code, loads, moves)
@@ -192,32 +196,31 @@ def prepare_uses(code: "Code") -> None:
         # Under a predicate some lanes may keep what was loaded.
         writes = sorted(held & code.writes[pc]) if inst.pred is None and pc not in loads else []
         if pc in moves and writes:
-            code.steps[pc] = _moving(code.steps[pc], reads, writes)
+            code.watch(pc, _holding, _move(reads, writes))
         elif reads or writes:
-            code.steps[pc] = _using(code.steps[pc], reads, writes)
+            code.watch(pc, _holding, _use(reads, writes))
 
 
 def _may_read_shared(inst: Inst) -> bool:
     return inst.opcode == "ldmatrix" or (inst.opcode in ("ld", "ldu") and ELSEWHERE.isdisjoint(inst.mods))
 
 
-def _using(step: "Step", reads: list[int], writes: list[int]) -> "Step":
-    def run(warp: "Warp") -> Any:
+def _holding(warp: "Warp") -> bool:
+    return _releases(warp).holding(warp)
+
+
+def _use(reads: list[int], writes: list[int]) -> "Callable[[Warp], None]":
+    def look(warp: "Warp") -> None:
         releases = _releases(warp)
         releases.used(warp, reads)
         if writes:
             releases.moved(warp, (), writes)
-        return step(warp)
 
-    return run
+    return look
 
 
-def _moving(step: "Step", reads: list[int], writes: list[int]) -> "Step":
-    def run(warp: "Warp") -> Any:
-        _releases(warp).moved(warp, reads, writes)
-        return step(warp)
-
-    return run
+def _move(reads: list[int], writes: list[int]) -> "Callable[[Warp], None]":
+    return lambda warp: _releases(warp).moved(warp, reads, writes)
 
 
 def _releases(warp: "Warp") -> EarlyReleases:

@@ -19,7 +19,7 @@ order whole warps, relaxed and volatile ones on global memory together with fenc
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,6 +34,7 @@ from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
+from nvfp4_cute.emulator.check.unawaited import Unawaited
 from nvfp4_cute.emulator.check.warp_order import WarpOrder
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.memory import GlobalMemory
@@ -99,6 +100,7 @@ class Checker:
         self.passing: dict[Warp, Any] = {}
         self.early_releases = EarlyReleases(self)
         self.warp_order = WarpOrder(self)
+        self.unawaited = Unawaited(self.used)
         self.silicon = SiliconChecks(self)
         self.mbarriers = Mbarriers(self, self.silicon)
         self.dependencies = Dependencies(self, self.silicon)
@@ -145,6 +147,7 @@ class Checker:
         self._round_components, self._rounds = {}, {}
         self.early_releases.begin()
         self.warp_order.begin()
+        self.unawaited.begin()
         self.silicon.begin()
 
     def _check_exit(self, cta: "Cta") -> None:
@@ -320,6 +323,12 @@ class Checker:
         record: Record = operation.record
         self._clocks[operation.warp].completed(record.component, record.number)
         self.globals.completed(epoch(record.component, record.number))
+        if operation.engine is Engine.TMEM_LOAD:
+            self.unawaited.awaited(operation.warp)
+
+    def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
+        """An operation that is done wrote registers (None: a sink)."""
+        self.unawaited.loaded(operation, slots)
 
     def issued_on(self, warp: "Warp", engine: Engine) -> int:
         """How many operations a warp has issued on an engine."""

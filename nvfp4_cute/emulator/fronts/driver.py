@@ -157,7 +157,7 @@ def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
     return (compiled if has_memory else _shared_code)(
         program,
         entry,
-        late=machine.queue is not None,
+        late=not machine.immediate,
         checked=machine.checker is not None,
         timed=machine.recorder is not None,
         count_banks=machine.count_banks,

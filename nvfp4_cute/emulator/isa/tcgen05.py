@@ -282,11 +282,14 @@ def load(inst: Inst, b: Builder) -> Step:
             _fill(warp, slots, effect())
             return
         operation = queue.submit(warp, Engine.TMEM_LOAD, effect)
-        if warp.protected.isdisjoint(slots):
-            defer(operation, warp, slots)
-        else:  # lanes that wait elsewhere need the old values: deliver at once
+        apart = not warp.protected.isdisjoint(slots)
+        if apart or queue.immediate:  # lanes that wait elsewhere need the old values: deliver at once
             operation.finish()
             _fill(warp, slots, operation.result)
+            if not apart:
+                queue.loaded(operation, slots)
+        else:
+            defer(operation, warp, slots)
 
     return converged(run)
 

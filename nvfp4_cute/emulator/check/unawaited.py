@@ -1,0 +1,149 @@
+"""Registers that tcgen05.ld has written and that no tcgen05.wait::ld has covered, where operations happen at their issue.
+
+The registers hold their values at once. What counts as a use of them is noted beside the registers, instruction by instruction,
+as `late_registers` does it with promises where values come later: moves that pack registers become nothing in machine code,
+so a use of their results is one of what they moved.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nvfp4_cute.emulator.late_registers import copies, reached_slots
+from nvfp4_cute.emulator.modes import Operation
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.code import Code
+    from nvfp4_cute.emulator.state import Warp
+
+Used = Callable[[Operation, int], None]
+
+
+class Loaded:
+    """What a register holds that a load of tensor memory wrote: ``operation.result[index]``."""
+
+    __slots__ = ("index", "operation")
+
+    def __init__(self, operation: Operation, index: int):
+        """Nobody has used it."""
+        self.operation, self.index = operation, index
+
+    def use(self, used: Used) -> None:
+        """It is used."""
+        used(self.operation, self.index)
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote what was loaded."""
+        unwritten = self.operation.record.unwritten
+        return unwritten is not None and bool(unwritten[self.index])
+
+
+class Moved:
+    """What the targets of a move hold: it uses its sources once."""
+
+    __slots__ = ("done", "sources")
+
+    def __init__(self, sources: "list[Loaded | Moved]"):
+        """Nobody has used a target."""
+        self.sources, self.done = sources, False
+
+    def use(self, used: Used) -> None:
+        """A target is used."""
+        if not self.done:
+            self.done = True
+            for source in self.sources:
+                source.use(used)
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote one of the sources."""
+        return any(source.unwritten() for source in self.sources)
+
+
+class Unawaited:
+    """By warp and register slot, what loads of tensor memory left there."""
+
+    def __init__(self, used: Used):
+        """`used`: hears of every use of a register that a load wrote."""
+        self._used = used
+        self.begin()
+
+    def begin(self) -> None:
+        """Fresh warps."""
+        self._held: dict[Warp, dict[int, Loaded | Moved]] = {}
+        self._doubtful: set[Warp] = set()  # those that loaded what nobody wrote
+
+    def held(self, warp: "Warp") -> "dict[int, Loaded | Moved] | None":
+        """What the warp's registers hold; None or empty for nothing."""
+        return self._held.get(warp)
+
+    def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
+        """An operation wrote registers (None: a sink)."""
+        held = self._held.setdefault(operation.warp, {})
+        if operation.record.unwritten is not None:
+            self._doubtful.add(operation.warp)
+        held.update((slot, Loaded(operation, index)) for index, slot in enumerate(slots) if slot is not None)
+
+    def awaited(self, warp: "Warp") -> None:
+        """The warp's loads are complete: a use tells nothing more, unless nobody wrote what it uses."""
+        held = self._held.get(warp)
+        if held and warp in self._doubtful:
+            self._held[warp] = {slot: one for slot, one in held.items() if one.unwritten()}
+        elif held:
+            held.clear()
+
+    def use(self, warp: "Warp", slots: Iterable[int]) -> None:
+        """Registers are used, or overwritten."""
+        held = self._held[warp]
+        for slot in slots:
+            one = held.pop(slot, None)
+            if one is not None:
+                one.use(self._used)
+
+    def move(self, warp: "Warp", sources: Sequence[int], targets: Sequence[int], *, copy: bool) -> None:
+        """Registers get values of others as they are. `copy`: of one register, to one of the same type."""
+        held = self._held[warp]
+        found = [held[slot] for slot in sources if slot in held]
+        if found and (warp.groups or not warp.all_active):  # lanes that wait elsewhere do not move
+            self.use(warp, sources)
+            found = []
+        if not found:
+            for slot in targets:
+                held.pop(slot, None)
+        else:
+            held.update(dict.fromkeys(targets, found[0] if copy else Moved(found)))
+
+
+def prepare_unawaited(code: "Code") -> None:
+    """Watch the instructions of an entry that touch registers which loads of tensor memory may have written."""
+    loads = {
+        pc for pc, inst in enumerate(code.insts) if inst.opcode == "tcgen05" and inst.mods[:1] == ("ld",)
+    }
+    moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
+    slots = reached_slots(code, loads, moves)
+    for pc in range(len(code.insts)) if slots else ():
+        reads, writes = sorted(slots & code.reads[pc]), sorted(slots & code.writes[pc])
+        if pc in loads or not (reads or writes):
+            continue
+        if pc in moves and reads:
+            code.watch(pc, _held, _move(code, pc))
+        else:
+            code.watch(pc, _held, _use((*reads, *writes)))
+
+
+def _held(warp: "Warp") -> bool:
+    return bool(_of(warp).held(warp))
+
+
+def _move(code: "Code", pc: int) -> "Callable[[Warp], None]":
+    sources, targets, copy = sorted(code.reads[pc]), sorted(code.writes[pc]), copies(code.insts[pc])
+    return lambda warp: _of(warp).move(warp, sources, targets, copy=copy)
+
+
+def _use(slots: tuple[int, ...]) -> "Callable[[Warp], None]":
+    return lambda warp: _of(warp).use(warp, slots)
+
+
+def _of(warp: "Warp") -> Unawaited:
+    checker: Any = warp.cta.machine.checker
+    assert checker is not None, "a watched step on an unchecked machine"
+    found: Unawaited = checker.unawaited
+    return found
