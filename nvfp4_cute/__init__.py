@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
     from nvfp4_cute.formats.int4 import int4_tensor as int4_tensor
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
+    from nvfp4_cute.nn.moe import MoE as MoE
     from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
     from nvfp4_cute.ops.dequantize import dequantize as dequantize
@@ -71,6 +72,7 @@ _MODULES = {
     "MXFP4": "formats.block_format",
     "MXFP8_E4M3": "formats.block_format",
     "MXFP8_E5M2": "formats.block_format",
+    "MoE": "nn.moe",
     "MoENVFP4": "nn.moe",
     "NVFP4": "formats.block_format",
     "NVFP4Tensor": "formats.block_scaled",

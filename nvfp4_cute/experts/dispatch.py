@@ -5,8 +5,8 @@ A token goes once to every rank on which any of its experts lies, as one row of 
     | ids, int32 [k] | values | block scales | padding |
 
 ``ids`` are indices of the receiver's experts, -1 where a choice goes elsewhere. Values are NVFP4 codes and their scales in
-row-major order, or the 16-bit values where every expert has an input scale of its own. Every part begins at a multiple of
-16 bytes.
+row-major order; or the 16-bit values, where every expert has an input scale of its own, or products take no NVFP4 rows. Every
+part begins at a multiple of 16 bytes.
 
 A result comes back for every choice, in the dtype of x, since only the home rank can add them up in the order of k: partial
 sums of a rank would be fewer bytes, and other bits than those of one GPU.
@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather_as
 from nvfp4_cute.experts.permutation import Permutation, new_order, permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.rank_tasks import (
@@ -30,7 +30,7 @@ from nvfp4_cute.experts.rank_tasks import (
     UnpackTask,
 )
 from nvfp4_cute.experts.signals import Inbox, fields_of
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS
 
 
@@ -146,22 +146,24 @@ def unpack(
     count: int | None,
     backend: str,
     inbox: Inbox | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
+    format: BlockFormat | None = NVFP4,
+) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
     """Rows that have come, as ragged operands of the local experts.
 
     Args:
         rows: uint8 [R, row_bytes]. ids: int32 [R, k], local, contiguous. scale: float32 [num_experts], where values are 16-bit.
         count: choices that go to local experts, or more, where the host knows it.
         inbox: as of ``permute``, where rows and ids are coming.
+        format: of the operands; None: values of 16 bits stay what they are.
 
     Returns:
-        data, scale, order: as of ``gather_quantize``, rows behind the last choice undefined.
+        data, scale, order: as of ``gather_as``, rows behind the last choice undefined.
     """
     if not layout.is_quantized:
         if inbox is not None:
             permute(ids, num_experts, inbox=inbox, backend=backend)
         x = rows[:, layout.values].view(layout.dtype)
-        return gather_quantize(x, ids, num_experts, global_scale=scale, backend=backend)
+        return gather_as(format, x, ids, num_experts, scale, backend=backend)
     finds_order = ids.numel() <= FEW_SLOTS
     if finds_order:
         order = new_order(ids, num_experts)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import torch
 
@@ -103,6 +104,24 @@ def gather(
     _check(x, ids, num_experts)
     data = torch.empty((ids.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
     return data, _gather(x, ids, num_experts, None, data, None, first_expert, backend)
+
+
+def gather_as(
+    format: BlockFormat | None,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    num_experts: int,
+    global_scale: torch.Tensor | None,
+    *,
+    first_expert: int = 0,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
+    """``gather_quantize`` to a format, or where that is None ``gather``, which has no scales."""
+    where: Any = {"first_expert": first_expert, "backend": backend}
+    if format is None:
+        data, order = gather(x, ids, num_experts, **where)
+        return data, None, order
+    return gather_quantize(x, ids, num_experts, format=format, global_scale=global_scale, **where)
 
 
 def _check(

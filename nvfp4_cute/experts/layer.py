@@ -6,10 +6,9 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute import private_api
-from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import add_up, check_call
-from nvfp4_cute.experts.gather import gather, gather_quantize
+from nvfp4_cute.experts.gather import gather_as
 from nvfp4_cute.experts.parallel import moe_over_ranks
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout, LocalExperts
@@ -65,9 +64,9 @@ def moe(
             16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4 or MXFP8, or such ExpertWeights; beside any 16-bit rows a
             BlockScaledTensor of int4, FP8_128x128 or INT8.
         w2: the same, [E, H, I].
-        activations: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit": what both products take rows as; NVFP4
-            where a group divides experts. Weights are of a format that products multiply by such rows: MXFP4 or MXFP8 beside
-            rows of either.
+        activations: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit": what both products take rows as. Weights are of a
+            format that products multiply by such rows: MXFP4 or MXFP8 beside rows of either. Ranks of a group send each other
+            rows in 16 bits, or NVFP4 ones that all experts quantize alike.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.
         limit: cuts the gate to at most this, and up on both sides.
         weight_layout: of w13's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" where there is no gate,
@@ -119,14 +118,10 @@ def moe(
         )  # fmt: skip
         return _over_shares(local, x, ids, w2, group)
     if group is not None:
-        if activations != "nvfp4":
-            raise UnsupportedProblem(
-                f"activations={activations!r} with a group: ranks send each other NVFP4 rows"
-            )
         return _over_ranks(
-            x, ids, weights, w13, w2, group=group, placement=placement, capacity=capacity, activation=activation, limit=limit,
-            weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2,
-            bias13=bias13, bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
+            x, ids, weights, w13, w2, group=group, placement=placement, capacity=capacity, activations=activations,
+            activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale,
+            alpha13=alpha13, alpha2=alpha2, bias13=bias13, bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
         )  # fmt: skip
     if placement is not None or capacity is not None or parallel != "experts":
         raise ValueError(
@@ -145,13 +140,7 @@ def moe(
         )  # fmt: skip
     check_call(x, ids, weights, shared, bias2, experts.count)
     where: Any = {"first_expert": first_expert, "backend": backend}
-    scale = None
-    if experts.quantizes:
-        data, scale, order = gather_quantize(
-            x, ids, experts.count, format=experts.row_format, global_scale=input_scale, **where
-        )
-    else:
-        data, order = gather(x, ids, experts.count, **where)
+    data, scale, order = gather_as(experts.row_format, x, ids, experts.count, input_scale, **where)
     down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     add_up(down, order.rows, weights, shared, bias2, ids, first_expert, None, y, backend)

@@ -3,7 +3,7 @@
 ::
 
     routes    where this rank's choices go                                        home rank
-    pack      tokens to NVFP4, once a token, and ids                              home rank
+    pack      tokens, as NVFP4 or in 16 bits, once a token, and ids                home rank
     dispatch  a row for every pair (token, rank of one of its experts)            home -> experts
     products  of the local experts                                                rank of the experts
     collect   results in the order in which their choices came                     rank of the experts
@@ -18,7 +18,7 @@ checksums differ, all ranks tell each other why, and raise.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,12 +33,22 @@ from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import agree, gather, send_rows
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.products import Activations, LocalExperts
 from nvfp4_cute.experts.signals import Inbox
 from nvfp4_cute.experts.symmetric import BufferLayout, PeerBuffers, buffers_of
+from nvfp4_cute.formats.block_format import NVFP4
 
 REFUSALS = (TypeError, ValueError, UnsupportedTarget)
-FACTS = ("hidden_size", "top_k", "dtype of x", "num_experts", "placement", "capacity", "bytes of a row")
+FACTS = (
+    "hidden_size",
+    "top_k",
+    "dtype of x",
+    "num_experts",
+    "placement",
+    "capacity",
+    "bytes of a row",
+    "activations",
+)
 Facts = tuple[int, ...]
 # The checksum of a rank whose operands break a rule.
 FAULT = -1
@@ -106,6 +116,7 @@ class Call:
             placement.checksum,
             self.ranks.capacity or 0,
             layout.row_bytes,
+            get_args(Activations).index(self.experts.activations),
         )
 
     def routes(self, ids: torch.Tensor) -> Routes:
@@ -128,7 +139,7 @@ class Call:
             return rows.new_zeros((results, layout.hidden * layout.dtype.itemsize)).view(layout.dtype)
         ids = layout.ids(rows).contiguous()
         data, scale, order = dispatch.unpack(
-            rows, ids, layout, experts.count, self.input_scale, count, self.backend
+            rows, ids, layout, experts.count, self.input_scale, count, self.backend, format=experts.row_format
         )
         down = self.rows(data, scale, ids, order)
         return dispatch.collect(down, ids, order, count, self.backend)
@@ -160,7 +171,9 @@ class Call:
         """Compute what comes into this rank's buffer, at most ``count`` choices, and give the results back."""
         experts = self.experts
         if experts.count:
-            data, scale, order = push.receive(buffers, experts.count, self.input_scale, count, self.backend)
+            data, scale, order = push.receive(
+                buffers, experts.count, self.input_scale, count, self.backend, experts.row_format
+            )
             down = self.rows(data, scale, buffers.ids, order)
         else:
             order = permute(buffers.ids, 1, inbox=buffers.inbox, backend=self.backend)
@@ -208,9 +221,7 @@ def moe_over_ranks(
         experts = LocalExperts.of(x, w13, w2, input_scale=input_scale, **options)
         ranks = Ranks.of(group, placement, capacity, experts.count)
         _check(x, ids, weights, input_scale, bias2, shared, ranks.placement)
-        is_quantized = input_scale is None or input_scale.numel() == 1
-        layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, is_quantized)
-        call = Call(experts, ranks, layout, input_scale, bias2, backend)
+        call = Call(experts, ranks, layout_of(x, ids, experts, input_scale), input_scale, bias2, backend)
         if experts.count and call.facts not in _agreed.get(group, ()):
             experts.check(x, backend)
     except REFUSALS as fault:
@@ -220,6 +231,14 @@ def moe_over_ranks(
         raise
     run = _exact if capacity is None else _with_capacity
     return run(group, call, x, ids, weights, shared)
+
+
+def layout_of(
+    x: torch.Tensor, ids: torch.Tensor, experts: LocalExperts, input_scale: torch.Tensor | None
+) -> RowLayout:
+    """Of rows between ranks: NVFP4 where every expert would quantize them alike, else in 16 bits."""
+    is_one = input_scale is None or input_scale.numel() == 1
+    return RowLayout(x.shape[1], ids.shape[1], x.dtype, experts.row_format == NVFP4 and is_one)
 
 
 def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:

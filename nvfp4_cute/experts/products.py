@@ -10,7 +10,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_row_format
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather_as
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
@@ -21,15 +21,16 @@ from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.planning.arch import weight_only_family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
-    NVFP4,
     Activation,
     Gate,
     GroupedProblem,
     OutDtype,
     ResultName,
     check_limit,
+    num_weights,
     result_format,
 )
 
@@ -126,7 +127,7 @@ class LocalExperts:
         if signature in _checked:
             return
         ids = torch.empty((0, 1), dtype=torch.int32, device=x.device)
-        data, scale, order = gather_quantize(x[:0], ids, self.count, format=self.row_format, backend=backend)
+        data, scale, order = gather_as(self.row_format, x[:0], ids, self.count, None, backend=backend)
         self.rows(data, scale, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
         _checked.add(signature)
 
@@ -140,7 +141,8 @@ class LocalExperts:
             None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 128)
             for t in tensors
         )
-        return (self.activation, self.limit, self.weight_layout, *kinds)
+        formats = self.w13.format.name, self.w2.format.name
+        return (self.activations, self.activation, self.limit, self.weight_layout, *formats, *kinds)
 
     @property
     def count(self) -> int:
@@ -148,14 +150,18 @@ class LocalExperts:
         return len(self.w13.data)
 
     @property
-    def quantizes(self) -> bool:
-        """Whether the products take quantized rows."""
-        return self.activations != "16bit"
+    def row_format(self) -> BlockFormat | None:
+        """Of quantized rows; None of rows that have 16 bits."""
+        return result_format(self.activations)
 
     @property
-    def row_format(self) -> BlockFormat:
-        """Of quantized rows; NVFP4 where they have 16 bits, which nothing asks then."""
-        return result_format(self.activations) or NVFP4_FORMAT
+    def _a_format(self) -> BlockFormat:
+        """What products are told; of rows in 16 bits they do not ask."""
+        return self.row_format or NVFP4_FORMAT
+
+    def _hidden_dtype(self, dtype: torch.dtype) -> Any:
+        """Of what lies between the products, where one launch computes it. dtype: of results."""
+        return dtype if self.row_format is None else self.activations
 
     def rows(
         self,
@@ -180,19 +186,18 @@ class LocalExperts:
         configs = self._configs(mean_rows, dtype, backend, data.device)
         if self.is_fused:
             fused_layout: Any = self.weight_layout
-            hidden_dtype: Any = self.activations if self.quantizes else dtype
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
                 activation=self.activation, limit=self.limit, weight_layout=fused_layout,
-                out_dtype=hidden_dtype, out_global_scale=self.hidden_scale, a_format=self.row_format,
+                out_dtype=self._hidden_dtype(dtype), out_global_scale=self.hidden_scale, a_format=self._a_format,
                 b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=configs[0],
             )  # fmt: skip
         else:
             hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend, configs[0])
-        hidden, hidden_sf = hidden if self.quantizes else (hidden, None)
+        hidden, hidden_sf = (hidden, None) if self.row_format is None else hidden
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            a_format=self.row_format, b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
+            a_format=self._a_format, b_format=self.w2.format, early_weights=True, backend=backend, config=configs[1],
         )  # fmt: skip
 
     def _configs(
@@ -205,26 +210,33 @@ class LocalExperts:
         (_, rows, _), (_, hidden, _) = self.w13.data.shape, self.w2.data.shape
         width = self.w2.format.elements(self.w2.data.shape[2])
         gate = Gate(self.activation, self.limit, self.weight_layout) if self.is_fused else None
-        first = (mean_rows, width if gate else rows, hidden), NVFP4 if gate else dtype, gate
+        first = (
+            (mean_rows, width if gate else rows, hidden),
+            self._hidden_dtype(dtype) if gate else dtype,
+            gate,
+        )
         second = (mean_rows, hidden, width), dtype, None
-        return tuple(config_of_mean(name, device, self.count, *one) for one in (first, second))  # type: ignore[return-value]
+        return (
+            config_of_mean(name, device, self.count, *first, self.row_format, self.w13.format),
+            config_of_mean(name, device, self.count, *second, self.row_format, self.w2.format),
+        )
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
         """The first product and its activation: rows, and of quantized ones scales."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
-            a_format=self.row_format, b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
+            a_format=self._a_format, b_format=self.w13.format, early_weights=order.is_older, backend=backend, config=config,
         )  # fmt: skip
         options: Any = {
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
             "first_expert": first_expert, "backend": backend,
         }  # fmt: skip
-        if self.quantizes:
-            return activate_quantize(
-                h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
-            )
-        return activate(h, ids, order, **options)
+        if self.row_format is None:
+            return activate(h, ids, order, **options)
+        return activate_quantize(
+            h, ids, order, global_scale=self.hidden_scale, format=self.row_format, **options
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -235,17 +247,26 @@ def config_of_mean(
     mean: tuple[int, int, int],
     dtype: OutDtype,
     gate: Gate | None,
+    a_format: BlockFormat | None = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
 ) -> KernelConfig:
-    """What is tuned, or chosen, for NVFP4 rows of experts that have so many in the mean.
+    """What is tuned, or chosen, for rows of experts that have so many in the mean.
 
     Args:
         backend: that computes. mean: (m, n, k) of an expert, n of its results. gate: of a dual GEMM.
+        a_format, b_format: of rows, None where these have 16 bits; of weights.
+
+    Raises UnsupportedTarget, UnsupportedProblem: no kernel multiplies them.
     """
     gpu = backends.gpu_of(backend, device)
-    dual = {} if gate is None else vars(gate)
+    dual: dict[str, Any] = {} if gate is None else vars(gate)
     if gate is not None and gate.weight_layout == "concatenated":  # halves are two operands to a kernel
         dual = dual | {"weight_layout": "separate"}
-    problem = GroupedProblem((mean,) * experts, "ragged", dtype, **dual)
+    sizes = (mean,) * experts
+    if a_format is None:
+        num_b = num_weights(gate is not None, dual.get("weight_layout", "separate"))
+        return weight_only_family_of(gpu.arch).choose(sizes, gpu.num_sms, num_b, True, b_format)
+    problem = GroupedProblem(sizes, "ragged", dtype, a_format=a_format, b_format=b_format, **dual)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 
 

@@ -22,7 +22,7 @@ from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.rank_tasks import ALIGNMENT, look_up, row_parts
 from nvfp4_cute.experts.symmetric import PeerBuffers
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import MAX_PEERS, PeerHeader, PushResults, PushRows
@@ -62,11 +62,17 @@ def send(
 
 
 def receive(
-    buffers: PeerBuffers, num_experts: int, scale: torch.Tensor | None, count: int | None, backend: str
-) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
+    buffers: PeerBuffers,
+    num_experts: int,
+    scale: torch.Tensor | None,
+    count: int | None,
+    backend: str,
+    format: BlockFormat | None = NVFP4,
+) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
     """All ranks' tokens: as of ``dispatch.unpack``; count: the most choices that there are."""
+    rows = buffers.layout.rows
     return dispatch.unpack(
-        buffers.rows, buffers.ids, buffers.layout.rows, num_experts, scale, count, backend, buffers.inbox
+        buffers.rows, buffers.ids, rows, num_experts, scale, count, backend, buffers.inbox, format
     )
 
 

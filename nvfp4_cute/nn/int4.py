@@ -6,12 +6,13 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.experts.layer import moe
-from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat, int4_format
+from nvfp4_cute.formats.block_format import BlockFormat, int4_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts import check_choices, expert_sizes, kernel_ids
 from nvfp4_cute.nn.linear_8bit import checked_rows, kept_bias, product_of_16_bits
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.state import NamesFormats
+from nvfp4_cute.nn.words import scales_of, words_of
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import Activation
@@ -67,7 +68,7 @@ class LinearINT4(NamesFormats):
         kept = kept_bias("bias", bias, (self.out_features,), weight.device, dtype)
         self.formats, self.backend = (weight.format,), backend
         self.register_buffer("weight", weight.data)
-        self.register_buffer("weight_scale", _words(weight))
+        self.register_buffer("weight_scale", words_of(weight))
         self.register_buffer("bias", kept)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,7 +85,7 @@ class LinearINT4(NamesFormats):
             And what ``gemm`` refuses.
         """
         rows, dtype = checked_rows(x, self.in_features)
-        scale = _scales(self.weight_scale, self.format)
+        scale = scales_of(self.weight_scale, self.format)
         y = product_of_16_bits(rows, self.weight, scale, self.bias, dtype, self.backend, self.format)
         return y.reshape(*x.shape[:-1], self.out_features)
 
@@ -152,7 +153,7 @@ class ExpertsINT4(NamesFormats):
         self.formats = (w13.format, w2.format)
         for name, weight in (("w13", w13), ("w2", w2)):
             self.register_buffer(name, weight.data.contiguous())
-            self.register_buffer(f"{name}_scale", _words(weight).contiguous())
+            self.register_buffer(f"{name}_scale", words_of(weight).contiguous())
         for name, bias, shape in (("bias13", bias13, (experts, rows)), ("bias2", bias2, (experts, hidden))):
             self.register_buffer(name, kept_bias(name, bias, shape, w13.device, dtype))
 
@@ -211,20 +212,9 @@ class ExpertsINT4(NamesFormats):
         return f"{self.num_experts} of {self.w2.shape[1]} x {2 * self.w2.shape[2]}, {names}"
 
 
-def _words(weight: BlockScaledTensor) -> torch.Tensor:
-    """Blocked scales as int32 words, [..., rm, rk, 32, 4]: no conversion of a module's floats reaches them."""
-    return weight.with_scale_layout("blocked").scale.view(torch.int32).squeeze(-1)
-
-
-def _scales(words: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-    """Inverse of :func:`_words`: blocked scales of their own dtype."""
-    assert words.shape[-2:] == ATOM_SHAPE[:2]
-    return words.unsqueeze(-1).view(format.scale_dtypes[0])
-
-
 def _tensor(data: torch.Tensor, words: torch.Tensor, format: BlockFormat) -> BlockScaledTensor:
     shape = (*data.shape[:-1], format.elements(data.shape[-1]))
-    return BlockScaledTensor(data, _scales(words, format), None, shape, format=format)
+    return BlockScaledTensor(data, scales_of(words, format), None, shape, format=format)
 
 
 def _check_weight(name: str, weight: Any, axes: str) -> None:

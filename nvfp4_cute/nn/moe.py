@@ -1,6 +1,6 @@
-"""MoENVFP4: a layer of experts as a module of torch.nn, for inference."""
+"""MoE: a layer of experts as a module of torch.nn, for inference."""
 
-from typing import Any, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,20 @@ from nvfp4_cute.experts.layer import Parallel, moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.block_scaled import check_is_tensor
+from nvfp4_cute.formats.block_format import (
+    INT4_FORMATS,
+    INT8,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    BlockFormat,
+    FP8_128x128,
+    check_is_format,
+)
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn import options as options_of
-from nvfp4_cute.nn.state import KeepsBits
+from nvfp4_cute.nn.state import NamesFormats
+from nvfp4_cute.nn.words import as_words, scales_of
 from nvfp4_cute.operands.rules import check_choice, global_scales
 from nvfp4_cute.problem import Activation, check_limit
 
@@ -24,28 +34,44 @@ from nvfp4_cute.problem import Activation, check_limit
 K_STEP = 32
 # What weights that are given decide.
 DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
+# Rows that products take beside weights of a format, the usual ones first.
+MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
+ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
+    NVFP4: ("nvfp4", "16bit"),
+    **dict.fromkeys((MXFP4, *MXFP8), MX_ROWS),
+    **dict.fromkeys((FP8_128x128, INT8, *INT4_FORMATS.values()), ("16bit",)),
+}
 
 
-class MoENVFP4(KeepsBits):
-    """The experts of a mixture-of-experts layer with NVFP4 weights: ``moe`` at 4.5 bits a weight. There is no backward pass.
+Module = TypeVar("Module", bound="MoE")
+
+
+class MoE(NamesFormats):
+    """The experts of a mixture-of-experts layer with quantized weights: ``moe`` as a module. There is no backward pass.
 
     Make one with :meth:`from_experts` or :meth:`from_quantized`; the constructor makes an empty one, for ``load_state_dict``.
     Routing is the caller's: :func:`nvfp4_cute.route` does that of the usual models.
 
     State dict:
-        w13: uint8 [E, 2 I, H/2] (without a gate [E, I, H/2]), two e2m1 values a byte. w2: uint8 [E, H, I/2].
-        w13_scale, w2_scale: float8_e4m3fn [E, rn, rk, 32, 4, 4], blocked.
+        w13: uint8 [E, 2 I, H/2] (without a gate [E, I, H/2]), two e2m1 values a byte; of 8 bits float8 or int8 [E, 2 I, H]. w2:
+            uint8 [E, H, I/2], or [E, H, I].
+        w13_scale, w2_scale: float8_e4m3fn, of MX formats float8_e8m0fnu [E, rn, rk, 32, 4, 4], blocked; of FP8 and INT8 float32
+            [E, rows, columns]; of int4 int32 words [E, rn, rk, 32, 4], as of LinearINT4.
         alpha13: float32 [2, E], what the products of gate and up are multiplied by: global scale of the weights times that of x.
-        alpha2: float32 [E].
+        alpha2: float32 [E]. Both of NVFP4 weights alone.
         input_scale: float32 [1] or [E]; hidden_scale: float32 [E]; bias13: [E, 2 I]; bias2: [E, H]: where there are such.
+        _extra_state: names of the formats and a version, uint8 bytes of JSON. A state dict without it is read, too.
 
     Moving the module to a device moves all of it; ``.to(dtype)`` converts biases alone. ``torch.compile`` and CUDA graphs take it
     whole.
 
     Args:
         num_experts: E, of this process. hidden_size: H. intermediate_size: I. Both multiples of 32.
-        activations, activation, limit, weight_layout: as of ``moe``. Of 16-bit rows there are no calibrated scales: given ones
-            are not kept.
+        format: of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8.
+        activations: as of ``moe``: "nvfp4" or "16bit" beside NVFP4 weights, "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit" beside
+            MX ones, "16bit" beside others. None: the first of these.
+        activation, limit, weight_layout: as of ``moe``. Of rows that are not NVFP4 there are no calibrated scales: given ones are
+            not kept.
         input_scale, hidden_scale: calibrated global scales of x and of what lies between the products: a number, or one an
             expert; None for 1.
         bias: whether there are biases.
@@ -58,7 +84,7 @@ class MoENVFP4(KeepsBits):
 
     Example:
         >>> gate_up, down = torch.randn(4, 512, 128).bfloat16() / 16, torch.randn(4, 128, 256).bfloat16() / 16
-        >>> layer = MoENVFP4.from_experts(gate_up, down)
+        >>> layer = MoE.from_experts(gate_up, down)
         >>> layer(torch.randn(3, 128).bfloat16(), *route(torch.randn(3, 4), 2)).shape
         torch.Size([3, 128])
 
@@ -69,7 +95,7 @@ class MoENVFP4(KeepsBits):
             def __init__(self, block, top_k):
                 super().__init__()
                 self.gate, self.top_k = block.gate, top_k
-                self.experts = MoENVFP4.from_experts(block.experts.gate_up_proj, block.experts.down_proj)
+                self.experts = MoE.from_experts(block.experts.gate_up_proj, block.experts.down_proj)
 
             def forward(self, hidden_states):
                 x = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -79,18 +105,31 @@ class MoENVFP4(KeepsBits):
         for layer in model.model.layers:
             layer.mlp = Block(layer.mlp, model.config.num_experts_per_tok)
 
+    Of gpt-oss as it is released, whose ``blocks`` [E, 2 I, H/32, 16] and ``scales`` [E, 2 I, H/32] are MXFP4, gate and up in
+    turn::
+
+        def weights(blocks, scales):
+            shape = (*blocks.shape[:2], 32 * blocks.shape[2])
+            return BlockScaledTensor(blocks.flatten(2), scales, None, shape, "rowmajor", format=MXFP4)
+
+        experts = MoE.from_quantized(
+            weights(gate_up_blocks, gate_up_scales), weights(down_blocks, down_scales), bias13=gate_up_bias, bias2=down_bias,
+            weight_layout="interleaved", activation="swiglu_oai", limit=7.0, activations="16bit",
+        )
+
     Raises:
-        UnsupportedProblem: sizes that kernels do not take.
+        UnsupportedProblem: sizes that kernels do not take. ValueError: rows that are not multiplied by such weights.
     """
 
     FACTORS = ("alpha13", "alpha2", "input_scale", "hidden_scale")
+    FORMATS: ClassVar[tuple[BlockFormat, ...]] = tuple(ROWS)
 
     w13: torch.Tensor
     w13_scale: torch.Tensor
     w2: torch.Tensor
     w2_scale: torch.Tensor
-    alpha13: torch.Tensor
-    alpha2: torch.Tensor
+    alpha13: torch.Tensor | None
+    alpha2: torch.Tensor | None
     input_scale: torch.Tensor | None
     hidden_scale: torch.Tensor | None
     bias13: torch.Tensor | None
@@ -102,7 +141,8 @@ class MoENVFP4(KeepsBits):
         hidden_size: int,
         intermediate_size: int,
         *,
-        activations: Activations = "nvfp4",
+        format: BlockFormat = NVFP4,
+        activations: Activations | None = None,
         activation: Activation = "silu",
         limit: float | None = None,
         weight_layout: ExpertLayout = "concatenated",
@@ -119,7 +159,12 @@ class MoENVFP4(KeepsBits):
         backend: str = "auto",
     ):
         super().__init__()
-        check_choice("activations", activations, get_args(Activations))
+        _check_format("format", format, self.FORMATS)
+        activations = activations or ROWS[format][0]
+        if activations not in ROWS[format]:
+            raise ValueError(
+                f"activations={activations!r} beside {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
+            )
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("weight_layout", weight_layout, LAYOUTS)
         check_choice("parallel", parallel, get_args(Parallel))
@@ -146,7 +191,8 @@ class MoENVFP4(KeepsBits):
         )
         self.activations = activations
         self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
-        if activations == "16bit":
+        self.formats = (format, format)
+        if activations != "nvfp4":
             input_scale = hidden_scale = None
         self.first_expert, self.backend = first_expert, backend
         self.parallel = parallel
@@ -155,14 +201,14 @@ class MoENVFP4(KeepsBits):
         self.process_group, self.placement, self.capacity = process_group, placement, capacity
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
         for name, n, k in (("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)):
-            NVFP4.num_k_blocks(k)
-            shape = (num_experts, *NVFP4.scale_shape(n, k))
-            data = torch.zeros((num_experts, n, NVFP4.row_bytes(k)), dtype=torch.uint8, device=device)
-            scale = torch.zeros(shape, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-            self.register_buffer(name, data)
-            self.register_buffer(f"{name}_scale", scale)
-        self.register_buffer("alpha13", torch.ones((2, num_experts), dtype=torch.float32, device=device))
-        self.register_buffer("alpha2", torch.ones(num_experts, dtype=torch.float32, device=device))
+            format.num_k_blocks(k)
+            element = torch.uint8 if format.element.bits < 8 else format.data_dtypes[-1]
+            scale = _zeros((num_experts, *format.scale_shape(n, k)), format.scale_dtypes[-1], device)
+            self.register_buffer(name, _zeros((num_experts, n, format.row_bytes(k)), element, device))
+            self.register_buffer(f"{name}_scale", as_words(scale) if format.is_int4 else scale)
+        for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
+            ones = torch.ones(shape, dtype=torch.float32, device=device) if format.has_global_scale else None
+            self.register_buffer(name, ones)
         where = torch.empty(0, device=device).device
         backends.resolve(backend, where)
         given = None
@@ -180,71 +226,99 @@ class MoENVFP4(KeepsBits):
 
     @classmethod
     def from_experts(
-        cls,
+        cls: type[Module],
         gate_up: torch.Tensor,
         down: torch.Tensor,
         *,
+        format: BlockFormat = NVFP4,
         bias13: torch.Tensor | None = None,
         bias2: torch.Tensor | None = None,
         **options: Any,
-    ) -> "MoENVFP4":
-        """The layer with weights quantized, each expert's by global scales of its own (amax / 2688), on their device.
+    ) -> Module:
+        """The layer with weights quantized, to NVFP4 each expert's by global scales of its own (amax / 2688), on their device.
 
         Args:
             gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
+            format: of the weights.
             bias13, bias2: as of ``moe``.
             options: of the constructor, but sizes, bias and device.
         """
         options_of.refuse(options, DECIDED, "gate_up")
+        _check_format("format", format, cls.FORMATS)
         if gate_up.ndim != 3 or down.ndim != 3:
             raise ValueError(
                 f"gate_up has shape {list(gate_up.shape)} and down {list(down.shape)}; expected [E, 2 I, H] and [E, H, I]"
             )
-        w13, w2 = (ExpertWeights.quantize(weights) for weights in (gate_up, down))
+        w13, w2 = (ExpertWeights.quantize(weights, format) for weights in (gate_up, down))
         return cls.from_quantized(w13, w2, bias13=bias13, bias2=bias2, **options)
 
     @classmethod
     def from_quantized(
-        cls,
+        cls: type[Module],
         w13: Any,
         w2: Any,
         *,
         bias13: torch.Tensor | None = None,
         bias2: torch.Tensor | None = None,
         **options: Any,
-    ) -> "MoENVFP4":
+    ) -> Module:
         """The layer with quantized weights, without a copy of them.
 
         Args:
-            w13, w2: NVFP4Tensor or ExpertWeights, as of ``moe``.
+            w13, w2: ExpertWeights, or a BlockScaledTensor, as of ``moe``; scales in row-major order are copied into blocks.
             bias13, bias2: as of ``moe``.
-            options: of the constructor, but sizes, bias and device.
+            options: of the constructor, but sizes, format, bias and device.
         """
-        options_of.refuse(options, DECIDED, "w13")
-        experts, hidden_size, half = w2.data.shape
+        options_of.refuse(options, (*DECIDED, "format"), "w13")
+        if w13.format != w2.format:
+            raise ValueError(
+                f"w13 is {w13.format.title} and w2 {w2.format.title}; quantize both to one format"
+            )
+        w13, w2 = (_as_kernels_read(w, cls.FORMATS) for w in (w13, w2))
+        experts, hidden_size, row_bytes = w2.data.shape
         has_bias = bias13 is not None or bias2 is not None
         if has_bias:
             options.setdefault("dtype", next(b.dtype for b in (bias13, bias2) if b is not None))
-        module = cls(experts, hidden_size, 2 * half, bias=has_bias, device=w2.data.device, **options)
+        width = w2.format.elements(row_bytes)
+        module = cls(
+            experts, hidden_size, width, format=w2.format, bias=has_bias, device=w2.data.device, **options
+        )
         for name, weights in (("w13", w13), ("w2", w2)):
-            for part, tensor in ((name, weights.data), (f"{name}_scale", weights.scale)):
+            scale = as_words(weights.scale) if weights.format.is_int4 else weights.scale
+            for part, tensor in ((name, weights.data), (f"{name}_scale", scale)):
                 buffer = getattr(module, part)
                 if tensor.numel() != buffer.numel():
                     raise ValueError(f"{part} has shape {list(tensor.shape)}; expected {list(buffer.shape)}")
                 setattr(module, part, tensor.view(buffer.dtype).view(buffer.shape))
-        factors = product_factors(w13, module.input_scale, experts)
-        for row, factor in zip(module.alpha13, factors, strict=True):
-            row.copy_(torch.ones_like(row) if factor is None else factor)
-        factor, _ = product_factors(w2, module.hidden_scale, experts)
-        module.alpha2.copy_(torch.ones_like(module.alpha2) if factor is None else factor)
+        if module.alpha13 is not None and module.alpha2 is not None:
+            factors = product_factors(w13, module.input_scale, experts)
+            for row, factor in zip(module.alpha13, factors, strict=True):
+                row.copy_(torch.ones_like(row) if factor is None else factor)
+            factor, _ = product_factors(w2, module.hidden_scale, experts)
+            module.alpha2.copy_(torch.ones_like(module.alpha2) if factor is None else factor)
         for name, bias in (("bias13", bias13), ("bias2", bias2)):
             if bias is not None:
                 getattr(module, name).copy_(bias.detach())
-        module.has_one_alpha = bool((module.alpha13[0] == module.alpha13[1]).all())
+        module._compare_alphas()
         return module
 
     has_one_alpha = True
     """Whether gate and up are multiplied by the same factors."""
+
+    def _compare_alphas(self) -> None:
+        if self.alpha13 is not None and self.alpha13.device.type != "meta":
+            self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
+
+    def _weights(self, name: str) -> ExpertWeights:
+        data, scale, format = getattr(self, name), getattr(self, f"{name}_scale"), self.formats[0]
+        return ExpertWeights(data, scales_of(scale, format) if format.is_int4 else scale, None, format)
+
+    def _alphas(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of gate and up: one tensor twice where they are the same."""
+        if self.alpha13 is None:
+            return None
+        gate = self.alpha13[0]
+        return gate, gate if self.has_one_alpha else self.alpha13[1]
 
     def forward(
         self,
@@ -271,20 +345,19 @@ class MoENVFP4(KeepsBits):
                 f"x has shape {list(x.shape)}; expected [..., {self.hidden_size}], the layer's hidden_size"
             )
         rows = x.reshape(-1, self.hidden_size)
-        gate = self.alpha13[0]
         y = moe(
             rows,
             ids,
             weights,
-            ExpertWeights(self.w13, self.w13_scale, None, NVFP4),
-            ExpertWeights(self.w2, self.w2_scale, None, NVFP4),
+            self._weights("w13"),
+            self._weights("w2"),
             activations=self.activations,
             activation=self.activation,
             limit=self.limit,
             weight_layout=self.weight_layout,
             input_scale=self.input_scale,
             hidden_scale=self.hidden_scale,
-            alpha13=(gate, gate if self.has_one_alpha else self.alpha13[1]),
+            alpha13=self._alphas(),
             alpha2=self.alpha2,
             bias13=self.bias13,
             bias2=self.bias2,
@@ -302,10 +375,44 @@ class MoENVFP4(KeepsBits):
         """Sizes, and what lies between the products."""
         return (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
-            f"activations={self.activations!r}, activation={self.activation!r}, weight_layout={self.weight_layout!r}"
+            f"format={self.formats[0]}, activations={self.activations!r}, activation={self.activation!r}, "
+            f"weight_layout={self.weight_layout!r}"
         )
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        if self.alpha13.device.type != "meta":
-            self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
+        self._compare_alphas()
+
+
+class MoENVFP4(MoE):
+    """:class:`MoE` with NVFP4 weights, 4.5 bits a weight.
+
+    Example:
+        >>> layer = MoENVFP4.from_experts(torch.randn(4, 512, 128) / 16, torch.randn(4, 128, 256) / 16)
+        >>> layer.activations
+        'nvfp4'
+    """
+
+    FORMATS = (NVFP4,)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
+    """Of dtypes of one byte, too, which torch does not fill everywhere."""
+    made = torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device)
+    return made.view(dtype)
+
+
+def _check_format(name: str, format: Any, formats: tuple[BlockFormat, ...]) -> None:
+    """Raise TypeError or ValueError for what is none of the ``formats`` of weights."""
+    check_is_format(name, format)
+    if format not in formats:
+        known = dict.fromkeys(one.family for one in formats)
+        raise ValueError(f"{name} is {format.title}; use {' or '.join(known)}")
+
+
+def _as_kernels_read(weights: Any, formats: tuple[BlockFormat, ...]) -> ExpertWeights:
+    """Weights of one of the ``formats``, with blocked scales where it has these."""
+    _check_format("the format of weights", weights.format, formats)
+    if isinstance(weights, BlockScaledTensor):
+        weights = weights.with_scale_layout(weights.format.scale_layout)
+    return ExpertWeights(weights.data, weights.scale, weights.global_scale, weights.format)

@@ -80,6 +80,7 @@ def faults(rank: int) -> dict[str, str]:
         "no tensor": refused(lambda: run(x, ids.float() if rank else ids, weights, w13, w2)),
         "capacities": refused(lambda: run(x, ids, weights, w13, w2, capacity=8 + rank)),
         "forms": refused(lambda: run(x, ids, weights, w13, w2, capacity=8 if rank else None)),
+        "rows": refused(lambda: run(x, ids, weights, w13, w2, activations="nvfp4" if rank else "16bit")),
         "experts": refused(
             lambda: run(
                 x, ids, weights, w13, w2, placement=Placement(((0, 1), (2, 3)) if rank else ((2, 1), (0, 3)))
@@ -113,6 +114,7 @@ def test_faults_are_errors_on_every_rank_and_leave_the_group_usable():
         assert "RankError: capacity is [8, 9]" in found["capacities"]
         assert "RankError: capacity is [0, 8]" in found["forms"]
         assert "RankError: placement is" in found["experts"]
+        assert "RankError: bytes of a row is" in found["rows"]
     assert "RankError: rank 1 refused its operands: ValueError: weights is torch.float64" in home["operand"]
     assert "ValueError: weights is torch.float64" in other["operand"]
     assert "RankError: rank 1 refused its operands: TypeError: dtype of ids" in home["no tensor"]

@@ -179,7 +179,7 @@ def call_of(part, placement, rank, capacity, backend):
         part.x, part.w13, part.w2, input_scale=named["input_scale"], **defaults | options
     )
     scale = named["input_scale"]
-    layout = RowLayout(part.x.shape[1], part.ids.shape[1], part.x.dtype, scale is None or scale.numel() == 1)
+    layout = parallel.layout_of(part.x, part.ids, experts, scale)
     ranks = parallel.Ranks(None, rank, placement, capacity)
     return parallel.Call(experts, ranks, layout, scale, named["bias2"], backend), named["shared"]
 

@@ -1,4 +1,4 @@
-"""MoENVFP4: quantizing, state dict, devices and dtypes, torch.compile; what it computes is tests/moe's."""
+"""MoE and MoENVFP4: quantizing, state dict, devices and dtypes, torch.compile; what they compute is tests/moe's."""
 
 import io
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import MoENVFP4, UnsupportedProblem, moe, route
+from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, moe, route
 from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
 
 E, H, I, T = 4, 128, 128, 6  # experts, hidden, intermediate, tokens
 
@@ -119,6 +120,57 @@ def test_without_a_gate():
     assert (first[0].float() - want).norm() < 0.3 * want.norm()
 
 
+FORMATS_AND_ROWS = [
+    (NVFP4, "nvfp4"), (MXFP4, "mxfp8_e4m3"), (MXFP4, "16bit"), (MXFP8_E4M3, "mxfp8_e5m2"), (FP8_128x128, "16bit"), (INT8, "16bit"),
+    (int4_format(32), "16bit"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "rows"), FORMATS_AND_ROWS, ids=str)
+def test_one_way_for_every_format(format, rows):
+    """The bits of ``moe``; through a state dict, which names the format, and a conversion that leaves codes and scales alone."""
+    (gate_up, down), (x, ids, weights) = experts(), batch()
+    bias = some(E, 2 * I, seed=3).bfloat16()
+    options = {"activations": rows, "activation": "swiglu_oai", "limit": 7.0, "bias13": bias}
+    layer = MoE.from_experts(gate_up, down, format=format, **options)
+    w13, w2 = (ExpertWeights.quantize(w, format) for w in (gate_up, down))
+    want = moe(x, ids, weights, w13, w2, **options)
+    assert torch.equal(layer(x, ids, weights), want)
+    del options["bias13"]
+    empty = MoE(E, H, I, format=format, bias=True, **options).bfloat16()
+    empty.load_state_dict(layer.bfloat16().state_dict())
+    assert torch.equal(empty(x, ids, weights), want)
+    other = MoE(E, H, I, format=MXFP4 if format != MXFP4 else NVFP4, bias=True)
+    with pytest.raises(RuntimeError, match="_extra_state says .*'formats'"):
+        other.load_state_dict(layer.state_dict())
+
+
+def test_the_usual_rows_of_every_format():
+    assert [MoE(2, 128, 128, format=f).activations for f in (NVFP4, MXFP4, FP8_128x128)] == [
+        "nvfp4", "mxfp8_e4m3", "16bit",
+    ]  # fmt: skip
+
+
+def test_blocks_as_gpt_oss_stores_them():
+    """Row-major scales, gate and up in turn: of the docstring's example."""
+    gate_up, down = experts()
+    x, ids, weights = batch()
+    stored = [ExpertWeights.quantize(w, MXFP4) for w in (gate_up, down)]
+    tensors = [
+        BlockScaledTensor(w.data, w.scale, None, (E, n, H), format=MXFP4).with_scale_layout("rowmajor")
+        for w, n in zip(stored, (2 * I, H), strict=True)
+    ]
+    options = {
+        "weight_layout": "interleaved",
+        "activation": "swiglu_oai",
+        "limit": 7.0,
+        "activations": "16bit",
+    }
+    layer = MoE.from_quantized(*tensors, **options)
+    assert layer.w13.data_ptr() == tensors[0].data.data_ptr()
+    assert torch.equal(layer(x, ids, weights), moe(x, ids, weights, *stored, **options))
+
+
 def test_compile_takes_the_layer_whole():
     gate_up, down = experts()
     layer = MoENVFP4.from_experts(gate_up, down, input_scale=0.01)
@@ -139,8 +191,22 @@ def test_compile_takes_the_layer_whole():
 
 def test_refusals():
     gate_up, down = experts()
+    w13 = ExpertWeights.quantize(gate_up)
     for call, error, text in (
         (lambda: MoENVFP4(E, 40, I), UnsupportedProblem, "hidden_size=40"),
+        (lambda: MoENVFP4(E, H, I, format=MXFP4), ValueError, "format is MXFP4; use nvfp4$"),
+        (lambda: MoE(E, H, I, format="mxfp4"), TypeError, "no BlockFormat"),
+        (
+            lambda: MoE(E, H, I, format=MXFP4, activations="nvfp4"),
+            ValueError,
+            "beside MXFP4 weights; use 'mxfp8_e4m3' or",
+        ),
+        (
+            lambda: MoE.from_quantized(w13, ExpertWeights.quantize(down, MXFP4)),
+            ValueError,
+            "w13 is NVFP4 and w2 MXFP4",
+        ),
+        (lambda: MoE.from_quantized(w13, w13, format=NVFP4), TypeError, "w13 decides it"),
         (lambda: MoENVFP4.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
         (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "w13 has shape"),
         (lambda: MoENVFP4.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),

@@ -4,15 +4,17 @@ import os
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from expert_layers import Layer, some_layer
+from expert_layers import Layer, mx_weights, some_layer
 
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import Activations
 from nvfp4_cute.experts.weights import ExpertWeights
 
 # A rank that does not come: within this time every other rank says so.
@@ -121,7 +123,19 @@ def some_layer_of_ranks(seed: int, ranks: int) -> tuple[Layer, Placement, list[i
         sum(shares), top_k, experts, hidden, width, seed=seed, dtype=dtype, gated=layout != "none",
         used=dice.choice([None, 1, 2]), foreign=dice.random() < 0.5, **options,
     )  # fmt: skip
-    return layer, placement, shares
+    rows: Any = dice.choice(["nvfp4", "nvfp4", "16bit", "mxfp8_e4m3"])
+    return layer if rows == "nvfp4" else with_rows(layer, rows, generator), placement, shares
+
+
+def with_rows(layer: Layer, rows: Activations, generator: torch.Generator) -> Layer:
+    """The layer with other rows, 16-bit or MX ones, and of MX rows MXFP4 weights: its sums are exact all the same."""
+    (experts, n, hidden), (_, _, width) = layer.w13.shape, layer.w2.shape
+    weights = replace(layer.w13, global_scale=torch.ones(experts)), layer.w2
+    if rows != "16bit":
+        weights = tuple(mx_weights(experts, *size, generator) for size in ((n, hidden), (hidden, width)))
+    dropped = ("input_scale", "hidden_scale")
+    options = {name: value for name, value in layer.options.items() if name not in dropped}
+    return Layer(layer.x, layer.ids, layer.weights, *weights, options | {"activations": rows})
 
 
 PER_EXPERT = ("bias13", "hidden_scale", "input_scale")
@@ -132,8 +146,11 @@ def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) ->
     start = sum(shares[:rank])
     tokens = slice(start, start + shares[rank])
     held = torch.tensor(placement.experts[rank], dtype=torch.long, device=layer.x.device)
-    pick = lambda weights: ExpertWeights(
-        weights.data[held], _picked(weights.scale, held), weights.global_scale[held]
+    pick = lambda weights: replace(
+        weights,
+        data=weights.data[held],
+        scale=_picked(weights.scale, held),
+        global_scale=None if weights.global_scale is None else weights.global_scale[held],
     )
     options = dict(layer.options)
     for name in PER_EXPERT:
@@ -147,7 +164,7 @@ def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) ->
 
 
 def _picked(scale: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    return scale.view(torch.uint8)[held].view(torch.float8_e4m3fn)
+    return scale.view(torch.uint8)[held].view(scale.dtype)
 
 
 def on_device(layer: Layer, device: str) -> Layer:
@@ -155,7 +172,7 @@ def on_device(layer: Layer, device: str) -> Layer:
 
     def moved(x: Any) -> Any:
         if isinstance(x, ExpertWeights):
-            return ExpertWeights(moved(x.data), moved(x.scale), moved(x.global_scale))
+            return replace(x, data=moved(x.data), scale=moved(x.scale), global_scale=moved(x.global_scale))
         return x.to(device) if isinstance(x, torch.Tensor) else x
 
     options = {name: moved(value) for name, value in layer.options.items()}
