@@ -17,9 +17,12 @@ OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
 MXName = Literal["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
 ResultName = Literal["nvfp4", MXName]
-OutDtype = torch.dtype | ResultName
-# Formats of quantized results, by what ``out_dtype`` calls them.
-RESULT_FORMATS: dict[Any, BlockFormat] = {name: block_format.FORMATS[name] for name in get_args(ResultName)}
+FP8Name = Literal["fp8_1x128"]
+OutDtype = torch.dtype | ResultName | FP8Name
+# Formats of quantized results, by what ``out_dtype`` calls them; the last one is of products of such rows alone.
+RESULT_FORMATS: dict[Any, BlockFormat] = {
+    name: block_format.FORMATS[name] for name in (*get_args(ResultName), *get_args(FP8Name))
+}
 Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"]
 # How a kernel finds a dual GEMM's weights: two operands, or one that has rows of both in turn.
@@ -226,7 +229,13 @@ def new_quantized_data(
 def new_quantized_scale(
     lead: Sequence[int], n: int, device: torch.device, format: BlockFormat = block_format.NVFP4
 ) -> torch.Tensor:
-    """Uninitialised uint8 scales of quantized results ``[..., M, N]``, ``lead`` without N: [..., rm, rn, 32, 4, 4]."""
+    """Uninitialised scales of quantized results ``[..., M, N]``, ``lead`` without N: uint8 [..., rm, rn, 32, 4, 4], or where they
+    have rows float32 [..., M, N/128]."""
     *batches, rows = lead
     shape = (*batches, *format.scale_shape(rows, n))
-    return torch.empty(shape, dtype=torch.uint8, device=device)
+    return torch.empty(shape, dtype=result_scale_dtype(format), device=device)
+
+
+def result_scale_dtype(format: BlockFormat) -> torch.dtype:
+    """Of the scales of new results: bytes, or where they have rows what they are."""
+    return torch.uint8 if format.scale_layout == "blocked" else format.scale_dtypes[0]

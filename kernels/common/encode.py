@@ -89,7 +89,7 @@ class Encoding:
     """How a kernel makes blocks of a format.
 
     Attributes:
-        format: a format with scales of e4m3 or of ue8m0.
+        format: a format with scales of e4m3, of ue8m0 or of fp32.
         element: ``ConvertE2M1``, ``RoundE2M1``, or a ``ConvertFP8``.
         scale_rounding: of ue8m0, as of ``formats.block_scales.scale_codes``.
     """

@@ -7,7 +7,7 @@ first multiplied by a power of two. Where the block has an infinity, magnitudes 
 Where the scale is 0, or d infinite, d = 1 and r = 0 give the signed zeros. NaN needs nothing: it is in d.
 
 Scales of ue8m0 (MXFP4, MXFP8) are powers of two: a value times the inverse power is the quotient, rounded once where it is
-subnormal.
+subnormal. Scales of fp32 (FP8_1x128) are quotients, rounded once, and elements quotients of these: divisions.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from nvfp4_cute.formats.block_format import UE8M0
+from nvfp4_cute.formats.block_format import FP32, UE8M0
 
 from . import ptx
 from .encode import Encoding
@@ -30,6 +30,9 @@ UPPER_HALVES = 0x7632
 # Bits of a float32: where its exponent begins, infinity, a NaN, 2^-127.
 EXPONENT_BIT = 23
 INFINITY_BITS, NAN_BITS, LEAST_POWER_BITS = 0x7F800000, 0x7FFFFFFF, 0x00400000
+INFINITY = float("inf")
+# The NaN that torch's largest magnitude is.
+TORCH_NAN_BITS = 0x7FC00000
 # Codes of ue8m0: the largest power of two, NaN.
 MOST_POWER, NAN_POWER = 254, 255
 
@@ -68,7 +71,7 @@ class BlockScale:
 
     Attributes:
         amax: largest magnitude of the block; None of powers of two, for which nothing asks it.
-        code, factor: of the scale.
+        code, factor: of the scale; of an fp32 scale its bits, and what values are divided by.
     """
 
     amax: Float32 | None
@@ -95,6 +98,9 @@ def encode_part(x: list, magnitudes: list, scale: BlockScale, encode: Encoding) 
 def find_scale(amax: Float32, global_scale: Float32 | None, encode: Encoding) -> tuple[Uint32, Float32]:
     """Code of the scale of a block whose largest magnitude is ``amax``, and a factor for :func:`encode_values`: what the block's
     values are divided by, and where scales are powers of two what they are multiplied by."""
+    if encode.format.scale == FP32:
+        scale = scale_of(amax, encode.format.element.max)
+        return ptx.bits_of(scale), divisor_of(scale)
     if encode.format.scale == UE8M0:
         return power_scale(amax, encode)
     return block_scale(amax, global_scale, encode)
@@ -111,6 +117,8 @@ def encode_values(
         amax, code, factor: as of :func:`find_scale`.
         encode: of the format.
     """
+    if encode.format.scale == FP32:
+        return encode.element.pack([ptx.div_f32(value, factor) for value in x], [])
     if encode.format.scale == UE8M0:
         return encode_products(x, signs, code, factor, encode)
     return encode_quotients(x, signs, amax, code, factor, encode)
@@ -165,6 +173,19 @@ def encode_quotients(
                 cleared[i // 2] = cleared[i // 2] if values[i] == values[i] else cleared[i // 2] & other_half
         signs = [cleared[i] for i in range(size // 2)]
     return encode.element.pack([values[i] for i in range(size)], signs)
+
+
+@cute.jit
+def scale_of(amax: Float32, most: cutlass.Constexpr[float]) -> Float32:
+    """The fp32 scale of values with this largest magnitude. most: the largest element."""
+    scale = ptx.div_f32(ptx.min_nan(amax, Float32(LARGEST_FLOAT32)), Float32(most))
+    return scale if amax == amax else ptx.float_of(Uint32(TORCH_NAN_BITS))
+
+
+@cute.jit
+def divisor_of(scale: Float32) -> Float32:
+    """What values are divided by: zeros by infinity."""
+    return Float32(INFINITY) if scale == 0.0 else scale
 
 
 def power_scale(amax: Float32, encode: Encoding) -> tuple[Uint32, Float32]:

@@ -1,7 +1,8 @@
-"""Block-scaled output of an epilogue: elements and blocked scales of a byte, as the next layer reads its ``a`` and ``a_scale``.
+"""Block-scaled output of an epilogue: elements and scales, as the next layer reads its ``a`` and ``a_scale``.
 
-The ``Encoding`` of an epilogue says which format that is: NVFP4, MXFP4 or MXFP8. Rows of a group begin a new 128-row scale
-block, as in ``a_scale``. Padding columns of the scales, where a row has no multiple of four blocks, are written as
+The ``Encoding`` of an epilogue says which format that is: NVFP4, MXFP4 or MXFP8, whose scales are blocked and have a byte, or
+FP8_1x128, whose scales are fp32, rows of as many as there are blocks of columns. Of blocked ones, rows of a group begin a new
+128-row scale block, as in ``a_scale``. Padding columns of the scales, where a row has no multiple of four blocks, are written as
 zeros, which the next layer's MMA needs; padding rows, which nobody reads, are left as they are.
 """
 
@@ -24,6 +25,8 @@ from .quantize_block import BlockScale, encode_block, encode_part
 RUN_COLUMNS = 32
 # Bytes that memory writes at once.
 SECTOR_BYTES = 32
+# Of a scale in rows.
+SCALE_BYTES = 4
 # Words of data and of scales of a run of 4-bit elements.
 HELD_WORDS = RUN_COLUMNS // 8 + 1
 
@@ -39,7 +42,7 @@ class QuantizedGroup:
 
     Attributes:
         data: address of its first row. pitch: bytes between rows.
-        scale: address of its first scale block.
+        scale: address of its first scale.
         rows: rows of the group.
         blocks: blocks of columns in a row.
         global_scale: the factor one multiplies by to dequantize; 1 where the format has none.
@@ -60,9 +63,13 @@ def quantized_group(
     """The tile's group; ``columns``: of the output, whole blocks of ``format``."""
     scales = outputs.scales
     pitch = select_slot(outputs.pitches, tile.slot)
-    row_block = Int64(scales.row_blocks) * tile.a_batch + tile.a_sf_block
     blocks = columns // format.block_k
-    block_row_bytes = cute.ceil_div(blocks, ATOM_COLS) * ATOM_BYTES
+    if cutlass.const_expr(format.scale_layout == "rowmajor"):
+        row_block = Int64(scales.row_blocks) * tile.a_batch + tile.a_row
+        block_row_bytes = blocks * SCALE_BYTES
+    else:
+        row_block = Int64(scales.row_blocks) * tile.a_batch + tile.a_sf_block
+        block_row_bytes = cute.ceil_div(blocks, ATOM_COLS) * ATOM_BYTES
     global_scale = Float32(1.0)
     if scales.global_scales != 0:
         global_scale = global_scalar(Float32, scales.global_scales + 4 * caller_index(outputs, tile.slot))[0]
@@ -236,11 +243,22 @@ def store_quantized_part(
             magnitudes = [ptx.abs_f32(value) for value in part]
             _store_part_words(encode_part(part, magnitudes, scale, encode), group, row, column, format)
             if column % format.block_k == 0:
-                _store_codes(_scale_address(group, row, block), scale.code, 1, group, block)
+                store_scale(scale.code, group, row, block, format)
         else:
             words, own_code = encode_block(part, group.global_scale, encode)
             _store_part_words(words, group, row, column, format)
             _store_codes(_scale_address(group, row, block), own_code, 1, group, block)
+
+
+@cute.jit
+def store_scale(
+    code: Uint32, group: QuantizedGroup, row: Int32, block: Int32, format: cutlass.Constexpr[BlockFormat]
+):
+    """Store the scale of a block."""
+    if cutlass.const_expr(format.scale_layout == "rowmajor"):
+        store_word(group.scale + (Int64(row) * group.blocks + block) * SCALE_BYTES, code)
+    else:
+        _store_codes(_scale_address(group, row, block), code, 1, group, block)
 
 
 def _store_part_words(words: list, group: QuantizedGroup, row: Int32, column: Int32, format: BlockFormat):

@@ -9,7 +9,7 @@ are loaded before the first one is computed.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Int32, Int64, Uint32
 
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import Quantize
@@ -18,16 +18,13 @@ from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
 from ..common import ptx
 from ..common.encode import Encoding
 from ..common.global_access import READ_ONCE, load_words, store_word, store_words
-from ..common.quantize_block import LARGEST_FLOAT32
+from ..common.quantize_block import divisor_of, scale_of
 from .quantize import VECTOR_WORDS, QuantizeOperands, unpack
 from .silu import silu_mul
 
 HALF = WARP_SIZE // 2
 LANE_BYTES = VECTOR_WORDS * 4
 STEPS = 4
-INFINITY = float("inf")
-# The NaN that torch's largest magnitude is.
-NAN_BITS = 0x7FC00000
 
 
 class QuantizeRowsKernel:
@@ -122,19 +119,6 @@ def values_of(words: cute.Tensor | list, factors: cute.Tensor | list | None = No
         return values
     others = [value for i in range(VECTOR_WORDS) for value in unpack(factors[i], is_bf16)]
     return [silu_mul(gate, up) for gate, up in zip(values, others, strict=True)]
-
-
-@cute.jit
-def scale_of(amax: Float32, most: cutlass.Constexpr[float]) -> Float32:
-    """The scale of values with this largest magnitude. most: the largest element."""
-    scale = ptx.div_f32(ptx.min_nan(amax, Float32(LARGEST_FLOAT32)), Float32(most))
-    return scale if amax == amax else ptx.float_of(Uint32(NAN_BITS))
-
-
-@cute.jit
-def divisor_of(scale: Float32) -> Float32:
-    """What values are divided by: zeros by infinity."""
-    return Float32(INFINITY) if scale == 0.0 else scale
 
 
 def load(words: cute.Tensor, address: Int64) -> None:

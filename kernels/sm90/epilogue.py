@@ -5,7 +5,7 @@ are turned in shared memory, 32 tokens at a time, each warp its own 16 columns (
 are a 32-byte sector of a row: so a warp waits for itself alone. They are written by stmatrix, which transposes, read
 back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
 eight lanes fill a 32-byte sector. Quantized results are turned in fp32, for a thread to
-quantize a part of a block, whose other parts the next lanes have.
+quantize a part of a block, whose other parts the next lanes have, of 128 columns those of the other warpgroup, too.
 Passes are a loop over code of which only what names accumulators is there for each: executed once a tile, it takes longer to
 fetch than to run, and longest to compile.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.planning.arch.sm90 import PAIRED_TILE_TOKENS
 from nvfp4_cute.planning.config import KernelConfig
@@ -49,6 +49,9 @@ ROW_UNITS = 2
 ROW_BYTES, ROW_VALUES = ROW_UNITS * UNIT_BYTES, ROW_UNITS * UNIT_VALUES
 PASS_BYTES = PASS_TOKENS * ROW_BYTES
 STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
+# Largest magnitudes that warpgroups tell each other of the tokens of a pass, where a block has columns of both.
+EXCHANGED_BYTES = 2 * 4
+EXCHANGE_BYTES = EXCHANGED_BYTES * PASS_TOKENS
 # Columns of a row that a thread quantizes, so that all threads of a warpgroup have some in a pass: a part of a block.
 PART_COLUMNS = STAGING_BYTES // (4 * GROUP_THREADS)
 # Accumulators of eight tokens: two rows of weights, two tokens each.
@@ -57,6 +60,8 @@ BLOCK_TOKENS, BLOCK_VALUES = 8, 4
 LANE_COLUMNS_APART = 8
 # Named barrier 0 is __syncthreads; each warpgroup has one of its own, or each two warps.
 FIRST_BARRIER_ID = 1
+# That of both warpgroups, behind their own.
+BOTH_BARRIER_ID = FIRST_BARRIER_ID + WarpSchedule.num_math_groups
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,8 @@ def store_tile(
     Args:
         acc: as of ``Results``.
         kind: ``OutputKind``.
-        staging_address: ``STAGING_BYTES`` of shared memory a warpgroup.
+        staging_address: ``STAGING_BYTES`` of shared memory a warpgroup, and ``EXCHANGE_BYTES`` behind where blocks of results
+            have columns of both.
         exponent: log2 of the factor that decoding took out of the sums.
     """
     limit = None
@@ -315,8 +321,13 @@ def _store_quantized_pass(
     # other tokens are whole blocks away, and its second column, or the second half of a block, is in the other unit pair.
     column, pair = output_column(results.kind) - group * group_columns, thread % 4
     address = staging + 2 * pair * row_bytes + _swizzled(column // UNIT_WORDS, pair) + column % UNIT_WORDS * 4
+    encode = Encoding.of(results.kind.dtype, has_fp4_convert=False)
+    is_shared = encode.format.block_k > group_columns
     # The passes before have been read.
-    cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
+    if cutlass.const_expr(is_shared):
+        _meet_both()
+    else:
+        cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
     pass_tokens = STAGING_BYTES // row_bytes
     pass_values = pass_tokens // BLOCK_TOKENS * results.block_values
     one_of(
@@ -325,12 +336,14 @@ def _store_quantized_pass(
         lambda i: _stage_values(address, row_bytes, results, i * pass_values, pass_values),
     )
     cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
-    encode = Encoding.of(results.kind.dtype, has_fp4_convert=False)
     parts = group_columns // PART_COLUMNS
     first, token, part = index * pass_tokens, thread // parts, thread % parts
     values = _staged_part(staging, token, part, row_bytes)
     magnitudes = [ptx.abs_f32(values[i]) for i in range(PART_COLUMNS)]
-    amax = over_lanes(largest(magnitudes), encode.format.block_k // PART_COLUMNS)
+    amax = over_lanes(largest(magnitudes), min(encode.format.block_k, group_columns) // PART_COLUMNS)
+    if cutlass.const_expr(is_shared):
+        exchange = staging_address + WarpSchedule.num_math_groups * STAGING_BYTES + token * EXCHANGED_BYTES
+        amax = _over_groups(amax, exchange, group, part == 0)
     scale = BlockScale(amax, *find_scale(amax, target.global_scale, encode))
     if first + token < rows:
         store_quantized_part(
@@ -341,6 +354,21 @@ def _store_quantized_pass(
             first_column + group * group_columns + part * PART_COLUMNS,
             encode,
         )
+
+
+def _meet_both() -> None:
+    """All threads of both warpgroups are here."""
+    threads = WarpSchedule.num_math_groups * GROUP_THREADS
+    cute.arch.barrier(barrier_id=BOTH_BARRIER_ID, number_of_threads=threads)
+
+
+@cute.jit
+def _over_groups(amax: Float32, address: Int32, group: Int32, tells: Boolean) -> Float32:
+    """The larger one of both warpgroups' magnitudes of a token; NaN where one is. tells: one thread of each, for the token."""
+    if tells:
+        store_shared(address + group * 4, [ptx.bits_of(amax)])
+    _meet_both()
+    return ptx.max_nan(*(ptx.float_of(word) for word in load_shared(address, 2, True)))
 
 
 @cute.jit

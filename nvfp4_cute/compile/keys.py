@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.planning.arch import chain_archs, family_of, mmas_of, oldest_dsl
+from nvfp4_cute.planning.arch import chain_archs, check_results, family_of, mmas_of, oldest_dsl
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
@@ -95,6 +95,7 @@ class KernelKey:
         reason = family.interleave_reason(config, self.weight_layout)
         reason = reason or family.unsupported_reason(config, num_b, formats)
         out_format = result_format(self.out_dtype)
+        check_results(self.arch, formats, out_format)
         if out_format is not None:
             reason = reason or family.quantized_reason(config, out_format)
         if reason is None and config.cluster_size > config.num_mma_cta and self.is_chain:

@@ -1,10 +1,12 @@
 """Rules that the operands of a layer of experts have in common."""
 
+from typing import get_args
+
 import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat, check_is_format
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.problem import RESULT_FORMATS
+from nvfp4_cute.problem import ResultName
 
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
@@ -51,10 +53,9 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
 def check_row_format(format: BlockFormat, **global_scales: torch.Tensor | None) -> None:
     """Raise TypeError or ValueError for a format that rows of experts do not have, or a global scale that it has not."""
     check_is_format("format", format)
-    if format.name not in RESULT_FORMATS:
-        raise ValueError(
-            f"format={format.name} is none of rows of experts; use one of {', '.join(RESULT_FORMATS)}"
-        )
+    names = get_args(ResultName)
+    if format.name not in names:
+        raise ValueError(f"format={format.name} is none of rows of experts; use one of {', '.join(names)}")
     for name, scale in global_scales.items():
         if scale is not None and not format.has_global_scale:
             raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")

@@ -162,9 +162,10 @@ class GroupedTask:
                     result, format=out_format, global_scale=None if factors is None else factors[g]
                 )
                 out.copy_(quantized.data.view(torch.uint8))
-                written = operands.out_scale[rows.entry].view(-1, quantized.scale[0].numel())
+                scale = quantized.scale.view(torch.uint8)
+                written = operands.out_scale[rows.entry].view(-1, scale[0].numel())
                 target = written[rows.block : rows.block + num_blocks]
-                target.copy_(quantized.scale.view(torch.uint8).view(target.shape))
+                target.copy_(scale.view(target.shape))
 
     def _group_reference(
         self, g: int, is_listed: bool, a: torch.Tensor, a_scale: torch.Tensor

@@ -97,7 +97,8 @@ class Experts8Bit(SortedExperts, NamesFormats):
         """As of SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
         if self.is_fused(rows.device):
-            return _with_bias(self._product(offs, "w2", self._hidden(offs, rows)), self.bias2, own)
+            y = self._product_of_rows(offs, "w2", *self._hidden(offs, rows), rows.dtype)
+            return _with_bias(y, self.bias2, own)
         if not self.waits(rows.device):
             return self._layer(rows, own, partial(self._product, offs))
         y = torch.zeros((len(rows), self.w2.shape[1]), dtype=rows.dtype, device=rows.device)
@@ -117,15 +118,21 @@ class Experts8Bit(SortedExperts, NamesFormats):
             return False
         return composed_dual.is_fused((self.ROWS, self.WEIGHTS), self.backend, device)
 
-    def _hidden(self, offs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The hidden activations of all experts, whose rows end at ``offs``, rounded once."""
+    def _hidden(self, offs: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden activations of all experts, whose rows end at ``offs``, quantized: by the same launch where one does it."""
         weight, scale = self._weight("w13")
         q = quantize(x, format=self.ROWS, backend=self.backend)
         activation: Any = self.activation
-        return grouped_dual_gemm(
+        quantizes = composed_dual.is_fused((self.ROWS, self.WEIGHTS), self.backend, x.device, self.ROWS)
+        out_dtype: Any = self.ROWS.name if quantizes else x.dtype
+        h = grouped_dual_gemm(
             q.data, weight, None, q.scale, scale, offs=offs, a_format=self.ROWS, b_format=self.WEIGHTS, activation=activation,
-            limit=FUSED_LIMITS[activation], weight_layout="concatenated", out_dtype=x.dtype, backend=self.backend,
+            limit=FUSED_LIMITS[activation], weight_layout="concatenated", out_dtype=out_dtype, backend=self.backend,
         )  # fmt: skip
+        if quantizes:
+            return h
+        q = quantize(h, format=self.ROWS, backend=self.backend)
+        return q.data, q.scale
 
     def _layer(
         self, rows: torch.Tensor, own: torch.Tensor, product: Callable[[str, torch.Tensor], torch.Tensor]
@@ -137,12 +144,22 @@ class Experts8Bit(SortedExperts, NamesFormats):
 
     def _product(self, offs: torch.Tensor, name: str, x: torch.Tensor) -> torch.Tensor:
         """Of all experts, whose rows end at ``offs``."""
-        weight, scale = self._weight(name)
-        options: Any = {"b_format": self.WEIGHTS, "out_dtype": x.dtype, "backend": self.backend}
         if self.activations == "16bit":
+            weight, scale = self._weight(name)
+            options: Any = {"b_format": self.WEIGHTS, "out_dtype": x.dtype, "backend": self.backend}
             return grouped_gemm(x, weight, None, scale, offs, **options)
         q = quantize(x, format=self.ROWS, backend=self.backend)
-        return grouped_gemm(q.data, weight, q.scale, scale, offs, a_format=self.ROWS, **options)
+        return self._product_of_rows(offs, name, q.data, q.scale, x.dtype)
+
+    def _product_of_rows(
+        self, offs: torch.Tensor, name: str, data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The same of quantized rows."""
+        weight, weight_scale = self._weight(name)
+        return grouped_gemm(
+            data, weight, scale, weight_scale, offs, a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype,
+            backend=self.backend,
+        )  # fmt: skip
 
     def _product_of_one(self, e: int, name: str, x: torch.Tensor) -> torch.Tensor:
         """Of 16-bit rows of one expert."""

@@ -26,6 +26,7 @@ from nvfp4_cute.problem import (
     new_quantized_data,
     new_quantized_scale,
     result_format,
+    result_scale_dtype,
 )
 
 DeviceForm = Literal["ragged", "masked"]
@@ -145,9 +146,10 @@ def check_lists(
     """
     of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
+    rules.check_result_of_pair(result.dtype, (a_format, weights[0].format))
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
-    takes_rows = result.format is None and (gate is None or not gate.is_interleaved)
+    takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
@@ -222,8 +224,10 @@ def _listed_outputs(result: Result) -> dict[str, Any]:
     if not isinstance(out, list | tuple) or not all(is_tensor_of(t, format) for t in out):
         raise TypeError(f'out_dtype="{format.name}" takes out as a list of {tensors_of(format)}, one a group')
     for g, t in enumerate(out):
-        if t.scale_layout != "blocked":
-            raise ValueError(f"group {g}: out has {t.scale_layout} scales; the kernel writes blocked ones")
+        if t.scale_layout != format.scale_layout:
+            raise ValueError(
+                f"group {g}: out has {t.scale_layout} scales; the kernel writes {format.scale_layout} ones"
+            )
     return {"data of out": [t.data for t in out], "scale of out": [t.scale for t in out]}
 
 
@@ -291,8 +295,8 @@ def _list_results(
         assert format is not None
         if not outs:
             data = [new_quantized_data(shape, device, format) for shape in shapes]
-            new = [new_quantized_scale((m,), n, device, format).view(-1) for m, n in shapes]
-            return tuple(data), tuple(new), False
+            new = [new_quantized_scale((m,), n, device, format) for m, n in shapes]
+            return tuple(data), tuple(scale.view(torch.uint8).view(-1) for scale in new), False
         for g, ((m, n), t, scale) in enumerate(
             zip(shapes, outs["data of out"], outs["scale of out"], strict=True)
         ):
@@ -301,6 +305,7 @@ def _list_results(
             rows = rules.without_batch(label, t, letters)
             data.append(rules.quantized_rows(label, rows, shape, format))
             label = f"group {g}: scale of out"
+            rules.check_written_scales(label, scale, format)
             scales.append(rules.blocked_scales(label, "M", scale, m, n, "blocked", fmt=format))
         return tuple(data), tuple(scales), False
     if not outs:
@@ -344,8 +349,9 @@ def check_device_groups(
     """
     of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
+    rules.check_result_of_pair(result.dtype, (a_format, weights[0].format))
     rules.check_no_factor(result.dtype, weights[0].alpha)
-    takes_rows = result.format is None and (gate is None or not gate.is_interleaved)
+    takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}
@@ -548,6 +554,7 @@ def _device_results(
     if tuple(data.shape) != data_shape:
         raise ValueError(f"data of out has shape {list(data.shape)}; expected uint8 {list(data_shape)}")
     scale = outs["scale of out"]
+    rules.check_written_scales("scale of out", scale, format)
     flat = rules.scales_of_groups("scale of out", scale, rows, n, None if is_ragged else num_groups, format)
     least = new_device_scale_shape(shape, num_groups, format)
     if is_ragged and flat.numel() < least[0] * format.atom_row_bytes(n):
@@ -559,19 +566,24 @@ def _device_results(
 
 
 def new_device_scale_shape(shape: tuple[int, ...], num_groups: int, format: BlockFormat) -> tuple[int, ...]:
-    """Of the blocked scales of results [rows, N] or [G, M_max, N]: where ragged, rows of atoms for any sizes."""
+    """Of the scales of results [rows, N] or [G, M_max, N]: where ragged and blocked, rows of atoms for any sizes."""
     *lead, rows, n = shape
-    return (*lead, *format.scale_shape(rows, n)) if lead else format.ragged_scale_shape(rows, n, num_groups)
+    if lead or format.scale_layout == "rowmajor":
+        return (*lead, *format.scale_shape(rows, n))
+    return format.ragged_scale_shape(rows, n, num_groups)
 
 
 def new_device_results(
     shape: tuple[int, ...], num_groups: int, dtype: OutDtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Uninitialised results [rows, N] or [G, M_max, N]; of quantized ones data and scales, uint8."""
+    """Uninitialised results [rows, N] or [G, M_max, N]; of quantized ones data, uint8, and scales, as of
+    ``problem.new_quantized_scale``."""
     if isinstance(dtype, torch.dtype):
         return [torch.empty(shape, dtype=dtype, device=device)]
     format = RESULT_FORMATS[dtype]
-    scale = torch.empty(new_device_scale_shape(shape, num_groups, format), dtype=torch.uint8, device=device)
+    scale = torch.empty(
+        new_device_scale_shape(shape, num_groups, format), dtype=result_scale_dtype(format), device=device
+    )
     return [new_quantized_data(shape, device, format), scale]
 
 

@@ -122,9 +122,10 @@ def check_gemm(
     """
     rules.check_scale_layout(scale_layout)
     out_format = result_format(out_dtype)
-    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=out_format is None)
+    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=rules.may_be_of_rows(out_format))
     rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, (*rules.out_dtypes(formats), *RESULT_FORMATS))
+    rules.check_result_of_pair(out_dtype, formats)
     rules.check_no_factor(out_dtype, alpha, bias)
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     plain = {} if out_format is not None else rules.given(out=out)
@@ -424,15 +425,16 @@ def quantized_result(
     shape = (*lead, n)
     if out is None:
         data = new_quantized_data(shape, device, format)
-        return quantized_tensor(data, new_quantized_scale(lead, n, device, format), None, shape, format)
+        scale = new_quantized_scale(lead, n, device, format)
+        return quantized_tensor(data, scale, None, shape, format, format.scale_layout)
     if not is_tensor_of(out, format):
         raise TypeError(
             f'out is a {type(out).__name__}; with out_dtype="{format.name}" pass a {tensors_of(format)}'
         )
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {list(out.shape)}; expected {list(shape)}")
-    if out.scale_layout != "blocked":
-        raise ValueError(f"out has {out.scale_layout} scales; the kernel writes blocked ones")
+    if out.scale_layout != format.scale_layout:
+        raise ValueError(f"out has {out.scale_layout} scales; the kernel writes {format.scale_layout} ones")
     if not out.scale.is_contiguous():
         raise ValueError(f"scale of out has strides {out.scale.stride()}; it has to be contiguous")
     return out

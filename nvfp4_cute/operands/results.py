@@ -12,7 +12,7 @@ from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat, NumberType, ScaleLayout
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, quantized_tensor
 from nvfp4_cute.operands.grouped import GroupedOperands
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import GroupedProblem, result_scale_dtype
 
 
 def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
@@ -31,7 +31,8 @@ def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torc
         return list(operands.out)
     shapes = [format.scale_shape(m, problem.out_columns(n)) for m, n, _ in problem.sizes]
     scales = zip(operands.out_scale, shapes, strict=True)
-    return [*operands.out, *(scale.view(shape) for scale, shape in scales)]
+    dtype = result_scale_dtype(format)
+    return [*operands.out, *(scale.view(dtype).view(shape) for scale, shape in scales)]
 
 
 def as_results(
@@ -72,10 +73,10 @@ def one_result(
 def _result(
     data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: BlockFormat
 ) -> BlockScaledTensor:
-    """Quantized rows of bytes and their blocked scales."""
+    """Quantized rows of bytes and their scales."""
     shape = (*data.shape[:-1], format.elements(data.shape[-1]))
     data, scale = _stored(data, format.element), _stored(scale, format.scale)
-    return block_scaled_tensor(data, scale, global_scale, shape, format=format)
+    return block_scaled_tensor(data, scale, global_scale, shape, format.scale_layout, format)
 
 
 def _stored(tensor: torch.Tensor, number: NumberType) -> torch.Tensor:

@@ -17,6 +17,8 @@ from nvfp4_cute.formats.block_format import (
     TMA_ALIGN_BYTES,
     BlockFormat,
     Formats,
+    FP8_1x128,
+    FP8_128x128,
     ScaleLayout,
     check_is_format,
 )
@@ -135,8 +137,9 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales, and only gemm, grouped_gemm and dual GEMMs of weights that are not "
-                "interleaved multiply it, into 16- or 32-bit results: call those with both operands quantized, or them and gemv "
-                "with 16-bit rows beside FP8_128X128 or INT8; or dequantize it and quantize to a format with blocked scales"
+                "interleaved multiply it, into 16- or 32-bit results, FP8 also into FP8_1X128: call those with both operands "
+                "quantized, or them and gemv with 16-bit rows beside FP8_128X128 or INT8; or dequantize it and quantize to a "
+                "format with blocked scales"
             )
 
 
@@ -556,6 +559,30 @@ def check_result_format(out_dtype: Any, dtypes: Iterable[Any] = RESULT_FORMATS) 
         raise UnsupportedProblem(
             f"out_dtype={out_dtype!r}: no kernel quantizes these products to {asked.title}; take out_dtype=torch.bfloat16, "
             f"and call quantize(result, format={asked.title})"
+        )
+
+
+def may_be_of_rows(result: BlockFormat | None) -> bool:
+    """Whether results of this format, None of others than quantized ones, may be of operands whose scales have rows."""
+    return result is None or result.scale_layout == "rowmajor"
+
+
+def check_result_of_pair(out_dtype: Any, formats: Formats) -> None:
+    """Raises UnsupportedProblem for FP8 results with float32 scales, but of rows and weights of such formats."""
+    if out_dtype == FP8_1x128.name and formats != (FP8_1x128, FP8_128x128):
+        of = " x ".join(format.title for format in formats)
+        raise UnsupportedProblem(
+            f"out_dtype={out_dtype!r}: only products of FP8_1X128 and FP8_128X128 are quantized to it, not of {of}; take "
+            f"out_dtype=torch.bfloat16, and call quantize(result, format=FP8_1x128)"
+        )
+
+
+def check_written_scales(label: str, scale: torch.Tensor, format: BlockFormat) -> None:
+    """Raises ValueError where a caller's scales in rows, which a launch is to write, have gaps."""
+    if format.scale_layout == "rowmajor" and not scale.is_contiguous():
+        raise ValueError(
+            f"{label} has strides {scale.stride()}; the kernel writes rows without gaps: allocate it as "
+            f"torch.empty({list(scale.shape)})"
         )
 
 

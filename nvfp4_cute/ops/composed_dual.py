@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import family_of, fp8
 from nvfp4_cute.problem import Gate
@@ -32,17 +32,22 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.devi
     return a_scale is None or not is_fused(formats, backend, device)
 
 
-def is_fused(formats: Formats, backend: str, device: torch.device) -> bool:
-    """Whether a kernel computes both products of rows and weights of these formats, and their activation, in one launch."""
+def is_fused(
+    formats: Formats, backend: str, device: torch.device, out_format: BlockFormat | None = None
+) -> bool:
+    """Whether a kernel computes both products of rows and weights of these formats, and their activation, in one launch.
+
+    out_format: of quantized results; None of others.
+    """
     if backends.resolve(backend, device) == "reference":
         return False
-    return _has_dual_kernel(backends.gpu_of(backend, device).arch, formats)
+    return _has_dual_kernel(backends.gpu_of(backend, device).arch, formats, out_format)
 
 
 @lru_cache
-def _has_dual_kernel(arch: str, formats: Formats) -> bool:
+def _has_dual_kernel(arch: str, formats: Formats, out_format: BlockFormat | None) -> bool:
     """Of two operands of weights. Raises UnsupportedTarget as ``family_of``."""
-    return bool(family_of(arch, formats).candidates(num_b=2, formats=formats))
+    return bool(family_of(arch, formats).candidates(num_b=2, out_format=out_format, formats=formats))
 
 
 def compute(

@@ -59,9 +59,9 @@ def grouped_dual_gemm(
     products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
 
-    Of formats with float32 scales, weights are "separate" or "concatenated", and results have 16 or 32 bits. FP8_1x128 with
-    FP8_128x128 has such a kernel on every GPU. Of INT8 two launches compute the products in float32, and torch's operations the
-    rest, with its exponential.
+    Of formats with float32 scales, weights are "separate" or "concatenated", and results have 16 or 32 bits, or are of
+    FP8_1x128. FP8_1x128 with FP8_128x128 has such a kernel on every GPU. Of INT8 two launches compute the products in float32,
+    and torch's operations the rest, with its exponential.
 
     ``grouped_dual_gemm(a, b1, b2)`` takes BlockScaledTensors whole, their scales left out, as ``grouped_gemm`` does, and ``a``
     of float16 or bfloat16 values without ``a_scale``. Formats are told as to ``grouped_gemm``, one of both weights.
@@ -86,8 +86,8 @@ def grouped_dual_gemm(
             read as they lie, without a copy.
         out: [M_g, N_g] (or [M_g, N_g, 1]) a group, written in place, rows contiguous or, in all of them, columns; None
             allocates. Quantized: a BlockScaledTensor a group, whose data and scale are written.
-        out_dtype: float16, bfloat16, float32, or the name of a format, "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2": results
-            quantized for the next layer, as of ``grouped_gemm``.
+        out_dtype: float16, bfloat16, float32, or the name of a format, "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2", of FP8
+            "fp8_1x128": results quantized for the next layer, as of ``grouped_gemm``.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
         scale_layout: "blocked" or "rowmajor".

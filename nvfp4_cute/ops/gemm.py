@@ -22,6 +22,7 @@ from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, scale
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
+    FP8Name,
     MXName,
     OutDtype,
     check_early_weights,
@@ -85,7 +86,7 @@ def gemm(
     a_format: BlockFormat = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
     out: BlockScaledTensor | None = None,
-    out_dtype: MXName,
+    out_dtype: MXName | FP8Name,
     out_global_scale: None = None,
     scale_layout: ScaleLayout = "blocked",
     early_weights: bool = False,
@@ -148,8 +149,8 @@ def gemm(
         out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or quantized a BlockScaledTensor as it
             would be returned, its scales contiguous; None allocates.
         out_dtype: float16, bfloat16, float32, or "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2": the result quantized for the
-            next layer, as ``grouped_gemm`` does it. Of INT8 also int32: the sums of products of integers, exact; no scale is
-            read, and both may be left out.
+            next layer, as ``grouped_gemm`` does it, of FP8 "fp8_1x128". Of INT8 also int32: the sums of products of integers,
+            exact; no scale is read, and both may be left out.
         out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device, for all batches.
         scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] of FP8_1x128,
             ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128, [M, 1(, L)] and [N, 1(, L)] of INT8.

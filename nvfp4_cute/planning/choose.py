@@ -3,7 +3,7 @@
 from typing import Any
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
-from nvfp4_cute.planning.arch import family_of, mmas_of
+from nvfp4_cute.planning.arch import check_results, family_of, mmas_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_weights
@@ -14,10 +14,11 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
     Where only the device knows the sizes, ``problem`` is that of :func:`problem_of_mean`.
 
-    Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply.
+    Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply or write.
     """
     formats = problem.a_format, problem.b_format
     check_pair(arch, formats, mmas_of(arch))
+    check_results(arch, formats, problem.out_format)
     return family_of(arch, formats).choose(problem, num_sms)
 
 

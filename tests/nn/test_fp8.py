@@ -97,7 +97,7 @@ def test_what_a_linear_layer_refuses():
         ExpertsFP8(weights(2, 256, 128), weights(2, 128, 128), backend="gpu")
 
 
-def expected(w13, w2, x, ids, factors, is_fused=False):
+def expected(w13, w2, x, ids, factors, is_fused=False, is_rounded=True):
     """Token by token, with rows rounded as the layer rounds them; fused ones round gate and up only as one."""
     dtype = torch.float32 if is_fused else torch.bfloat16
     y = torch.zeros(len(x), w2.shape[1])
@@ -105,7 +105,7 @@ def expected(w13, w2, x, ids, factors, is_fused=False):
         for e, factor in zip(chosen, own, strict=True):
             one = nv.gemm(nv.quantize(x[t : t + 1], format=nv.FP8_1x128), w13[e], out_dtype=dtype)
             h = torch.nn.functional.silu(one[:, :256].float()) * one[:, 256:].float()
-            down = nv.gemm(nv.quantize(h.bfloat16(), format=nv.FP8_1x128), w2[e])
+            down = nv.gemm(nv.quantize(h.bfloat16() if is_rounded else h, format=nv.FP8_1x128), w2[e])
             y[t] += down[0].float() * factor
     return y.bfloat16()
 
@@ -117,7 +117,9 @@ def test_experts(backend):
     ids, factors = torch.tensor([[0, 3], [3, 1], [1, 0], [3, 0], [1, 3]]), torch.rand(5, 2)
     layer = ExpertsFP8(w13, w2, backend=backend)
     assert layer.is_fused(x.device) == (backend in EMULATED)
-    got, want = layer(x, ids, factors), expected(w13, w2, x, ids, factors, layer.is_fused(x.device))
+    is_rounded = backend != "emulator:sm_90a"  # whose kernel quantizes float32 results
+    want = expected(w13, w2, x, ids, factors, layer.is_fused(x.device), is_rounded)
+    got = layer(x, ids, factors)
     if backend == "reference":
         assert torch.equal(got, want)
     # A sum that rounds otherwise may move a hidden value to its FP8 neighbour.

@@ -1,4 +1,4 @@
-"""Grouped GEMM on sm_90a: FP8 x FP8 and INT8 x INT8 with fp32 scales -> fp16, bf16 or fp32, or int32 sums.
+"""Grouped GEMM on sm_90a: FP8 x FP8 and INT8 x INT8 with fp32 scales -> fp16, bf16, fp32 or FP8_1x128, or int32 sums.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e4m3, K-major; SFA (M_g, K_g / 128)
 fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x 128; C (M_g, N_g), N-major. Forms as of
@@ -43,7 +43,7 @@ from ...common.output_table import OutputTable
 from ...common.ring import Ring, init_ring
 from ...common.versions import SmemAllocator
 from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
-from ..epilogue import STAGING_BYTES
+from ..epilogue import EXCHANGE_BYTES, STAGING_BYTES
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
 from .load import LoadArgs, run_load_m_side, run_load_n_side, run_load_scales
@@ -61,7 +61,7 @@ class Fp8GemmSm90:
         config: resolved KernelConfig that ``planning.arch.sm90_fp8.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; of INT8 also Int32, the sums.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; of FP8 also FP8_1x128, of INT8 Int32, the sums.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
         activation, weight_layout: ``OutputKind``'s; weights are "separate".
@@ -75,7 +75,7 @@ class Fp8GemmSm90:
         config: KernelConfig,
         form: Literal["list", "ragged", "masked", "batched"],
         num_groups: int,
-        out_dtype: type,
+        out_dtype: type | BlockFormat,
         has_alpha: bool,
         name: str,
         activation: str | None = None,
@@ -120,7 +120,7 @@ class Fp8GemmSm90:
         descriptors = Descriptors(m=of_m, n=of_n, sf_m=[], sf_n=[])
         num_alphas = self.kind.num_products if self.has_alpha else 0
         outputs = read_outputs(
-            values, rows, self.form, num_alphas, has_limit=self.has_limit, bias_dtype=self.bias_dtype
+            values, rows, self.form, num_alphas, self.kind.is_quantized, self.has_limit, self.bias_dtype
         )
         self.kernel.set_name_prefix(self.name)
         weights, tokens = (views_m, views_n) if self.config.swap_ab else (views_n, views_m)
@@ -157,7 +157,8 @@ class Fp8GemmSm90:
         )
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
         partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
-        staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
+        staging_bytes = schedule.num_math_groups * STAGING_BYTES + EXCHANGE_BYTES * self.kind.is_quantized
+        staging = smem.allocate(staging_bytes, OPERAND_ALIGN_BYTES)
         tiles = WalkedTiles(groups, config)
 
         # Barriers

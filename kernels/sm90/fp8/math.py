@@ -50,7 +50,7 @@ class MathArgs:
         weights, tokens, scales: shared addresses of stage 0, as of ``load.LoadArgs``.
         row_scales: of integers, in global memory; None where there are none, or results are sums.
         promotes: whether scales are of K tiles.
-        staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
+        staging_address: shared address where results are turned, as of ``epilogue.store_tile``.
         tiles: what the CTA computes.
         kind: of results, once they are one number each.
         activation: of a dual GEMM, which makes them of two; None of one product.

@@ -65,7 +65,9 @@ def store_rows(
     for index in cutlass.range_constexpr(extents(config)[0] // num_columns):
         for first in cutlass.range_constexpr(0, num_columns, PASS_COLUMNS):
             across = index * num_columns + first
-            results = _results(sums[None, index], first, alpha, outputs, column + across + 2 * lane, tile.n)
+            results = lane_results(
+                sums[None, index], first, alpha, outputs, column + across + 2 * lane, tile.n
+            )
             for half in cutlass.range_constexpr(2):
                 at = row + half * LANE_ROWS_APART
                 address = origin + (at * pitch + across) * num_bytes
@@ -75,7 +77,7 @@ def store_rows(
                     _store_halves(results[half], kind, address, at < rows, columns - across, lane, is_whole)
 
 
-def _results(
+def lane_results(
     sums: cute.Tensor, first: int, alpha: Float32, outputs: OutputTable, column: Int32, num_columns: Int32
 ) -> list:
     """Of a lane's two rows, those of the columns from ``first`` on that it has. column: the lane's first, in the output."""

@@ -29,6 +29,7 @@ from ..warp_schedule import GROUP_THREADS
 from ..weight_rows import output_column
 from ..wgmma import MMA_M
 from .math import LANE_ROWS_APART, MathArgs, combine
+from .store_quantized_rows import store_quantized_rows
 from .store_rows import set_columns, store_rows
 from .wgmma import begin_products, matrix, rows_apart, wait
 
@@ -110,7 +111,8 @@ def _num_sets(args: MathArgs) -> int:
 
 def _store(args: MathArgs, sums: cute.Tensor, place: tuple):
     outputs, tile = combine(sums, args.outputs, args.tiles.part(place).tile, args.activation)
-    store_rows(sums, outputs, args.kind, tile, args.config, set_columns(args.blocks))
+    store = store_quantized_rows if args.kind.is_quantized else store_rows
+    store(sums, outputs, args.kind, tile, args.config, set_columns(args.blocks))
 
 
 @cute.jit

@@ -4,10 +4,10 @@ Others ask a family, ``family_of(arch, formats)``, and never say which one it is
 kernel that multiplies other formats in its own way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import (
     sm90,
     sm90_fp8,
@@ -36,6 +36,28 @@ def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
     if not found:
         raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
     return next((family for family in found if formats in family.MMA), found[0])
+
+
+def check_results(arch: str, formats: Formats, out_format: BlockFormat | None) -> None:
+    """Raises UnsupportedProblem where products of such operands have no results of a format whose scales have rows on ``arch``.
+
+    Args:
+        out_format: of quantized results; None of others, which every kernel has.
+    """
+    if out_format is None or out_format.scale_layout == "blocked":
+        return
+
+    def archs() -> Iterator[str]:
+        for family in FAMILIES:
+            if formats in family.MMA and family.candidates(out_format=out_format, formats=formats):
+                yield from family.ARCHS
+
+    served = in_order(archs())
+    if arch not in served:
+        raise UnsupportedProblem(
+            f"{arch}: no kernel writes {out_format.title} results (there is one for {', '.join(served)}); take "
+            "out_dtype=torch.bfloat16, and call quantize on the result"
+        )
 
 
 def mmas_of(arch: str) -> Mapping[Formats, Mma]:

@@ -42,9 +42,11 @@ def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
 
 
 def candidates_of_products(
-    configs: tuple[KernelConfig, ...], dual_configs: tuple[KernelConfig, ...] = ()
+    configs: tuple[KernelConfig, ...],
+    dual_configs: tuple[KernelConfig, ...] = (),
+    out_formats: tuple[BlockFormat, ...] = (),
 ) -> Callable[..., tuple[KernelConfig, ...]]:
-    """``Family.candidates``: these configs for products and dual GEMMs, nothing for quantized results, which there are not."""
+    """``Family.candidates``: these configs for products and dual GEMMs, of quantized results those of ``out_formats``."""
 
     def candidates(
         num_b: int = 1,
@@ -53,7 +55,7 @@ def candidates_of_products(
         form: Form = "list",
         formats: Formats = PAIR,
     ) -> tuple[KernelConfig, ...]:
-        if weight_layout != "separate" or out_format is not None:
+        if weight_layout != "separate" or (out_format is not None and out_format not in out_formats):
             return ()
         return configs if num_b == 1 else dual_configs
 
@@ -63,3 +65,8 @@ def candidates_of_products(
 def no_quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
     """Why quantized results cannot be computed."""
     return f"products of operands with fp32 scales have no {format.title} results; use out_dtype=torch.bfloat16 and quantize them"
+
+
+def other_format_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Why results of a format cannot be computed where those of the rows that are multiplied can; None for these."""
+    return None if format == PAIR[0] else no_quantized_reason(config, format)

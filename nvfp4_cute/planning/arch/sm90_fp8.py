@@ -41,7 +41,7 @@ MMA = {PAIR: Mma("e4m3", 32, element_bits=8), INT8_PAIR: Mma("s8", 32, element_b
 OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, True
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
-interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
+interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.other_format_reason
 resident_clusters = sm90.resident_clusters
 # Blocks of 128 rows of weights that a tile may have, of all products, and its most tokens: sums of all blocks and products of one
 # are registers.
@@ -224,7 +224,7 @@ def _candidates() -> Iterator[KernelConfig]:
 
 CANDIDATES = tuple(_candidates())
 DUAL_CANDIDATES = tuple(config for config in CANDIDATES if unsupported_reason(config, 2) is None)
-_candidates_of_pair = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES)
+_candidates_of_pair = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES, (PAIR[0],))
 
 
 def candidates(
@@ -234,8 +234,8 @@ def candidates(
     form: Form = "list",
     formats: Formats = PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """Those of ``CANDIDATES`` that multiply such operands. Of integers there is no dual kernel."""
-    if num_b > 1 and not fp8.promotes(formats):
+    """Those of ``CANDIDATES`` that multiply such operands. Of integers there are no dual kernels, and no quantized results."""
+    if (num_b > 1 or out_format is not None) and not fp8.promotes(formats):
         return ()
     found = _candidates_of_pair(num_b, weight_layout, out_format, form, formats)
     return tuple(config for config in found if unsupported_reason(config, num_b, formats) is None)
@@ -255,7 +255,9 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), TOKEN_CHOICES[-1])
     fitting = [
         config
-        for config in candidates(problem.num_b, formats=(problem.a_format, problem.b_format))
+        for config in candidates(
+            problem.num_b, out_format=problem.out_format, formats=(problem.a_format, problem.b_format)
+        )
         if config.work_tile_mnk[0] <= widest
         and (config.swap_ab or blocks_of(config, problem.num_b) == 2 or largest <= MOST_ROWS)
     ]
