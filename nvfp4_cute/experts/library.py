@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.library import custom_op
 
 from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.ops.library import refuse_backward
+from nvfp4_cute.private_api import custom_op
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal

@@ -19,6 +19,7 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of, entries, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
+from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.config import KernelConfig
@@ -94,7 +95,7 @@ class GroupedTask:
         config, align_bytes = self.config_on(gpu), self._check_padded(gpu)
         plan = make_plan(self.problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
         table, places = plan.table(self.operands), plan.address_places(self.operands)
-        return Launch(plan.kernel, table, places, plan, align_bytes)
+        return Launch(plan.kernel, table, places, plan, align_bytes, frozenset({int(Header.BIAS)}))
 
     def _check_padded(self, gpu: Gpu) -> int:
         """Alignment in bytes of operands. Raises UnsupportedProblem for 4-bit ones that TMA cannot pad to bytes where MMAs ask

@@ -145,7 +145,9 @@ class PreparedCall:
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
         # Operands are bytes, or 16-bit rows, that are read 16 bytes at a time; all else has its natural alignment.
         sizes = [t.element_size() for t in tensors]
-        wide = [size == 1 or (size == 2 and i < self._first_out) for i, size in enumerate(sizes)]
+        natural = {place.tensor for place in self.places if place.place in launch.natural}
+        natural.update(i for i, size in enumerate(sizes) if size > (2 if i < self._first_out else 1))
+        wide = [i not in natural for i in range(len(tensors))]
         self.low_bits = [
             (launch.align_bytes if is_wide else size) - 1 for is_wide, size in zip(wide, sizes, strict=True)
         ]

@@ -53,6 +53,7 @@ class ProductTask(TableTask):
 
     product: Product
     bias_column: ClassVar[IntEnum]
+    natural = ("bias",)
 
     def addresses(self) -> Addresses:
         """Of ``a``, ``b``, their scales, ``alpha`` and ``out``."""

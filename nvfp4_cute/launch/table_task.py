@@ -31,10 +31,12 @@ class TableTask:
     Attributes:
         columns: the launch table's.
         written: names of the tensors that the kernel writes.
+        natural: those that it reads element by element (``task.Launch``).
     """
 
     columns: ClassVar[type[IntEnum]]
     written: ClassVar[tuple[str, ...]] = ("out",)
+    natural: ClassVar[tuple[str, ...]] = ()
 
     def key(self, gpu: Gpu) -> Key:
         """What to compile. Raises UnsupportedTarget for an architecture without a kernel."""
@@ -90,7 +92,9 @@ class TableTask:
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Compile for a GPU. Raises UnsupportedTarget where no kernel exists for it."""
         kernel = get_kernel(self.key(gpu), for_emulator=for_emulator)
-        return Launch(kernel, self.table(gpu), [int(column) for column, _ in self.addresses().values()])
+        places = {name: int(column) for name, (column, _) in self.addresses().items()}
+        natural = frozenset(places[name] for name in self.natural if name in places)
+        return Launch(kernel, self.table(gpu), [*places.values()], natural=natural)
 
     @property
     def device(self) -> torch.device:

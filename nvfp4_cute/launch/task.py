@@ -37,6 +37,7 @@ class Launch:
         places: where in the flat table the addresses of the task's tensors are, in their order.
         plan: of a grouped GEMM (``plan.Plan``); None otherwise.
         align_bytes: of addresses of operands, bytes in device memory.
+        natural: places of inputs that are read element by element, such as a bias: those lie at multiples of an element's size.
     """
 
     kernel: CompiledKernel
@@ -44,6 +45,7 @@ class Launch:
     places: list[int]
     plan: Any = None
     align_bytes: int = TMA_ALIGN_BYTES
+    natural: frozenset[int] = frozenset()
 
     def attach(self, device: torch.device, stream: int) -> Workspace | None:
         """Write into the table where the kernel finds a ``workspace``, if it needs one, which is allocated or grown.

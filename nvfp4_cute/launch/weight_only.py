@@ -163,7 +163,7 @@ class WeightOnlyTask:
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         kernel = get_kernel(self.key(gpu.arch), for_emulator=for_emulator)
-        return Launch(kernel, self.table(), self.address_places())
+        return Launch(kernel, self.table(), self.address_places(), natural=frozenset({int(Header.BIAS)}))
 
     def table(self) -> np.ndarray:
         """``launch_table``: a header and a row a group of a list, or one row."""

@@ -5,8 +5,9 @@ from typing import Literal
 import torch
 
 from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat, check_is_format
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.state import KeepsBits, keeping_dtype
+from nvfp4_cute.operands.rules import check_tensors
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.quantize import quantize
 
@@ -88,7 +89,7 @@ class QuantizedEmbedding(KeepsBits):
         Raises:
             TypeError: ids of another dtype. IndexError: on the CPU, an id beyond the table.
         """
-        check_is_tensor("ids", ids)
+        check_tensors({"ids": ids})
         if ids.dtype not in ID_DTYPES:
             raise TypeError(
                 f"ids has dtype {ids.dtype}; expected rows of the table in int32 or int64: pass ids.long()"

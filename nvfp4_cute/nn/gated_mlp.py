@@ -9,6 +9,7 @@ from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.nn.experts import has_weight_only_groups
 from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.nn.products import Weights, gated_product
+from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.shared_input import is_one_input_scale
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.problem import Activation
@@ -63,13 +64,18 @@ class GatedMLP(torch.nn.Module):
         self.act_fn, self.activation = act_fn, activation
         self._last: LastChains = LastChains()
         self.register_load_state_dict_post_hook(_loaded)
-        self.is_fused = self._goes_together()
+        self._look()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP's result, [..., H], of ``x`` [..., H]. Raises what LinearNVFP4 raises."""
         modules: dict[str, Any] = self._modules  # a module looks its attributes up slowly
         gate, up, down = modules["gate_proj"], modules["up_proj"], modules["down_proj"]
         is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)
+        if not private_api.is_traced() and not self._seen.is_current():
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                is_split = True  # right in any case; what was written cannot be read now
+            else:
+                self._look()
         if not self.is_fused or is_split or _has_hooks(gate) or _has_hooks(up) or _has_hooks(down):
             return down(self.act_fn(gate(x)) * up(x))
         given = gate.given_input_scale()
@@ -104,6 +110,11 @@ class GatedMLP(torch.nn.Module):
         y = multiply(rows, *sides, given, hidden, *how, down.bias_now())
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)
 
+    def _look(self) -> None:
+        """Decide whether it is one launch, which depends on modes and on input scales."""
+        places = [(layer._buffers, "input_global_scale") for layer in (self.gate_proj, self.up_proj)]
+        self._seen, self.is_fused = Seen(places), self._goes_together()
+
     def _goes_together(self) -> bool:
         gate, up, down = layers = (self.gate_proj, self.up_proj, self.down_proj)
         if any(m.pre_decode or (m.mode, m.backend) != (gate.mode, gate.backend) for m in layers):
@@ -114,7 +125,7 @@ class GatedMLP(torch.nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        self.is_fused = self._goes_together()
+        self._look()
         return self
 
     def extra_repr(self) -> str:
@@ -127,4 +138,4 @@ def _has_hooks(layer: torch.nn.Module) -> bool:
 
 
 def _loaded(mlp: GatedMLP, keys: object) -> None:
-    mlp.is_fused = mlp._goes_together()
+    mlp._look()

@@ -5,9 +5,9 @@ Quantized rows stay inside of it. Their blocked scales have an extent of ceil(M 
 """
 
 import torch
-from torch.library import custom_op
 
 from nvfp4_cute.ops.library import Operation, refuse_backward
+from nvfp4_cute.private_api import custom_op
 
 
 @custom_op("nvfp4_cute::linear", mutates_args=())

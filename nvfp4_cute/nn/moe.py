@@ -5,7 +5,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 import torch
 import torch.distributed as dist
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_first_expert
@@ -25,6 +25,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn import options as options_of
+from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.words import as_words, scales_of
 from nvfp4_cute.operands.rules import check_choice, global_scales
@@ -209,6 +210,7 @@ class MoE(NamesFormats):
         for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
             ones = torch.ones(shape, dtype=torch.float32, device=device) if format.has_global_scale else None
             self.register_buffer(name, ones)
+        self._seen = Seen()
         where = torch.empty(0, device=device).device
         backends.resolve(backend, where)
         given = None
@@ -303,11 +305,19 @@ class MoE(NamesFormats):
         return module
 
     has_one_alpha = True
-    """Whether gate and up are multiplied by the same factors."""
+    """Whether gate and up are multiplied by the same factors, as far as was seen. Two are right in any case."""
+    has_two_alphas = False
+    """Whether to take two without a look, as where something writes factors that torch does not count as written."""
 
     def _compare_alphas(self) -> None:
-        if self.alpha13 is not None and self.alpha13.device.type != "meta":
-            self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
+        """Find ``has_one_alpha`` in what is in ``alpha13`` now; a graph that is captured takes two, for it cannot be read."""
+        if self.alpha13 is None or self.alpha13.is_meta:
+            return
+        if self.alpha13.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.has_one_alpha = False
+            return
+        self._seen = Seen([(self._buffers, "alpha13")])
+        self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
 
     def _weights(self, name: str) -> ExpertWeights:
         data, scale, format = getattr(self, name), getattr(self, f"{name}_scale"), self.formats[0]
@@ -317,8 +327,11 @@ class MoE(NamesFormats):
         """Of gate and up: one tensor twice where they are the same."""
         if self.alpha13 is None:
             return None
+        if not (self.has_two_alphas or private_api.is_traced() or self._seen.is_current()):
+            self._compare_alphas()
+        is_one = self.has_one_alpha and not self.has_two_alphas
         gate = self.alpha13[0]
-        return gate, gate if self.has_one_alpha else self.alpha13[1]
+        return gate, gate if is_one else self.alpha13[1]
 
     def forward(
         self,

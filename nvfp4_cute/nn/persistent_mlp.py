@@ -8,6 +8,7 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import Picklable, moving
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
 from nvfp4_cute.ops.traced import refuse_config
@@ -88,6 +89,7 @@ class PersistentMLP(Picklable):
         self.register_buffer("weight_global_scale", own)
         self.register_buffer("input_global_scale", factors[0].clone())
         self.backend, self.config = backend, config
+        self._seen = Seen()
         self._workspaces: dict[tuple[int, torch.device], ChainWorkspace] = {}
 
     def forward(self, x: NVFP4Tensor) -> NVFP4Tensor:
@@ -120,11 +122,17 @@ class PersistentMLP(Picklable):
 
     def _alpha(self, given: torch.Tensor | None) -> torch.Tensor:
         """Factors of all layers, the first with the input's global scale."""
-        is_traced = private_api.is_traced()
-        if not is_traced and given is not None and given.data_ptr() == self.input_global_scale.data_ptr():
+        own, results = self.weight_global_scale, self.out_global_scale[:-1]
+        if private_api.is_traced():
+            ones = torch.ones_like(self.input_global_scale)
+            return own * torch.cat([(ones if given is None else given).reshape(1), results])
+        if not self._seen.is_current():  # scales were set since
+            self.alpha.copy_(own * torch.cat([self.input_global_scale.reshape(1), results]))
+            names = ("input_global_scale", "out_global_scale", "weight_global_scale", "alpha")
+            self._seen = Seen((self._buffers, name) for name in names)
+        if given is not None and given.data_ptr() == self.input_global_scale.data_ptr():
             return self.alpha
-        first = self.weight_global_scale[:1]
-        return torch.cat([first if given is None else first * given, self.alpha[1:]])
+        return torch.cat([own[:1] if given is None else own[:1] * given, self.alpha[1:]])
 
     def _apply(self, fn, recurse=True):
         return super()._apply(moving(fn), recurse)

@@ -9,6 +9,7 @@ from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_format import ATOM_ROWS
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.nn.linear import FIXED, LinearNVFP4
+from nvfp4_cute.nn.seen import Place, Seen
 
 
 def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
@@ -23,12 +24,15 @@ def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
             f"rows of blocked scales begin with every {ATOM_ROWS} rows, and out_features is no multiple of it"
         )
     same = lambda layer: (
-        layer.mode, layer.keep_decoded, layer.backend, layer.dtype, layer.packed_weight.device
+        layer.mode, layer.keep_decoded, layer.backend, layer.dtype, layer.packed_weight.device,
+        None if layer.bias is None else layer.bias.dtype,
     )  # fmt: skip
     if any(same(layer) != same(first) for layer in layers):
         return "layers have different activations, backends, dtypes or devices, or some keep decoded weights"
     if len({layer.bias is None for layer in layers}) > 1:
         return "some of the layers have a bias"
+    if any("bias" not in layer._parameters for layer in layers):
+        return "a bias is computed anew in every call (torch.nn.utils.parametrize, prune)"
     return (
         None
         if first.mode == "16bit" or is_one_input_scale(layers)
@@ -53,9 +57,10 @@ class SharedInput:
     The first of these calls computes all results, in one product, and the others get theirs; no tensor outlives the last of them.
     A layer that is called with another tensor computes its own result, and from then on all layers do.
 
-    The layers stay what they are: modules of their own, with their names in the state dict. Their weights and block scales become
-    views of one tensor each. Where global scales of weights differ, float32 sums are multiplied by those of their columns, in a
-    second launch: the bits are those of separate products.
+    The layers stay what they are: modules of their own, with their names in the state dict. Their weights, block scales and
+    biases become views of one tensor each. Where global scales of weights differ, float32 sums are multiplied by those of their
+    columns, in a second launch: the bits are those of separate products. Scales that are written and tensors that are swapped
+    are seen by the next eager call (``nn.seen``); a traced graph keeps the global scales that it was made with.
 
     Args:
         layers: in the order of their calls.
@@ -79,8 +84,7 @@ class SharedInput:
         self.sizes = [layer.out_features for layer in layers]
         self.is_shared = True
         self.whole: LinearNVFP4 | None = None
-        # What was concatenated: the buffers of a layer, a name, and the tensor.
-        self.seen: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
+        self.seen: Seen | None = None
         # The input, its version, and the results that were not fetched yet.
         self.kept: tuple[torch.Tensor, int, list[torch.Tensor | None]] | None = None
         for number, layer in enumerate(layers):
@@ -104,7 +108,9 @@ class SharedInput:
             self.is_shared, self.kept = False, None
             return self.layers[number].product(x)
         whole = self.whole
-        if whole is None or not (private_api.is_traced() or self._is_current()):
+        if whole is None or not (
+            private_api.is_traced() or (self.seen is not None and self.seen.is_current())
+        ):
             whole = self.join()
         if whole is None:
             return self.layers[number].product(x)
@@ -122,9 +128,33 @@ class SharedInput:
             self.join()
 
     def join(self) -> LinearNVFP4 | None:
-        """Make the layer of all rows; None where the layers do not go together now."""
+        """Make the layer of all rows, of weights that are in one tensor already or copied there; None where the layers do not go
+        together now, or cannot be asked, as while a graph is captured."""
         if private_api.is_traced() or reason_against(self.layers) is not None:
             return None
+        first = self.layers[0]
+        if first.packed_weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        is_new = self.whole is None or not self._has_weights(self.whole)
+        whole = self._of_all_rows() if is_new else self.whole
+        assert whole is not None
+        factors = torch.stack([layer.weight_global_scale for layer in self.layers])
+        is_one = bool((factors == factors[0]).all())
+        sizes = torch.tensor(self.sizes, device=factors.device)
+        factor, known = factors[0] if is_one else factors.repeat_interleave(sizes), whole.weight_global_scale
+        if known.shape == factor.shape and not known.is_inference():
+            known.copy_(factor)  # in its place, where captured graphs read it
+        else:
+            whole.weight_global_scale = factor
+        whole.input_global_scale = first.input_global_scale
+        if whole.bias is not None:
+            self._join_biases(whole, is_new or self.seen is None)
+        self.whole = whole
+        self._see()
+        return whole
+
+    def _of_all_rows(self) -> LinearNVFP4:
+        """A layer with the weights of all. Theirs become views of them."""
         first = self.layers[0]
         data = torch.cat([layer.packed_weight for layer in self.layers])
         scale = torch.cat([layer.weight_scale.view(torch.uint8) for layer in self.layers])
@@ -135,36 +165,49 @@ class SharedInput:
             input_scale="auto" if first.finds_input_scale else None, keep_decoded=first.keep_decoded, dtype=first.dtype,
             backend=first.backend,
         )  # fmt: skip
-        whole.input_global_scale = first.input_global_scale
-        factors = torch.stack([layer.weight_global_scale for layer in self.layers])
-        is_one = bool((factors == factors[0]).all())
-        sizes = torch.tensor(self.sizes, device=factors.device)
-        whole.weight_global_scale = factors[0] if is_one else factors.repeat_interleave(sizes)
-        parts = zip(
-            self.layers, data.split(self.sizes), scale.split([len(layer.weight_scale) for layer in self.layers]), strict=True
-        )  # fmt: skip
-        for layer, own_data, own_scale in parts:
+        for layer, own_data, own_scale in zip(self.layers, *self._parts(whole), strict=True):
             layer._buffers["weight"], layer._buffers["weight_scale"] = own_data, own_scale
-        self.whole = whole
-        self._see()
         return whole
+
+    def _join_biases(self, whole: LinearNVFP4, is_shared: bool) -> None:
+        """Have the layer of all rows add the biases of all layers. Where told so, these become views of its own."""
+        biases: list[Any] = [layer.bias for layer in self.layers]
+        lies_there = [
+            a.data_ptr() == b.data_ptr() for a, b in zip(biases, whole.bias.split(self.sizes), strict=True)
+        ]
+        if all(lies_there):
+            return
+        # Not into the memory that is there, which may be that of other biases.
+        whole.bias = torch.nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)
+        if is_shared:
+            for bias, part in zip(biases, whole.bias.detach().split(self.sizes), strict=True):
+                bias.data = part
+
+    def _parts(self, whole: LinearNVFP4) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Weights and block scales of every layer, in those of all."""
+        rows = [len(layer.weight_scale) for layer in self.layers]
+        return whole.packed_weight.split(self.sizes), whole.weight_scale.split(rows)
+
+    def _has_weights(self, whole: LinearNVFP4) -> bool:
+        """Whether the weights of all layers lie in this one."""
+        own: list[list[Any]] = [
+            [layer._buffers[name] for layer in self.layers] for name in ("weight", "weight_scale")
+        ]
+        pairs = zip(own, self._parts(whole), strict=True)
+        return all(
+            a.data_ptr() == b.data_ptr() for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what a copy sees anew: the layers of a copy have buffers of their own."""
-        whole = self.whole if self._is_current() else None
-        return {**self.__dict__, "whole": whole, "seen": [], "kept": None}
+        whole = self.whole if self.whole is not None and self._has_weights(self.whole) else None
+        return {**self.__dict__, "whole": whole, "seen": None, "kept": None}
 
     def _see(self) -> None:
-        self.seen = [(layer._buffers, name, layer._buffers[name]) for layer in self.layers for name in FIXED]
-
-    def _is_current(self) -> bool:
-        """Whether the layers have the tensors still that were concatenated."""
-        if not self.seen:
-            self._see()
-        for buffers, name, tensor in self.seen:  # noqa: SIM110 (a third of the time that all() takes)
-            if buffers[name] is not tensor:
-                return False
-        return True
+        weights: list[Place] = [(one._buffers, name) for one in self.layers for name in FIXED[:2]]
+        biases: list[Place] = [(one._parameters, "bias") for one in self.layers]
+        scales: list[Place] = [(one._buffers, name) for one in self.layers for name in FIXED[2:]]
+        self.seen = Seen(scales + biases, weights + biases)
 
 
 def _version(x: torch.Tensor) -> int:

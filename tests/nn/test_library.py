@@ -53,6 +53,12 @@ def test_exported_for_any_number_of_rows(options):
         assert_bitwise_equal(exported(x), layer(x))
 
 
+def test_a_draft_of_an_export():
+    """It runs the op while it traces."""
+    layer, x = LinearNVFP4.from_linear(torch.nn.Linear(K, N).bfloat16(), input_scale=0.01), rows(3)
+    assert_bitwise_equal(torch.export.draft_export(layer, (x,)).module()(x), layer(x))
+
+
 @pytest.mark.parametrize("layer", ["experts", "int4 experts", "table"])
 def test_other_layers_are_exported_for_any_number_of_rows(layer):
     if layer == "table":

@@ -197,7 +197,9 @@ def test_a_linear_layer_takes_views_and_refuses_what_is_elsewhere(name):
 
 
 @pytest.mark.parametrize(
-    "ids", [None, [1, 2], IDS.float(), IDS.bool()], ids=["None", "list", "float", "bool"]
+    "ids",
+    [None, [1, 2], IDS.float(), IDS.bool(), IDS.to_sparse()],
+    ids=["None", "list", "float", "bool", "sparse"],
 )
 def test_an_embedding_refuses(ids):
     with pytest.raises(TypeError, match="ids"):

@@ -293,7 +293,7 @@ def as_moving_parameters(module: torch.nn.Module) -> None:
             if name == "alpha13":
                 for side, row in zip(("gate", "up"), tensor, strict=True):
                     part.register_parameter(f"alpha_{side}", torch.nn.Parameter(row, requires_grad=False))
-                part.has_one_alpha = False  # type: ignore[assignment]
+                part.has_two_alphas = True  # type: ignore[assignment]
             elif tensor.ndim:
                 del part._buffers[name]
                 part.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
