@@ -9,18 +9,20 @@ machine's `Queue`, which knows the order that the PTX ISA guarantees and nothing
 * TMA and bulk copies in no order, not even those of one thread;
 * the write of a bulk store after its read.
 
-Waits for exactly these operations (wait_group, tcgen05.wait) finish them. Bulk, cp.async, and wgmma groups are those of
-a warp, not of a thread: a wait may finish more than it must where lanes of a warp keep groups of their own.
+Waits for exactly these operations (wait_group, tcgen05.wait) finish them. Groups of bulk and small copies are those of the
+lanes that issued them: a wait of other lanes of the warp does not cover them.
 """
 
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 W = TypeVar("W")
+P = TypeVar("P", "Operation", "Group")
 Effect = Callable[[], Any]
 
 TURNS = (1, 2, 5, 20, 100, 2000)
@@ -54,6 +56,11 @@ class Issuer(Protocol):
     operations: "WarpOperations | None"
     pc: int
 
+    @property
+    def lanes(self) -> int:
+        """Active lanes, a bit each."""
+        ...
+
 
 class OperationWatcher(Protocol):
     """Who wants to know of every operation (`check.hazards.Checker`)."""
@@ -85,17 +92,31 @@ class Operation:
         warp / pc: who issued it, where.  engine: who performs it.
         before: an earlier operation that must be done first, or None.
         done: it has happened.  awaited: a wait instruction of the warp covered it.
+        lanes: of the warp, a bit each, that issued it.
         result: what `effect` returned (values for registers).
         record: what the hazard checker keeps about it.
     """
 
-    __slots__ = ("awaited", "before", "done", "effect", "engine", "pc", "queue", "record", "result", "warp")
+    __slots__ = (
+        "awaited",
+        "before",
+        "done",
+        "effect",
+        "engine",
+        "lanes",
+        "pc",
+        "queue",
+        "record",
+        "result",
+        "warp",
+    )
 
     def __init__(self, queue: "Queue", warp: Any, engine: Engine, effect: Effect, before: "Operation | None"):
         """`effect`: everything that it does to memory, barriers, and registers."""
         self.queue, self.warp, self.engine, self.effect = queue, warp, engine, effect
         self.before = before
         self.pc = warp.pc
+        self.lanes = warp.lanes
         self.done = self.awaited = False
         self.result: Any = None
         self.record: Any = None
@@ -106,44 +127,76 @@ class Operation:
             self.queue.complete(self)
 
 
+EVERY_LANE = (1 << 32) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Operations that `lanes` (a bit each) of a warp closed together. `read`: a wait_group.read has covered them."""
+
+    operations: list[Operation]
+    lanes: int
+    read: bool = False
+
+
 class Groups:
-    """Groups of operations that a warp closes with commit_group and waits for with wait_group.
+    """Groups of operations that lanes of a warp close with commit_group and wait for with wait_group.
 
     Attributes:
         open: operations since the last commit_group.  closed: groups that no wait_group has covered.
-        reads: how many of them a wait_group.read has covered.
     """
 
-    __slots__ = ("closed", "open", "reads")
+    __slots__ = ("closed", "open")
 
     def __init__(self) -> None:
         """No operation yet."""
         self.open: list[Operation] = []
-        self.closed: deque[list[Operation]] = deque()
-        self.reads = 0
+        self.closed: deque[Group] = deque()
 
-    def close(self) -> None:
-        """commit_group."""
-        self.closed.append(self.open)
-        self.open = []
+    def close(self, lanes: int = EVERY_LANE) -> None:
+        """commit_group of some lanes: what others issued stays open."""
+        own, self.open = _parted(self.open, lanes)
+        self.closed.append(Group(own, lanes))
 
-    def take(self, pending: int) -> list[Operation]:
-        """Operations of the groups that must be complete when at most the `pending` newest may be under way."""
-        count = max(0, len(self.closed) - pending)
-        self.reads = max(0, self.reads - count)
-        return [operation for _ in range(count) for operation in self.closed.popleft()]
+    def take(self, pending: int, lanes: int = EVERY_LANE) -> list[Operation]:
+        """Operations of groups of some lanes that must be complete when at most the `pending` newest may be under way."""
+        own, _ = _parted(self.closed, lanes)
+        covered = own[: max(0, len(own) - pending)]
+        taken: list[Operation] = []
+        for group in covered:
+            mine, group.operations = _parted(group.operations, lanes)
+            taken += mine
+            if not group.operations:
+                self.closed.remove(group)
+        return taken
 
     def finish_first(self, count: int) -> None:
         """Let the operations of the oldest `count` closed groups, if any, happen; nothing has waited for them."""
         for group in islice(self.closed, max(count, 0)):
-            for operation in group:
+            for operation in group.operations:
                 operation.finish()
 
-    def take_reads(self, pending: int) -> list[Operation]:
+    def take_reads(self, pending: int, lanes: int = EVERY_LANE) -> list[Operation]:
         """As `take`, for wait_group.read: the reads of bulk stores, each once."""
-        first, self.reads = self.reads, max(self.reads, len(self.closed) - pending)
-        groups = islice(self.closed, first, self.reads)
-        return [operation for group in groups for operation in group if operation.engine is Engine.STORE_READ]
+        own, _ = _parted(self.closed, lanes)
+        taken: list[Operation] = []
+        for group in own[: max(0, len(own) - pending)]:
+            if not group.read:
+                mine, others = _parted(group.operations, lanes)
+                group.read = not others
+                taken += [operation for operation in mine if operation.engine is Engine.STORE_READ]
+        return taken
+
+
+def _parted(items: Iterable[P], lanes: int) -> tuple[list[P], list[P]]:
+    """Those that some of the lanes issued or closed, and the others."""
+    if lanes == EVERY_LANE:
+        return list(items), []
+    own: list[P] = []
+    others: list[P] = []
+    for item in items:
+        (own if item.lanes & lanes else others).append(item)
+    return own, others
 
 
 class WarpOperations:
@@ -238,7 +291,7 @@ class Queue:
     def wait_group(self, warp: Issuer, engine: Engine, pending: int, *, read: bool = False) -> None:
         """Finish all but the `pending` newest groups of a warp; with `read`, only reads of bulk stores."""
         groups = operations_of(warp).group(engine)
-        self.wait_for(groups.take_reads(pending) if read else groups.take(pending))
+        self.wait_for((groups.take_reads if read else groups.take)(pending, warp.lanes))
 
     def wait_for(self, operations: Iterable[Operation]) -> None:
         """Finish operations because their warp waits for them."""

@@ -24,6 +24,14 @@ class SiliconWatcher(Protocol):
         """A warp is about to commit to barriers of several CTAs."""
         ...
 
+    def cancels(self, cluster: Any) -> None:
+        """The current operation asks for a cluster of the grid."""
+        ...
+
+    def cancel_failed(self, cluster: Any, stamp: int) -> None:
+        """Nothing was left for a cluster, which an answer with this epoch says."""
+        ...
+
     def unbounded_registers(self, warp: Any, pc: int) -> None:
         """A warp executes setmaxnreg in a kernel that does not bound its registers."""
         ...
@@ -38,6 +46,18 @@ class MbarrierWatcher(Protocol):
 
     def signalled(self, cta: Any, offset: int, *, stored: bool = False) -> int:
         """Epoch of data whose arrival it will signal to a barrier."""
+        ...
+
+
+class TensorMapWatcher(Protocol):
+    """Uses of tensor maps that may change (`check.tensor_maps.TensorMaps`)."""
+
+    def used(self, warp: Any, pc: int, address: int) -> Any:
+        """A warp issues a copy that uses the map there. Returns what `reading` takes."""
+        ...
+
+    def reading(self, use: Any, stamp: int | None = None) -> None:
+        """The current operation is such a copy."""
         ...
 
 
@@ -57,6 +77,11 @@ class Checker(Protocol):
     @property
     def silicon(self) -> SiliconWatcher:
         """Rules of the chip."""
+        ...
+
+    @property
+    def tensor_maps(self) -> TensorMapWatcher:
+        """Tensor maps that a kernel edits."""
         ...
 
     @property

@@ -158,6 +158,13 @@ RULES = (
         "note",
     ),
     Rule(
+        "cancel-after-failure",
+        "A CTA that has seen a `clusterlaunchcontrol.try_cancel` fail executes no other one.",
+        "End the loop when nothing is left to take over",
+        "sm_100a and later",
+        "PTX ISA clusterlaunchcontrol.try_cancel: undefined behaviour",
+    ),
+    Rule(
         "register-pool",
         "What the warps of a CTA ask for by `setmaxnreg` fits into the registers that the CTA was launched with.",
         "Make the sum over the warps fit: a setmaxnreg.inc waits until others have released enough",

@@ -30,7 +30,7 @@ from nvfp4_cute.emulator.lanes import (
     mask_bits,
 )
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
-from nvfp4_cute.emulator.modes import Engine, Operation, Queue, WarpOperations
+from nvfp4_cute.emulator.modes import EVERY_LANE, Engine, Operation, Queue, WarpOperations
 from nvfp4_cute.emulator.observers import Checker, Recorder
 from nvfp4_cute.emulator.ptx import Entry, Inst
 from nvfp4_cute.emulator.specials import cta_specials, fill_constants
@@ -244,6 +244,15 @@ class Warp:
             live = self.code.live_at(group.pc)
             protected = protected | live if protected else live
         self.protected = protected
+
+    @property
+    def lanes(self) -> int:
+        """Active lanes, a bit each."""
+        return (
+            EVERY_LANE
+            if self.all_active
+            else int.from_bytes(np.packbits(self.active, bitorder="little").tobytes(), "little")
+        )
 
     def active_lanes(self) -> list[int]:
         """Indices of the active lanes, ascending."""

@@ -12,6 +12,7 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 import bug_reports
 import cutlass.cute as cute
 import more_bug_reports
+import order_bug_reports
 import torch
 from cutlass.cute.runtime import from_dlpack
 
@@ -20,13 +21,14 @@ from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.errors import EmulatorError
 
+KERNELS = bug_reports, more_bug_reports, order_bug_reports
 WORDS = 2048
 MODES = ("eager", "lazy", "random:3")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A kernel of `bug_reports` or `more_bug_reports` and what the checker says of it.
+    """A kernel of one of `KERNELS` and what the checker says of it.
 
     Attributes:
         source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
@@ -43,7 +45,7 @@ class Report:
 
 
 LATE, ALWAYS = ("lazy", "random:3"), MODES
-TWO_CTAS, FOUR_WARPS = (2, 64, 2), (1, 128, 1)
+TWO_CTAS, FOUR_WARPS, EIGHT_WARPS = (2, 64, 2), (1, 128, 1), (1, 256, 1)
 REPORTS = (
     Report("issuer_waits", "TransformerEngine #3417", "race", "bulk store", wrong=LATE),
     Report("groups_off_by_one", "DeepEP #657", "race", r"bulk load .* while bulk store .* may still read"),
@@ -79,13 +81,29 @@ REPORTS = (
     Report("no_warp_barrier", "ik_llama.cpp #2502", "race", "another lane of the warp", severity="warning"),
     Report("mask_beyond_cluster", "CUTLASS #3658", "rule", "multicast mask 0x7 in a cluster of 2", TWO_CTAS, ALWAYS),
     Report("half_of_the_peer", "CUTLASS #3643", "race", "bulk load", TWO_CTAS),
+    Report("relaxed_cluster_barrier", "SGLang #38829; Triton #11404", "race", r"ld\.shared::cluster .* st\.shared", TWO_CTAS),
+    Report("relaxed_wait", "CUTLASS #2974", "race", r"ld\.shared .* bulk load"),
+    Report("receiver_does_not_expect", "flashinfer-bench #183", "race|hang", "bulk load|blocked", TWO_CTAS, ALWAYS),
+    Report("data_over_barrier", "Triton #3858", "mbarrier", r"writes over mbarrier .*mbarrier\.inval comes first"),
+    Report("invalid_too_early", "Triton #10409", "mbarrier", "no mbarrier was|while it is in use", TWO_CTAS, ("eager", "lazy")),
+    Report("rewritten_scalar", "TensorRT-LLM #18339", "race", r"st\.shared .* ld\.shared", wrong=ALWAYS),
+    Report("next_chunk", "SGLang #37289", "race", r"st\.shared .* ld\.shared", (1, 96, 1), ALWAYS),
+    Report("copies_of_others", "Fuser #3438", "race", r"cp\.async", wrong=("lazy",)),
+    Report("read_only_path", "DeepEP #136", "race", "read-only path"),
+    Report("map_in_flight", "DeepGEMM #343", "race", "edits the tensor map .* TMA load .* may still use it"),
+    Report("map_not_acquired", "cudnn-frontend #898", "proxy-fence", r"no fence\.proxy\.tensormap::generic\.acquire"),
+    Report("statistics_not_stored", "CUTLASS #3653", "race", r"tcgen05\.ld .* tcgen05\.st", EIGHT_WARPS),
+    Report("slot_released_while_loading", "FlashInfer #5335", "race", r"tcgen05\.st .* tcgen05\.ld", EIGHT_WARPS),
+    Report("response_overwritten", "Triton #10922", "race", r"try_cancel .* writes smem", (6, 64, 2), ("eager",)),
+    Report("asks_again", "PTX ISA", "silicon", "cancel-after-failure: "),
+    Report("another_lane_waits", "Fuser #3961", "race", "bulk store", wrong=LATE),
 )  # fmt: skip
 
 
 @cache
 def ptx_of(report: Report, fixed: bool) -> str:
     grid, block, cluster = report.shape
-    kernel = getattr(bug_reports, report.kernel, None) or getattr(more_bug_reports, report.kernel)
+    kernel = next(getattr(module, report.kernel) for module in KERNELS if hasattr(module, report.kernel))
 
     @cute.jit
     def launch(src: cute.Tensor, out: cute.Tensor):

@@ -216,6 +216,33 @@ def test_barrier_initialisation():
     )
 
 
+def test_an_own_barrier_of_st_async_needs_no_fence():
+    """It goes through the generic proxy."""
+    send = f"""mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 4;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1+{DATA}], 7, [%r1];"""
+    read = f"ld.shared.b32 %r9, [%r1+{DATA}];\n@%p0 st.global.b32 [%rd2], %r9;\n"
+    assert_clean(init(1, fence="") + in_thread(0, send) + wait(0) + read)
+
+
+def test_a_fence_makes_relaxed_arrivals_and_waits_order():
+    relaxed = wait(0).replace("parity.shared", "parity.relaxed.cluster.shared::cta")
+    arrive = "mbarrier.arrive.relaxed.cluster.shared.b64 _, [%r1];"
+    fence = "fence.acq_rel.cluster;\n"
+    for before, after in ((fence, fence), ("", fence), (fence, "")):
+        store = in_thread(0, f"st.shared.b32 [%r1+{DATA}], 7;\n{before}{arrive}")
+        body = (
+            init(1)
+            + store
+            + relaxed
+            + after
+            + f"ld.shared.b32 %r9, [%r1+{DATA}];\n@%p0 st.global.b32 [%rd2], %r9;\n"
+        )
+        if before and after:
+            assert_clean(body)
+        else:
+            assert_found(body, "race", r"ld\.shared .* warp 1.* st\.shared .* nothing orders them")
+
+
 def test_use_before_initialisation():
     assert_found(
         in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];"), "mbarrier", "no mbarrier was initialised"

@@ -516,6 +516,24 @@ def test_tensor_maps_with_gaps_in_small_allocations(pitch, nbytes, noted):
         assert not found
 
 
+# ---- work stealing ----------------------------------------------------------------------------------------------------------------
+def ask(phase):
+    return in_thread(
+        0,
+        f"""mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 16;
+        clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1+{small.DATA}], [%r1];
+        {wait(0, phase).replace("DONE", f"DONE_{phase}").replace("LAB_WAIT", f"LAB_WAIT_{phase}")}fence.proxy.async;""",
+    )
+
+
+def test_who_saw_that_nothing_is_left_asks_no_more():
+    assert not checked(body=init(1) + ask(0))
+    assert_named(
+        checked(body=init(1) + ask(0) + ask(1)), "cancel-after-failure", "asks again after an answer"
+    )
+    assert not checked(body=init(1) + ask(0) + ask(1), grid=3)  # the first CTA gets both others
+
+
 # ---- the table -----------------------------------------------------------------------------------------------------------------
 def test_the_guide_lists_the_rules():
     """The table of GUIDE.md is that of the record."""

@@ -6,7 +6,7 @@ stamped with the epoch whose completion makes it done. *Knowledge* is what someb
 components), in row SEEN the greatest value of each component that happened before, in row FENCED the same for generic
 writes that a proxy fence has handed to the async proxy, in row CLUSTER the same for what warps did as far as no arrival
 of narrower scope than the cluster told of it (only warps' own components mean anything there), in row CAUSED the same for what
-copies tell, too: what their issuer knew has happened, though it orders no memory. An access with epoch
+copies and relaxed arrivals tell, too: what their issuer knew has happened, though it orders no memory. An access with epoch
 (c, v) happened before whoever has ``knowledge[SEEN, c] >= v``.
 """
 
@@ -68,6 +68,13 @@ def joined(into: np.ndarray, other: np.ndarray) -> np.ndarray:
     return into
 
 
+def happened(knowledge: np.ndarray) -> np.ndarray:
+    """That all of it has happened, and nothing that orders memory."""
+    told = np.zeros_like(knowledge)
+    np.maximum(knowledge[SEEN], knowledge[CAUSED], out=told[CAUSED])
+    return told
+
+
 def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
     """Position (in C order) of the first epoch that did not happen before a holder of the row `seen`, or None."""
     flat = epochs.reshape(-1)
@@ -91,7 +98,9 @@ class WarpClock:
 
     Attributes:
         releases: where it published, by its own count then.
-        fenced: row CLUSTER at its last fence of the cluster or wider.
+        fenced: what it knew at its last fence of the cluster or wider.
+        unfenced: what relaxed waits found, which counts from the next such fence on.
+        fenced_inits: how many of its initialisations of mbarriers a fence of its own has covered.
     """
 
     def __init__(self, components: Components, warp: "Warp"):
@@ -101,9 +110,11 @@ class WarpClock:
         self.knowledge = components.nothing()
         self.knowledge[SEEN, self.own] = self.knowledge[CLUSTER, self.own] = 1
         self.fenced: np.ndarray | None = None
+        self.unfenced: np.ndarray | None = None
         self.engines: dict[Engine | str, int] = {}
         self.issued: dict[Engine | str, int] = {}
         self.releases: dict[int, int] = {}
+        self.fenced_inits = 0
 
     @property
     def value(self) -> int:
@@ -134,15 +145,32 @@ class WarpClock:
 
     def fence_cluster(self) -> None:
         """A fence of the cluster or wider: what the warp knows now, its later arrivals tell with that scope."""
-        self.fenced = self.knowledge[CLUSTER].copy()
+        self.acquire_relaxed()
+        self.fenced = self.knowledge.copy()
         self._next()
+
+    def acquire_relaxed(self) -> None:
+        """A fence behind relaxed waits: together they acquire."""
+        if self.unfenced is not None:
+            self.learn(self.unfenced)
+            self.unfenced = None
+
+    def found_relaxed(self, other: np.ndarray) -> None:
+        """A relaxed wait found `other`: it has happened, and orders memory only behind a fence."""
+        self.unfenced = other.copy() if self.unfenced is None else joined(self.unfenced, other)
+        self.learn(happened(other))
+
+    def relaxed(self, published: np.ndarray) -> np.ndarray:
+        """What a relaxed arrival tells of `published`: what the last fence covered, and that the rest has happened."""
+        told = happened(published)
+        return told if self.fenced is None else joined(told, self.fenced)
 
     def narrowed(self, published: np.ndarray) -> np.ndarray:
         """What an arrival with the scope of the CTA tells another CTA: a copy."""
         told = published.copy()
         told[CLUSTER] = 0
         if self.fenced is not None:
-            told[CLUSTER, : self.fenced.size] = self.fenced
+            told[CLUSTER, : self.fenced.shape[1]] = self.fenced[CLUSTER]
         return told
 
     def learn(self, other: np.ndarray) -> None:
@@ -166,6 +194,12 @@ class WarpClock:
         """Number of the operation that the warp issues now on an engine, from 1."""
         number = self.issued[name] = self.issued.get(name, 0) + 1
         return number
+
+    def count(self, name: Engine | str) -> tuple[int, int]:
+        """Component and number of something that the warp does at once, from 1."""
+        component, number = self.engine(name), self.next_number(name)
+        self.completed(component, number)
+        return component, number
 
     def completed(self, component: int, value: int) -> None:
         """The warp knows that operations of a component are complete up to `value`."""

@@ -181,6 +181,25 @@ class GlobalRaces:
         elif self._keep_reads:
             shadow.read[index] = True
 
+    def constant(self, addresses: np.ndarray, nbytes: int, number: int) -> None:
+        """A place loads `nbytes` at each address (int64) as what does not change in this launch."""
+        shadow = self._shadow(int(addresses.min()), create=False)
+        if shadow is None or int(addresses.max()) + nbytes > shadow.end:
+            return
+        index = shadow.index(addresses, nbytes)
+        written = shadow.writers[index] != NOBODY
+        if written.any():
+            first = int(written.argmax())
+            granule = index.start + first if isinstance(index, slice) else int(index[first])
+            site, other = self.checker.sites[number], self.checker.sites[int(shadow.sites[granule])]
+            self.checker.report(
+                "race",
+                site,
+                other,
+                f"{site} loads {self._place(shadow, granule)} through the read-only path (.nc), and {other} of the same "
+                "launch wrote it: what it gets may be older than any barrier",
+            )
+
     def completed(self, operation: int) -> None:
         """A warp knows that an operation is complete. `operation`: the epoch of its writes."""
         for shadow, index in self._under_way.pop(operation, ()):

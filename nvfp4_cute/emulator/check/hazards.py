@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nvfp4_cute.emulator.check import shadow
-from nvfp4_cute.emulator.check.clocks import SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
 from nvfp4_cute.emulator.check.ledger import Hazard, HeldWrite, Record, Site, whose
@@ -34,6 +34,7 @@ from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
+from nvfp4_cute.emulator.check.tensor_maps import TensorMaps
 from nvfp4_cute.emulator.check.unawaited import Unawaited
 from nvfp4_cute.emulator.check.warp_order import WarpOrder
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
@@ -105,6 +106,7 @@ class Checker:
         self.mbarriers = Mbarriers(self, self.silicon)
         self.dependencies = Dependencies(self, self.silicon)
         self.globals = GlobalRaces(self, self.silicon, self.dependencies.access)
+        self.tensor_maps = TensorMaps(self, self.globals)
         self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
 
     # ---- life of a launch --------------------------------------------------------------------------
@@ -148,6 +150,8 @@ class Checker:
         self.early_releases.begin()
         self.warp_order.begin()
         self.unawaited.begin()
+        self.mbarriers.begin()
+        self.tensor_maps.begin()
         self.silicon.begin()
 
     def _check_exit(self, cta: "Cta") -> None:
@@ -162,7 +166,7 @@ class Checker:
             known = joined(known, self.clock(warp).knowledge)
         known = self._with_uses(known)  # an exit comes after what its warps needed
         for component, (value, number) in self._touched[cta].items():
-            if known[SEEN, component] < value:
+            if max(known[SEEN, component], known[CAUSED, component]) < value:
                 site = self.sites[number]
                 self.report(
                     "exit",
@@ -364,9 +368,11 @@ class Checker:
             known[SEEN, loads] = max(known[SEEN, loads], known[SEEN, uses])
         return known
 
-    def gate_in(self, warp: "Warp", pc: int, gate: Any) -> None:
-        """A warp arrives at something that others wait for."""
+    def gate_in(self, warp: "Warp", pc: int, gate: Any, *, relaxed: bool = False) -> None:
+        """A warp arrives at something that others wait for. `relaxed`: it does not release."""
         published = self._clocks[warp].publish(self.site(warp, pc))
+        if relaxed:
+            published = self.mbarriers.relaxed(warp, published)
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
         self.globals.arrive(warp, gate)
@@ -419,6 +425,8 @@ class Checker:
         """Hold an access to shared memory against the earlier ones; `epochs`: of the last writes, where they are at hand."""
         index, span = place
         memory = self.shared[cta]
+        if write:
+            self.mbarriers.written_over(cta, span, index, actor.site)
         conflict = memory.write(index, span, actor) if write else memory.read(index, span, actor, epochs)
         if conflict is not None:
             where = self.shared_range(cta, conflict.granules)

@@ -176,6 +176,10 @@ class Ledger(Protocol):
         """Number of the place of an instruction in a warp."""
         ...
 
+    def warp_actor(self, warp: Warp, pc: int) -> Actor:
+        """A warp that accesses memory itself, through the generic proxy."""
+        ...
+
     def operation(self) -> Record:
         """What is kept of the operation that is happening now."""
         ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
 
 WARPS_PER_GROUP = 4
+BARRIER_BYTES = 8
+
+INITS, INIT_FENCES = "initialisations", "fences of initialisations"
+"""Components of a warp's clock that number its initialisations of mbarriers, and its fences behind them."""
 
 
 class Mbarriers:
@@ -24,17 +28,26 @@ class Mbarriers:
     def __init__(self, checker: Ledger, silicon: SiliconChecks):
         """`checker`: where findings go."""
         self.checker, self.silicon = checker, silicon
+        self.begin()
+
+    def begin(self) -> None:
+        """Fresh clusters: no barriers."""
+        self._live: dict[Cta, np.ndarray] = {}
 
     def initialised(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
         """A barrier was initialised, perhaps over an old one."""
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         if old is not None and old.record is not None:
-            self._check_reuse(warp, number, old)
+            self._check_reuse(warp, number, old, "initialises mbarrier {} again")
+        live = self._live.get(warp.cta)
+        if live is None:
+            live = self._live[warp.cta] = np.zeros(-(-warp.cta.smem.size // BARRIER_BYTES), bool)
+        live[barrier.offset // BARRIER_BYTES] = True
         barrier.record = BarrierClock(
             self.checker.components.new(),
             self.checker.components.nothing(),
             self.checker.components.nothing(),
-            (clock.own, clock.value),
+            clock.count(INITS),
             number,
             completing=partial(self._overtaken, barrier.offset),
         )
@@ -59,27 +72,59 @@ class Mbarriers:
                 severity="warning",
             )
 
-    def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier) -> None:
+    def invalidated(self, warp: "Warp", pc: int, barrier: Mbarrier) -> None:
+        """A warp is about to invalidate a barrier: its storage may be used for something else."""
+        if barrier.record is not None:
+            self._check_reuse(warp, self.checker.site(warp, pc), barrier, "invalidates mbarrier {}")
+        self._live[warp.cta][barrier.offset // BARRIER_BYTES] = False
+
+    def written_over(self, cta: "Cta", rows: tuple[int, int], index: Any, number: int) -> None:
+        """Data are written to granules of shared memory at `index`, in 16-byte rows [rows): no barrier lies there."""
+        live = self._live.get(cta)
+        if live is None or not np.count_nonzero(live[2 * rows[0] : 2 * rows[1]]):
+            return
+        site, size = self.checker.sites[number], len(live)
+        granules = self.checker.shared[cta].numbers(index).reshape(-1) // (BARRIER_BYTES // 4)
+        hit = granules[live[np.minimum(granules, size - 1)]]
+        if hit.size:
+            at = int(hit[0]) * BARRIER_BYTES
+            text = f"{site} writes over mbarrier smem+{at:#x}{whose(cta)}: mbarrier.inval comes first"
+            self.checker.report("mbarrier", site, None, text)
+
+    def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier, does: str) -> None:
         seen, site = self.checker.clock(warp).knowledge[SEEN], self.checker.sites[number]
         busy = old.pending != old.count or old.tx
         unordered = [user for c, (v, user) in old.record.users.items() if c < len(seen) and seen[c] < v]
         if busy or unordered:
-            other = self.checker.sites[unordered[0]] if unordered else None
+            other, place = self.checker.sites[unordered[0]] if unordered else None, f"smem+{old.offset:#x}"
             self.checker.report(
                 "mbarrier",
                 site,
                 other,
-                f"{site} initialises mbarrier smem+{old.offset:#x} again while it is in use ({old.describe()})",
+                f"{site} {does.format(place)} while it is in use ({old.describe()})",
             )
 
     def fence(self, warp: "Warp") -> None:
         """A fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
-        clock = self.checker.clock(warp)
+        clock, fence = self.checker.clock(warp), None
+        if INITS not in clock.engines:
+            return
         for cta in warp.cta.cluster.ctas:
             for barrier in cta.smem.barriers.values():
                 record: BarrierClock | None = barrier.record
-                if record is not None and record.init[0] == clock.own and record.fence is None:
-                    record.fence = (clock.own, clock.value)
+                if record is not None and record.init[0] == clock.engine(INITS) and record.fence is None:
+                    record.fence = fence = fence or clock.count(INIT_FENCES)
+        clock.fenced_inits = clock.issued[INITS]
+
+    def relaxed(self, warp: "Warp", published: np.ndarray) -> np.ndarray:
+        """What a relaxed arrival of a warp tells: its fences cover its initialisations of mbarriers, and that CTAs run."""
+        clock = self.checker.clock(warp)
+        told = clock.relaxed(published)
+        if clock.fenced_inits:
+            told[SEEN, clock.engine(INITS)] = clock.fenced_inits
+            told[SEEN, clock.engine(INIT_FENCES)] = clock.issued.get(INIT_FENCES, 0)
+        self.silicon.caused(published, told)
+        return told
 
     def _use(
         self, cta: "Cta", barrier: Mbarrier, knowledge: np.ndarray, number: int, *, outside: bool
@@ -106,14 +151,25 @@ class Mbarriers:
             )
         return record
 
-    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
-        """A warp is about to arrive (release). `wide`: with the scope of the cluster."""
+    def arrive(
+        self,
+        warp: "Warp",
+        pc: int,
+        cta: "Cta",
+        barrier: Mbarrier,
+        *,
+        wide: bool = False,
+        relaxed: bool = False,
+    ) -> None:
+        """A warp is about to arrive (release unless `relaxed`). `wide`: with the scope of the cluster."""
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         stamp = (clock.own, clock.value)
         published = clock.publish(number)
         outside = cta is not warp.cta
         record = self._use(cta, barrier, published, number, outside=outside)
-        if outside and not wide:
+        if relaxed:
+            record.gathering = joined(record.gathering, self.relaxed(warp, published))
+        elif outside and not wide:
             self.silicon.narrow = True
             record.gathering = joined(record.gathering, clock.narrowed(published))
         else:
@@ -131,28 +187,48 @@ class Mbarriers:
         learnt[SEEN, own.component] = own.number
         record.gathering = joined(record.gathering, learnt)
         record.arrivals[own.site] = barrier.phase
+        record.users[own.component] = (own.number, own.site)
         self.checker.touch(cta, own.actor())
 
     def signalled(self, cta: "Cta", offset: int, *, stored: bool = False) -> int:
-        """Epoch of data whose arrival the current operation will signal to an mbarrier. `stored`: by st.async."""
+        """Epoch of data whose arrival the current operation will signal to an mbarrier.
+
+        `stored`: by st.async, which goes through the generic proxy.
+        """
         barrier = cta.mbarrier(offset)
         own = self.checker.operation()
-        record = self._use(cta, barrier, own.knowledge, own.site, outside=True)
+        elsewhere = self.checker.sites[own.site].cta != cta.idx
+        record = self._use(cta, barrier, own.knowledge, own.site, outside=elsewhere or not stored)
         record.gathering = self.checker.components.fit(record.gathering)
         self.silicon.caused(own.knowledge, record.gathering)
         causes = np.maximum(own.knowledge[SEEN], own.knowledge[CAUSED])
         np.maximum(record.gathering[CAUSED], causes, out=record.gathering[CAUSED])
-        if stored and self.checker.sites[own.site].cta != cta.idx:
+        if stored and elsewhere:
             record.senders[barrier.phase] = own.site
+        record.users[record.component] = (barrier.phase + 1, own.site)
         return epoch(record.component, barrier.phase + 1)
 
-    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
-        """A wait or test of a warp found a phase complete (acquire). `wide`: with the scope of the cluster."""
+    def waited(
+        self,
+        warp: "Warp",
+        pc: int,
+        cta: "Cta",
+        barrier: Mbarrier,
+        *,
+        wide: bool = False,
+        relaxed: bool = False,
+    ) -> None:
+        """A wait or test of a warp found a phase complete (acquire unless `relaxed`). `wide`: with the scope of the cluster."""
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         clock.knowledge = self.checker.components.fit(clock.knowledge)
         record = self._use(cta, barrier, clock.knowledge, number, outside=False)
-        clock.learn(record.complete)
-        clock.completed(record.component, barrier.phase)
+        if relaxed:
+            found = self.checker.components.fit(record.complete).copy()
+            found[SEEN, record.component] = barrier.phase
+            clock.found_relaxed(found)
+        else:
+            clock.learn(record.complete)
+            clock.completed(record.component, barrier.phase)
         sender = record.senders.get(barrier.phase - 1)
         if sender is not None and not wide:
             self.silicon.async_store_awaited(warp, pc, self.checker.sites[sender])

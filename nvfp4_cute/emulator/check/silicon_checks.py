@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.modes import Engine
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.check.shadow import Actor
-    from nvfp4_cute.emulator.state import Cta, Warp
+    from nvfp4_cute.emulator.state import Cluster, Cta, Warp
 
 
 class SiliconChecks:
@@ -36,6 +36,7 @@ class SiliconChecks:
         self._work: dict[Warp, int] = {}
         self._lives: dict[Cta, int] = {}
         self._paired: dict[Cta, int] = {}
+        self._failures: dict[Cluster, list[int]] = {}
 
     def begin_warp(self, warp: "Warp") -> None:
         """A warp starts."""
@@ -143,6 +144,22 @@ class SiliconChecks:
         self.report(
             "async-store-scope", site, f"{site} waits for {sender} of another CTA with .cta scope", sender
         )
+
+    def cancels(self, cluster: "Cluster") -> None:
+        """The current operation asks for a cluster of the grid."""
+        own = self.checker.operation()
+        seen = own.knowledge[SEEN]
+        if any(
+            seen[stamp >> COMPONENT_SHIFT] >= stamp & VALUE_MASK for stamp in self._failures.get(cluster, ())
+        ):
+            site = self.checker.sites[own.site]
+            self.report(
+                "cancel-after-failure", site, f"{site} asks again after an answer that nothing is left"
+            )
+
+    def cancel_failed(self, cluster: "Cluster", stamp: int) -> None:
+        """Nothing was left for a cluster: who knows the epoch of the answer may know it."""
+        self._failures.setdefault(cluster, []).append(stamp)
 
     # ---- warps and launches ------------------------------------------------------------------------------
     def spin(self, warp: "Warp", ctas: int, resident: int) -> None:

@@ -19,6 +19,7 @@ from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
 from nvfp4_cute.emulator.lanes import NOTHING
 from nvfp4_cute.emulator.places import LanePlaces, granules, lane_places
 from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
@@ -104,6 +105,7 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     address = b.address(inst.operands[0 if write else 1])
     strong = not STRONG.isdisjoint(inst.mods)
     relaxed = ("release" if write else "acquire") not in inst.mods
+    constant = "nc" in inst.mods
     targets = frozenset(b.writes)
 
     if write and not strong:
@@ -132,6 +134,9 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
                 _access(warp, pc, space, where, nbytes, write=True, atomic=True)
         else:
             _access(warp, pc, space, where, nbytes, write=False, targets=targets)
+            if constant:
+                checker, (_, addresses) = checker_of(warp), _resolved(warp, space, where)
+                checker.globals.constant(addresses, nbytes, checker.site(warp, pc))
         return result
 
     return run
@@ -203,6 +208,8 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
 def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     words = inst.mods
     proxy = words[:2] == ("proxy", "async") or any(w.startswith("async") for w in words)
+    if words[:2] == ("proxy", "tensormap::generic"):
+        return _tensor_map_fence(inst, b, step)
     barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
     ordering = "acq_rel" in words or "sc" in words
 
@@ -222,6 +229,62 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
         return step(warp)
 
     return run if barriers or ordering else step
+
+
+def _tensor_map_fence(inst: Inst, b: Builder, step: Step) -> Step:
+    address = b.address(inst.operands[0]) if "acquire" in inst.mods else lambda warp: None
+
+    def run(warp: "Warp") -> Any:
+        where = address(warp)
+        for one in np.unique(_lanes(warp, where)).tolist() if where is not None else [None]:
+            checker_of(warp).tensor_maps.fenced(warp, one)
+        return step(warp)
+
+    return run
+
+
+@WATCHERS.register("tensormap.replace")
+def _edit_map(inst: Inst, b: Builder, step: Step) -> Step:
+    address, pc = b.address(inst.operands[0]), b.pc
+    space = next((mod for mod in inst.mods if mod in ("global", "shared::cta")), "generic")
+
+    def run(warp: "Warp") -> Any:
+        space_, addresses = _resolved(warp, space, address(warp))
+        result = step(warp)
+        for one in np.unique(addresses).tolist():
+            if space_ == "global":
+                checker_of(warp).tensor_maps.edited(warp, pc, one, released=False)
+            else:
+                _access(warp, pc, space_, one, DESCRIPTOR_BYTES, write=True)
+        return result
+
+    return run
+
+
+@WATCHERS.register("tensormap.cp_fenceproxy")
+def _publish_map(inst: Inst, b: Builder, step: Step) -> Step:
+    target, source, pc = b.address(inst.operands[0]), b.address(inst.operands[1]), b.pc
+
+    def run(warp: "Warp") -> Any:
+        lane = warp.first_lane()
+        where = [int(lane_value(read(warp), lane)) for read in (target, source)]
+        result = step(warp)
+        if result is None:
+            checker_of(warp).warp_order.met(warp)
+            _access(warp, pc, "shared::cta", where[1], DESCRIPTOR_BYTES, write=False)
+            checker_of(warp).tensor_maps.edited(warp, pc, where[0], released=True)
+        return result
+
+    return run
+
+
+@WATCHERS.register("tcgen05.fence::after_thread_sync")
+def _after_sync(inst: Inst, b: Builder, step: Step) -> Step:
+    def run(warp: "Warp") -> Any:
+        checker_of(warp).clock(warp).acquire_relaxed()
+        return step(warp)
+
+    return run
 
 
 @WATCHERS.register("griddepcontrol")
@@ -258,11 +321,18 @@ def _fencing(step: Step) -> Step:
 
 
 def _gated(
-    step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool, named: bool = False
+    step: Step,
+    pc: int,
+    gate_of: "Callable[[Warp], Any]",
+    *,
+    waits: bool,
+    named: bool = False,
+    relaxed: bool = False,
 ) -> Step:
     """A step that arrives at a gate, and passes it when it is done.
 
     gate_of: the gate that an arrival now belongs to; evaluated before the step.  named: it is one of a named barrier.
+    relaxed: the arrival does not release.
     """
 
     def run(warp: "Warp") -> Any:
@@ -275,7 +345,7 @@ def _gated(
                 return result  # lanes of the warp are missing: it has not arrived
             if named and gate is not None:
                 checker.round_in(warp, pc, gate, waits=waits)
-            checker.gate_in(warp, pc, gate)
+            checker.gate_in(warp, pc, gate, relaxed=relaxed)
             if waits:
                 checker.passing[warp] = gate
         if waits and result is None:
@@ -332,8 +402,10 @@ def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
 
 @WATCHERS.register("barrier.cluster.arrive")
 def _cluster_arrive(inst: Inst, b: Builder, step: Step) -> Step:
-    gated = _gated(step, b.pc, lambda warp: (warp.cta.cluster, warp.cta.cluster.phase), waits=False)
-    return gated if "relaxed" in inst.mods else _fencing(gated)
+    relaxed = "relaxed" in inst.mods
+    gate_of = lambda warp: (warp.cta.cluster, warp.cta.cluster.phase)
+    gated = _gated(step, b.pc, gate_of, waits=False, relaxed=relaxed)
+    return gated if relaxed else _fencing(gated)
 
 
 @WATCHERS.register("barrier.cluster.wait")
@@ -379,15 +451,26 @@ def _init(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@WATCHERS.register("mbarrier.arrive", "mbarrier.arrive_drop")
-def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
-    places, pc = _barrier_places(inst, b, 1 if len(inst.operands) > 1 else 0), b.pc
+@WATCHERS.register("mbarrier.inval")
+def _invalidate(inst: Inst, b: Builder, step: Step) -> Step:
+    places, pc = _barrier_places(inst, b, 0), b.pc
 
     def run(warp: "Warp") -> Any:
         for cta, offset in places(warp):
-            checker_of(warp).mbarriers.arrive(
-                warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods
-            )
+            checker_of(warp).mbarriers.invalidated(warp, pc, cta.mbarrier(offset))
+        return step(warp)
+
+    return run
+
+
+@WATCHERS.register("mbarrier.arrive", "mbarrier.arrive_drop")
+def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
+    places, pc = _barrier_places(inst, b, 1 if len(inst.operands) > 1 else 0), b.pc
+    wide, relaxed = "cluster" in inst.mods, "relaxed" in inst.mods
+
+    def run(warp: "Warp") -> Any:
+        for cta, offset in places(warp):
+            checker_of(warp).mbarriers.arrive(warp, pc, cta, cta.mbarrier(offset), wide=wide, relaxed=relaxed)
         return step(warp)
 
     return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
@@ -396,7 +479,7 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
 @WATCHERS.register("mbarrier.test_wait", "mbarrier.try_wait")
 def _wait(inst: Inst, b: Builder, step: Step) -> Step:
     places, pc = _barrier_places(inst, b, 1), b.pc
-    by_parity = "parity" in inst.mods
+    by_parity, wide, relaxed = "parity" in inst.mods, "cluster" in inst.mods, "relaxed" in inst.mods
     token: Reader = b.read(inst.operands[2], "u32" if by_parity else "b64")
 
     def run(warp: "Warp") -> Any:
@@ -407,7 +490,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
             checker_of(warp).warp_order.met(warp)
             for cta, barrier in found:
                 if barrier.test_parity(value) if by_parity else barrier.test_state(value):
-                    checker_of(warp).mbarriers.waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
+                    checker_of(warp).mbarriers.waited(warp, pc, cta, barrier, wide=wide, relaxed=relaxed)
         return result
 
     return run

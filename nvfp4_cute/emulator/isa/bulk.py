@@ -257,7 +257,7 @@ def commit_group(inst: Inst, b: Builder) -> Step:
     def step(warp: "Warp") -> None:
         queue = warp.cta.machine.queue
         if queue is not None:
-            operations_of(warp).group(engine).close()
+            operations_of(warp).group(engine).close(warp.lanes)
 
     return step
 
@@ -280,7 +280,7 @@ def wait_group(inst: Inst, b: Builder) -> Step:
         if queue is None:
             return
         if everything:
-            operations_of(warp).group(engine).close()
+            operations_of(warp).group(engine).close(warp.lanes)
         queue.wait_group(warp, engine, pending, read=read)
 
     return step

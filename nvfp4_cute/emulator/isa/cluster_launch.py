@@ -48,6 +48,8 @@ def try_cancel(inst: Inst, b: Builder) -> Step:
 def take_over(asking: "Cta", ctas: "Sequence[Cta]", where: int, signal: int) -> None:
     """Take the next cluster out of the grid, and tell CTAs of the asking cluster at an offset of their shared memory."""
     checker = asking.machine.checker
+    if checker is not None:
+        checker.silicon.cancels(asking.cluster)
     first = asking.machine.cancel_cluster()
     x, y, z = first or (0, 0, 0)
     words = np.array([x, y | z << 16, first is not None, 0], np.uint32)
@@ -55,6 +57,8 @@ def take_over(asking: "Cta", ctas: "Sequence[Cta]", where: int, signal: int) -> 
         if checker is not None:
             stamp = checker.mbarriers.signalled(cta, signal)
             checker.write_shared(cta, byte_range(where, RESPONSE_BYTES), stamp=stamp)
+            if first is None:
+                checker.silicon.cancel_failed(asking.cluster, stamp)
         cta.smem.write(where, words.view(np.uint8))
         cta.mbarrier(signal).complete_tx(RESPONSE_BYTES)
 

@@ -89,6 +89,14 @@ def load_map(cta: "Cta", address: int) -> TensorMap:
     return TensorMap.decode(cta.machine.memory.view(address, DESCRIPTOR_BYTES, write=False).tobytes())
 
 
+def _used_map(warp: "Warp", pc: int, address: int) -> tuple[TensorMap, Any]:
+    """The tensor map of a copy that a warp issues, and what the hazard checker keeps of that if the kernel may change the map."""
+    m, checker = load_map(warp.cta, address), warp.cta.machine.checker
+    if checker is None or address in warp.cta.launch.tensor_maps:
+        return m, None
+    return m, checker.tensor_maps.used(warp, pc, address)
+
+
 def _single_boxes(form: _Tensor, m: TensorMap, coords: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Coordinates of the boxes that an instruction copies, one after the other in shared memory."""
     if not form.four_rows:
@@ -121,16 +129,16 @@ def tensor_copy(inst: Inst, b: Builder) -> Step:
     readers = [b.address(operands[0]), b.address(operands[2])]
     readers.append(b.read(operands[3], "b16") if multicast else lambda warp: 0)
     readers += _tensor_readers(inst, b, operands[1], form)
-    place = own_place if space == "shared::cta" else any_shared
+    place, pc = own_place if space == "shared::cta" else any_shared, b.pc
 
     def run(warp: "Warp", dst: int, barrier: int, mask: int, map_address: int, *coords: int) -> None:
         cta = warp.cta
         target, offset = place(cta, dst)
         targets = in_mask(cta, mask) if multicast else [target]
         signals = signalled(cta, targets, barrier, form.pair, multicast)
-        m = load_map(cta, map_address)
+        m, use = _used_map(warp, pc, map_address)
         boxes = _single_boxes(form, m, coords)
-        cta.issue(warp, Engine.COPY, partial(load_boxes, cta, m, boxes, targets, offset, signals))
+        cta.issue(warp, Engine.COPY, partial(load_boxes, cta, m, boxes, targets, offset, signals, use))
 
     return per_thread(run, readers)
 
@@ -142,8 +150,12 @@ def load_boxes(
     targets: "Sequence[Cta]",
     offset: int,
     signals: "Sequence[tuple[Cta, int]]",
+    use: Any,
 ) -> None:
-    """Copy boxes of a tensor into shared memory of the targets, and signal their mbarriers."""
+    """Copy boxes of a tensor into shared memory of the targets, and signal their mbarriers.
+
+    `use`: what the hazard checker keeps of the use of the tensor map, or None.
+    """
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=False)
     total = m.tile_bytes * len(boxes)
     for target in targets:
@@ -155,6 +167,8 @@ def load_boxes(
             checker.read_global(*m.rows_at(box))
         for target, (owner, barrier) in zip(targets, signals, strict=True):
             stamp = checker.mbarriers.signalled(owner, barrier)
+            if use is not None:
+                checker.tensor_maps.reading(use, stamp)
             for chunks in chunk_lists:
                 checker.write_shared(target, places.chunks(chunks), stamp=stamp)
     for box, chunks in zip(boxes, chunk_lists, strict=True):
@@ -180,23 +194,27 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
     mods.done()
     if len(operands) != 2:
         raise inst.unsupported(f"{len(operands)} operands")
-    readers = [b.address(operands[1]), *_tensor_readers(inst, b, operands[0], form)]
+    readers, pc = [b.address(operands[1]), *_tensor_readers(inst, b, operands[0], form)], b.pc
 
     def run(warp: "Warp", src: int, map_address: int, *coords: int) -> None:
         cta, offset = warp.cta, own_offset(warp.cta, src)
-        m = load_map(cta, map_address)
+        m, use = _used_map(warp, pc, map_address)
         boxes = _single_boxes(form, m, coords)
-        read = partial(_read_boxes, cta, m, boxes, offset)
+        read = partial(_read_boxes, cta, m, boxes, offset, use)
         cta.issue_store(warp, read, partial(write_boxes, cta, m, boxes, form.reduce))
 
     return per_thread(run, readers, idempotent=form.reduce is None)
 
 
-def _read_boxes(cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], offset: int) -> list[np.ndarray]:
+def _read_boxes(
+    cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], offset: int, use: Any
+) -> list[np.ndarray]:
     cta.smem.check(offset, m.shared_extent(len(boxes)))
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
+        if use is not None:
+            checker.tensor_maps.reading(use)
         for box, chunks in zip(boxes, chunk_lists, strict=True):
             inside = m.chunks_inside(box)
             if inside is not None:  # what is dropped need not be written

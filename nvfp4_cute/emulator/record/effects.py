@@ -73,6 +73,7 @@ def _tile_load(
     targets: Any,
     offset: int,
     signals: Any,
+    use: Any,
 ) -> Signals:
     pieces = [piece for box in boxes for piece in _region(r, m, box)]
     nbytes = m.transaction_bytes * len(boxes)

@@ -1,0 +1,126 @@
+"""Tensor maps that a kernel edits: who uses a new one without a fence of its proxy, who edits one that a copy still uses.
+
+TMA reads maps through a proxy of their own. Ordinary writes reach it behind ``fence.proxy.tensormap::generic.release``, which
+``tensormap.cp_fenceproxy`` contains, and whoever uses the map executes ``.acquire`` before, or knows of a warp that did
+(PTX ISA, membar and fence, proxies). TMA may read a map until the copies are complete that use it (DeepGEMM #343).
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.clocks import COMPONENT_SHIFT, SEEN, VALUE_MASK
+from nvfp4_cute.emulator.check.global_races import GlobalRaces
+from nvfp4_cute.emulator.check.ledger import Ledger
+from nvfp4_cute.emulator.check.shadow import Actor
+from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.state import Warp
+
+MANY = 16
+"""Uses of a map after which those that are complete are forgotten."""
+
+
+@dataclass
+class Use:
+    """A copy that uses a map: its place, and its epoch once it has happened."""
+
+    site: int
+    epoch: int | None = None
+
+    def known(self, knowledge: np.ndarray) -> bool:
+        """Whether it was complete before a holder of the knowledge."""
+        epoch = self.epoch
+        return epoch is not None and bool(knowledge[SEEN, epoch >> COMPONENT_SHIFT] >= epoch & VALUE_MASK)
+
+
+@dataclass
+class Edits:
+    """A map that the running clusters use or edit.
+
+    Attributes:
+        writer: component, count and place of the newest edit.  released: the edit was one with a fence.
+        releases, acquires: fences behind it: components and counts of warps.  uses: copies that may still use it.
+    """
+
+    writer: tuple[int, int, int] | None = None
+    released: bool = False
+    releases: list[tuple[int, int]] = field(default_factory=list)
+    acquires: list[tuple[int, int]] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+
+
+class TensorMaps:
+    """Follows the maps in global memory that the running clusters edit or use."""
+
+    def __init__(self, checker: Ledger, races: GlobalRaces):
+        """`checker`: where findings go.  `races`: knows the order of accesses to global memory."""
+        self.checker, self.races = checker, races
+        self.begin()
+
+    def begin(self) -> None:
+        """Fresh clusters."""
+        self._maps: dict[int, Edits] = {}
+
+    def edited(self, warp: "Warp", pc: int, address: int, *, released: bool) -> None:
+        """A warp writes a map in global memory. `released`: by an instruction that is a release of its proxy, too."""
+        clock, actor = self.checker.clock(warp), self.checker.warp_actor(warp, pc)
+        self.races.access(np.array([address], np.int64), DESCRIPTOR_BYTES, actor, write=True)
+        uses = self._maps[address].uses if address in self._maps else []
+        flying = next((use for use in uses if not use.known(actor.knowledge)), None)
+        if flying is not None:
+            site, other = self.checker.sites[actor.site], self.checker.sites[flying.site]
+            text = f"{site} edits the tensor map at {address:#x} while {other} may still use it: nothing orders them"
+            self.checker.report("race", site, other, text)
+        self._maps[address] = Edits((clock.own, clock.value, actor.site), released)
+
+    def fenced(self, warp: "Warp", address: int | None = None) -> None:
+        """A fence of the proxy: with an address an acquire of the map there, without one a release of all that the warp knows."""
+        clock = self.checker.clock(warp)
+        event = clock.own, clock.value
+        if address is None:
+            for edits in self._maps.values():
+                if _knows(clock.knowledge, edits.writer):
+                    edits.releases.append(event)
+        elif address in self._maps:
+            edits = self._maps[address]
+            released = edits.released or any(_knows(clock.knowledge, release) for release in edits.releases)
+            if released and _knows(clock.knowledge, edits.writer):
+                edits.acquires.append(event)
+
+    def used(self, warp: "Warp", pc: int, address: int) -> Use:
+        """A warp issues a copy that uses the map in global memory. Returns what `reading` completes."""
+        actor = self.checker.warp_actor(warp, pc)
+        self.races.access(np.array([address], np.int64), DESCRIPTOR_BYTES, actor, write=False)
+        edits = self._maps.setdefault(address, Edits())
+        self._check(edits, actor, address)
+        if len(edits.uses) >= MANY:
+            edits.uses = [use for use in edits.uses if not use.known(actor.knowledge)]
+        edits.uses.append(Use(actor.site))
+        return edits.uses[-1]
+
+    def _check(self, edits: Edits, actor: Actor, address: int) -> None:
+        writer = edits.writer
+        if writer is None or not _knows(actor.knowledge, writer):
+            return  # not of these clusters, or a race
+        if not any(_knows(actor.knowledge, acquire) for acquire in edits.acquires):
+            site, other = self.checker.sites[actor.site], self.checker.sites[writer[2]]
+            missing = "acquire" if edits.released or edits.releases else "release"
+            self.checker.report(
+                "proxy-fence",
+                site,
+                other,
+                f"{site} uses the tensor map at {address:#x}, which {other} wrote through the generic proxy: no "
+                f"fence.proxy.tensormap::generic.{missing} between them",
+            )
+
+    def reading(self, use: Use, stamp: int | None = None) -> None:
+        """The current operation uses a map. `stamp`: epoch of its completion if not that of its own component."""
+        use.epoch = self.checker.operation().actor(stamp).epoch
+
+
+def _knows(knowledge: np.ndarray, event: "tuple[int, ...] | None") -> bool:
+    """Whether an event (component, count, ...) happened before a holder of the knowledge."""
+    return event is not None and bool(knowledge[SEEN, event[0]] >= event[1])

@@ -1,0 +1,433 @@
+"""Reports of faults of order: scopes and semantics of barriers, proxies, storage that is used for something else. See `bug_reports`."""
+
+import cutlass
+import cutlass.cute as cute
+from bug_reports import (
+    NBYTES,
+    WARP,
+    address,
+    allocate,
+    arrive,
+    barriers,
+    fence_async,
+    free,
+    get,
+    load,
+    place,
+    put,
+    remote,
+    shared,
+    store,
+    stored,
+    sync,
+    wait,
+)
+from cutlass import Int32, Int64
+from cutlass.cute.arch import inline_ptx
+
+from nvfp4_cute.emulator.tensormap import encode
+
+MAP = encode(0, "s32", (64, 8), (256,), (64, 1))
+"""A tensor of 8 rows of 64 words, and a box of one row; the address is filled in by a kernel."""
+
+
+@cute.jit
+def cluster_barrier():
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+# ---- barriers --------------------------------------------------------------------------------------------------------------
+@cute.kernel
+def relaxed_cluster_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """What CTAs stored before a relaxed cluster barrier is read by others behind it."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer = shared(NBYTES)
+    put(buffer + 4 * tidx, 100 * rank + tidx)
+    if cutlass.const_expr(fixed):
+        cute.arch.cluster_arrive()
+    else:
+        cute.arch.cluster_arrive_relaxed()
+    cute.arch.cluster_wait()
+    out[64 * rank + tidx] = inline_ptx(
+        "ld.shared::cluster.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[remote(buffer + 4 * tidx, rank ^ 1)],
+    )
+    cluster_barrier()
+
+
+@cute.kernel
+def relaxed_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A relaxed wait finds that data came, and nothing makes them visible."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    if tidx == 0:
+        load(buffer, address(src, 0), bars, 256)
+    inline_ptx(
+        "{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 P, [{$r0}], 0, 1000000;\n"
+        "@P bra.uni DONE; bra.uni AGAIN; DONE: }",
+        read_only_args=[Int32(bars)],
+    )
+    if cutlass.const_expr(fixed):
+        inline_ptx("fence.acq_rel.cluster;")
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def receiver_does_not_expect(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A multicast copy, of which only the CTA that issues it expects the bytes; the other one just arrives."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    cluster_barrier()
+    if tidx == 0:
+        if cutlass.const_expr(fixed):
+            inline_ptx("mbarrier.arrive.expect_tx.shared.b64 _, [{$r0}], 256;", read_only_args=[Int32(bars)])
+        elif rank == 0:
+            inline_ptx("mbarrier.arrive.expect_tx.shared.b64 _, [{$r0}], 256;", read_only_args=[Int32(bars)])
+        else:
+            arrive(bars)
+        if rank == 0:
+            inline_ptx(
+                "{ .reg .b16 MASK; mov.b16 MASK, 3;\n"
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                "[{$r0}], [{$r1}], 256, [{$r2}], MASK; }",
+                read_only_args=[Int32(buffer), address(src, 0), Int32(bars)],
+            )
+    wait(bars, 0)
+    out[64 * rank + tidx] = get(buffer + 4 * tidx)
+    cluster_barrier()
+
+
+@cute.kernel
+def data_over_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The storage of a barrier that nobody needs any more holds data, and the barrier was not invalidated."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    if tidx == 0:
+        load(buffer, address(src, 0), bars, 256)
+    wait(bars, 0)
+    cute.arch.sync_threads()
+    if tidx == 0:
+        if cutlass.const_expr(fixed):
+            inline_ptx("mbarrier.inval.shared.b64 [{$r0}];", read_only_args=[Int32(bars)])
+        put(bars, 17)
+    cute.arch.sync_threads()
+    out[tidx] = get(buffer + 4 * tidx) + get(bars)
+
+
+@cute.kernel
+def invalid_too_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A CTA invalidates its barrier, where the other one is to arrive, without having waited for that."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    bars = barriers(1, (1,))
+    cluster_barrier()
+    if tidx == 0:
+        if rank == 0:
+            inline_ptx(
+                "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];",
+                read_only_args=[remote(bars, 1)],
+            )
+        else:
+            if cutlass.const_expr(fixed):
+                wait(bars, 0)
+            inline_ptx("mbarrier.inval.shared.b64 [{$r0}];", read_only_args=[Int32(bars)])
+    out[64 * rank + tidx] = tidx
+    cluster_barrier()
+
+
+@cute.kernel
+def rewritten_scalar(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A leader publishes a scalar in a loop; behind the barrier all read it, and the leader rewrites it at once."""
+    tidx, warp, lane = place()
+    slot = shared(16, 16)
+    for turn in cutlass.range(3, unroll=1):
+        if tidx == 0:
+            put(slot, turn * 5)
+        cute.arch.sync_threads()
+        out[64 * turn + tidx] = get(slot)
+        if cutlass.const_expr(fixed):
+            cute.arch.sync_threads()
+
+
+@cute.kernel
+def next_chunk(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Warps of a role store factors at the top of a loop and read all of them at its end, with one barrier of their own between."""
+    tidx, warp, lane = place()
+    factors = shared(NBYTES)
+    if warp > 0:
+        for chunk in cutlass.range(2, unroll=1):
+            put(factors + 4 * tidx, tidx + chunk)
+            sync(1, 64)
+            out[128 * chunk + tidx] = get(factors + 4 * (tidx ^ 96))
+            if cutlass.const_expr(fixed):
+                sync(1, 64)
+
+
+@cute.kernel
+def copies_of_others(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """One warp copies for both and meets the other before its copies are complete."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    if warp == 0:
+        inline_ptx(
+            "cp.async.ca.shared.global [{$r0}], [{$r1}], 8;",
+            read_only_args=[Int32(buffer + 8 * lane), address(src, 2 * lane)],
+        )
+        if cutlass.const_expr(fixed):
+            inline_ptx("cp.async.wait_all;")
+    cute.arch.sync_threads()
+    inline_ptx("cp.async.wait_all;")
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+# ---- global memory ---------------------------------------------------------------------------------------------------------
+@cute.kernel
+def read_only_path(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """What the kernel wrote itself is loaded as data that does not change."""
+    tidx, warp, lane = place()
+    out[tidx] = tidx + 3
+    cute.arch.sync_threads()
+    form = "ld.global.b32" if fixed else "ld.global.nc.L1::no_allocate.b32"
+    out[64 + tidx] = inline_ptx(
+        f"{form} {{$w0}}, [{{$r0}}];", write_only_types=[Int32], read_only_args=[address(out, tidx ^ WARP)]
+    )
+
+
+@cute.jit
+def make_map(at, tensor, row):
+    """Thread 0 writes a tensor map to shared memory: of rows of `tensor` from one on."""
+    words = [int.from_bytes(MAP[i : i + 4], "little", signed=True) for i in range(0, 128, 4)]
+    for i in cutlass.range_constexpr(32):
+        put(at + 4 * i, words[i])
+    inline_ptx(
+        "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [{$r0}], {$r1};",
+        read_only_args=[Int32(at), address(tensor, 64 * row)],
+    )
+
+
+@cute.jit
+def publish_map(to, at):
+    inline_ptx(
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [{$r0}], [{$r1}], 128;",
+        read_only_args=[Int64(to), Int32(at)],
+    )
+
+
+@cute.jit
+def acquire_map(at):
+    inline_ptx("fence.proxy.tensormap::generic.acquire.gpu [{$r0}], 128;", read_only_args=[Int64(at)])
+
+
+@cute.jit
+def load_row(to, tensor_map, bar):
+    inline_ptx(
+        "mbarrier.arrive.expect_tx.shared.b64 _, [{$r2}], 256;\n"
+        "{ .reg .b32 Z; mov.b32 Z, 0;\n"
+        "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}, {Z, Z}], [{$r2}]; }",
+        read_only_args=[Int32(to), Int64(tensor_map), Int32(bar)],
+    )
+
+
+@cute.kernel
+def map_in_flight(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A tensor map is edited in place for the next group while the loads of this one use it."""
+    tidx, warp, lane = place()
+    buffer, draft, bars = shared(2 * NBYTES), shared(128), barriers(2, (1, 1))
+    live = (address(src, 1024) + 127) & -128
+    if warp == 0:
+        for group in cutlass.range_constexpr(2):
+            if lane == 0:
+                make_map(draft, src, group)
+            cute.arch.sync_warp()
+            if cutlass.const_expr(fixed and group == 1):
+                wait(bars, 0)
+            publish_map(live, draft)
+            acquire_map(live)
+            if lane == 0:
+                load_row(buffer + NBYTES * group, live, bars + 8 * group)
+            cute.arch.sync_warp()
+    for group in cutlass.range_constexpr(2):
+        wait(bars + 8 * group, 0)
+        out[64 * group + tidx] = get(buffer + NBYTES * group + 4 * tidx)
+
+
+@cute.kernel
+def map_not_acquired(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A tensor map that one warp published is used by another one behind a barrier, without a fence of its proxy."""
+    tidx, warp, lane = place()
+    buffer, draft, bars = shared(NBYTES), shared(128), barriers(1, (1,))
+    live = (address(src, 1024) + 127) & -128
+    if warp == 0:
+        if lane == 0:
+            make_map(draft, src, 3)
+        cute.arch.sync_warp()
+        publish_map(live, draft)
+    cute.arch.sync_threads()
+    if tidx == WARP:
+        if cutlass.const_expr(fixed):
+            acquire_map(live)
+        load_row(buffer, live, bars)
+    wait(bars, 0)
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+# ---- tensor memory -----------------------------------------------------------------------------------------------------------
+@cute.kernel
+def statistics_not_stored(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A warpgroup stores statistics to tensor memory and tells another one, without having waited for the stores."""
+    tidx, warp, lane = place()
+    slot, bars = shared(16, 16), barriers(1, (128,))
+    if warp == 0:
+        allocate(slot)
+    cute.arch.sync_threads()
+    tmem = get(slot)
+    at = tmem + ((warp % 4) << 21)
+    if warp < 4:
+        inline_ptx(
+            "tcgen05.st.sync.aligned.32x32b.x1.b32 [{$r0}], {{$r1}};", read_only_args=[Int32(at), Int32(tidx)]
+        )
+        if cutlass.const_expr(fixed):
+            inline_ptx("tcgen05.wait::st.sync.aligned;")
+        arrive(bars)
+    else:
+        wait(bars, 0)
+        out[tidx] = inline_ptx(
+            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {{$w0}}, [{$r0}];\ntcgen05.wait::ld.sync.aligned;",
+            write_only_types=[Int32],
+            read_only_args=[Int32(at)],
+        )
+    inline_ptx("tcgen05.wait::st.sync.aligned;")
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem)
+
+
+@cute.kernel
+def slot_released_while_loading(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A slot of tensor memory is released behind the load of it, which nobody has waited for; another warp stores there."""
+    tidx, warp, lane = place()
+    slot, bars = shared(16, 16), barriers(2, (128, 128))
+    if warp == 0:
+        allocate(slot)
+    cute.arch.sync_threads()
+    tmem = get(slot)
+    at = tmem + ((warp % 4) << 21)
+    if warp < 4:
+        for turn in cutlass.range_constexpr(2):
+            if cutlass.const_expr(turn == 1):
+                wait(bars + 8, 0)
+            inline_ptx(
+                "tcgen05.st.sync.aligned.32x32b.x1.b32 [{$r0}], {{$r1}};\ntcgen05.wait::st.sync.aligned;",
+                read_only_args=[Int32(at), Int32(tidx + 1000 * turn)],
+            )
+            arrive(bars)
+    else:
+        for turn in cutlass.range_constexpr(2):
+            wait(bars, turn)
+            value = inline_ptx(
+                "tcgen05.ld.sync.aligned.32x32b.x1.b32 {{$w0}}, [{$r0}];",
+                write_only_types=[Int32],
+                read_only_args=[Int32(at)],
+            )
+            if cutlass.const_expr(fixed):
+                inline_ptx("tcgen05.wait::ld.sync.aligned;")
+            if cutlass.const_expr(turn == 0):
+                arrive(bars + 8)
+            if cutlass.const_expr(not fixed):
+                inline_ptx("tcgen05.wait::ld.sync.aligned;")
+            out[256 * turn + tidx] = value
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem)
+
+
+# ---- persistent kernels --------------------------------------------------------------------------------------------------------
+@cute.kernel
+def response_overwritten(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The next answer of clusterlaunchcontrol overwrites this one, of which one CTA has not said that it read it."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    response, bars = shared(16, 16), barriers(2, (1, 4 if fixed else 2))
+    cluster_barrier()
+    first = cute.arch.block_idx()[0]
+    if tidx == 0:
+        out[first] = 1
+    working = Int32(1)
+    turn = Int32(0)
+    while working != 0:
+        if warp == 0:
+            if lane == 0:
+                if rank == 0:
+                    if turn > 0:
+                        wait(bars + 8, (turn - 1) & 1)
+                    inline_ptx(
+                        "mbarrier.arrive.expect_tx.shared.b64 _, [{$r0}], 16;", read_only_args=[Int32(bars)]
+                    )
+                    inline_ptx(
+                        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 "
+                        "[{$r0}], [{$r1}];",
+                        read_only_args=[Int32(response), Int32(bars)],
+                    )
+                else:
+                    inline_ptx(
+                        "mbarrier.arrive.expect_tx.shared.b64 _, [{$r0}], 16;", read_only_args=[Int32(bars)]
+                    )
+            cute.arch.sync_warp()
+        wait(bars, turn & 1)
+        working = get(response + 8)
+        x = get(response)
+        fence_async()
+        if working != 0:
+            if tidx == 0:
+                out[x + rank] = 1
+        cute.arch.sync_warp()
+        if lane == 0:
+            if cutlass.const_expr(fixed):
+                inline_ptx(
+                    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];",
+                    read_only_args=[remote(bars + 8, 0)],
+                )
+            elif rank == 0:
+                arrive(bars + 8)
+        turn += 1
+    cluster_barrier()
+
+
+@cute.kernel
+def asks_again(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """clusterlaunchcontrol is asked again by a CTA that has seen that nothing is left."""
+    tidx, warp, lane = place()
+    response, bars = shared(16, 16), barriers(1, (1,))
+    if tidx == 0:
+        for turn in cutlass.range_constexpr(1 if fixed else 2):
+            inline_ptx("mbarrier.arrive.expect_tx.shared.b64 _, [{$r0}], 16;", read_only_args=[Int32(bars)])
+            inline_ptx(
+                "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [{$r0}], [{$r1}];",
+                read_only_args=[Int32(response), Int32(bars)],
+            )
+            wait(bars, turn)
+            fence_async()
+        out[0] = get(response + 8)
+
+
+# ---- bulk groups -----------------------------------------------------------------------------------------------------------------
+@cute.kernel
+def another_lane_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The lane that waits for a bulk store is not the one that issued it."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    for turn in cutlass.range(2, unroll=1):
+        put(buffer + 4 * tidx, tidx + turn)
+        fence_async()
+        cute.arch.sync_threads()
+        if tidx == 0:
+            store(address(out, 256 * turn), buffer, 256)
+        if tidx == (0 if fixed else 1):
+            stored()
+        cute.arch.sync_threads()
+    if tidx == 0:
+        stored()
