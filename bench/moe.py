@@ -311,6 +311,35 @@ def table(name: str, results: list[dict[str, Any]]) -> str:
     return f"## {name}\n\n{text}\n" + "".join(f"- {reason}\n" for reason in sorted(reasons))
 
 
+def standing(report: dict[str, Any]) -> str:
+    """Markdown: our fastest rows over the fastest of others', a row a model; what is above 1 is behind, and is bold."""
+    counts = sorted({result["tokens"] for results in report["models"].values() for result in results})
+    lines = [("model", *(f"{count} tokens" for count in counts)), ("---",) * (1 + len(counts))]
+    for model, results in report["models"].items():
+        cells = {}
+        for result in results:
+            us, tokens = result["us"], str(result["tokens"])
+            own = min((time, name) for name, time in us.items() if name.startswith("rows"))
+            known = {
+                name: times[model][tokens]
+                for name, times in report.get("peers", {}).items()
+                if model in times
+            }
+            others = known | {name: us[name] for name in ("torch bf16 rows", "torch fp8 rows") if name in us}
+            if not others:
+                continue
+            peer = min(others, key=lambda name: others[name])
+            ratio = f"{own[0] / others[peer]:.2f}"
+            cells[result["tokens"]] = (
+                f"{f'**{ratio}**' if own[0] > others[peer] else ratio} {peer.split()[0]}"
+            )
+        lines.append((model, *(cells.get(count, "-") for count in counts)))
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (
+        f"# Where it stands\n\nOur fastest rows over the fastest other ones, and whose these are.\n\n{text}\n"
+    )
+
+
 def page(report: dict[str, Any], made_by: str) -> str:
     """Markdown of a report: "rows" beside the peers' for all models, then every phase."""
     peers = report.get("peers", {})
@@ -323,6 +352,7 @@ def page(report: dict[str, Any], made_by: str) -> str:
         "others'. Ours quantizes activations to NVFP4 on the way, or leaves rows in 16 bits; Humming is weight-only.\n",
     ]
     parts += [f"{report['note']}\n"] if "note" in report else []
+    parts += [standing(report)]
     for model, results in report["models"].items():
         lines = [names, ("---",) * len(names)]
         for result in results:

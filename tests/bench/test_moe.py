@@ -47,6 +47,18 @@ def test_table():
     assert "- torch fp8 rows: no" in text
 
 
+def test_where_it_stands():
+    us = {"rows": 12.0, "rows, 16 bits": 9.0, "route + layer": 20.0, "torch bf16 rows": 30.0}
+    report = {
+        "models": {
+            "a": [{"tokens": 1, "us": us}, {"tokens": 8, "us": us}],
+            "b": [{"tokens": 8, "us": {"rows": 1.0}}],
+        }
+    }
+    report["peers"] = {"Other 1.2": {"a": {"1": 10.0, "8": 6.0}}}
+    assert "| a | 0.90 Other | **1.50** Other |\n| b | - | - |" in moe.standing(report)
+
+
 @pytest.mark.gpu("sm_90a")
 def test_gpu_measures(capsys):
     assert moe.main(["--model", "qwen3-30b-a3b", "--tokens", "1", "--json"]) == 0
