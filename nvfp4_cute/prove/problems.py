@@ -11,14 +11,23 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import NVFP4Tensor, gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize, quantize
+from nvfp4_cute import (
+    BlockScaledTensor,
+    gemm,
+    gemv,
+    grouped_dual_gemm,
+    grouped_gemm,
+    grouped_quantize,
+    quantize,
+)
 from nvfp4_cute.cli.check import K_STEP, Dice, difference
 from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8, BlockFormat
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, OUT_DTYPES, Form, Gate, OutDtype
+from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3
@@ -85,15 +94,17 @@ def _grouped(dice: Dice, sizes: Sequence[tuple[int, int, int]], num_b: int = 1) 
     return operands
 
 
-def _valid(t: NVFP4Tensor, m: int, n: int) -> Tensors:
-    """Data and the scales of real rows, which is all that an NVFP4 result defines."""
-    scale = from_blocked(t.scale.cpu().view(torch.uint8), m, -(-n // 64) * 4)
+def _valid(t: BlockScaledTensor, m: int, n: int) -> Tensors:
+    """Data and the scales of real rows, which is all that a quantized result defines."""
+    scale = from_blocked(t.scale.cpu().view(torch.uint8), m, t.format.padded_scale_shape(m, n)[1])
     return [t.data.cpu().view(torch.uint8)[:m], scale]
 
 
-def _valid_groups(data: torch.Tensor, scale: torch.Tensor, rows: Sequence[int], n: int) -> Tensors:
+def _valid_groups(
+    data: torch.Tensor, scale: torch.Tensor, rows: Sequence[int], n: int, format: BlockFormat
+) -> Tensors:
     """The same of every group of the ragged form, whose scales start with a row of atoms each."""
-    blocks_k = -(-n // 64)
+    blocks_k = -(-n // format.atom_k)
     found, row, atom = [], 0, 0
     scale = scale.cpu().view(torch.uint8).reshape(-1, blocks_k, 32, 4, 4)
     for m in rows:
@@ -116,10 +127,9 @@ def list_problem(
     def run(backend: str, device: str, config: KernelConfig | None = config) -> Tensors:
         a, b, a_scale, b_scale = (_to(operands[name], device) for name in ("a", "b0", "a_scale", "b0_scale"))
         options: dict[str, Any] = {"alpha": _to(alpha, device), "backend": backend, "config": config}
-        if dtype == NVFP4:
-            made = grouped_gemm(a, b, a_scale, b_scale, out_dtype=NVFP4, **options)
+        if not isinstance(dtype, torch.dtype):
+            made: Any = grouped_gemm(a, b, a_scale, b_scale, out_dtype=dtype, **options)
             return [part for t, (m, n, _) in zip(made, sizes, strict=True) if m for part in _valid(t, m, n)]
-        assert isinstance(dtype, torch.dtype)
         elements = [m * n + 64 for m, n, _ in sizes]  # 64 keep outputs 128-byte aligned, or more
         elements = [-(-count // 64) * 64 for count in elements]
         whole = _poisoned(sum(elements), dtype=dtype, device=device)
@@ -146,10 +156,9 @@ def ragged_problem(
 
     def run(backend: str, device: str, config: KernelConfig | None = config) -> Tensors:
         given = [_to(t, device) for t in (a, b, a_scale, b_scale, offs, alpha)]
-        if dtype == NVFP4:
-            made = grouped_gemm(*given, out_dtype=NVFP4, backend=backend, config=config)
-            return _valid_groups(made[0], made[1], rows, n)
-        assert isinstance(dtype, torch.dtype)
+        if not isinstance(dtype, torch.dtype):
+            made = grouped_gemm(*given, out_dtype=dtype, backend=backend, config=config)
+            return _valid_groups(made[0], made[1], rows, n, RESULT_FORMATS[dtype])
         out = _poisoned(len(a), n, dtype=dtype, device=device)
         grouped_gemm(*given, out=out, out_dtype=dtype, backend=backend, config=config)
         return [out.cpu()]
@@ -233,7 +242,7 @@ def dual_problem(
             )
             if not isinstance(dtype, torch.dtype):
                 made = grouped_dual_gemm(*given, *factors, offs=offs, out_dtype=dtype, **options)
-                return _valid_groups(made[0], made[1], rows, n)
+                return _valid_groups(made[0], made[1], rows, n, RESULT_FORMATS[dtype])
             out = _poisoned(len(a), n, dtype=dtype, device=device)
             grouped_dual_gemm(*given, *factors, offs=offs, out=out, out_dtype=dtype, **options)
             return [part.cpu() for part in out.split([*rows, SLACK])]
@@ -241,20 +250,21 @@ def dual_problem(
         made = grouped_dual_gemm(
             *(_to(operands[name], device) for name in names), *factors, out_dtype=dtype, **options
         )
-        if dtype == NVFP4:
+        if not isinstance(dtype, torch.dtype):
             return [part for t, (m, n, _) in zip(made, sizes, strict=True) if m for part in _valid(t, m, n)]
         return [t.cpu() for t in made]
 
     def expected() -> Tensors:
         found: Tensors = []
         for x in _relu2(operands, alphas):
-            if dtype != NVFP4:
+            if isinstance(dtype, torch.dtype):
                 found.append(x.to(dtype))
                 continue
-            want = block_scaled.quantize(x) if len(x) else None
+            format = RESULT_FORMATS[dtype]
+            want = block_scaled.quantize(x, format=format) if len(x) else None
             found += _valid(want, *x.shape) if want is not None else []
             if want is None and form == "ragged":
-                found.append(torch.empty((0, NVFP4_FORMAT.row_bytes(x.shape[1])), dtype=torch.uint8))
+                found.append(torch.empty((0, format.row_bytes(x.shape[1])), dtype=torch.uint8))
         if isinstance(dtype, torch.dtype) and form == "ragged":
             found.append(_poisoned(SLACK, sizes[0][1], dtype=dtype, device="cpu"))
         return found
@@ -376,9 +386,14 @@ def draw(seed: int, *, small: bool = False) -> Problem:
     max_m, max_n, max_k = (40, 80, 160) if small else (MAX_M, MAX_N, MAX_K)
     k = lambda: K_STEP * dice.integer(1, max_k // K_STEP)
     groups = dice.integer(1, MAX_GROUPS)
-    dtype = dice.choose((*OUT_DTYPES, NVFP4) if operation in ("list", "ragged") else OUT_DTYPES)
-    columns = 16 * dice.integer(1, max_n // 16)  # of NVFP4 results; any number will do for others
-    n = lambda: columns if dtype == NVFP4 else dice.integer(1, max_n)
+    some_mx: Any = dice.choose(tuple(f.name for f in (MXFP4, *MXFP8)))
+    kinds = {"list": (*OUT_DTYPES, NVFP4, some_mx), "dual ragged": (torch.bfloat16, NVFP4, some_mx)}
+    kinds["ragged"] = kinds["list"]
+    dtype: Any = dice.choose(kinds.get(operation, OUT_DTYPES))
+    format = result_format(dtype)
+    step = NVFP4_FORMAT.block_k if format is None else format.block_k
+    columns = step * dice.integer(1, max_n // step)  # of quantized results; any number will do for others
+    n = lambda: dice.integer(1, max_n) if format is None else columns
     rows = [dice.rows(max_m) for _ in range(groups)]
     if operation == "list":
         return list_problem(dice, [(m, n(), k()) for m in rows], dtype)
@@ -394,7 +409,7 @@ def draw(seed: int, *, small: bool = False) -> Problem:
         return dual_problem(dice, sizes, dtype, activation="silu" if operation == "silu" else "relu2")
     if operation == "dual ragged":
         shape = (columns, k())
-        return dual_problem(dice, [(m, *shape) for m in rows], dice.choose((torch.bfloat16, NVFP4)), "ragged")
+        return dual_problem(dice, [(m, *shape) for m in rows], dtype, "ragged")
     if operation == "gemv":
         return gemv_problem(dice, dice.integer(1, 4 * max_m), k(), dtype)
     if operation == "weight-only":
