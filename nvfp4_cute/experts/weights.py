@@ -8,6 +8,10 @@ import torch
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.ops.quantize import quantize
 
+LINE_BYTES = 128
+# Of a row, which may be added to it so that the next one begins a line.
+MOST_PADDING = 1 / 8
+
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
@@ -37,6 +41,21 @@ class ExpertWeights:
         """(E, N, K)."""
         experts, n, row_bytes = self.data.shape
         return experts, n, self.format.elements(row_bytes)
+
+
+def in_whole_lines(data: torch.Tensor) -> torch.Tensor:
+    """Weights [E, N, bytes] with rows that begin lines of L2: the same tensor, or a copy with up to an eighth more memory.
+
+    With gpt-oss-20b's rows of 1440 bytes 1536 apart, an H100 takes 8 to 11 % less time for both products (``bench/notes``). A row
+    that would need more padding stays.
+    """
+    length = data.shape[-1]
+    pitch = -(-length // LINE_BYTES) * LINE_BYTES
+    if not data.numel() or data.stride(-2) % LINE_BYTES == 0 or pitch - length > MOST_PADDING * length:
+        return data
+    padded = data.new_zeros((*data.shape[:-1], pitch))
+    padded[..., :length] = data
+    return padded[..., :length]
 
 
 def per_expert(factor: Any, experts: int, device: torch.device) -> torch.Tensor | None:

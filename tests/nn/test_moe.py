@@ -1,5 +1,6 @@
 """MoE and MoENVFP4: quantizing, state dict, devices and dtypes, torch.compile; what they compute is tests/moe's."""
 
+import copy
 import io
 
 import pytest
@@ -169,6 +170,29 @@ def test_blocks_as_gpt_oss_stores_them():
     layer = MoE.from_quantized(*tensors, **options)
     assert layer.w13.data_ptr() == tensors[0].data.data_ptr()
     assert torch.equal(layer(x, ids, weights), moe(x, ids, weights, *stored, **options))
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("emulator:sm_90a", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", ["nvfp4", "16bit"])
+def test_rows_begin_lines(rows, backend):
+    """Rows of 240 bytes lie 256 apart, wherever the module is moved; its state dict has none of the padding."""
+    gate_up, down = some(2, 960, 480).bfloat16() / 16, some(2, 480, 480, seed=1).bfloat16() / 16
+    x, (ids, weights) = some(T, 480, seed=6).bfloat16(), route(some(T, 2, seed=5), 1)
+    w13, w2 = ExpertWeights.quantize(gate_up), ExpertWeights.quantize(down)
+    layer = MoE.from_quantized(w13, w2, activations=rows, backend=backend)
+    want = moe(x, ids, weights, w13, w2, activations=rows, backend=backend)
+    state = layer.state_dict()
+    assert state["w13"].is_contiguous() and torch.equal(state["w13"], w13.data)
+    empty = MoE(2, 480, 480, activations=rows, device="meta", backend=backend)
+    empty.load_state_dict(state, assign=True)
+    for one in (layer, layer.to(torch.float16), copy.deepcopy(layer), empty):
+        assert one.w13.stride() == (960 * 256, 256, 1) and one.w2.stride(1) == 256
+        assert torch.equal(one(x, ids, weights), want)
+
+
+def test_rows_that_would_need_much_padding_stay():
+    layer = MoE.from_experts(some(2, 320, 160), some(2, 160, 160))
+    assert layer.w13.is_contiguous() and layer.w2.is_contiguous()
 
 
 def test_compile_takes_the_layer_whole():

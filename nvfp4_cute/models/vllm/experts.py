@@ -296,4 +296,4 @@ def as_moving_parameters(module: torch.nn.Module) -> None:
                 part.has_two_alphas = True  # type: ignore[assignment]
             elif tensor.ndim:
                 del part._buffers[name]
-                part.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+                part.register_parameter(name, torch.nn.Parameter(tensor.contiguous(), requires_grad=False))
