@@ -137,25 +137,33 @@ def grouped_dual_gemm(
 
     absent = tuple(x is None for x in (a_scale, alpha1, alpha2, out_global_scale))
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
-    if composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device):
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        """The task, and what it writes."""
         gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
-        _, outs = _check_groups(
-            a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
-            out_global_scale, scale_layout, config, early_weights, backend,
-        )  # fmt: skip
+        weights = dual_weights(
+            Weights("b1", b1, b1_scale, "alpha1", alpha1, b_format),
+            Weights("b2", b2, b2_scale, "alpha2", alpha2, b_format),
+            [1.0] * len(a) if is_list else 1.0,
+        )
+        result, how = (
+            Result(out, out_dtype, out_global_scale),
+            (scale_layout, gate, config, backend, early_weights),
+        )
+        return grouped_task(a, a_scale, a_format, weights, (offs, masked_m), result, *how)
+
+    if composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device):
+        _, outs = check()
         composed_dual.compute(
-            (a, b1, b2, a_scale, b1_scale, b2_scale), (alpha1, alpha2), (offs, masked_m), gate, outs, a_format=a_format,
-            b_format=b_format, scale_layout=scale_layout, early_weights=early_weights, backend=backend, config=config,
+            (a, b1, b2, a_scale, b1_scale, b2_scale), (alpha1, alpha2), (offs, masked_m),
+            Gate(activation, limit, weight_layout), outs, a_format=a_format, b_format=b_format,
+            scale_layout=scale_layout, early_weights=early_weights, backend=backend, config=config,
         )  # fmt: skip
-        return as_results(outs, is_list, out_format, out_global_scale)
-    settings = (
-        "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats, early_weights,
-    )  # fmt: skip
-    outs = call(
-        backend, settings, inputs, group_outputs(out, is_list, out_format), _check_groups,
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
-        out_global_scale, scale_layout, config, early_weights, backend,
-    )  # fmt: skip
+    else:
+        settings = (
+            "grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats, early_weights,
+        )  # fmt: skip
+        outs = call(backend, settings, inputs, group_outputs(out, is_list, out_format), check)
     return as_results(outs, is_list, out_format, out_global_scale)
 
 
@@ -254,133 +262,43 @@ def dual_gemm(
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
     out_global_scale = products.for_batches(out_global_scale, a)
 
-    out_format, choices, formats = (
-        result_format(out_dtype),
-        (activation, limit, weight_layout),
-        (a_format, b_format),
-    )
+    out_format, formats = result_format(out_dtype), (a_format, b_format)
+
+    def split() -> Any:
+        """Of a group a batch: lists of a and of a_scale, weights, a list of outputs; and what is written."""
+        weights = [
+            Weights("b1", b1, b1_scale, "alpha1", _vector(alpha1), b_format),
+            Weights("b2", b2, b2_scale, "alpha2", _vector(alpha2), b_format),
+        ]
+        parts = 1 if weight_layout == "separate" else 2
+        return products.split_dual_gemm(a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts)
+
     is_composed = composed_dual.is_composed(a_scale, formats, backend, first_tensor(a, b1).device)
     has_batches = isinstance(a, torch.Tensor) and products.num_batches(a) > 1
     if private_api.is_traced() or has_batches or is_composed:
-        alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
-        rows, scales, (gates, ups), parts, results = _split(
-            a,
-            b1,
-            b2,
-            a_scale,
-            b1_scale,
-            b2_scale,
-            alpha1,
-            alpha2,
-            choices,
-            formats,
-            out,
-            out_dtype,
-            scale_layout,
-        )
+        rows, scales, (gates, ups), parts, results = split()
         grouped_dual_gemm(
-            rows, gates.data, ups.data, scales, gates.scale, ups.scale, alpha1, alpha2, a_format=a_format,
+            rows, gates.data, ups.data, scales, gates.scale, ups.scale, gates.alpha, ups.alpha, a_format=a_format,
             b_format=b_format, activation=activation, limit=limit, weight_layout=weight_layout, out=parts,
-            out_dtype=out_dtype, out_global_scale=out_global_scale, scale_layout=scale_layout,
+            out_dtype=out_dtype, out_global_scale=_vector(out_global_scale), scale_layout=scale_layout,
             early_weights=early_weights, backend=backend, config=config,
         )  # fmt: skip
-        return one_result(results, out_format, out_global_scale)
+        return one_result(results, out_format, _vector(out_global_scale))
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        """The task, and what it writes."""
+        gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+        rows, scales, (gates, ups), parts, results = split()
+        weights, result = dual_weights(gates, ups, [1.0]), Result(parts, out_dtype, _vector(out_global_scale))
+        how = (scale_layout, gate, config, backend, early_weights)
+        return grouped_task(rows, scales, a_format, weights, (None, None), result, *how)[0], results
 
     order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
-    given = (x is None for x in order)
-    settings = ("dual_gemm", *given, *choices, out_dtype, scale_layout, config, formats, early_weights)
+    choices = (activation, limit, weight_layout, out_dtype, scale_layout, config, formats, early_weights)
+    settings = ("dual_gemm", *(x is None for x in order), *choices)
     inputs = [x for x in order if x is not None]
-    outs = call(
-        backend, settings, inputs, flat_outputs([out], out_format is not None), _check,
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, out_global_scale,
-        scale_layout, config, early_weights, backend,
-    )  # fmt: skip
+    outs = call(backend, settings, inputs, flat_outputs([out], out_format is not None), check)
     return one_result(outs, out_format, out_global_scale)
-
-
-def _check_groups(
-    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
-    out_global_scale, scale_layout, config, early_weights, backend,
-) -> tuple[Task, list[torch.Tensor]]:  # fmt: skip
-    """The task of ``grouped_dual_gemm``, and what it writes."""
-    activation, limit, weight_layout = choices
-    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
-    first, second = (
-        Weights("b1", b1, b1_scale, "alpha1", alpha1, formats[1]),
-        Weights("b2", b2, b2_scale, "alpha2", alpha2, formats[1]),
-    )
-    is_list = offs is None and masked_m is None
-    weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
-    result = Result(out, out_dtype, out_global_scale)
-    return grouped_task(
-        a,
-        a_scale,
-        formats[0],
-        weights,
-        (offs, masked_m),
-        result,
-        scale_layout,
-        gate,
-        config,
-        backend,
-        early_weights,
-    )
-
-
-def _check(
-    a,
-    b1,
-    b2,
-    a_scale,
-    b1_scale,
-    b2_scale,
-    alpha1,
-    alpha2,
-    choices,
-    formats,
-    out,
-    out_dtype,
-    out_global_scale,
-    scale_layout,
-    config,
-    early_weights,
-    backend,
-) -> tuple[Task, list[torch.Tensor]]:
-    """The task of ``dual_gemm``, and what it writes."""
-    alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
-    activation, limit, weight_layout = choices
-    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
-    rows, scales, listed, parts, results = _split(
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, scale_layout
-    )
-    weights, result = dual_weights(listed[0], listed[1], [1.0]), Result(parts, out_dtype, out_global_scale)
-    task, _ = grouped_task(
-        rows,
-        scales,
-        formats[0],
-        weights,
-        (None, None),
-        result,
-        scale_layout,
-        gate,
-        config,
-        backend,
-        early_weights,
-    )
-    return task, results
-
-
-def _split(
-    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, scale_layout
-) -> Any:
-    """Lists of a and of a_scale, weights, a list of outputs, and what is written: of a group a batch."""
-    a_format, b_format = formats
-    weights = [
-        Weights("b1", b1, b1_scale, "alpha1", alpha1, b_format),
-        Weights("b2", b2, b2_scale, "alpha2", alpha2, b_format),
-    ]
-    parts = 1 if choices[2] == "separate" else 2
-    return products.split_dual_gemm(a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts)
 
 
 def first_tensor(*sides: Any) -> torch.Tensor:

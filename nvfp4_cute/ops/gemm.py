@@ -1,6 +1,6 @@
 """gemm: C = alpha * A @ B^T + bias over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
 
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 
@@ -9,7 +9,7 @@ from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.launch.task import Task
@@ -22,77 +22,12 @@ from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, scale
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
-    FP8Name,
-    MXName,
     OutDtype,
     check_early_weights,
     new_quantized_data,
     new_quantized_scale,
     result_format,
 )
-
-
-@overload
-def gemm(
-    a: torch.Tensor | BlockScaledTensor,
-    b: torch.Tensor | BlockScaledTensor,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    alpha: torch.Tensor | float | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    out_global_scale: None = None,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> torch.Tensor: ...
-
-
-@overload
-def gemm(
-    a: torch.Tensor | BlockScaledTensor,
-    b: torch.Tensor | BlockScaledTensor,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    alpha: torch.Tensor | float | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: NVFP4Tensor | None = None,
-    out_dtype: Literal["nvfp4"],
-    out_global_scale: torch.Tensor | float | None = None,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> NVFP4Tensor: ...
-
-
-@overload
-def gemm(
-    a: torch.Tensor | BlockScaledTensor,
-    b: torch.Tensor | BlockScaledTensor,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    alpha: torch.Tensor | float | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: BlockScaledTensor | None = None,
-    out_dtype: MXName | FP8Name,
-    out_global_scale: None = None,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> BlockScaledTensor: ...
 
 
 def gemm(
@@ -112,7 +47,7 @@ def gemm(
     early_weights: bool = False,
     backend: str = "auto",
     config: KernelConfig | None = None,
-) -> torch.Tensor | BlockScaledTensor:
+) -> Any:
     """Multiply block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T + bias``.
 
     The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
@@ -211,52 +146,32 @@ def gemm(
     settings = (
         "gemm", is_weight_only, alpha is None, bias is None, out_dtype, scale_layout, config, formats, early_weights,
     )  # fmt: skip
-    outs = call(
-        backend, settings, inputs, [] if out is None else flat_outputs([out], out_format is not None), _check,
-        a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout, config,
-        early_weights, backend,
-    )  # fmt: skip
-    return one_result(outs, out_format, out_global_scale)
 
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        """The task, and what it writes."""
+        check_early_weights(early_weights)
+        if a_scale is None:
+            product, result = products.check_weight_only(
+                a, b, b_scale, alpha, b_format, out, ("a", "b", "b_scale"), out_dtype, scale_layout, bias
+            )
+            return product_task(product, backends.gpu_of(backend, a.device)), [result]
+        if isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
+            raise ValueError(
+                f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
+            )
+        check_config(config)
+        product, results = products.check_gemm(
+            a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
+        )
+        task: Task | None = None
+        if config is None and isinstance(out_dtype, torch.dtype):
+            task = few_rows_task(product, backends.gpu_of(backend, a.device))
+        if task is None:
+            task = GroupedTask.of(*product.grouped(), config, early_weights, scale_layout)
+        return task, results
 
-def _check(
-    a,
-    b,
-    a_scale,
-    b_scale,
-    alpha,
-    bias,
-    formats,
-    out,
-    out_dtype,
-    out_global_scale,
-    scale_layout,
-    config,
-    early_weights,
-    backend,
-) -> tuple[Task, list[torch.Tensor]]:
-    """The task, and what it writes."""
-    check_early_weights(early_weights)
-    if a_scale is None:
-        names = ("a", "b", "b_scale")
-        product, result = products.check_weight_only(
-            a, b, b_scale, alpha, formats[1], out, names, out_dtype, scale_layout, bias
-        )
-        return product_task(product, backends.gpu_of(backend, a.device)), [result]
-    if isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
-        raise ValueError(
-            f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
-        )
-    check_config(config)
-    product, results = products.check_gemm(
-        a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
-    )
-    task: Task | None = None
-    if config is None and isinstance(out_dtype, torch.dtype):
-        task = few_rows_task(product, backends.gpu_of(backend, a.device))
-    if task is None:
-        task = GroupedTask.of(*product.grouped(), config, early_weights, scale_layout)
-    return task, results
+    given = [] if out is None else flat_outputs([out], out_format is not None)
+    return one_result(call(backend, settings, inputs, given, check), out_format, out_global_scale)
 
 
 def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, settings) -> Any:

@@ -93,17 +93,15 @@ def gemv(
     inputs = [b, a, a_scale] if is_weight_only else [a, b, a_scale, b_scale]
     if alpha is not None:
         inputs.append(alpha)
-    return call(
-        backend, settings, inputs, [] if out is None else [out], _check,
-        a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout,
-    )[0]  # fmt: skip
 
-
-def _check(
-    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
-) -> tuple[Task, list[torch.Tensor]]:
-    """The task, and what it writes."""
-    if b_scale is not None:
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        """The task, and what it writes."""
+        if b_scale is None:
+            rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
+            product, result = products.check_weight_only(
+                b.unsqueeze(0), a, a_scale, alpha, a_format, rows, names, out_dtype, scale_layout
+            )
+            return W4A16Task(product), [result[0] if out is None else out]
         if isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES:
             raise ValueError(
                 f"b is {b.dtype} and has a b_scale; 16-bit b has none: pass b_scale=None, or quantize(b)"
@@ -112,8 +110,5 @@ def _check(
             a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
         )
         return GemvTask(product), [result]
-    rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
-    product, result = products.check_weight_only(
-        b.unsqueeze(0), a, a_scale, alpha, formats[0], rows, names, out_dtype, scale_layout
-    )
-    return W4A16Task(product), [result[0] if out is None else out]
+
+    return call(backend, settings, inputs, [] if out is None else [out], check)[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 
@@ -10,7 +10,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
@@ -27,115 +27,7 @@ from nvfp4_cute.ops.traced import (
     torch_dtype,
 )
 from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import FP8Name, Gate, MXName, OutDtype, ResultName, check_early_weights, result_format
-
-
-@overload
-def grouped_gemm(
-    a: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
-    b: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
-    a_scale: Sequence[torch.Tensor] | None = None,
-    b_scale: Sequence[torch.Tensor] | None = None,
-    offs: None = None,
-    alpha: torch.Tensor | Sequence[float] | None = None,
-    *,
-    masked_m: None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: Sequence[torch.Tensor] | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> list[torch.Tensor]: ...
-
-
-@overload
-def grouped_gemm(
-    a: torch.Tensor | BlockScaledTensor,
-    b: torch.Tensor | BlockScaledTensor,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    offs: torch.Tensor | None = None,
-    alpha: torch.Tensor | Sequence[float] | None = None,
-    *,
-    masked_m: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> torch.Tensor: ...
-
-
-@overload
-def grouped_gemm(
-    a: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
-    b: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
-    a_scale: Sequence[torch.Tensor] | None = None,
-    b_scale: Sequence[torch.Tensor] | None = None,
-    offs: None = None,
-    alpha: torch.Tensor | Sequence[float] | None = None,
-    *,
-    masked_m: None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: Sequence[NVFP4Tensor] | None = None,
-    out_dtype: Literal["nvfp4"],
-    out_global_scale: torch.Tensor | Sequence[float] | None = None,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> list[NVFP4Tensor]: ...
-
-
-@overload
-def grouped_gemm(
-    a: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
-    b: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
-    a_scale: Sequence[torch.Tensor] | None = None,
-    b_scale: Sequence[torch.Tensor] | None = None,
-    offs: None = None,
-    alpha: torch.Tensor | Sequence[float] | None = None,
-    *,
-    masked_m: None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: Sequence[BlockScaledTensor] | None = None,
-    out_dtype: MXName | FP8Name,
-    out_global_scale: None = None,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> list[BlockScaledTensor]: ...
-
-
-@overload
-def grouped_gemm(
-    a: torch.Tensor | BlockScaledTensor,
-    b: torch.Tensor | BlockScaledTensor,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    offs: torch.Tensor | None = None,
-    alpha: torch.Tensor | Sequence[float] | None = None,
-    *,
-    masked_m: torch.Tensor | None = None,
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    out_dtype: ResultName | FP8Name,
-    out_global_scale: torch.Tensor | Sequence[float] | None = None,
-    scale_layout: ScaleLayout = "blocked",
-    early_weights: bool = False,
-    backend: str = "auto",
-    config: KernelConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+from nvfp4_cute.problem import Gate, OutDtype, check_early_weights, result_format
 
 
 def grouped_gemm(
@@ -258,60 +150,20 @@ def grouped_gemm(
         inputs.append(out_global_scale)
 
     formats = a_format, b_format
-    settings = (
-        "grouped_gemm",
-        counts,
-        a_scale is None,
-        alpha is None,
-        out_global_scale is None,
-        out_dtype,
-        scale_layout,
-        config,
-        formats,
-        early_weights,
-    )
-    outs = call(
-        backend, settings, inputs, [] if out is None else group_outputs(out, is_list, out_format), _check,
-        a, b, a_scale, b_scale, alpha, offs, masked_m, formats, out, out_dtype, out_global_scale, scale_layout,
-        config, early_weights, backend,
-    )  # fmt: skip
+    absent = tuple(x is None for x in (a_scale, alpha, out_global_scale))
+    settings = ("grouped_gemm", counts, absent, out_dtype, scale_layout, config, formats, early_weights)
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        """The task, and what it writes."""
+        weights, result = (
+            [Weights("b", b, b_scale, "alpha", alpha, b_format)],
+            Result(out, out_dtype, out_global_scale),
+        )
+        how = (scale_layout, None, config, backend, early_weights)
+        return grouped_task(a, a_scale, a_format, weights, (offs, masked_m), result, *how)
+
+    outs = call(backend, settings, inputs, group_outputs(out, is_list, out_format), check)
     return outs if out_format is None and is_list else as_results(outs, is_list, out_format, out_global_scale)
-
-
-def _check(
-    a,
-    b,
-    a_scale,
-    b_scale,
-    alpha,
-    offs,
-    masked_m,
-    formats,
-    out,
-    out_dtype,
-    out_global_scale,
-    scale_layout,
-    config,
-    early_weights,
-    backend,
-) -> tuple[Task, list[torch.Tensor]]:
-    """The task, and what it writes."""
-    a_format, b_format = formats
-    weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
-    result = Result(out, out_dtype, out_global_scale)
-    return grouped_task(
-        a,
-        a_scale,
-        a_format,
-        weights,
-        (offs, masked_m),
-        result,
-        scale_layout,
-        None,
-        config,
-        backend,
-        early_weights,
-    )
 
 
 def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[Any, ...], list[Any]]:
