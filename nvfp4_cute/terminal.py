@@ -1,5 +1,6 @@
 """What commands say on a terminal: tables, and how far long work is."""
 
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
@@ -8,6 +9,15 @@ from typing import Any
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30
+
+
+def bar(steps: Iterable[Any] | None = None, **options: Any) -> tqdm:
+    """A bar of tqdm on stderr, removed when it is full; nothing where stderr is no terminal, as in loops of the library.
+
+    Its size is asked for here: tqdm draws nothing in a terminal that does not know its own.
+    """
+    size = shutil.get_terminal_size()
+    return tqdm(steps, leave=False, disable=None, ncols=size.columns, nrows=size.lines, **options)
 
 
 class Progress(tqdm):
@@ -19,7 +29,9 @@ class Progress(tqdm):
 
     def __init__(self, steps: Iterable[Any] | None = None, *, desc: str, unit: str, total: int | None = None):
         """`steps`: what is iterated over. `desc`: what is done. `unit`: of a step, in the singular. `total`: steps in all."""
-        super().__init__(steps, desc=desc, unit=unit, total=total, leave=False, disable=None)
+        size = shutil.get_terminal_size()  # as of ``bar``
+        given = {"desc": desc, "unit": unit, "total": total, "ncols": size.columns, "nrows": size.lines}
+        super().__init__(steps, leave=False, disable=None, **given)
         self._what, self._unit = desc, unit
         self._begun = self._last_said = monotonic()
         self._has_begun = False

@@ -3,7 +3,7 @@
 import pytest
 
 from nvfp4_cute import terminal
-from nvfp4_cute.terminal import SECONDS_BETWEEN_LINES, Progress
+from nvfp4_cute.terminal import SECONDS_BETWEEN_LINES, Progress, bar
 
 
 class Clock:
@@ -54,3 +54,12 @@ def test_a_terminal_gets_the_bar(monkeypatch, capsys):
     assert list(Progress([1, 2], desc="compile", unit="kernel")) == [1, 2]
     err = capsys.readouterr().err
     assert "\r" in err and "compile: 2 kernels\n" not in err
+
+
+def test_a_terminal_that_does_not_know_its_size_gets_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert list(bar([1, 2], desc="linear layers")) == [1, 2]
+    assert "linear layers" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert list(bar([1, 2], desc="linear layers")) == [1, 2]
+    assert capsys.readouterr().err == ""

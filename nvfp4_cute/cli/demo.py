@@ -1,7 +1,6 @@
 """`nvfp4-cute demo`: the sm_100a kernel on the emulator, on a competition's inputs, every output bit compared."""
 
 import argparse
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
+from nvfp4_cute.terminal import bar
 
 INTRODUCTION = """\
 Compiling the grouped GEMM kernel for {arch}, the code that {name} runs, and executing its PTX on the emulator.
@@ -95,18 +95,14 @@ def run_cases(selected: dict[str, spec.GroupCase], target: Target = B200) -> int
     print(INTRODUCTION.format(arch=target.arch, name=target.name), flush=True)
     results: list[Result] = []
     total = sum(_num_tiles(case, target) for case in selected.values())
-    # disable=None: no bar where nobody watches; there each case prints a line instead.
-    # Asked for here because tqdm draws nothing in a terminal that does not know its own size.
-    size = shutil.get_terminal_size()
-    with tqdm(
-        total=total, unit="tile", disable=None, leave=False, ncols=size.columns, nrows=size.lines
-    ) as bar:
+    # Where nobody watches a bar, each case prints a line instead.
+    with bar(total=total, unit="tile") as shown:
         for name, case in selected.items():
-            bar.set_description(name)
+            shown.set_description(name)
             before = sum(result.num_tiles for result in results)
-            results.append(run_case(name, case, partial(_advance_to, bar, before), target))
-            _advance_to(bar, before, results[-1].num_tiles)
-            if bar.disable or results[-1].fault:
+            results.append(run_case(name, case, partial(_advance_to, shown, before), target))
+            _advance_to(shown, before, results[-1].num_tiles)
+            if shown.disable or results[-1].fault:
                 tqdm.write(_line(results[-1]))
     print(f"\n{_report(results)}")
     return 1 if any(result.fault for result in results) else 0

@@ -3,7 +3,6 @@
 import argparse
 import importlib.metadata
 import json
-import shutil
 import sys
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from nvfp4_cute.emulator.record.device_images import KernelStore
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
+from nvfp4_cute.terminal import bar
 from nvfp4_cute.timing.clock import Clock
 
 TIMES_NOTE = (
@@ -326,17 +326,7 @@ class Progress:
     def begin(self, row: LaunchRow) -> None:
         """Show a launch."""
         self._started = time.perf_counter()
-        # Asked for here because tqdm draws nothing in a terminal that does not know its own size.
-        size = shutil.get_terminal_size()
-        self._bar = tqdm(
-            total=row.ctas,
-            unit="CTA",
-            desc=short_name(row.kernel),
-            disable=None,
-            leave=False,
-            ncols=size.columns,
-            nrows=size.lines,
-        )
+        self._bar = bar(total=row.ctas, unit="CTA", desc=short_name(row.kernel))
 
     def progress(self, row: LaunchRow, done: int, total: int) -> None:
         """Advance the bar."""

@@ -34,6 +34,14 @@ def check_ids(ids: torch.Tensor) -> None:
         )
 
 
+def kernel_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Ids of a layer as kernels take them, contiguous int32 or int64: fewer bits do not hold the number of experts, which stands
+    for none. Raises TypeError for what are no whole numbers."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"topk_ids is {ids.dtype}; expected whole numbers: pass topk_ids.long()")
+    return (ids if ids.dtype in ID_DTYPES else ids.long()).contiguous()
+
+
 def check_first_expert(first_expert: int) -> None:
     """Raise TypeError or ValueError unless it may be the id of an expert."""
     if not isinstance(first_expert, int) or isinstance(first_expert, bool):

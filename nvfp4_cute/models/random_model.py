@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import ATOM_ROWS, MXFP8_E4M3, NVFP4, BlockFormat
@@ -23,6 +22,7 @@ from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.terminal import bar
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
@@ -100,7 +100,7 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
         )
         or (way != "fp8" and _is_experts(module))
     ]
-    for name, module in tqdm(work, desc="random layers", leave=False, disable=None):
+    for name, module in bar(work, desc="random layers"):
         asked: Any = "auto" if way in WHOLE else way
         made = (
             _experts(module, activation_of(module), asked, device)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -51,6 +50,7 @@ from nvfp4_cute.nn.embedding import reason_against
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded as keep_decoded_weights
+from nvfp4_cute.terminal import bar
 
 NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
@@ -241,7 +241,7 @@ class CheckpointQuantizer(HfQuantizer):
         assert self.checkpoint is not None
         self._check_complete(model)
         work = [(name, False) for name in self.linears] + [(name, True) for name in self.experts]
-        for name, is_experts in tqdm(work, desc="quantized layers", leave=False, disable=None):
+        for name, is_experts in bar(work, desc="quantized layers"):
             options = self._options(model, name) | {"activations": _options.get().activations}
             pending = model.get_submodule(name)
             if is_experts:

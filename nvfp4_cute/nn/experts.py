@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from nvfp4_cute import backends
-from nvfp4_cute.experts.checks import ID_DTYPES
+from nvfp4_cute.experts.checks import kernel_ids
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
@@ -382,18 +382,12 @@ def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> 
     """Raise where these are no rows of tokens, and experts and weights of each."""
     check_tensors({"x": x, "topk_ids": ids, "topk_weights": weights})
     check_choice("dtype of x", x.dtype, OUT_DTYPES)
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"topk_ids is {ids.dtype}; expected whole numbers: pass topk_ids.long()")
+    kernel_ids(ids)
     if x.ndim != 2 or ids.ndim != 2 or ids.shape[0] != x.shape[0] or weights.shape != ids.shape:
         raise ValueError(
             f"x has shape {list(x.shape)}, topk_ids {list(ids.shape)} and topk_weights {list(weights.shape)}; expected [T, H], "
             "[T, k] and [T, k]"
         )
-
-
-def kernel_ids(ids: torch.Tensor) -> torch.Tensor:
-    """Contiguous int32 or int64: ids of fewer bits do not hold the number of experts, which stands for none."""
-    return (ids if ids.dtype in ID_DTYPES else ids.long()).contiguous()
 
 
 def _kernel_rows(x: torch.Tensor) -> torch.Tensor:

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.experts.checks import kernel_ids
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.formats.block_format import BlockFormat, int4_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.nn.experts import check_choices, expert_sizes, kernel_ids
+from nvfp4_cute.nn.experts import check_choices, expert_sizes
 from nvfp4_cute.nn.linear_8bit import checked_rows, kept_bias, product_of_16_bits
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.state import NamesFormats

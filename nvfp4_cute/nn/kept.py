@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.nn.options import check_patterns
+from nvfp4_cute.terminal import bar
 
 # Part of a GPU's memory that stays free: for activations and caches of keys and values.
 RESERVED_PART = 0.25
@@ -59,7 +59,7 @@ def keep_decoded(
         )
     check_patterns("leave", leave)
     done = Kept()
-    for names, layer, members in tqdm([*_products(model)], desc="decoded weights", leave=False, disable=None):
+    for names, layer, members in bar([*_products(model)], desc="decoded weights"):
         reason = next(
             (f"by the pattern {p}" for p in leave for n in names if fnmatch.fnmatchcase(n, p)), None
         )

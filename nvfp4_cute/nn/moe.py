@@ -8,7 +8,7 @@ import torch.distributed as dist
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
-from nvfp4_cute.experts.checks import check_first_expert
+from nvfp4_cute.experts.checks import check_first_expert, kernel_ids
 from nvfp4_cute.experts.layer import Parallel, moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
@@ -346,7 +346,8 @@ class MoE(NamesFormats):
         """The layer's result.
 
         Args:
-            x: float16 or bfloat16 [..., H]. ids, weights: [T, k], a row for each row of x, as of ``route``.
+            x: float16 or bfloat16 [..., H]. ids, weights: [T, k], a row for each row of x, as of ``route``; ids of any whole
+                numbers.
             shared: of x's dtype and shape: added to the result.
 
         Returns:
@@ -356,6 +357,7 @@ class MoE(NamesFormats):
             What ``moe`` refuses.
         """
         check_is_tensor("x", x)
+        check_is_tensor("ids", ids)
         if x.shape[-1:] != (self.hidden_size,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.hidden_size}], the layer's hidden_size"
@@ -363,7 +365,7 @@ class MoE(NamesFormats):
         rows = x.reshape(-1, self.hidden_size)
         y = moe(
             rows,
-            ids,
+            kernel_ids(ids),
             weights,
             self._weights("w13"),
             self._weights("w2"),

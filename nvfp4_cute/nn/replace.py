@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute.nn.activations import Activations
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.options import check_patterns
+from nvfp4_cute.terminal import bar
 
 # Output layers lose most, and are run once for all layers before them.
 KEEP = ("lm_head",)
@@ -68,7 +68,7 @@ def replace_linears(
     done = Replaced()
     linears = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     owners = _owners(model)
-    for name, linear in tqdm(linears, desc="linear layers", leave=False, disable=None):
+    for name, linear in bar(linears, desc="linear layers"):
         parent_name, _, child = name.rpartition(".")
         parent = model.get_submodule(parent_name)
         reason = _reason(name, linear, parent, owners, keep)

@@ -29,7 +29,6 @@ from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.problem import (
     INT32_MAX,
     OUT_DTYPES,
-    RESULT_FORMATS,
     Form,
     GroupedProblem,
     OutDtype,
@@ -123,8 +122,7 @@ def check_gemm(
     rules.check_scale_layout(scale_layout)
     out_format = result_format(out_dtype)
     rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=rules.may_be_of_rows(out_format))
-    rules.check_result_format(out_dtype)
-    rules.check_choice("out_dtype", out_dtype, (*rules.out_dtypes(formats), *RESULT_FORMATS))
+    rules.check_out_dtype(out_dtype, out_global_scale, formats)
     rules.check_result_of_pair(out_dtype, formats)
     rules.check_no_factor(out_dtype, alpha, bias)
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}

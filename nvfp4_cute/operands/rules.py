@@ -517,14 +517,9 @@ def out_dtypes(formats: Formats) -> tuple[torch.dtype, ...]:
 
 
 def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats) -> None:
-    """Raises TypeError for a dtype that no kernel writes, ValueError for a global scale that nothing uses."""
+    """Raises TypeError for a dtype that no kernel writes, ValueError for what is none, or a global scale that nothing uses."""
     check_result_format(out_dtype)
-    dtypes = out_dtypes(formats)
-    if out_dtype not in RESULT_FORMATS and out_dtype not in dtypes:
-        names = ", ".join(map(repr, RESULT_FORMATS))
-        raise TypeError(
-            f"out_dtype={out_dtype!r} is not supported; use {dtype_names(dtypes)} or one of {names}"
-        )
+    check_choice("out_dtype", out_dtype, (*out_dtypes(formats), *RESULT_FORMATS))
     check_out_global_scale(out_dtype, out_global_scale)
 
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import check_results, family_of, mmas_of
-from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
+from nvfp4_cute.planning.arch.base import INTERLEAVE, Family, check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_weights
 
@@ -14,12 +15,20 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
     Where only the device knows the sizes, ``problem`` is that of :func:`problem_of_mean`.
 
-    Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply or write.
+    Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply or write,
+    and for dual GEMMs that it does not compute.
     """
     formats = problem.a_format, problem.b_format
     check_pair(arch, formats, mmas_of(arch))
     check_results(arch, formats, problem.out_format)
-    return family_of(arch, formats).choose(problem, num_sms)
+    family = family_of(arch, formats)
+    if not _candidates(family, problem):
+        what = "GEMM" if problem.activation is None else "dual GEMM"
+        raise UnsupportedProblem(
+            f"{arch} has no {what} of {formats[0]} x {formats[1]} with results of {problem.out_dtype}; take "
+            "out_dtype=torch.bfloat16, or other formats"
+        )
+    return family.choose(problem, num_sms)
 
 
 def config_for_mean(
@@ -101,25 +110,26 @@ def candidates(
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:
     """What is chosen from, the chosen one first; one may be there twice. Raises as ``choose_config``."""
-    formats = problem.a_format, problem.b_format
-    check_pair(arch, formats, mmas_of(arch))
-    family = family_of(arch, formats)
+    chosen = choose_config(problem, arch, num_sms)
+    family = family_of(arch, (problem.a_format, problem.b_format))
     estimates = family.estimates(problem, num_sms)
     if estimates:
         return [estimate.config for estimate in estimates]
-    others = family.candidates(
-        problem.num_b, problem.weight_layout, problem.out_format, problem.form, formats
-    )
-    return [family.choose(problem, num_sms), *others]
+    return [chosen, *_candidates(family, problem)]
 
 
 def explain(problem: GroupedProblem, arch: str, num_sms: int) -> str:
     """Why a config was chosen for groups of known sizes: a line for each candidate that has an estimate, the chosen one first."""
+    config = choose_config(problem, arch, num_sms)
     estimates = family_of(arch, (problem.a_format, problem.b_format)).estimates(problem, num_sms)
     if estimates:
         return "\n".join(map(str, estimates))
-    config = choose_config(problem, arch, num_sms)
     return f"{config.to_name()}: a rule of {arch} on the sizes; this family prints no estimates of its candidates"
+
+
+def _candidates(family: Family, problem: GroupedProblem) -> tuple[KernelConfig, ...]:
+    formats = problem.a_format, problem.b_format
+    return family.candidates(problem.num_b, problem.weight_layout, problem.out_format, problem.form, formats)
 
 
 def _kernels_layout(gate: Gate) -> WeightLayout:

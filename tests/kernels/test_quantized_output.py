@@ -391,7 +391,7 @@ def check_ragged(arguments, factors=None):
         ({"out_global_scale": torch.ones(3)}, ValueError, r"out_global_scale has shape \[3\]"),
         ({"out_global_scale": [1.0]}, ValueError, "out_global_scale has 1 entries for 2 groups"),
         ({"out_dtype": torch.float16, "out_global_scale": [1.0, 1.0]}, ValueError, 'goes with out_dtype=.nvfp4'),
-        ({"out_dtype": "fp4"}, TypeError, "out_dtype='fp4' is not supported; use float16"),
+        ({"out_dtype": "fp4"}, ValueError, "out_dtype='fp4' is not supported; use torch.float16"),
         ({"out": [torch.empty(70, 56), torch.empty(3, 32)]}, TypeError, "a list of NVFP4Tensor"),
         ({"out": poisoned_out(((70, 96, 1), (3, 64, 1)))}, ValueError, r"group 0: data of out has shape \[70, 48\]"),
         ({"out": poisoned_out(SMALL.sizes)[:1] * 2}, ValueError, "group 1: data of out"),

@@ -32,8 +32,10 @@ from nvfp4_cute.launch.prepared import PreparedCall, signature
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import grouped, products, quantization
-from nvfp4_cute.ops import dual_gemm as dual_gemm_module
+from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
+from nvfp4_cute.ops.grouped_gemm import grouped_task
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import (
     grouped_dual_gemm_reference,
     grouped_gemm_reference,
@@ -564,10 +566,11 @@ def concatenated(arch, activations):
     dtype = torch.bfloat16 if a_scale is None else "nvfp4"
     given = [x for x in (a, b, a_scale, b_scale, offs, alpha, alpha) if x is not None]
     gpu = targets.lookup(arch).gpu
-    task, results = dual_gemm_module._check_groups(
-        a, b, None, a_scale, b_scale, None, alpha, alpha, offs, None, ("silu", None, "concatenated"), (NVFP4, NVFP4), None,
-        dtype, None, "blocked", None, False, f"emulator:{arch}",
-    )  # fmt: skip
+    weights = dual_weights(
+        Weights("b1", b, b_scale, "alpha1", alpha), Weights("b2", None, None, "alpha2", alpha), 1.0
+    )
+    how = ("blocked", Gate("silu", None, "concatenated"), None, f"emulator:{arch}")
+    task, results = grouped_task(a, a_scale, NVFP4, weights, (offs, None), Result(None, dtype, None), *how)
     with on_emulator(target=targets.lookup(arch)):
         return task.launch(gpu, for_emulator=True), given, results
 

@@ -98,6 +98,16 @@ def test_biases_and_dtypes():
     assert (other - y.float()).norm() < 0.1 * other.norm()
 
 
+def test_ids_of_few_bits():
+    x, ids, weights = batch()
+    layer = MoENVFP4.from_experts(*experts())
+    expected = layer(x, ids, weights)
+    for dtype in (torch.uint8, torch.int16):
+        assert torch.equal(layer(x, ids.to(dtype), weights), expected)
+    with pytest.raises(TypeError, match="topk_ids is torch.float32; expected whole numbers"):
+        layer(x, ids.float(), weights)
+
+
 def test_shapes_and_shared():
     gate_up, down = experts()
     x, ids, weights = batch()

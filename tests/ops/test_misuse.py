@@ -58,7 +58,10 @@ def test_the_calls_that_are_varied_below_are_right():
     [
         (gemm, {"a": X}, TypeError, "a is an NVFP4Tensor; pass its .data"),
         (gemm, {"b_scale": None}, TypeError, "b_scale is None; pass a torch.Tensor"),
-        (dual, {"out_dtype": "NVFP4"}, TypeError, "out_dtype='NVFP4' is not supported; use float16"),
+        *(
+            (op, {"out_dtype": "NVFP4"}, ValueError, "out_dtype='NVFP4' is not supported; use torch.float16")
+            for op in (gemm, grouped, ragged, dual)
+        ),
         (gemm, {"a_scale": None}, TypeError, "a_scale is None and a has dtype torch.uint8"),
         (gemm, {"a": X.data[0]}, ValueError, "a has shape [256]; pass a [M, K/2]"),
         (gemm, {"b": W.data[0]}, ValueError, "b has shape [256] and a [40, 256]; pass a [M, K/2]"),

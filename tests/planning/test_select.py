@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4_PAIR
-from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, sm90
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, fp8, sm90
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
-from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain
+from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain, ranked
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
@@ -238,3 +239,21 @@ def test_planned_sizes_have_the_mean_and_differ(spread, mean, groups):
 def test_few_rows_for_many_groups_have_a_config(mean):
     for is_ragged in (True, False):
         assert config_for_mean("sm_90a", 132, 40, mean, is_ragged=is_ragged) in sm90.candidates()
+
+
+REFUSED = (
+    ("nvfp4", None, fp8.PAIR, "GEMM"), ("mxfp8_e4m3", "silu", fp8.PAIR, "dual GEMM"),
+    (torch.bfloat16, "silu", INT8_PAIR, "dual GEMM"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "activation", "pair", "what"), REFUSED, ids=str)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_110a", "sm_120a"])
+def test_results_that_no_kernel_writes_are_refused(arch, dtype, activation, pair, what):
+    """Alike on every architecture, by name, before anything is compared."""
+    a, b = pair
+    sizes = ((64, 256, 512),)
+    asked = GroupedProblem(sizes, out_dtype=dtype, activation=activation, a_format=a, b_format=b)
+    for choose in (choose_config, ranked, explain):
+        with pytest.raises(UnsupportedProblem, match=f"{arch} has no {what} of {a} x {b}"):
+            choose(asked, arch, NUM_SMS)
