@@ -29,9 +29,9 @@ from nvfp4_cute.formats.block_format import (
     Formats,
 )
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
-from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.zero_points import FLOATS, scale_words
-from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
+from nvfp4_cute.problem import OUT_DTYPES, RESULT_FORMATS, FP8Name, GroupedProblem, ResultName
 
 SCALES = (0.5, 1.0, 1.5, 2.0)
 ZERO_POINTS = (0, 7, 8, 16)
@@ -74,12 +74,17 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--max-k", type=types.positive, default=1024, help="K at most (default %(default)s)")
     types.add_formats(parser, "of the operands", NVFP4_PAIR)
+    parser.add_argument(
+        "--out",
+        choices=tuple(RESULT_FORMATS),
+        help="format of results that are quantized (default: 16 or 32 bits, drawn)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check as many problems as were asked for; return 0 if all are bit-equal to the reference."""
-    limits = Limits(args.groups, args.max_m, args.max_n, args.max_k, args.formats)
+    limits = Limits(args.groups, args.max_m, args.max_n, args.max_k, args.formats, args.out)
     backend = args.backend
     if args.arch:
         if backend == "cuda":
@@ -90,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of the problems that are drawn: groups, and M, N, K of a group in elements.
+    """Upper bounds of the problems that are drawn: groups, and M, N, K of a group in elements; and formats.
+
+    Attributes:
+        out: name of the format of quantized results; None of others.
 
     Raises: ValueError if a bound leaves nothing to draw, or if K is so long that sums need not be exact.
     """
@@ -100,6 +108,12 @@ class Limits:
     max_n: int
     max_k: int
     formats: Formats = NVFP4_PAIR
+    out: ResultName | FP8Name | None = None
+
+    @property
+    def n_step(self) -> int:
+        """What N is a multiple of: blocks of quantized results."""
+        return 1 if self.out is None else RESULT_FORMATS[self.out].k_multiple
 
     @property
     def k_step(self) -> int:
@@ -111,6 +125,8 @@ class Limits:
         for name in ("groups", "max_m", "max_n"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not positive; use at least 1")
+        if self.max_n < self.n_step:
+            raise ValueError(f"max_n={self.max_n} has no block of {self.out}; use at least {self.n_step}")
         if not self.k_step <= self.max_k <= MAX_EXACT_K:
             raise ValueError(
                 f"max_k={self.max_k} is outside {self.k_step}..{MAX_EXACT_K} (whole tensor-map rows, sums exact in fp32); "
@@ -131,19 +147,39 @@ class Case:
     alpha: torch.Tensor | None
 
     def run(self, backend: str, device: str) -> list[torch.Tensor]:
-        """Compute the case on `backend` with tensors on `device`; return the outputs, [M, N] a group, on the CPU."""
-        dtype = self.problem.out_dtype
-        assert isinstance(dtype, torch.dtype)  # as drawn
-        out = [torch.full((m, n), float("nan"), dtype=dtype, device=device) for m, n, _ in self.problem.sizes]
+        """Compute the case on `backend` with tensors on `device`; return the outputs, [M, N] a group, on the CPU: of quantized
+        ones the data of all groups, then their scales of real rows."""
+        dtype, format, sizes = self.problem.out_dtype, self.problem.out_format, self.problem.sizes
+        out: list[Any] | None = None
+        if isinstance(dtype, torch.dtype):
+            out = [torch.full((m, n), float("nan"), dtype=dtype, device=device) for m, n, _ in sizes]
         a, b, a_scale, b_scale = (
             [t.to(device) for t in tensors] for tensors in (self.a, self.b, self.a_scale, self.b_scale)
         )
         alpha = None if self.alpha is None else self.alpha.to(device)
-        nvfp4_cute.grouped_gemm(
+        outs: list[Any] = nvfp4_cute.grouped_gemm(
             a, b, a_scale, b_scale, alpha=alpha, a_format=self.problem.a_format, b_format=self.problem.b_format, out=out,
             out_dtype=dtype, backend=backend,
         )  # fmt: skip
-        return [t.cpu() for t in out]
+        if format is None:
+            return [t.cpu() for t in outs]
+        scales = [real_scales(t, m, n) for t, (m, n, _) in zip(outs, sizes, strict=True)]
+        return [*(t.data.cpu() for t in outs), *scales]
+
+    @property
+    def names(self) -> list[str]:
+        """Of what ``run`` returns."""
+        groups = [f"group {g}" for g in range(self.problem.num_groups)]
+        return (
+            groups if self.problem.out_format is None else groups + [f"scales of {name}" for name in groups]
+        )
+
+
+def real_scales(x: nvfp4_cute.BlockScaledTensor, m: int, n: int) -> torch.Tensor:
+    """Scales of the rows [M, N] of a quantized result, on the CPU: a row of them a row; nothing writes those of padding rows."""
+    if x.format.scale_layout == "rowmajor":
+        return x.scale.cpu()
+    return from_blocked(x.scale.cpu().view(torch.uint8), m, x.format.padded_scale_shape(m, n)[1])
 
 
 class Dice:
@@ -211,14 +247,14 @@ def draw(seed: int, limits: Limits) -> Case:
     sizes = tuple(
         (
             dice.rows(limits.max_m),
-            dice.integer(1, limits.max_n),
+            limits.n_step * dice.integer(1, limits.max_n // limits.n_step),
             limits.k_step * dice.integer(1, limits.max_k // limits.k_step),
         )
         for _ in range(num_groups)
     )
     alpha = dice.factors(num_groups) if dice.choose((False, True)) else None
     a_format, b_format = limits.formats
-    dtype = dice.choose(OUT_DTYPES)
+    dtype = limits.out or dice.choose(OUT_DTYPES)
     problem = GroupedProblem(sizes, "list", dtype, alpha is not None, a_format=a_format, b_format=b_format)
     return Case(
         seed,
@@ -231,15 +267,21 @@ def draw(seed: int, limits: Limits) -> Case:
     )
 
 
-def difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> str | None:
-    """Say where outputs, [M, N] a group, first differ from what is expected by a bit, and how often; None if nowhere."""
+def difference(
+    outputs: list[torch.Tensor], expected: list[torch.Tensor], names: Sequence[str] | None = None
+) -> str | None:
+    """Say where outputs, [M, N] a group, first differ from what is expected by a bit, and how often; None if nowhere.
+
+    names: of the outputs; None of a group each.
+    """
     for group, (out, want) in enumerate(zip(outputs, expected, strict=True)):
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.dtype.itemsize]
         differs = out.contiguous().view(bits) != want.contiguous().view(bits)
         if differs.any():
             row, column = (int(i) for i in differs.nonzero()[0])
+            name = f"group {group}" if names is None else names[group]
             return (
-                f"group {group} element ({row}, {column}) is {out[row, column].item()!r}, the reference says "
+                f"{name} element ({row}, {column}) is {out[row, column].item()!r}, the reference says "
                 f"{want[row, column].item()!r}; {int(differs.sum())} of {differs.numel()} elements of the group differ"
             )
     return None
@@ -276,7 +318,7 @@ def failure_of(case: Case, backend: str) -> str | None:
         outputs = case.run(backend, "cuda" if backend == "cuda" else "cpu")
     except EmulatorError as error:
         return str(error)
-    return difference(outputs, case.run("reference", "cpu"))
+    return difference(outputs, case.run("reference", "cpu"), case.names)
 
 
 def repeat_command(backend: str, limits: Limits, seed: int) -> str:
@@ -298,4 +340,6 @@ def repeat_command(backend: str, limits: Limits, seed: int) -> str:
     words += ["--max-m", limits.max_m, "--max-n", limits.max_n, "--max-k", limits.max_k]
     if limits.formats != NVFP4_PAIR:
         words += ["--formats", ",".join(format.name for format in limits.formats)]
+    if limits.out is not None:
+        words += ["--out", limits.out]
     return shlex.join(map(str, words))

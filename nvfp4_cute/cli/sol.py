@@ -20,6 +20,7 @@ from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.model.plot import roofline
 from nvfp4_cute.planning.arch import mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
+from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
@@ -35,7 +36,7 @@ PROBLEMS: dict[str, Sequence[Any]] = {
 """Benchmark cases of every competition problem."""
 
 OPERATIONS: dict[str, dict[str, Any]] = {"gemm": {}, "dual": {"num_b": 2}, "w4a16": {"a": "fp16"}}
-OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
+OUT_FORMATS = ("fp16", "bf16", "fp32", *RESULT_FORMATS)
 LABEL = "Computed floors, not measurements."
 COMPETITION_NOTE = (
     "published, ours: the competition's speed of light, max(bytes / "
@@ -50,6 +51,7 @@ examples:
   nvfp4-cute sol --target rtx5090 --json                   the same on another GPU, with the source of every figure
   nvfp4-cute sol --m 16 --n 4096 --k 7168 --groups 32      one shape: traffic by operand, and what binds
   nvfp4-cute sol --m 16 --n 4096 --k 7168 --formats mxfp8_e4m3,mxfp4   operands of other formats
+  nvfp4-cute sol --m 16 --n 4096 --k 7168 --out mxfp8_e4m3   results quantized for the next product
   nvfp4-cute sol --op w4a16 --m 1 --n 4096 --k 4096        fp16 activations, NVFP4 weights
   nvfp4-cute sol --memory --target h200                    what weights occupy in fp16, fp8, and NVFP4
 

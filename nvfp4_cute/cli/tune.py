@@ -19,13 +19,13 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.planning.arch import mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
-from nvfp4_cute.problem import Form, OutDtype
+from nvfp4_cute.problem import RESULT_FORMATS, Form, OutDtype
 
 OUT_DTYPES: dict[str, OutDtype] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
-    "nvfp4": "nvfp4",
+    **{name: name for name in RESULT_FORMATS},
 }
 
 
@@ -33,7 +33,7 @@ EXAMPLES = """\
 examples:
   nvfp4-cute tune --m 16 --n 4096 --k 7168 --groups 8      list form; measured on the GPU of this machine if it is known
   nvfp4-cute tune --m 8,0,200 --n 4096 --k 7168 --form ragged --target B200   sizes on the device; modelled elsewhere
-  nvfp4-cute tune --m 64 --n 2048 --k 7168 --op dual --out nvfp4
+  nvfp4-cute tune --m 64 --n 2048 --k 7168 --op dual --out nvfp4     or --out mxfp8_e4m3
   nvfp4-cute tune --m 64 --n 2048 --k 7168 --formats fp8_1x128,fp8_128x128   operands of other formats
   nvfp4-cute tune competition --containing group_gemm      the cases of the suites that bench times
 

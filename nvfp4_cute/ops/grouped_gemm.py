@@ -91,8 +91,9 @@ def grouped_gemm(
             a BlockScaledTensor a group, whose data and scale are written, or (data, scale) as it would be returned.
         out_dtype: float16, bfloat16, float32, or the name of a format: results quantized for the next layer. "nvfp4": N is a
             multiple of 16; "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2": of 32, and scales are rounded up, as ``quantize`` does. Of
-            FP8_1x128 and FP8_128x128, on sm_90a, "fp8_1x128": N is a multiple of 128, and scales have rows as ``a_scale``
-            has. Of INT8 also int32: the sums of products of integers, exact; no scale is read, and both may be left out.
+            FP8_1x128 and FP8_128x128, but not on the sm_120 family, "fp8_1x128": N is a multiple of 128, and scales have
+            rows as ``a_scale`` has. Of INT8 also int32: the sums of products of integers, exact; no scale is read, and both may
+            be left out.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
         scale_layout: "blocked" or, in list form, "rowmajor". Float32 scales always have rows, and none of padding: ``a_scale``

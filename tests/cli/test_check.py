@@ -1,6 +1,7 @@
 """`nvfp4-cute check`: what it draws, what it finds, what it prints."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from nvfp4_cute import cli
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import check
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.reference import expand_operand
 
 LIMITS = check.Limits(groups=4, max_m=20, max_n=40, max_k=128)
@@ -134,6 +138,30 @@ def test_operands_of_other_formats(names, capsys):
     for out, total, factor in zip(outs, sums, factors, strict=True):
         assert torch.equal(out, (total.float() * factor).to(case.problem.out_dtype))
     assert f"--formats {formats[0]},{formats[1]}" in check.repeat_command("emulator:sm_100a", limits, 3)
+
+
+@pytest.mark.parametrize("out", ["nvfp4", "mxfp8_e4m3", "mxfp4"])
+def test_quantized_results(out, monkeypatch):
+    """What quantize makes of float32 results: data, then scales of real rows; a wrong scale is found."""
+    limits = check.Limits(groups=3, max_m=20, max_n=96, max_k=128, out=out)
+    case = next(c for c in (check.draw(seed, limits) for seed in range(50)) if 0 < c.problem.sizes[0][0])
+    format = RESULT_FORMATS[out]
+    assert all(n % format.block_k == 0 for _, n, _ in case.problem.sizes)
+    outs, count = case.run("reference", "cpu"), case.problem.num_groups
+    plain = replace(case, problem=replace(case.problem, out_dtype=torch.float32)).run("reference", "cpu")
+    for g, x in enumerate(plain):
+        if len(x):
+            want = block_scaled.quantize(x, format=format)
+            assert torch.equal(outs[g].view(torch.uint8), want.data.view(torch.uint8))
+            columns = format.padded_scale_shape(*x.shape)[1]
+            blocked = from_blocked(want.scale.view(torch.uint8), len(x), columns)
+            assert torch.equal(outs[count + g], blocked)
+    wrong = [t.clone() for t in outs]
+    wrong[count].view(torch.uint8)[0, 0] += 1
+    assert check.difference(wrong, outs, case.names).startswith("scales of group 0 element (0, 0) is")
+    assert check.repeat_command("emulator", limits, 3).endswith(f"--out {out}")
+    with pytest.raises(ValueError, match=f"has no block of {out}; use at least {format.block_k}"):
+        replace(limits, max_n=format.block_k - 1)
 
 
 def test_formats_that_there_are_not(capsys):

@@ -13,7 +13,7 @@ from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
-from nvfp4_cute.planning.arch import sm90_fp8
+from nvfp4_cute.planning.arch import sm90_fp8, sm100_fp8
 from nvfp4_cute.planning.config import KernelConfig
 
 SLOW = pytest.mark.slow
@@ -28,6 +28,17 @@ PRODUCTS = [
     pytest.param("t128x32x128_s0a1_swap_k2_p4", "random:2", marks=SLOW),
     pytest.param("t128x256x128_s0a1_m2_p2", "random:3", marks=SLOW),
     pytest.param(None, "lazy", marks=SLOW),
+]
+SM100_PRODUCTS = [
+    ("t128x128x128_s0a4_p2", "random:1"),
+    pytest.param("t128x64x128_s0a4_swap_p3", "lazy", marks=SLOW),
+    pytest.param("t128x128x128_s0a4_2cta_p2", "random:2", marks=SLOW),
+    pytest.param("t128x128x128_s0a4_2cta_swap_p2", "eager", marks=SLOW),
+]
+SM100_DUALS = [
+    ("t128x64x128_s0a4_swap_p2", "random:1"),
+    pytest.param("t128x64x128_s0a4_2cta_swap_p2", "lazy", marks=SLOW),
+    pytest.param(None, "eager", marks=SLOW),
 ]
 DUALS = [
     ("t128x128x128_s0a1_p2", "random:1"),
@@ -88,7 +99,19 @@ def test_dual_ragged(name, mode):
     check_ragged(name, mode, dual=True)
 
 
-@pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED, marks=SLOW)])
+@pytest.mark.parametrize(("name", "mode"), SM100_PRODUCTS)
+def test_ragged_on_sm100(name, mode):
+    check_ragged(name, mode, dual=False, backend="emulator:sm_100a")
+
+
+@pytest.mark.parametrize(("name", "mode"), SM100_DUALS)
+def test_dual_ragged_on_sm100(name, mode):
+    check_ragged(name, mode, dual=True, backend="emulator:sm_100a")
+
+
+@pytest.mark.parametrize(
+    "backend", ["reference", *(pytest.param(x, marks=SLOW) for x in (EMULATED, "emulator:sm_100a"))]
+)
 def test_list_masked_and_batched(backend):
     """New results in every form, which the next product takes as they are."""
     a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
@@ -147,12 +170,19 @@ def test_refusals():
             UnsupportedProblem, match="only products of FP8_1X128 and FP8_128X128.*not of NVFP4"
         ):
             call()
-    for arch in ("sm_100a", "sm_120a"):
-        for chosen in (None, KernelConfig((128, 64, 128), swap_ab=True)):
-            with pytest.raises(
-                UnsupportedProblem, match=f"{arch}: no kernel writes FP8_1X128.*one for sm_90a"
-            ):
-                nv.gemm(x, weights_of(128, 128), out_dtype=NAME, config=chosen, backend=f"emulator:{arch}")
+    for chosen in (None, KernelConfig((128, 64, 128), num_acc_stage=1, swap_ab=True)):
+        with pytest.raises(
+            UnsupportedProblem, match="sm_120a: no kernel writes FP8_1X128.*one for sm_90a, sm_100a"
+        ):
+            nv.gemm(x, weights_of(128, 128), out_dtype=NAME, config=chosen, backend="emulator:sm_120a")
+    for name, fix in (
+        ("t128x64x128_s0a4", "use swap_ab=True"),
+        ("t128x64x128_s0a4_swap_k2", "use split_k=1"),
+    ):
+        with pytest.raises(nv.ConfigError, match=f"blocks of .*{fix}"):
+            nv.gemm(
+                x, weights_of(128, 128), out_dtype=NAME, config=config_of(name), backend="emulator:sm_100a"
+            )
     w, offs = weights_of(1, 256, 128), torch.tensor([8], dtype=torch.int32)
     out = torch.zeros(8, 256, dtype=torch.float8_e4m3fn), torch.zeros(2, 8).T
     with pytest.raises(ValueError, match=r"scale of out has strides .*rows without gaps"):
@@ -160,17 +190,20 @@ def test_refusals():
     assert not out[0].float().any()
 
 
+EVERY_CANDIDATE = [
+    pytest.param(arch, chosen, num_b == 2, id=f"{arch}-{chosen.to_name()}{'-dual' * (num_b - 1)}")
+    for arch, family in (("sm_90a", sm90_fp8), ("sm_100a", sm100_fp8))
+    for num_b in (1, 2)
+    for chosen in family.candidates(num_b, out_format=nv.FP8_1x128)
+]
+
+
 @SLOW
-@pytest.mark.parametrize("dual", [False, True])
-@pytest.mark.parametrize("chosen", sm90_fp8.candidates(), ids=lambda chosen: chosen.to_name())
-def test_machine_code(chosen, dual):
+@pytest.mark.parametrize(("arch", "chosen", "dual"), EVERY_CANDIDATE)
+def test_machine_code(arch, chosen, dual):
     """No spills, and no stage that is released while it is read."""
-    if dual and chosen not in sm90_fp8.candidates(2):
-        pytest.skip("no tile of two products")
     options = {"activation": "gelu_tanh", "has_limit": True} if dual else {}
-    kernel = get_kernel(
-        KernelKey("sm_90a", chosen, 1, NAME, True, "ragged", **options, **FORMATS).validated()
-    )
+    kernel = get_kernel(KernelKey(arch, chosen, 1, NAME, True, "ragged", **options, **FORMATS).validated())
     assert kernel.resources.stack_bytes == 0
     stages = (kernel.key.config.num_ab_stage,)
     assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]

@@ -23,6 +23,7 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.planning.arch import sm90_fp8
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import GroupedProblem
 
 SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_90a"
@@ -226,6 +227,24 @@ def test_a_refusal_of_two_products_names_the_nearest_legal_value(chosen, fix):
 )
 def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
     assert fix in sm90_fp8.unsupported_reason(chosen)
+
+
+@pytest.mark.parametrize(
+    ("size", "groups", "activation", "name"),
+    [
+        ((8192, 8192, 8192), 1, None, "t128x256x128_s0a1_m2"),
+        ((4096, 4096, 7168), 8, None, "t128x256x128_s0a1_m2"),
+        ((4096, 4096, 7168), 1, None, "t128x256x128_s0a1"),
+        ((256, 2048, 7168), 1, "silu", "t128x64x128_s0a1_swap_k2"),
+        ((16, 2048, 7168), 1, "silu", "t128x8x128_s0a1_swap_k4"),
+        ((512, 2048, 7168), 8, "silu", "t128x128x128_s0a1"),
+    ],
+)
+def test_what_is_chosen_was_the_fastest_on_an_h100(size, groups, activation, name):
+    """Or took at most 1 % longer (2026-11-26). A pair of CTAs for the longest launches alone."""
+    formats = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
+    problem = GroupedProblem((size,) * groups, "ragged", activation=activation, **formats)
+    assert sm90_fp8.choose(problem, 132).to_name() == name
 
 
 @pytest.mark.gpu("sm_90a")

@@ -16,6 +16,7 @@ from ...common import ptx
 from ...common.fp32_scales import SCALE_BYTES
 from ...common.output_table import load_alphas
 from ...common.ptx import pack_16x2
+from ...common.quantized_output import quantized_group
 from ...common.ring import arrive_lanes, consumer_place
 from ...common.shared_access import load_shared
 from ...common.sides import mma_sides
@@ -37,6 +38,7 @@ from ..instructions import order_after_wait
 from ..split_k import add_slice, give_room, is_sent, send_slice, wait_for_room, wait_for_sums
 from ..staging import WARP_BYTES, staged_target, store_staged
 from ..store import row_target, store_slice
+from .quantized_results import BlockPlace, store_columns, store_rows
 from .scales import StagedScales
 
 # Columns whose scales a lane reads at once.
@@ -55,7 +57,9 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     warp_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE)
     quarter = cute.arch.make_warp_uniform(thread // WARP_SIZE)
     staging = args.staging + warp_idx * WARP_BYTES
-    is_staged, across_lanes = args.out_dtype.width == 16, args.out_m_major != config.swap_ab
+    is_quantized = args.outputs.scales is not None
+    is_staged = not is_quantized and args.out_dtype.width == 16
+    across_lanes = args.out_m_major != config.swap_ab
     num_products, tile_n = 1 if args.activation is None else 2, config.cta_tile_shape_mnk[1]
     num_slices = tile_n // (PROMOTING_GROUPS * EPI_TILE_N)
     # Columns that are read at once, while those before are promoted; scales of columns take registers, too.
@@ -71,6 +75,8 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     if cutlass.const_expr(args.outputs.limit is not None):
         limit = ptx.float_of(args.outputs.limit)
     result = cute.make_rmem_tensor(EPI_TILE_N, Float32)
+    # Of quantized results, those of a thread's row, which is a row of the output.
+    rows_of, block_place = sums[0], BlockPlace(group, quarter, args.staging)
     first_slice = group * num_slices
     # In a stage: the scale of the thread's token, or of the first one of its columns, and of the warpgroup's weights.
     num_tokens, num_blocks = scale_counts(config)
@@ -139,7 +145,9 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             first_column = n_side.first_row + first_slice * EPI_TILE_N
             bias = bias_of_slices(args.outputs, tile, row, first_column, num_slices, config.swap_ab)
         place = (args.out_dtype, args.out_m_major, config.swap_ab)
-        if cutlass.const_expr(is_staged):
+        if cutlass.const_expr(is_quantized):
+            target = quantized_group(args.outputs, tile, tile.n, args.out_dtype)
+        elif cutlass.const_expr(is_staged):
             warp_row = first_row + quarter * WARP_SIZE
             target = staged_target(args.outputs, tile, warp_row, m_side, n_side, *place)
         else:
@@ -163,13 +171,21 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
                 values = combine([product[j] for product in sums], alphas, args.activation, limit)
                 if cutlass.const_expr(bias is not None):
                     values = slice_plus_bias(values, bias, j, config.swap_ab)
-                if cutlass.const_expr(is_staged):
+                if cutlass.const_expr(is_quantized and config.swap_ab):
+                    result.store(values)
+                    first_token = n_side.first_row + slice_idx * EPI_TILE_N
+                    store_columns(result, target, first_token, first_row, block_place)
+                elif cutlass.const_expr(is_quantized):
+                    rows_of[j].store(values)
+                elif cutlass.const_expr(is_staged):
                     is_bf16 = args.out_dtype is cutlass.BFloat16
                     words = [pack_16x2(values[k], values[k + 1], is_bf16) for k in range(0, EPI_TILE_N, 2)]
                     store_staged(words, target, slice_idx * EPI_TILE_N, Boolean(True), across_lanes, staging)
                 else:
                     result.store(values)
                     store_slice(result, target, slice_idx * EPI_TILE_N, across_lanes)
+        if cutlass.const_expr(is_quantized and not config.swap_ab):
+            store_rows(rows_of, target, row, n_side.first_row + first_slice * EPI_TILE_N, block_place)
         if cutlass.const_expr(exchange is not None):
             # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
             if groups.has_tile(cursor):

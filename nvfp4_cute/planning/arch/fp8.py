@@ -44,9 +44,12 @@ def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
 def candidates_of_products(
     configs: tuple[KernelConfig, ...],
     dual_configs: tuple[KernelConfig, ...] = (),
-    out_formats: tuple[BlockFormat, ...] = (),
+    quantized_reason: Callable[[KernelConfig, BlockFormat], str | None] | None = None,
 ) -> Callable[..., tuple[KernelConfig, ...]]:
-    """``Family.candidates``: these configs for products and dual GEMMs, of quantized results those of ``out_formats``."""
+    """``Family.candidates``: these configs for products and dual GEMMs.
+
+    quantized_reason: ``Family.quantized_reason``, by which of these quantized results are had; None: none are.
+    """
 
     def candidates(
         num_b: int = 1,
@@ -55,9 +58,13 @@ def candidates_of_products(
         form: Form = "list",
         formats: Formats = PAIR,
     ) -> tuple[KernelConfig, ...]:
-        if weight_layout != "separate" or (out_format is not None and out_format not in out_formats):
+        if weight_layout != "separate":
             return ()
-        return configs if num_b == 1 else dual_configs
+        found = configs if num_b == 1 else dual_configs
+        if out_format is None:
+            return found
+        reason = quantized_reason or no_quantized_reason
+        return tuple(config for config in found if reason(config, out_format) is None)
 
     return candidates
 

@@ -8,7 +8,7 @@ each: as many sums as of 128 columns of one product.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_format import BlockFormat, Formats, FP8_1x128, FP8_128x128
 from nvfp4_cute.planning.arch import fp8
 from nvfp4_cute.planning.arch.base import (
     Mma,
@@ -45,7 +45,7 @@ MMA = {PAIR: Mma("f8f6f4", 32, element_bits=8)}
 MMA_TYPES = 1 << 4
 OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
-interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.no_quantized_reason
+interleave_reason = fp8.no_dual_reason
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters
 tmem_map = dense.tmem_map
 TILE_K = FP8_1x128.block_k
@@ -154,6 +154,19 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     return launch_reason(config, smem_plan(config, num_b), most_stages)
 
 
+def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
+    """Why results of a format cannot be computed with ``config``: a CTA's tile has whole blocks of 128 columns."""
+    reason = fp8.other_format_reason(config, format)
+    if reason is not None:
+        return reason
+    n = config.cta_tile_shape_mnk[1]
+    if not config.swap_ab and n < format.block_k:
+        return f"N tile {n} with {format.title} results: CTAs would share blocks of {format.block_k} columns; use swap_ab=True"
+    if config.split_k > 1:
+        return f"split_k={config.split_k} with {format.title} results: CTAs would share blocks of columns; use split_k=1"
+    return None
+
+
 def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> bool:
     """Whether clusters take turns in fetching what several of them load."""
     return limits.fetches_ahead(config, smem_plan(config, num_b))
@@ -173,7 +186,7 @@ def _candidates() -> Iterator[KernelConfig]:
 
 CANDIDATES = tuple(config for config in _candidates() if unsupported_reason(config) is None)
 DUAL_CANDIDATES = tuple(config for config in CANDIDATES if unsupported_reason(config, 2) is None)
-candidates = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES)
+candidates = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES, quantized_reason)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
@@ -187,7 +200,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     num_b = problem.num_b
     # Of equal ones pairs where tokens are rows, as many are: they load less.
     return min(
-        candidates(num_b),
+        candidates(num_b, out_format=problem.out_format),
         key=lambda c: (_modelled_cycles(live, c, num_sms, num_b), c.swap_ab == c.use_2cta_instrs),
     )
 

@@ -55,6 +55,9 @@ TOKEN_ROWS = 128
 ROW_WEIGHTS = (128, 256)
 # Most tokens of a group for the smaller ones of these tiles: more than L2 holds of many tokens are read again and again.
 MOST_ROWS = 2048
+# Launches of so many us have pairs of the larger ones, which load less: on an H100 two of 1.1 and 1.9 ms take 7 % less so, and
+# those of up to 0.5 ms up to 8 % longer.
+LONG_US = 700
 # Of integers, more tokens than so many come in steps twice as long (PTX ISA 9.7.15.2).
 FINE_INTEGER_TOKENS = 32
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
@@ -66,13 +69,15 @@ class Times:
 
     Source: fitted to 273 times of 17 products of FP8 on an H100 80GB HBM3, in two runs (2026-11-25 and 2026-11-26,
     ``bench/notes``), which the model meets to 8.4 % (root mean square). The chosen candidate takes 1.2 % longer than the
-    fastest on the average, 6.3 % at most. INT8 was not fitted. ``rows_k_tile``: fitted to 20 times of 12 products in another
-    run of 2026-11-26, which the model meets to 1.2 % and 3.3 %.
+    fastest on the average, 6.3 % at most. INT8 was not fitted. ``rows_k_tile``, ``dual_ring``: fitted to 950 times of 30
+    products, 8 of them dual, in a third run of 2026-11-26; there the chosen candidate takes 0.8 % longer than the fastest on
+    the average, 6.2 % at most.
 
     Attributes:
         k_tile, k_tile_per_token: of a K tile of 128 rows of weights, where memory and latencies decide.
         mmas, mmas_per_token: the same where tensor cores do, the second of each block of 128 rows.
         rows_k_tile: where tokens are on MMA-M, of one and of two blocks of 128 weights.
+        dual_ring: of a dual GEMM whose weights are on MMA-M, from the load of a stage to the next one of it.
         shared: times longer where two CTAs share an SM.
         split, split_per_token: to add up the sums of so many CTAs; of each other CTA.
     """
@@ -84,7 +89,8 @@ class Times:
     k_tile_per_token: float = 0.002097
     mmas: float = 0.03886
     mmas_per_token: float = 0.004145
-    rows_k_tile: tuple[float, float] = (0.376, 0.838)
+    rows_k_tile: tuple[float, float] = (0.376, 0.85)
+    dual_ring: float = 1.4
     shared: float = 1.351
     split: tuple[tuple[int, float], ...] = ((2, 0.3712), (4, 0.1019), (8, 7.24))
     split_per_token: float = 0.03192
@@ -224,7 +230,7 @@ def _candidates() -> Iterator[KernelConfig]:
 
 CANDIDATES = tuple(_candidates())
 DUAL_CANDIDATES = tuple(config for config in CANDIDATES if unsupported_reason(config, 2) is None)
-_candidates_of_pair = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES, (PAIR[0],))
+_candidates_of_pair = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES, quantized_reason)
 
 
 def candidates(
@@ -261,7 +267,11 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         if config.work_tile_mnk[0] <= widest
         and (config.swap_ab or blocks_of(config, problem.num_b) == 2 or largest <= MOST_ROWS)
     ]
-    return min(fitting, key=lambda config: _modelled_us(live, config, num_sms, problem.num_b))
+    times = {config: _modelled_us(live, config, num_sms, problem.num_b) for config in fitting}
+    chosen = min(fitting, key=times.__getitem__)
+    if not chosen.swap_ab and blocks_of(chosen, problem.num_b) == 2 and times[chosen] > LONG_US:
+        return replace(chosen, multicast_n=CTAS_OF_PAIR)
+    return chosen
 
 
 def _modelled_us(
@@ -276,6 +286,8 @@ def _modelled_us(
     )
     if not config.swap_ab:
         per_k = times.rows_k_tile[blocks - 1]
+    elif num_b > 1:
+        per_k = max(per_k, times.dual_ring / smem_plan(config, num_b).num_ab_stage)
     busy = read = moved = tiles = 0.0
     for m, n, k in live:
         strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // TILE_K)
