@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.clocks import SEEN, WarpClock, epoch
+from nvfp4_cute.emulator.check.clocks import SEEN, VALUE_MASK, WarpClock, epoch
 from nvfp4_cute.emulator.check.ledger import Ledger
-from nvfp4_cute.emulator.check.shadow import Actor
+from nvfp4_cute.emulator.check.shadow import Actor, distinct
 from nvfp4_cute.emulator.late_registers import reached_slots
 from nvfp4_cute.emulator.ptx import Inst
 
@@ -147,15 +147,17 @@ class EarlyReleases:
     def written(self, cta: "Cta", index: Any, span: tuple[int, int], actor: Actor) -> None:
         """An asynchronous write of the granules at `index`, in rows [span): hold it against the loads of them."""
         memory = self.checker.shared[cta]
+        accesses = memory.accesses
         for component, readers in memory.readers.items():
             reads = self._of_component.get(component)
-            if reads is None or readers.high <= span[0] or readers.low >= span[1]:
+            if reads is None or readers.beside(span):
                 continue
-            numbers = readers.values[index]
-            for number in reads.overwritten(numbers, actor.knowledge[SEEN]):
-                its_own = numbers == number
+            loads = {accesses.epochs[n] & VALUE_MASK for n in distinct(readers.at(index))}
+            for number in reads.overwritten(np.array(sorted(loads)), actor.knowledge[SEEN]):
+                numbers = readers.numbers[index]
+                its_own = accesses.epochs_of(numbers) & VALUE_MASK == number
                 overtaken = Overtaken(
-                    load=int(readers.sites[index][its_own][0]),
+                    load=int(accesses.sites_of(numbers)[its_own][0]),
                     writer=actor.site,
                     release=reads.clock.releases.get(int(actor.knowledge[SEEN, reads.clock.own])),
                     where=self.checker.shared_range(cta, memory.extent(index, its_own)),

@@ -19,7 +19,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
 from nvfp4_cute.emulator.check.ledger import Ledger
-from nvfp4_cute.emulator.check.shadow import GLOBAL_GRANULE, Actor, GlobalShadow
+from nvfp4_cute.emulator.check.shadow import Actor, GlobalShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.memory import GlobalMemory, Range, host_view
 
@@ -32,7 +32,7 @@ UNDER_WAY = np.iinfo(np.int32).max
 
 @dataclass
 class Footprint:
-    """Which granules of the writable ranges some clusters read and wrote: packed bits by the range's address."""
+    """Which bytes of the writable ranges some clusters read and wrote: packed bits by the range's address."""
 
     read: dict[int, np.ndarray] = field(default_factory=dict)
     written: dict[int, np.ndarray] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class GlobalRaces:
         self._pending: dict[Warp, Told] = {}
         self._at_fence: dict[Warp, Told] = {}
         self._at_gate: dict[Any, Told] = {}
-        self._under_way: dict[int, list[tuple[GlobalShadow, Any]]] = {}
+        self._under_way: dict[int, list[tuple[GlobalShadow, np.ndarray, int]]] = {}
         self._relaxed = False
         self._cluster = self._releases = 0
         self._keep_reads = False
@@ -118,8 +118,8 @@ class GlobalRaces:
         """What was read (since `keep_reads`) and written in this launch."""
         shadows = self._shadows.values()
         return Footprint(
-            {shadow.start: np.packbits(shadow.read) for shadow in shadows},
-            {shadow.start: np.packbits(shadow.writers != NOBODY) for shadow in shadows},
+            {shadow.start: shadow.by_byte(shadow.read) for shadow in shadows},
+            {shadow.start: shadow.by_byte(shadow.writers != NOBODY) for shadow in shadows},
         )
 
     def begin_launch(self, memory: GlobalMemory) -> None:
@@ -175,7 +175,7 @@ class GlobalRaces:
             shadow.sites[index] = actor.site
             if actor.proxy:
                 shadow.order[index] = UNDER_WAY
-                self._under_way.setdefault(actor.epoch, []).append((shadow, index))
+                self._under_way.setdefault(actor.epoch, []).append((shadow, addresses, nbytes))
             else:
                 shadow.order[index] = self._releases
         elif self._keep_reads:
@@ -202,7 +202,8 @@ class GlobalRaces:
 
     def completed(self, operation: int) -> None:
         """A warp knows that an operation is complete. `operation`: the epoch of its writes."""
-        for shadow, index in self._under_way.pop(operation, ()):
+        for shadow, addresses, nbytes in self._under_way.pop(operation, ()):
+            index = shadow.index(addresses, nbytes)
             shadow.order[index] = np.where(
                 shadow.writers[index] == operation, self._releases, shadow.order[index]
             )
@@ -251,7 +252,8 @@ class GlobalRaces:
             checker.report("proxy-fence", site, other, text)
         elif write:
             text = f"{site} writes {place} that {other} writes too: nothing orders them"
-            late_bytes = index[self._late(shadow, index, mine, ~own & (epochs != NOBODY), actor)]
+            late_granules = index[self._late(shadow, index, mine, ~own & (epochs != NOBODY), actor)]
+            late_bytes = shadow.bytes_at(late_granules)
             content = lambda: host_view(shadow.start, shadow.end - shadow.start).take(late_bytes)
             checker.report_write("double-store", site, other, text, content, self._hint())
         else:
@@ -273,7 +275,7 @@ class GlobalRaces:
 
     def _place(self, shadow: GlobalShadow, granule: int) -> str:
         found = self._ranges[bisect.bisect_right(self._starts, shadow.start) - 1]
-        return f"global memory at {shadow.start + GLOBAL_GRANULE * int(granule):#x} (`{found.name}`)"
+        return f"global memory at {shadow.start + shadow.granule * int(granule):#x} (`{found.name}`)"
 
     def _foreign(
         self,

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nvfp4_cute.emulator.check import shadow
-from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.clocks import CAUSED, NOBODY, SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
 from nvfp4_cute.emulator.check.ledger import Hazard, HeldWrite, Record, Site, whose
 from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
-from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
+from nvfp4_cute.emulator.check.shadow import Accesses, Actor, Conflict, Shadow, TensorShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.check.tensor_maps import TensorMaps
 from nvfp4_cute.emulator.check.unawaited import Unawaited
@@ -90,6 +90,7 @@ class Checker:
         self._found: dict[tuple[Any, ...], Hazard] = {}
         self.components = Components(0)
         self._clocks: dict[Warp, WarpClock] = {}
+        self.accesses = Accesses()
         self.shared: dict[Cta, Shadow] = {}
         self.tensor: dict[Cta, TensorShadow] = {}
         self._gates: dict[Any, np.ndarray] = {}
@@ -132,8 +133,9 @@ class Checker:
         for warp in warps:
             self._clocks[warp] = WarpClock(self.components, warp)
             self.silicon.begin_warp(warp)
-        self.shared.update((cta, shadow.shared_shadow(cta.smem.size)) for cta in cluster.ctas)
-        self.tensor.update((cta, TensorShadow()) for cta in cluster.ctas)
+        accesses = self.accesses
+        self.shared.update((cta, shadow.shared_shadow(cta.smem.size, accesses)) for cta in cluster.ctas)
+        self.tensor.update((cta, TensorShadow(accesses)) for cta in cluster.ctas)
         self._touched.update((cta, {}) for cta in cluster.ctas)
 
     def end_clusters(self) -> None:
@@ -145,6 +147,7 @@ class Checker:
 
     def _forget(self) -> None:
         self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
+        self.accesses = Accesses()
         self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
         self._round_components, self._rounds = {}, {}
         self.early_releases.begin()
@@ -420,20 +423,22 @@ class Checker:
 
     # ---- shared and tensor memory ----------------------------------------------------------------------
     def access_shared(
-        self, cta: "Cta", place: Place, actor: Actor, *, write: bool, epochs: np.ndarray | None = None
+        self, cta: "Cta", place: Place, actor: Actor, *, write: bool, writers: list[int] | None = None
     ) -> None:
-        """Hold an access to shared memory against the earlier ones; `epochs`: of the last writes, where they are at hand."""
+        """Hold an access to shared memory against the earlier ones; `writers`: of its granules, where they are at hand."""
         index, span = place
         memory = self.shared[cta]
         if write:
             self.mbarriers.written_over(cta, span, index, actor.site)
-        conflict = memory.write(index, span, actor) if write else memory.read(index, span, actor, epochs)
+        conflict = memory.write(index, span, actor) if write else memory.read(index, span, actor, writers)
         if conflict is not None:
             where = self.shared_range(cta, conflict.granules)
             self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
         elif self.silicon.narrow and not write:
             what = f"shared memory{whose(cta)}"
-            self.silicon.stores_relied_on(memory.writers[index], memory.sites[index], actor, what)
+            numbers, accesses = memory.writers.at(index), self.accesses
+            epochs, sites = accesses.epochs_of(numbers), accesses.sites_of(numbers)
+            self.silicon.stores_relied_on(epochs, sites, actor, what)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
         """Bytes from the first to the last granule, for reports."""
@@ -465,10 +470,10 @@ class Checker:
         """The current operation reads shared memory that must have been written."""
         record = self._record()
         actor = record.actor(stamp, proxy=proxy)
-        epochs = self.shared[cta].writers[place[0]]
-        if np.count_nonzero(epochs) < epochs.size:
+        writers = self.shared[cta].writers_of(place[0])
+        if NOBODY in writers:
             self._unwritten(actor.site, f"shared memory{whose(cta)}", cta, place)
-        self.access_shared(cta, place, actor, write=False, epochs=epochs)
+        self.access_shared(cta, place, actor, write=False, writers=writers)
         self.touch(cta, actor)
 
     def unwritten_register(self, warp: "Warp", pc: int, name: str) -> None:

@@ -1,24 +1,32 @@
 """Shadow memory: for each granule of shared, tensor, or global memory, who wrote and who read it last.
 
-A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 byte of global memory.
+A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 to 16 bytes of global memory: as many as all
+accesses there so far are multiples of.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, unordered
+from nvfp4_cute.emulator.check.clocks import (
+    COMPONENT_SHIFT,
+    FENCED,
+    NOBODY,
+    SEEN,
+    VALUE_MASK,
+    first_unordered,
+    unordered,
+)
 from nvfp4_cute.emulator.memory import TMEM_COLS, TMEM_LANES
 from nvfp4_cute.emulator.places import GRANULES_PER_CHUNK
 
 HALF_QUADRANT = 16
 """Lanes of a tensor-memory granule."""
 
-GLOBAL_GRANULE = 1
 
-
-@dataclass
+@dataclass(slots=True)
 class Actor:
     """Who accesses memory.
 
@@ -51,18 +59,88 @@ class Conflict:
     late: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-class _Readers:
-    """Newest reads of one component: value and site of each granule, and the rows that it ever touched."""
+class Accesses:
+    """All accesses to the memories of the running clusters, by number; 0 is nobody's.
+
+    Attributes:
+        epochs / sites / generic: their stamps, their places, and whether they went through the generic proxy.
+    """
+
+    def __init__(self) -> None:
+        """Nobody has accessed anything."""
+        self.epochs, self.sites, self.generic = array("q", [NOBODY]), array("i", [0]), bytearray([0])
+
+    def add(self, actor: Actor) -> int:
+        """Number of a new access."""
+        self.epochs.append(actor.epoch)
+        self.sites.append(actor.site)
+        self.generic.append(not actor.proxy)
+        return len(self.sites) - 1
+
+    def epochs_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int64, of the same shape."""
+        return np.frombuffer(self.epochs, np.int64)[numbers]
+
+    def sites_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int32, of the same shape."""
+        return np.frombuffer(self.sites, np.int32)[numbers]
+
+    def generic_of(self, numbers: np.ndarray) -> np.ndarray:
+        """bool, of the same shape."""
+        return np.frombuffer(self.generic, bool)[numbers]
+
+
+class Granules:
+    """The number of an access for each granule, int32 (rows, columns)."""
 
     def __init__(self, shape: tuple[int, int]):
-        self.values = np.zeros(shape, np.int64)
-        self.sites = np.zeros(shape, np.int32)
-        self.low, self.high = shape[0], 0
+        """Nobody's."""
+        self.numbers = np.zeros(shape, np.int32)
+        whole = shape[1] == GRANULES_PER_CHUNK  # rows are moved as one element each
+        self._rows = self.numbers.view(np.complex128).reshape(-1) if whole else None
+        self._row = np.zeros(GRANULES_PER_CHUNK, np.int32)
 
-    def note(self, index: Any, span: tuple[int, int], value: int, site: int) -> None:
+    def at(self, index: Any) -> np.ndarray:
+        """Of the granules at `index`; whole rows that an array names are put one after the other."""
+        if self._rows is not None and index.__class__ is np.ndarray:
+            return self._rows.take(index).view(np.int32)
+        return self.numbers[index]
+
+    def put(self, index: Any, number: int) -> None:
+        """Of all granules at `index`."""
+        if self._rows is not None and index.__class__ is np.ndarray:
+            self._row.fill(number)
+            self._rows[index] = self._row.view(np.complex128)
+        else:
+            self.numbers[index] = number
+
+
+def distinct(numbers: np.ndarray) -> list[int]:
+    """The different ones; neighbours are mostly the same."""
+    flat = numbers.reshape(-1)
+    if not flat.size:
+        return []
+    changes = (flat[1:] != flat[:-1]).nonzero()[0]
+    return list({int(flat[0]), *flat[changes + 1].tolist()}) if changes.size else [int(flat[0])]
+
+
+class Readers(Granules):
+    """Newest reads of one component: numbers of accesses, the rows that it ever touched, and the greatest of its values."""
+
+    def __init__(self, shape: tuple[int, int]):
+        """None yet."""
+        super().__init__(shape)
+        self.low, self.high, self.newest = shape[0], 0, 0
+
+    def note(self, index: Any, span: tuple[int, int], value: int, number: int) -> None:
+        """A read of the granules at `index`, in rows [span)."""
         self.low, self.high = min(self.low, span[0]), max(self.high, span[1])
-        self.values[index] = value
-        self.sites[index] = site
+        self.newest = max(self.newest, value)
+        self.put(index, number)
+
+    def beside(self, span: tuple[int, int]) -> bool:
+        """Whether rows [span) were never read."""
+        return self.high <= span[0] or self.low >= span[1]
 
 
 class Shadow:
@@ -71,79 +149,86 @@ class Shadow:
     Shared memory: rows are 16-byte chunks of 4 granules. Tensor memory: rows are half quadrants, columns are columns.
     """
 
-    def __init__(self, rows: int, columns: int):
-        """Nobody has accessed anything."""
+    def __init__(self, rows: int, columns: int, accesses: Accesses):
+        """Nobody has accessed anything. `accesses`: of all memories of the running clusters."""
         self.shape = (rows, columns)
-        self.writers = np.zeros(self.shape, np.int64)
-        self.sites = np.zeros(self.shape, np.int32)
-        self.generic = np.zeros(self.shape, bool)
-        self.readers: dict[int, _Readers] = {}
+        self.accesses = accesses
+        self.writers = Granules(self.shape)
+        self.readers: dict[int, Readers] = {}
 
     def read(
-        self, index: Any, span: tuple[int, int], actor: Actor, epochs: np.ndarray | None = None
+        self, index: Any, span: tuple[int, int], actor: Actor, writers: list[int] | None = None
     ) -> Conflict | None:
         """Note a read of the granules at `index`, whose rows lie in [span); report an unordered write.
 
-        epochs: of the last writes there, if they are at hand.
+        writers: `writers_of` them, if they are at hand.
         """
-        conflict = self._against_writers(index, actor, epochs)
-        component, value = actor.epoch >> 32, actor.epoch & 0xFFFFFFFF
+        conflict = self._against_writers(index, actor, writers)
+        component, value = actor.epoch >> COMPONENT_SHIFT, actor.epoch & VALUE_MASK
         readers = self.readers.get(component)
         if readers is None:
-            readers = self.readers[component] = _Readers(self.shape)
-        readers.note(index, span, value, actor.site)
+            readers = self.readers[component] = Readers(self.shape)
+        readers.note(index, span, value, self.accesses.add(actor))
         return conflict
 
     def write(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """Note a write; report an unordered write or read."""
         conflict = self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
-        self.writers[index] = actor.epoch
-        self.sites[index] = actor.site
-        self.generic[index] = not actor.proxy
+        self.writers.put(index, self.accesses.add(actor))
         return conflict
+
+    def writers_of(self, index: Any) -> list[int]:
+        """Numbers of the accesses that wrote the granules at `index` last; 0 if nobody wrote one."""
+        return distinct(self.writers.at(index))
 
     def unwritten(self, index: Any) -> np.ndarray:
         """Which granules at `index` nobody has written."""
-        return self.writers[index] == NOBODY
+        return self.writers.at(index) == NOBODY
 
     def forget(self, index: Any) -> None:
         """The granules are as new (freshly allocated)."""
-        self.writers[index] = NOBODY
+        self.writers.put(index, NOBODY)
         for readers in self.readers.values():
-            readers.values[index] = 0
+            readers.put(index, NOBODY)
 
     def unordered(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """The first access that did not happen before the actor's, without noting one."""
         return self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
 
-    def _against_writers(self, index: Any, actor: Actor, epochs: np.ndarray | None = None) -> Conflict | None:
-        if epochs is None:
-            epochs = self.writers[index]
+    def _against_writers(self, index: Any, actor: Actor, writers: list[int] | None = None) -> Conflict | None:
+        seen, fenced = actor.knowledge[SEEN], actor.knowledge[FENCED]
+        epochs, generic, proxy = self.accesses.epochs, self.accesses.generic, actor.proxy
+        for number in self.writers_of(index) if writers is None else writers:
+            stamp = epochs[number]
+            component, value = stamp >> COMPONENT_SHIFT, stamp & VALUE_MASK
+            if seen[component] < value or (proxy and generic[number] and fenced[component] < value):
+                return self._late_write(index, actor)
+        return None
+
+    def _late_write(self, index: Any, actor: Actor) -> Conflict:
+        """The first write that did not happen before the actor's access, or that no fence handed on."""
+        numbers = self.writers.numbers[index]
+        epochs, sites = self.accesses.epochs_of(numbers), self.accesses.sites_of(numbers)
         position = first_unordered(actor.knowledge[SEEN], epochs)
-        unfenced = False
-        if position is None and actor.proxy:
-            generic = self.generic[index]
-            if np.count_nonzero(generic):
-                position = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
-                unfenced = True
-        if position is None:
-            return None
-        site = int(self.sites[index].reshape(-1)[position])
+        unfenced = position is None
+        if unfenced:
+            generic = self.accesses.generic_of(numbers)
+            position = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
+        site = int(sites.reshape(-1)[position])
         late = unordered(actor.knowledge[SEEN], epochs)
-        return Conflict(
-            site, True, unfenced, self.extent(index, self.sites[index] == site), self.numbers(index)[late]
-        )
+        return Conflict(site, True, unfenced, self.extent(index, sites == site), self.numbers(index)[late])
 
     def unordered_reader(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """The first read that did not happen before the actor's access."""
-        seen = actor.knowledge[SEEN]
+        seen, epochs = actor.knowledge[SEEN], self.accesses.epochs
         for component, readers in self.readers.items():
-            if readers.high <= span[0] or readers.low >= span[1]:
+            known = seen[component]
+            if readers.newest <= known or readers.beside(span):
                 continue
-            values = readers.values[index]
-            if np.maximum.reduce(values, None) > seen[component]:
-                late = values > seen[component]
-                site = int(readers.sites[index].reshape(-1)[int(late.argmax())])
+            if any(epochs[number] & VALUE_MASK > known for number in distinct(readers.at(index))):
+                numbers = readers.numbers[index]
+                late = self.accesses.epochs_of(numbers) & VALUE_MASK > known
+                site = int(self.accesses.sites_of(numbers).reshape(-1)[int(late.argmax())])
                 return Conflict(site, False, False, self.extent(index, late))
         return None
 
@@ -157,17 +242,17 @@ class Shadow:
         return np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[index]
 
 
-def shared_shadow(nbytes: int) -> Shadow:
+def shared_shadow(nbytes: int, accesses: Accesses) -> Shadow:
     """Shadow of a CTA's shared memory of `nbytes` (reserved area included)."""
-    return Shadow(-(-nbytes // 16), GRANULES_PER_CHUNK)
+    return Shadow(-(-nbytes // 16), GRANULES_PER_CHUNK, accesses)
 
 
 class TensorShadow(Shadow):
     """Shadow of a CTA's tensor memory, and for every word whether anybody wrote it."""
 
-    def __init__(self) -> None:
+    def __init__(self, accesses: Accesses) -> None:
         """Nobody has accessed anything."""
-        super().__init__(TMEM_LANES // HALF_QUADRANT, TMEM_COLS)
+        super().__init__(TMEM_LANES // HALF_QUADRANT, TMEM_COLS, accesses)
         self.valid = np.zeros((TMEM_LANES, TMEM_COLS), bool)
 
     @staticmethod
@@ -177,17 +262,20 @@ class TensorShadow(Shadow):
         return (rows, columns), (rows.start, rows.stop)
 
 
+WIDEST_GRANULE = 16
+
+
 class GlobalShadow:
     """Last writers of one range of global memory during one launch.
 
     An entry of `writers` is an epoch of the cluster in `clusters`; `order` counts that cluster's releases to global
-    memory before the write. `read` says what anybody read, where that is kept.
+    memory before the write. `read` says what anybody read, where that is kept. `granule`: bytes of an entry.
     """
 
     def __init__(self, start: int, nbytes: int):
         """Nobody has written anything."""
-        self.start, self.end = start, start + nbytes
-        count = -(-nbytes // GLOBAL_GRANULE)
+        self.start, self.end, self.granule = start, start + nbytes, WIDEST_GRANULE
+        count = -(-nbytes // WIDEST_GRANULE)
         self.writers = np.zeros(count, np.int64)
         self.clusters = np.zeros(count, np.int32)
         self.order = np.zeros(count, np.int32)
@@ -195,9 +283,28 @@ class GlobalShadow:
         self.read = np.zeros(count, bool)
 
     def index(self, addresses: np.ndarray, nbytes: int) -> Any:
-        """Granules of accesses of `nbytes` at each address; a slice where one access follows on the other."""
-        first = (addresses.astype(np.int64, copy=False) - self.start) // GLOBAL_GRANULE
-        width = -(-nbytes // GLOBAL_GRANULE)
+        """Granules of accesses of `nbytes` at each address; a slice where one access follows on the other.
+
+        An access that ends or begins inside a granule makes all of them smaller.
+        """
+        first = addresses.astype(np.int64, copy=False) - self.start
+        bits = int(np.bitwise_or.reduce(first)) | nbytes
+        if bits & self.granule - 1:
+            self._divide(bits & -bits)
+        first, width = first // self.granule, nbytes // self.granule
         if not np.count_nonzero(first[1:] - first[:-1] != width):
             return slice(int(first[0]), int(first[-1]) + width)
         return first if width == 1 else (first[:, None] + np.arange(width)).reshape(-1)
+
+    def _divide(self, granule: int) -> None:
+        parts, self.granule = self.granule // granule, granule
+        for name in ("writers", "clusters", "order", "sites", "read"):
+            setattr(self, name, np.repeat(getattr(self, name), parts))
+
+    def bytes_at(self, index: np.ndarray) -> np.ndarray:
+        """Offsets of all bytes of the granules at `index`, from the start of the range."""
+        return (index[:, None] * self.granule + np.arange(self.granule)).reshape(-1)
+
+    def by_byte(self, flags: np.ndarray) -> np.ndarray:
+        """Flags of granules as packed bits of the bytes of the range."""
+        return np.packbits(np.repeat(flags, self.granule)[: self.end - self.start])

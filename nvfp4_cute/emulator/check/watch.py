@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
+from nvfp4_cute.emulator.check.clocks import NOBODY
 from nvfp4_cute.emulator.check.hazards import Checker, checker_of
 from nvfp4_cute.emulator.check.shadow import Actor, TensorShadow
 from nvfp4_cute.emulator.isa import Builder, Reader, Step, Wrappers, lane_value, type_bytes
@@ -76,12 +77,12 @@ def _shared_access(
     if not write:
         actor = checker.early_releases.loaded(warp, actor, targets)
     for rank, place in places:
-        cta, epochs = warp.cta.cluster.ctas[rank], None
+        cta, writers = warp.cta.cluster.ctas[rank], None
         if not write:
-            epochs = checker.shared[cta].writers[place[0]]
-            if not np.count_nonzero(epochs):
+            writers = checker.shared[cta].writers_of(place[0])
+            if writers == [NOBODY]:
                 checker.unwritten_load(cta, place, actor)
-        checker.access_shared(cta, place, actor, write=write, epochs=epochs)
+        checker.access_shared(cta, place, actor, write=write, writers=writers)
         if cta is not warp.cta:
             checker.touch(cta, actor)
             checker.silicon.remote_access(warp, checker.sites[actor.site], cta)
