@@ -94,8 +94,8 @@ class Checker(Protocol):
         """It reads shared memory that must have been written."""
         ...
 
-    def copy_source(self, cta: Any, place: Place) -> None:
-        """It copies shared memory, written or not."""
+    def copy_source(self, cta: Any, place: Place) -> bool:
+        """It copies shared memory. Returns whether all of that was written."""
         ...
 
     def write_shared(self, cta: Any, place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
@@ -114,15 +114,15 @@ class Checker(Protocol):
         """It checks a write against earlier ones, and does it."""
         ...
 
-    def read_tensor(self, cta: Any, lanes: slice, columns: slice) -> np.ndarray:
-        """It reads tensor memory. Returns which words nobody wrote."""
+    def read_tensor(self, cta: Any, lanes: slice, columns: slice) -> np.ndarray | None:
+        """It reads tensor memory. Returns which words nobody wrote, None if all were written."""
         ...
 
     def write_tensor(self, cta: Any, lanes: slice, columns: slice, valid: bool | None = True) -> None:
         """It writes tensor memory."""
         ...
 
-    def require_tensor(self, what: str, unwritten: np.ndarray, columns: slice) -> None:
+    def require_tensor(self, what: str, unwritten: np.ndarray | None, columns: slice) -> None:
         """It needs words of tensor memory."""
         ...
 

@@ -97,6 +97,8 @@ class WarpClock:
     """What one warp knows, and the components of its own.
 
     Attributes:
+        value: the warp's own count.  epoch: stamp of an access that the warp makes now.
+        sites: numbers of the places of its instructions, by program counter; of atomics, by its complement.
         releases: where it published, by its own count then.
         fenced: what it knew at its last fence of the cluster or wider.
         unfenced: what relaxed waits found, which counts from the next such fence on.
@@ -109,22 +111,14 @@ class WarpClock:
         self.own = components.new()
         self.knowledge = components.nothing()
         self.knowledge[SEEN, self.own] = self.knowledge[CLUSTER, self.own] = 1
+        self.value, self.epoch = 1, epoch(self.own, 1)
+        self.sites: dict[int, int] = {}
         self.fenced: np.ndarray | None = None
         self.unfenced: np.ndarray | None = None
         self.engines: dict[Engine | str, int] = {}
         self.issued: dict[Engine | str, int] = {}
         self.releases: dict[int, int] = {}
         self.fenced_inits = 0
-
-    @property
-    def value(self) -> int:
-        """The warp's own count."""
-        return int(self.knowledge[SEEN, self.own])
-
-    @property
-    def epoch(self) -> int:
-        """Stamp of an access that the warp makes now."""
-        return epoch(self.own, self.value)
 
     def publish(self, site: int | None = None) -> np.ndarray:
         """What the warp knows now, for whoever learns from it; what it does later is not part of it.
@@ -140,6 +134,8 @@ class WarpClock:
 
     def _next(self) -> None:
         """What the warp does from here on is news."""
+        self.value += 1
+        self.epoch += 1
         self.knowledge[SEEN, self.own] += 1
         self.knowledge[CLUSTER, self.own] += 1
 

@@ -26,7 +26,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nvfp4_cute.emulator.check import shadow
-from nvfp4_cute.emulator.check.clocks import CAUSED, NOBODY, SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.clocks import (
+    CAUSED,
+    COMPONENT_SHIFT,
+    NOBODY,
+    SEEN,
+    VALUE_MASK,
+    Components,
+    WarpClock,
+    epoch,
+    joined,
+)
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
 from nvfp4_cute.emulator.check.ledger import Hazard, HeldWrite, Record, Site, whose
@@ -86,7 +96,7 @@ class Checker:
         self.held: list[HeldWrite] | None = None
         self.kernel = ""
         self.sites: list[Site] = []
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._twins: dict[int, int] = {}
         self._found: dict[tuple[Any, ...], Hazard] = {}
         self.components = Components(0)
         self._clocks: dict[Warp, WarpClock] = {}
@@ -119,7 +129,7 @@ class Checker:
         self.globals.keep_reads(self.dependencies.begin_launch(launch))
         self._forget()  # a launch that failed may have left clusters behind
         self.sites = []
-        self._numbers.clear()
+        self._twins.clear()
         self._found.clear()
 
     def begin_cluster(self, cluster: "Cluster") -> None:
@@ -183,10 +193,10 @@ class Checker:
     # ---- reports -------------------------------------------------------------------------------------
     def site(self, warp: "Warp", pc: int, *, atomic: bool = False) -> int:
         """Number of the place of an instruction in a warp."""
-        key = (warp.cta.idx, warp.idx, pc, atomic)
-        number = self._numbers.get(key)
+        sites, key = self._clocks[warp].sites, ~pc if atomic else pc
+        number = sites.get(key)
         if number is None:
-            number = self._numbers[key] = len(self.sites)
+            number = sites[key] = len(self.sites)
             self.sites.append(Site(warp.cta.idx, warp.idx, warp.code.insts[pc], atomic))
         return number
 
@@ -468,13 +478,11 @@ class Checker:
 
     def read_operand(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
         """The current operation reads shared memory that must have been written."""
-        record = self._record()
-        actor = record.actor(stamp, proxy=proxy)
+        actor = self._acting(cta, stamp, proxy=proxy)
         writers = self.shared[cta].writers_of(place[0])
         if NOBODY in writers:
             self._unwritten(actor.site, f"shared memory{whose(cta)}", cta, place)
         self.access_shared(cta, place, actor, write=False, writers=writers)
-        self.touch(cta, actor)
 
     def unwritten_register(self, warp: "Warp", pc: int, name: str) -> None:
         """A warp reads a register that nobody wrote."""
@@ -515,10 +523,9 @@ class Checker:
 
     def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
         """The current operation writes global memory: `nbytes` at each address."""
-        record = self._record()
-        actor = record.actor()
+        actor = self._record().actor()
         if atomic:
-            actor.site = self._atomic_twin(record.site)
+            actor = replace(actor, site=self._atomic_twin(actor.site))
         self.globals.access(addresses, nbytes, actor, write=True, atomic=atomic)
 
     def read_global(self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True) -> None:
@@ -526,12 +533,10 @@ class Checker:
         self.globals.access(addresses, nbytes, self._record().actor(proxy=proxy), write=False)
 
     def _atomic_twin(self, number: int) -> int:
-        site = replace(self.sites[number], atomic=True)
-        key = (site.cta, site.warp, id(site.inst), True)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.sites)
-            self.sites.append(site)
-        return self._numbers[key]
+        if number not in self._twins:
+            self._twins[number] = len(self.sites)
+            self.sites.append(replace(self.sites[number], atomic=True))
+        return self._twins[number]
 
     def _unwritten(self, number: int, what: str, cta: "Cta", place: Place, severity: str = "error") -> None:
         site = self.sites[number]
@@ -541,22 +546,20 @@ class Checker:
 
     def write_shared(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
         """The current operation writes shared memory. `stamp`: as what completes on an mbarrier."""
-        actor = self._record().actor(stamp, proxy=proxy)
+        actor = self._acting(cta, stamp, proxy=proxy)
         if stamp is not None:
             self.early_releases.written(cta, *place, actor)
         self.access_shared(cta, place, actor, write=True)
-        self.touch(cta, actor)
 
-    def read_tensor(self, cta: "Cta", lanes: slice, columns: slice) -> np.ndarray:
-        """The current operation reads a rectangle of tensor memory. Returns which words nobody wrote."""
-        actor = self._record().actor()
+    def read_tensor(self, cta: "Cta", lanes: slice, columns: slice) -> np.ndarray | None:
+        """The current operation reads a rectangle of tensor memory. Returns which words nobody wrote, or None for no word."""
+        actor = self._acting(cta)
         self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=False)
-        self.touch(cta, actor)
-        return ~self.tensor[cta].valid[lanes, columns]
+        return self.tensor[cta].unwritten_words(lanes, columns)
 
-    def require_tensor(self, what: str, unwritten: np.ndarray, columns: slice) -> None:
+    def require_tensor(self, what: str, unwritten: np.ndarray | None, columns: slice) -> None:
         """Report an operand in tensor memory with words that nobody wrote."""
-        if unwritten.any():
+        if unwritten is not None and unwritten.any():
             site = self.sites[self._record().site]
             self.report(
                 "uninitialised",
@@ -572,11 +575,10 @@ class Checker:
 
     def write_tensor(self, cta: "Cta", lanes: slice, columns: slice, valid: bool | None = True) -> None:
         """The current operation writes a rectangle of tensor memory. `valid` None: the caller marks what is."""
-        actor = self._record().actor()
+        actor = self._acting(cta)
         self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=True)
         if valid is not None:
             self.tensor[cta].valid[lanes, columns] = valid
-        self.touch(cta, actor)
 
     def lanes_differ(self, where: str) -> None:
         """Lanes of the current operation write different bytes to one place."""
@@ -585,11 +587,11 @@ class Checker:
             "race", site, site, f"lanes of {site} write different bytes to {where}: nothing orders them"
         )
 
-    def copy_source(self, cta: "Cta", place: Place) -> None:
-        """The current operation copies shared memory, written or not."""
-        actor = self._record().actor()
-        self.access_shared(cta, place, actor, write=False)
-        self.touch(cta, actor)
+    def copy_source(self, cta: "Cta", place: Place) -> bool:
+        """The current operation copies shared memory. Returns whether all of that was written."""
+        writers = self.shared[cta].writers_of(place[0])
+        self.access_shared(cta, place, self._acting(cta), write=False, writers=writers)
+        return NOBODY not in writers
 
     def _record(self) -> Record:
         record = self.current
@@ -597,9 +599,15 @@ class Checker:
         record.knowledge = self.components.fit(record.knowledge)
         return record
 
+    def _acting(self, cta: "Cta", stamp: int | None = None, *, proxy: bool = True) -> Actor:
+        """The current operation as one who accesses memory of a CTA, which must not exit before that is done."""
+        actor = self._record().actor(stamp, proxy=proxy)
+        self.touch(cta, actor)
+        return actor
+
     def touch(self, cta: "Cta", actor: Actor) -> None:
         """The CTA must not exit before an access of somebody else, or of an engine, is done."""
-        component, value = actor.epoch >> 32, actor.epoch & 0xFFFFFFFF
+        component, value = actor.epoch >> COMPONENT_SHIFT, actor.epoch & VALUE_MASK
         known = self._touched[cta].get(component)
         if known is None or known[0] < value:
             self._touched[cta][component] = (value, actor.site)
@@ -607,6 +615,7 @@ class Checker:
 
 def checker_of(warp: "Warp") -> Checker:
     """The checker of the machine that a watched warp runs on."""
-    checker = warp.cta.machine.checker
-    assert isinstance(checker, Checker), "a watched step on an unchecked machine"
-    return checker
+    checker: Any = warp.cta.machine.checker
+    assert checker is not None, "a watched step on an unchecked machine"
+    found: Checker = checker
+    return found

@@ -116,11 +116,16 @@ class Record:
     number: int
     site: int
     unwritten: np.ndarray | None = None
+    _actor: Actor | None = None
 
     def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:
         """The operation as one who accesses memory; `stamp`: its epoch if not that of its own component."""
-        own = epoch(self.component, self.number) if stamp is None else stamp
-        return Actor(self.knowledge, own, self.site, proxy)
+        if stamp is not None or not proxy:
+            own = epoch(self.component, self.number) if stamp is None else stamp
+            return Actor(self.knowledge, own, self.site, proxy)
+        if self._actor is None or self._actor.knowledge is not self.knowledge:
+            self._actor = Actor(self.knowledge, epoch(self.component, self.number), self.site, True)
+        return self._actor
 
 
 @dataclass

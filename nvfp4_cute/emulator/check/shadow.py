@@ -63,31 +63,32 @@ class Accesses:
     """All accesses to the memories of the running clusters, by number; 0 is nobody's.
 
     Attributes:
-        epochs / sites / generic: their stamps, their places, and whether they went through the generic proxy.
+        epochs: their stamps.
+        sites: numbers of their places, twice, and one more where they went through the generic proxy.
     """
 
     def __init__(self) -> None:
         """Nobody has accessed anything."""
-        self.epochs, self.sites, self.generic = array("q", [NOBODY]), array("i", [0]), bytearray([0])
+        self.epochs, self.sites = array("q", [NOBODY]), array("q", [0])
 
     def add(self, actor: Actor) -> int:
         """Number of a new access."""
+        number = len(self.epochs)
         self.epochs.append(actor.epoch)
-        self.sites.append(actor.site)
-        self.generic.append(not actor.proxy)
-        return len(self.sites) - 1
+        self.sites.append(2 * actor.site if actor.proxy else 2 * actor.site + 1)
+        return number
 
     def epochs_of(self, numbers: np.ndarray) -> np.ndarray:
         """int64, of the same shape."""
         return np.frombuffer(self.epochs, np.int64)[numbers]
 
     def sites_of(self, numbers: np.ndarray) -> np.ndarray:
-        """int32, of the same shape."""
-        return np.frombuffer(self.sites, np.int32)[numbers]
+        """int64, of the same shape."""
+        return np.frombuffer(self.sites, np.int64)[numbers] >> 1
 
     def generic_of(self, numbers: np.ndarray) -> np.ndarray:
         """bool, of the same shape."""
-        return np.frombuffer(self.generic, bool)[numbers]
+        return np.frombuffer(self.sites, np.int64)[numbers] & 1 != 0
 
 
 class Granules:
@@ -197,11 +198,11 @@ class Shadow:
 
     def _against_writers(self, index: Any, actor: Actor, writers: list[int] | None = None) -> Conflict | None:
         seen, fenced = actor.knowledge[SEEN], actor.knowledge[FENCED]
-        epochs, generic, proxy = self.accesses.epochs, self.accesses.generic, actor.proxy
+        epochs, sites, proxy = self.accesses.epochs, self.accesses.sites, actor.proxy
         for number in self.writers_of(index) if writers is None else writers:
             stamp = epochs[number]
             component, value = stamp >> COMPONENT_SHIFT, stamp & VALUE_MASK
-            if seen[component] < value or (proxy and generic[number] and fenced[component] < value):
+            if seen[component] < value or (proxy and sites[number] & 1 and fenced[component] < value):
                 return self._late_write(index, actor)
         return None
 
@@ -254,6 +255,11 @@ class TensorShadow(Shadow):
         """Nobody has accessed anything."""
         super().__init__(TMEM_LANES // HALF_QUADRANT, TMEM_COLS, accesses)
         self.valid = np.zeros((TMEM_LANES, TMEM_COLS), bool)
+
+    def unwritten_words(self, lanes: slice, columns: slice) -> np.ndarray | None:
+        """Which words of a rectangle nobody wrote; None if there is none."""
+        valid = self.valid[lanes, columns]
+        return None if valid.all() else ~valid
 
     @staticmethod
     def rectangle(lanes: slice, columns: slice) -> tuple[Any, tuple[int, int]]:

@@ -6,7 +6,8 @@ so a use of their results is one of what they moved.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nvfp4_cute.emulator.late_registers import copies, reached_slots
 from nvfp4_cute.emulator.modes import Operation
@@ -18,44 +19,35 @@ if TYPE_CHECKING:
 Used = Callable[[Operation, int], None]
 
 
-class Loaded:
-    """What a register holds that a load of tensor memory wrote: ``operation.result[index]``."""
-
-    __slots__ = ("index", "operation")
-
-    def __init__(self, operation: Operation, index: int):
-        """Nobody has used it."""
-        self.operation, self.index = operation, index
-
-    def use(self, used: Used) -> None:
-        """It is used."""
-        used(self.operation, self.index)
-
-    def unwritten(self) -> bool:
-        """Whether nobody wrote what was loaded."""
-        unwritten = self.operation.record.unwritten
-        return unwritten is not None and bool(unwritten[self.index])
-
-
 class Moved:
     """What the targets of a move hold: it uses its sources once."""
 
     __slots__ = ("done", "sources")
 
-    def __init__(self, sources: "list[Loaded | Moved]"):
+    def __init__(self, sources: "list[Held]"):
         """Nobody has used a target."""
         self.sources, self.done = sources, False
 
-    def use(self, used: Used) -> None:
-        """A target is used."""
-        if not self.done:
-            self.done = True
-            for source in self.sources:
-                source.use(used)
 
-    def unwritten(self) -> bool:
-        """Whether nobody wrote one of the sources."""
-        return any(source.unwritten() for source in self.sources)
+Held: TypeAlias = tuple[Operation, int] | Moved
+"""What a register holds: ``operation.result[index]``, or what a move made of others."""
+
+
+def _use_held(one: Held, used: Used) -> None:
+    if not isinstance(one, Moved):
+        used(*one)
+    elif not one.done:
+        one.done = True
+        for source in one.sources:
+            _use_held(source, used)
+
+
+def _unwritten(one: Held) -> bool:
+    """Whether nobody wrote what was loaded."""
+    if isinstance(one, Moved):
+        return any(map(_unwritten, one.sources))
+    operation, index = one
+    return operation.record.unwritten is not None and bool(operation.record.unwritten[index])
 
 
 class Unawaited:
@@ -68,10 +60,10 @@ class Unawaited:
 
     def begin(self) -> None:
         """Fresh warps."""
-        self._held: dict[Warp, dict[int, Loaded | Moved]] = {}
+        self._held: dict[Warp, dict[int | None, Held]] = {}
         self._doubtful: set[Warp] = set()  # those that loaded what nobody wrote
 
-    def held(self, warp: "Warp") -> "dict[int, Loaded | Moved] | None":
+    def held(self, warp: "Warp") -> "dict[int | None, Held] | None":
         """What the warp's registers hold; None or empty for nothing."""
         return self._held.get(warp)
 
@@ -80,13 +72,14 @@ class Unawaited:
         held = self._held.setdefault(operation.warp, {})
         if operation.record.unwritten is not None:
             self._doubtful.add(operation.warp)
-        held.update((slot, Loaded(operation, index)) for index, slot in enumerate(slots) if slot is not None)
+        held.update(zip(slots, zip(repeat(operation), range(len(slots)), strict=False), strict=True))
+        held.pop(None, None)
 
     def awaited(self, warp: "Warp") -> None:
         """The warp's loads are complete: a use tells nothing more, unless nobody wrote what it uses."""
         held = self._held.get(warp)
         if held and warp in self._doubtful:
-            self._held[warp] = {slot: one for slot, one in held.items() if one.unwritten()}
+            self._held[warp] = {slot: one for slot, one in held.items() if _unwritten(one)}
         elif held:
             held.clear()
 
@@ -96,7 +89,7 @@ class Unawaited:
         for slot in slots:
             one = held.pop(slot, None)
             if one is not None:
-                one.use(self._used)
+                _use_held(one, self._used)
 
     def move(self, warp: "Warp", sources: Sequence[int], targets: Sequence[int], *, copy: bool) -> None:
         """Registers get values of others as they are. `copy`: of one register, to one of the same type."""

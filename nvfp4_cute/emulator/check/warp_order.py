@@ -6,8 +6,7 @@ accesses of a warp that has met in program order. So only what may go wrong wher
 reported, as a warning.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ LANE_BITS, SITE_BITS = 5, 20
 """A mark says who accessed a byte: how often warps had met before, the place of the instruction, and the lane."""
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """What lanes of a warp accessed since the warp met.
 
     Attributes:

@@ -60,7 +60,7 @@ class Accumulator:
         if checker is not None:
             for block in self.blocks:
                 lanes, columns = self.span(block)
-                unwritten = ~checker.tensor[self.cta].valid[lanes, columns]
+                unwritten = checker.tensor[self.cta].unwritten_words(lanes, columns)
                 checker.require_tensor("the accumulator", unwritten, columns)
 
     def note_write(self) -> None:

@@ -225,10 +225,10 @@ class _Window:
         """uint32 (registers, 32), a copy; with `reduce` one more row, what it makes of the others."""
         checker = cta.machine.checker
         if checker is not None:
-            unwritten = checker.read_tensor(cta, *self._span(lane, column))[self.lanes, self.columns].all(
-                axis=1
-            )
-            checker.note_unwritten(unwritten if reduce is None else np.append(unwritten, unwritten.any()))
+            words = checker.read_tensor(cta, *self._span(lane, column))
+            if words is not None:
+                unwritten = words[self.lanes, self.columns].all(axis=1)
+                checker.note_unwritten(unwritten if reduce is None else np.append(unwritten, unwritten.any()))
         data = self._words(cta.tmem.columns(column, self.width), lane, column)
         return data if reduce is None else np.concatenate([data, reduce(data)[None]])
 

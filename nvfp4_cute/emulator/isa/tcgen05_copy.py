@@ -91,13 +91,12 @@ def _check_copy(
 ) -> None:
     """What nobody wrote is copied without complaint, and is then as unwritten as before."""
     place = operand_place(indices, 16)
-    valid = ~checker.shared[cta].unwritten(indices).reshape(len(indices), -1)
-    if (
-        source is not None
-    ):  # a group of 16 elements is written where its first bytes are; padding is not looked at
-        valid = np.repeat(valid[:, ::4], 4, axis=1)
-    checker.copy_source(cta, place)
-    checker.write_tensor(cta, slice(int(lanes.min()), int(lanes.max()) + 1), columns, None)
+    valid: np.ndarray | bool = True
+    if not checker.copy_source(cta, place):
+        written = ~checker.shared[cta].unwritten(indices).reshape(len(indices), -1)
+        # A group of 16 elements is written where its first bytes are; padding is not looked at.
+        valid = written if source is None else np.repeat(written[:, ::4], 4, axis=1)
+    checker.write_tensor(cta, slice(int(lanes.item(0)), int(lanes.item(-1)) + 1), columns, None)
     words = checker.tensor[cta].valid
     if lanes.shape == (4, 32):
         words.reshape(4, 32, -1)[:, :, columns] = valid

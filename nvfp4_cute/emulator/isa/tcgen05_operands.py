@@ -87,7 +87,7 @@ def tensor_operand(
     if checker is not None:
         span = slice(column, column + columns)
         unwritten = checker.read_tensor(cta, slice(low, high), span)
-        checker.require_tensor("A", unwritten[lanes - low], span)
+        checker.require_tensor("A", None if unwritten is None else unwritten[lanes - low], span)
     found = cta.tmem.columns(column, columns)[:, column : column + columns][lanes]
     if (found[1:] != found[0]).any():
         raise EmulatorError(
@@ -123,7 +123,8 @@ def scale_factors(cta: "Cta", address: int, places: ScalePlaces, name: str) -> n
     if checker is not None:
         span = slice(column, column + places.columns)
         unwritten = checker.read_tensor(cta, slice(0, 128), span)
-        checker.require_tensor("scale factors", unwritten.reshape(-1)[places.words], span)
+        if unwritten is not None:
+            checker.require_tensor("scale factors", unwritten.reshape(-1)[places.words], span)
     copies = cta.tmem.copied_scales(column, places.columns) if places.words_of_rows else None
     if copies is not None:
         words = np.concatenate([rows.T for rows in copies]).reshape(-1, 1)
