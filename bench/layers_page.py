@@ -52,7 +52,7 @@ Published times are their authors', of other kernels on GPUs and in harnesses of
 Of other layers bandwidths were published. Gluon's first product of gpt-oss-120b's experts, MXFP8 by MXFP4, reads at 5.3 to
 7.5 TB/s on a B200 at 128 to 640 tokens (triton#10047, #10124). FlashInfer's masked NVFP4 products read at 4.5 (flashinfer#2503).
 
-- a B300's launches are those of a B200: as many SMs, and kernels of the same PTX. The GPU differs.
+- a B300's kernels are those of a B200, but where tensor cores bound: there its MMAs take 96 elements of K (`_ultra` in a config).
 - of clusters that do alike work one is executed. For 8 tokens of Qwen3-30B-A3B the time is 0.6 % longer so on a B200, and 0.2 %
   on an RTX 5090, than with all of them executed.
 """

@@ -17,6 +17,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch.bands import divided
 from nvfp4_cute.launch.plan import config_of, entries, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
@@ -87,15 +88,16 @@ class GroupedTask:
             reason = family_of(gpu.arch, (a.format, b.format)).work_reason(what, [most], config)
             if reason is not None:
                 raise UnsupportedProblem(reason)
-        return KernelKey.of(gpu.arch, config, problem)
+        return KernelKey.of(gpu.arch, config, divided(problem, self.operands, config, gpu)[0])
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Plan and compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         self.key(gpu)
         config, align_bytes = self.config_on(gpu), self._check_padded(gpu)
-        plan = make_plan(self.problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
-        table, places = plan.table(self.operands), plan.address_places(self.operands)
-        return Launch(plan.kernel, table, places, plan, align_bytes, frozenset({int(Header.BIAS)}))
+        problem, operands = divided(self.problem, self.operands, config, gpu)
+        plan = make_plan(problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
+        table, places = plan.table(operands), plan.address_places(operands)
+        return Launch(plan.kernel, table, places, plan, align_bytes, frozenset({int(Header.BIAS)}), operands)
 
     def _check_padded(self, gpu: Gpu) -> int:
         """Alignment in bytes of operands. Raises UnsupportedProblem for 4-bit ones that TMA cannot pad to bytes where MMAs ask

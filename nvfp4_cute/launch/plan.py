@@ -114,7 +114,7 @@ class Plan:
             out = operands.out[g]
             row[Group.OUT_PITCH] = out.stride(-1 if problem.out_m_major else -2)
             row[Group.OUT_BATCH_PITCH] = out.stride(0) if out.ndim == 3 and len(out) > 1 else 0
-            row[Group.GROUP_IDX] = g
+            row[Group.GROUP_IDX] = operands.owners[g] if operands.owners else g
         table.reshape(-1)[self.address_places(operands)] = [
             entry.tensor.data_ptr() for entry in entries(operands, problem)
         ]

@@ -320,7 +320,7 @@ class Part(NamedTuple):
 
 
 def parts_of(launch: Launch, tensors: Sequence[torch.Tensor]) -> dict[int, Part] | None:
-    """By place, what lies inside a tensor of the call, such as the second half of concatenated weights.
+    """By place, what lies inside a tensor of the call, such as the second half of concatenated weights, or a band of rows.
 
     None where a place has neither the address of the next tensor, nor one inside exactly one tensor before it.
     """
@@ -332,7 +332,7 @@ def parts_of(launch: Launch, tensors: Sequence[torch.Tensor]) -> dict[int, Part]
         if index < len(begins) and address == begins[index]:
             index += 1
             continue
-        inside = [i for i in range(index) if begins[i] < address < begins[i] + span_bytes(tensors[i])]
+        inside = [i for i in range(index) if begins[i] <= address < begins[i] + span_bytes(tensors[i])]
         if len(inside) != 1:
             return None
         (tensor,) = inside

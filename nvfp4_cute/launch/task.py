@@ -35,7 +35,7 @@ class Launch:
         kernel: compiled code.
         table: the launch table (``launch_table``), int64, contiguous. The kernel has read it when it is enqueued.
         places: where in the flat table the addresses of the task's tensors are, in their order.
-        plan: of a grouped GEMM (``plan.Plan``); None otherwise.
+        plan, operands: of a grouped GEMM (``plan.Plan``), and what its kernel takes (``launch.bands``); None otherwise.
         align_bytes: of addresses of operands, bytes in device memory.
         natural: places of inputs that are read element by element, such as a bias: those lie at multiples of an element's size.
     """
@@ -46,6 +46,7 @@ class Launch:
     plan: Any = None
     align_bytes: int = TMA_ALIGN_BYTES
     natural: frozenset[int] = frozenset()
+    operands: Any = None
 
     def attach(self, device: torch.device, stream: int) -> Workspace | None:
         """Write into the table where the kernel finds a ``workspace``, if it needs one, which is allocated or grown.

@@ -117,7 +117,7 @@ def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     if launch.plan.kernel.key.config.stream_k:
         return None
     if problem.form == "list":
-        return None if problem.out_format is not None else of_plan(launch.plan, task.operands)
+        return None if problem.out_format is not None else of_plan(launch.plan, launch.operands)
     if problem.form == "batched":
         return None
     if problem.activation is not None and not task.operands.b2:

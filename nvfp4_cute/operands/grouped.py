@@ -53,6 +53,7 @@ class GroupedOperands:
         chain: of a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
         bias: float16, bfloat16 or float32 [N], of every group, or None.
+        owners: of a list whose groups were divided (``launch.bands``): the caller's group of each entry; else none.
 
     All are views of the caller's memory, but for converted row-major scales, new results, and factors given as numbers.
     """
@@ -69,6 +70,7 @@ class GroupedOperands:
     chain: torch.Tensor | None = None
     activations: tuple[torch.Tensor, ...] = ()
     bias: torch.Tensor | None = None
+    owners: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:

@@ -339,7 +339,8 @@ class Replay(Simulation):
         again is no faster than its traffic. What has room in L2 would let a single launch end earlier.
         """
         first, last = self.grids[0], self.grids[-1]
-        written = self.memory.counters.since(last.at_start).stored_bytes / last.share
+        replayed = self.memory.counters.since(last.at_start).stored_bytes
+        written = max(replayed, sum(cluster.stored for cluster in last.trace.clusters))
         nbytes = sum(timing.hbm_bytes for timing in self._timings) + last.at_start.left_bytes + written
         return first.start + nbytes / self.constants.hbm_peak
 

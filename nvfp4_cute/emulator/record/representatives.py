@@ -119,9 +119,11 @@ def everyone(
         NotAlike: a warp does not load as often for every step of the main loop.
     """
     chosen = choose(work)
-    traces = dict(zip(sorted(set(chosen)), executed, strict=True))
-    traces = {source: begun(trace, _share(work, source)) for source, trace in traces.items()}
-    movers = {source: _Mover(work, work.clusters[source], trace) for source, trace in traces.items()}
+    whole = dict(zip(sorted(set(chosen)), executed, strict=True))
+    traces = {source: begun(trace, _share(work, source)) for source, trace in whole.items()}
+    movers = {
+        source: _Mover(work, work.clusters[source], trace, whole[source]) for source, trace in traces.items()
+    }
     return [
         replace(
             traces[source] if source == target else movers[source].moved(work.clusters[target]),
@@ -156,7 +158,7 @@ def in_the_middle(
         return None
     whole = {source: _Mover(work, work.clusters[source], trace) for source, trace in traces.items()}
     parts = {
-        source: _Mover(work, work.clusters[source], begun(trace, _share(work, source)))
+        source: _Mover(work, work.clusters[source], begun(trace, _share(work, source)), trace)
         for source, trace in traces.items()
     }
     clusters, loads = [], []
@@ -218,8 +220,15 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
 class _Mover:
     """Moves the events of a cluster to the tiles of others."""
 
-    def __init__(self, work: LaunchWork, source: Sequence[TileWork], trace: ClusterTrace):
-        self._work, self._source, self._trace = work, source, trace
+    def __init__(
+        self,
+        work: LaunchWork,
+        source: Sequence[TileWork],
+        trace: ClusterTrace,
+        whole: ClusterTrace | None = None,
+    ):
+        """`whole`: the cluster with all of its tiles, where the trace has the first ones."""
+        self._work, self._source, self._trace, self._whole = work, source, trace, whole or trace
         self._target = source
         self._starts = [address for address, _, _ in work.inputs]
         self._order: dict[
@@ -234,9 +243,9 @@ class _Mover:
                 (
                     events,
                     [place for place, event in enumerate(events) if event[0] in MOVING],
-                    self._of_loads(events, rank),
+                    self._of_loads(whole, rank),
                 )
-                for events in cta
+                for events, whole in zip(cta, self._whole.warps[rank], strict=True)
             ]
             for rank, cta in enumerate(self._trace.warps)
         ]
@@ -258,19 +267,23 @@ class _Mover:
         ends = [[i * tile.k_tiles // split for i in (rank, rank + 1)] for tile in self._source]
         return [max(end - first, 1) for first, end in ends]
 
-    def _of_loads(self, events: list[Event], rank: int) -> list[int]:
-        """The tile of every load of a warp of CTA ``rank`` of the cluster."""
+    def _loads_of_tiles(self, events: list[Event], rank: int) -> list[int]:
+        """How many loads a warp of CTA ``rank`` of the cluster makes for each tile: as many a step, and perhaps some a tile."""
         loads = sum(event[0] is Op.LOAD for event in events)
-        steps = self._steps(rank)
         if not loads:
             return []
-        if self._trace.share < 1:  # loads for every step follow from those of the whole tiles that are there
-            loads = round(loads / self._trace.share / sum(steps)) * sum(steps)
-        if loads % sum(steps):
+        steps = self._steps(rank)
+        of_step, rest = divmod(loads, sum(steps))
+        of_tile, rest = divmod(rest, len(steps))
+        if rest or not of_step:
             raise NotAlike(
                 f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
             )
-        return [tile for tile, count in enumerate(steps) for _ in range(count * loads // sum(steps))]
+        return [of_step * count + of_tile for count in steps]
+
+    def _of_loads(self, events: list[Event], rank: int) -> list[int]:
+        """The tile of every load of a warp of CTA ``rank`` of the cluster."""
+        return [tile for tile, count in enumerate(self._loads_of_tiles(events, rank)) for _ in range(count)]
 
     def _warp(self, events: list[Event], places: list[int], tile_of_load: list[int]) -> list[Event]:
         result, load, tile = events.copy() if places else events, 0, 0
@@ -304,12 +317,9 @@ class _Mover:
 
     def _loads_of_warp(self, events: list[Event], rank: int) -> list[list[Piece]]:
         loads = [event[1] for event in events if event[0] is Op.LOAD]
-        if not loads:
-            return []
-        steps = self._steps(rank)
-        each, found, place = len(loads) // sum(steps), list[list[Piece]](), 0
-        for tile, count in enumerate(steps):
-            end = place + each * count
+        found, place = list[list[Piece]](), 0
+        for tile, count in enumerate(self._loads_of_tiles(events, rank)):
+            end = place + count
             found.append([piece for pieces in loads[place:end] for piece in self._inputs(pieces, tile)])
             place = end
         return found
