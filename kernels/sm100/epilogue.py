@@ -311,7 +311,10 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     column = n_side.first_row + slice_idx * EPI_TILE_N
                     if cutlass.const_expr(config.swap_ab):
                         _store_transposed(tTR_rOut, target, row, column, encode)
-                    elif cutlass.const_expr(sector_columns(args.out_dtype) == RUN_COLUMNS):
+                    elif cutlass.const_expr(
+                        exchange is not None or sector_columns(args.out_dtype) == RUN_COLUMNS
+                    ):
+                        # Slices that follow each other are units of other CTAs, or a sector each.
                         store_quantized_run(tTR_rOut, target, row, column, encode)
                     else:
                         is_lower = column % sector_columns(args.out_dtype) == 0

@@ -45,6 +45,7 @@ CONFIGS = (
     "t128x64x256_s0a4_swap_p3",
     "t128x192x256_s0a2_2cta_swap_p4",
     "t128x64x256_s0a2_swap_k2_p4",
+    "t128x64x256_s0a2_k2_p4",
     "t128x64x256_s2a2_2cta_swap_m2_p4",
 )
 SM90_CONFIGS = ("t128x32x128_s0a1_swap_p2", "t128x96x128_s2a1_swap_p2", "t128x8x128_s0a1_swap_k2_p8")

@@ -35,6 +35,7 @@ CONFIGS = {
         "t128x192x256_s0a2_2cta_swap_p4",
         "t128x64x256_s0a2_swap_k2_p4",
         "t128x64x256_s0a2_k2_p4",
+        "t128x128x256_s0a2_k4_p4",
     ),
     "sm_120a": (
         "t128x64x128_s0a1_p2",
