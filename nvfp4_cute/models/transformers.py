@@ -31,6 +31,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
@@ -50,6 +51,7 @@ from nvfp4_cute.nn.embedding import reason_against
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded as keep_decoded_weights
+from nvfp4_cute.nn.seen import Place, Seen
 from nvfp4_cute.terminal import bar
 
 NAME = "nvfp4_cute"
@@ -325,14 +327,37 @@ def activation_of(experts: Any) -> str | tuple[str, float] | Activation:
 def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The experts implementation "nvfp4_cute" of a 16-bit model: weights are quantized when it is first called.
+    """The experts implementation "nvfp4_cute" of a 16-bit model: weights are quantized when it is first called, and again once
+    they were written, moved or replaced.
 
     Args and result as transformers has them: [T, H], integers [T, k], [T, k] -> [T, H].
     """
-    quantized = self.__dict__.get("_nvfp4_cute")
-    if quantized is None:
-        quantized = self.__dict__["_nvfp4_cute"] = quantized_experts(self)
-    return quantized(hidden_states, top_k_index, top_k_weights)
+    kept = self.__dict__.get("_nvfp4_cute")
+    if kept is None:
+        kept = self.__dict__["_nvfp4_cute"] = QuantizedOnce()
+    return kept.of(self)(hidden_states, top_k_index, top_k_weights)
+
+
+class QuantizedOnce:
+    """The experts of a module with their weights quantized, as long as these stay as they are. A copy quantizes anew."""
+
+    def __init__(self) -> None:
+        self._experts: ExpertsNVFP4 | None = None
+        self._seen = Seen()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing of it is stored or copied."""
+        return {"_experts": None, "_seen": Seen()}
+
+    def of(self, experts: Any) -> ExpertsNVFP4:
+        """What computes ``experts``: its parameters, quantized."""
+        is_traced = private_api.is_traced() and self._experts is not None
+        if self._experts is None or not (is_traced or self._seen.is_current()):
+            self._experts = None  # before there are two of them
+            self._experts = quantized_experts(experts)
+            places: list[Place] = [(experts._parameters, name) for name in experts._parameters]
+            self._seen = Seen(places, places)
+        return self._experts
 
 
 def quantized_experts(experts: Any, activations: Any = "nvfp4") -> ExpertsNVFP4:

@@ -418,6 +418,21 @@ class MoE(NamesFormats):
         self._align_rows()
         self._compare_alphas()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is stored. Raises TypeError for a layer over ranks."""
+        if self.process_group is not None:
+            raise TypeError(
+                "a layer with a process_group is not pickled: the group is of these processes; store layer.state_dict(), and "
+                "load it into a layer that is made with the group there"
+            )
+        return super().__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A layer of the same group."""
+        if self.process_group is not None:
+            memo[id(self.process_group)] = self.process_group
+        return super().__deepcopy__(memo)
+
 
 class MoENVFP4(MoE):
     """:class:`MoE` with NVFP4 weights, 4.5 bits a weight.

@@ -63,12 +63,19 @@ def one_number_on(given: Any, beside: Any) -> Any:
     return numbers_on(beside.device, [given])
 
 
-def numbers_of(given: Any, a: Any, offs: Any = None, masked_m: Any = None) -> Any:
-    """Numbers, one a group, as a tensor on the device of the groups; all else as it is, for the checks to judge."""
+def numbers_of(
+    given: Any, a: Any, offs: Any = None, masked_m: Any = None, *, is_in_result: bool = False
+) -> Any:
+    """Numbers, one a group, as a tensor on the device of the groups; all else as it is, for the checks to judge.
+
+    Args:
+        is_in_result: whether a result holds them, which may be written to: then they are its own.
+    """
     if not isinstance(given, list | tuple):
         return given
     groups = a if offs is None and masked_m is None else masked_m if offs is None else offs
     is_one_each = len(given) == len(groups) > 0 and isinstance(groups[0], torch.Tensor)
     if not is_one_each or not all(isinstance(x, Real) for x in given):
         return given
-    return numbers_on(groups[0].device, given)
+    found = numbers_on(groups[0].device, given)
+    return found.clone() if is_in_result else found

@@ -88,7 +88,7 @@ def global_scale_of(
         and x.is_cuda
         and x.shape[:-2] == (len(given),) != (1,)
     ):
-        given = numbers_on(x.device, given)
+        given = numbers_on(x.device, given).clone()  # the result's own, which may be written to
     if not private_api.is_traced():
         rules.check_memory(x=x, up=up, global_scale=given, global_scale_inv=inverse)
     values = silu_mul(x.detach(), up.detach()) if isinstance(given, str) and up is not None else x.detach()

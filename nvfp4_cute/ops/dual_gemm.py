@@ -124,9 +124,9 @@ def grouped_dual_gemm(
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
-    alpha1, alpha2, out_global_scale = (
-        x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2, out_global_scale)
-    )
+    alpha1, alpha2 = (x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2))
+    if out_global_scale is not None:
+        out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
     sides = (a, b1, b1_scale) if a_scale is None else (a, b1, a_scale, b1_scale)
     counts, inputs = flat_inputs(sides, offs, masked_m)
     others: list[Any] = []

@@ -147,7 +147,7 @@ def grouped_gemm(
         alpha = numbers_of(alpha, a, offs, masked_m)
         inputs.append(alpha)
     if out_global_scale is not None:
-        out_global_scale = numbers_of(out_global_scale, a, offs, masked_m)
+        out_global_scale = numbers_of(out_global_scale, a, offs, masked_m, is_in_result=True)
         inputs.append(out_global_scale)
 
     formats = a_format, b_format

@@ -6,6 +6,7 @@ More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of
 import copy
 import json
 import os
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,6 +181,25 @@ def test_experts_implementation():
         got = model(ids()).logits
     assert 0 < relative(got, expected) < 0.35
     assert "_nvfp4_cute" in model.model.layers[0].mlp.experts.__dict__
+
+
+def test_experts_follow_their_weights():
+    """What a model quantized before it was loaded or copied is not what it computes with."""
+    config = AutoConfig.from_pretrained(DATA / "modelopt-qwen3moe-nvfp4")
+    del config.quantization_config
+    config.num_hidden_layers = 1
+    with torch.no_grad():
+        model, other = (
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval() for _ in range(2)
+        )
+        for one in (model, other):
+            one.set_experts_implementation("nvfp4_cute")
+        model(ids())
+        copied = pickle.loads(pickle.dumps(model))
+        expected = other(ids()).logits
+        for one in (model, copied):
+            one.load_state_dict(other.state_dict())
+            assert torch.equal(one(ids()).logits, expected)
 
 
 def changed(folder, name, *, config=None, tensors=None):

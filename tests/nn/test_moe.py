@@ -2,9 +2,11 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import nvfp4_cute
 from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, moe, route
@@ -221,6 +223,17 @@ def test_compile_takes_the_layer_whole():
         (logits, 2, "softmax", True, None, None, 1, 1, 1.0, "auto"),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+def test_a_copy_over_ranks():
+    """Has the group of the layer, which no file can hold."""
+    group = dist.ProcessGroup(0, 1)
+    layer = MoENVFP4.from_experts(*experts(), process_group=group)
+    copied = copy.deepcopy(torch.nn.ModuleList([layer]))[0]
+    assert copied.process_group is group and copied.w13.data_ptr() != layer.w13.data_ptr()
+    assert torch.equal(copied.w13, layer.w13) and copied.placement == layer.placement
+    with pytest.raises(TypeError, match="store layer.state_dict"):
+        pickle.dumps(layer)
 
 
 def test_refusals():

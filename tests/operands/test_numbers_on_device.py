@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nvfp4_cute.operands import numbers_on_device
-from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.operands.numbers_on_device import numbers_of, numbers_on
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -53,6 +53,14 @@ def test_different_numbers_are_copied_once(gpu):
     assert numbers_on(CUDA, (1, 2)) is first and made == ["copy"]
     numbers_on(CUDA, [2.0, 1.0])
     assert made == ["copy", "copy"]
+
+
+def test_what_a_result_holds_is_its_own(gpu):
+    """A global scale that is written to is none of the next call's, nor of another result's."""
+    groups = [type("OnGpu", (torch.Tensor,), {"device": CUDA})() for _ in range(2)]
+    held, other = (numbers_of([1.0, 2.0], groups, is_in_result=True) for _ in range(2))
+    held.mul_(2)
+    assert other.tolist() == [1.0, 2.0] and numbers_of([1.0, 2.0], groups).tolist() == [1.0, 2.0]
 
 
 def test_a_capture_makes_no_copy_and_what_it_read_stays(gpu, monkeypatch):
