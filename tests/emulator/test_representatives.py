@@ -105,6 +105,15 @@ def test_ctas_that_share_the_steps_of_a_tile_load_as_often_as_they_have_steps():
     ]
 
 
+def test_no_cluster_stands_for_one_that_reads_less_of_the_weights():
+    """Experts that got their own number of tokens each, some tiles at the end of the weights' rows."""
+    clusters = [(tile(i, rows=1 + 7 * i), tile(i, rows=9, columns=64 if i % 3 else 32)) for i in range(24)]
+    launch = work(*clusters)
+    columns = [[one.columns for one in tiles] for tiles in launch.clusters]
+    assert all(columns[i] == columns[other] for i, other in enumerate(choose(launch)))
+    assert len(set(choose(launch))) == 8
+
+
 def test_loads_beside_those_of_the_main_loop_are_of_a_tile_each():
     """MMAs of 96 elements: a tile whose K tiles are no multiple of three loads one more."""
     numbers = [t for t, loads in enumerate((5, 3)) for _ in range(loads)]

@@ -1,9 +1,9 @@
 """Few clusters executed for many that do the same: their traces, with the addresses of the others.
 
 A persistent kernel's clusters differ in the tiles that they compute, and tiles of one shape differ in addresses only. Who
-launches knows the tiles (``LaunchWork``). Clusters with as many tiles of as many K tiles each are of one kind. One of each
-shape is executed; where shapes are too many, as with experts that got their own number of tokens each, a few that have
-from the fewest to the most results stand for those that come closest.
+launches knows the tiles (``LaunchWork``). Clusters with as many tiles of as many K tiles and columns each are of one kind: they
+read as much of the weights. One of each shape is executed; where shapes are too many, as with experts that got their own number
+of tokens each, a few that have from the fewest to the most results stand for those that come closest.
 """
 
 from bisect import bisect_right
@@ -81,9 +81,9 @@ class LaunchWork:
 
 def choose(work: LaunchWork) -> list[int]:
     """For each cluster the one that stands for it: itself where it is to be executed."""
-    kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    kinds: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for number, tiles in enumerate(work.clusters):
-        kinds[tuple(tile.k_tiles for tile in tiles)].append(number)
+        kinds[tuple((tile.k_tiles, tile.columns) for tile in tiles)].append(number)
     chosen = [0] * len(work.clusters)
     for members in kinds.values():
         shapes: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
