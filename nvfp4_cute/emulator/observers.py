@@ -102,7 +102,9 @@ class Checker(Protocol):
         """It writes shared memory."""
         ...
 
-    def read_global(self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True) -> None:
+    def read_global(
+        self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True, stamp: int | None = None
+    ) -> None:
         """It reads global memory."""
         ...
 

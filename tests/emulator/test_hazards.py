@@ -216,6 +216,25 @@ def test_barrier_initialisation():
     )
 
 
+@pytest.mark.parametrize("arrive", ("arrive", "arrive.relaxed"))
+def test_a_barrier_of_another_cta_behind_a_cluster_barrier(arrive):
+    """Which releases what was initialised, or does not."""
+    body = init(1, fence="", sync="") + f"barrier.cluster.{arrive};\nbarrier.cluster.wait;\n"
+    body += "xor.b32 %r10, %r6, 1;\nmapa.shared::cluster.u32 %r11, %r1, %r10;\n"
+    body += in_thread(0, "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];") + wait(0)
+    body += "barrier.cluster.arrive;\nbarrier.cluster.wait;\n"
+    if arrive == "arrive":
+        assert_clean(body, grid=2, cluster=2)
+    else:
+        assert_found(
+            body,
+            "mbarrier",
+            "uses mbarrier .* which mbarrier.init .* initialises: nothing",
+            grid=2,
+            cluster=2,
+        )
+
+
 def test_an_own_barrier_of_st_async_needs_no_fence():
     """It goes through the generic proxy."""
     send = f"""mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 4;
@@ -530,6 +549,45 @@ def test_lanes_of_a_copy_that_meet(size, same):
         assert_clean(body, block=32)
     else:
         assert_found(body, "race", r"lanes of cp\.async .* write different bytes to smem\+0x800", block=32)
+
+
+IN_PLACE = """mov.u32 %r9, %ctaid.x;
+setp.eq.u32 %p5, %r9, {reader};
+mul.wide.u32 %rd3, %r0, 4;
+add.u64 %rd3, %rd3, %rd2;
+@%p5 ld.global.{type} {value}, [%rd3+1024];
+{between}
+@!%p5 st.global.{type} [%rd3+{to}], {value};
+@%p5 st.global.{type} [%rd3], {value};
+"""
+
+
+@pytest.mark.parametrize("reader", (0, 1))
+def test_written_under_a_read(reader):
+    """One CTA reads what the other one writes: a race, whichever comes first."""
+    race = {"reader": reader, "type": "b32", "value": "%r10", "between": ""}
+    who = rf"(writes|reads) .* \(cta {reader},0,0|\(cta {reader},0,0.* (writes|reads) "
+    assert_found(IN_PLACE.format(**race, to=1024), "race", who, block=32, grid=2, modes=("eager", "random:3"))
+    assert_clean(IN_PLACE.format(**race, to=2048), block=32, grid=2)
+
+
+def test_a_read_that_is_over_may_be_written():
+    count = "@%p5 bra READ;\nPOLL:\nld.acquire.gpu.global.b32 %r11, [%rd2+4096];\nsetp.eq.u32 %p6, %r11, 0;\n@%p6 bra POLL;\nREAD:\n"
+    count = "@%p5 st.release.gpu.global.b32 [%rd2+4096], 1;\n" + count
+    body = IN_PLACE.format(reader=0, type="b32", value="%r10", between=count, to=1024)
+    assert_clean(body, block=32, grid=2)
+    assert_clean(
+        IN_PLACE.format(reader=0, type="b16", value="%h1", between="", to=1026), block=32, grid=2
+    )  # neighbours
+
+
+def test_loaded_bytes_may_be_written_when_they_are_there():
+    """In place: TMA's read is over for who waited for its barrier."""
+    store = "mul.wide.u32 %rd3, %r0, 4;\nadd.u64 %rd3, %rd3, %rd1;\nst.global.b32 [%rd3], 7;\n"
+    loaded, own = init(1) + in_thread(0, load(256)), {"src": WORDS.copy()}
+    assert_clean(loaded + wait(0) + store, **own)
+    either = r"st\.global .* while bulk load .* may still read it|bulk load .* reads .* that st\.global"
+    assert_found(loaded + in_warp(0, wait(0)) + store, "race", either, **own)
 
 
 def test_atomics_do_not_race():

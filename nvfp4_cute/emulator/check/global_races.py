@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
+from nvfp4_cute.emulator.check.global_reads import GlobalReads, Read
 from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.check.shadow import Actor, GlobalShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
@@ -99,6 +100,7 @@ class GlobalRaces:
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._shadows: dict[int, GlobalShadow] = {}
+        self._reads = GlobalReads()
         self._told: dict[Any, Told] = {}
         self._known: dict[int, int] = {}
         self._fenced: dict[int, int] = {}
@@ -127,6 +129,7 @@ class GlobalRaces:
         self._ranges = [r for r in memory.ranges if r.writable]
         self._starts = [r.start for r in self._ranges]
         self._shadows, self._told, self._cluster = {}, {}, 0
+        self._reads = GlobalReads()
         self._relaxed = False
 
     def begin_clusters(self) -> None:
@@ -144,11 +147,41 @@ class GlobalRaces:
             told.knowledge = None
 
     def access(
-        self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
+        self,
+        addresses: np.ndarray,
+        nbytes: int,
+        actor: Actor,
+        *,
+        write: bool,
+        atomic: bool = False,
+        noted: bool = True,
     ) -> None:
-        """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier writes."""
+        """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier ones.
+
+        `noted`: whether the epoch of a read says when it is over, so that later writes are held against it.
+        """
         self._accessed(addresses, nbytes, actor, write=write)
+        if addresses.size and noted and not atomic:
+            self._reads_and_writes(addresses, nbytes, actor, write=write)
         self._access(addresses, nbytes, actor, write=write, atomic=atomic)
+
+    def _reads_and_writes(self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool) -> None:
+        """Note a read, or hold a write against the reads before it."""
+        position = bisect.bisect_right(self._starts, int(addresses.min())) - 1
+        found = self._ranges[position] if position >= 0 else None
+        if found is None or int(addresses.max()) + nbytes > found.end:
+            return
+        offsets = addresses.astype(np.int64, copy=False) - found.start
+        if not write:
+            read = Read(actor.epoch, self._cluster, self._releases, actor.site)
+            self._reads.note(position, found.nbytes, offsets, nbytes, read)
+            return
+        over = self._reads.over(position, offsets, nbytes, actor, self._cluster, self._known)
+        if over is not None:
+            site, other = self.checker.sites[actor.site], self.checker.sites[over[0].site]
+            where = f"global memory at {found.start + over[1]:#x} (`{found.name}`)"
+            text = f"{site} writes {where} while {other} may still read it: nothing orders them"
+            self.checker.report("race", site, other, text, self._hint())
 
     def _access(
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False

@@ -528,9 +528,12 @@ class Checker:
             actor = replace(actor, site=self._atomic_twin(actor.site))
         self.globals.access(addresses, nbytes, actor, write=True, atomic=atomic)
 
-    def read_global(self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True) -> None:
-        """The current operation reads global memory."""
-        self.globals.access(addresses, nbytes, self._record().actor(proxy=proxy), write=False)
+    def read_global(
+        self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True, stamp: int | None = None
+    ) -> None:
+        """The current operation reads global memory. `stamp`: as what completes on an mbarrier."""
+        actor = self._record().actor(stamp, proxy=proxy)
+        self.globals.access(addresses, nbytes, actor, write=False, noted=stamp is not None or not proxy)
 
     def _atomic_twin(self, number: int) -> int:
         if number not in self._twins:

@@ -135,7 +135,8 @@ class BarrierClock:
     Attributes:
         component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
         complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
-            fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
+            fence that made it visible to other proxies and CTAs.  made: epoch of the warp that initialised it.
+        arrivals: sites that ever arrived.
         users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
         waiters: of the newest phase, by warpgroup: events and places of their waits.
         completing: called before a phase is complete.
@@ -145,6 +146,7 @@ class BarrierClock:
     gathering: np.ndarray
     complete: np.ndarray
     init: tuple[int, int]
+    made: tuple[int, int]
     init_site: int
     fence: tuple[int, int] | None = None
     arrivals: dict[int, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, epoch, joined
+from nvfp4_cute.emulator.check.clocks import CAUSED, CLUSTER, SEEN, epoch, joined
 from nvfp4_cute.emulator.check.ledger import BarrierClock, Ledger, whose
 from nvfp4_cute.emulator.check.shadow import Actor
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
@@ -48,6 +48,7 @@ class Mbarriers:
             self.checker.components.nothing(),
             self.checker.components.nothing(),
             clock.count(INITS),
+            (clock.own, clock.value),
             number,
             completing=partial(self._overtaken, barrier.offset),
         )
@@ -127,9 +128,19 @@ class Mbarriers:
         return told
 
     def _use(
-        self, cta: "Cta", barrier: Mbarrier, knowledge: np.ndarray, number: int, *, outside: bool
+        self,
+        cta: "Cta",
+        barrier: Mbarrier,
+        knowledge: np.ndarray,
+        number: int,
+        *,
+        outside: bool,
+        proxy: bool = False,
     ) -> BarrierClock:
-        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy."""
+        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy (`proxy`).
+
+        Who goes through the generic proxy needs no fence of initialisations where a release of the cluster's scope told of it.
+        """
         record: BarrierClock = barrier.record
         component, value = record.init
         site, init = self.checker.sites[number], self.checker.sites[record.init_site]
@@ -141,7 +152,11 @@ class Mbarriers:
                 f"{site} uses mbarrier smem+{barrier.offset:#x}{whose(cta)}, which {init} initialises: nothing "
                 "orders them (a bar.sync or cluster barrier after the initialisation?)",
             )
-        elif outside and (record.fence is None or knowledge[SEEN, record.fence[0]] < record.fence[1]):
+        elif (
+            outside
+            and (record.fence is None or knowledge[SEEN, record.fence[0]] < record.fence[1])
+            and (proxy or knowledge[CLUSTER, record.made[0]] < record.made[1])
+        ):
             self.checker.report(
                 "mbarrier",
                 site,
@@ -182,7 +197,7 @@ class Mbarriers:
     def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
         """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
         own = self.checker.operation()
-        record = self._use(cta, barrier, own.knowledge, own.site, outside=outside)
+        record = self._use(cta, barrier, own.knowledge, own.site, outside=outside, proxy=outside)
         learnt = own.knowledge.copy()
         learnt[SEEN, own.component] = own.number
         record.gathering = joined(record.gathering, learnt)
@@ -198,7 +213,9 @@ class Mbarriers:
         barrier = cta.mbarrier(offset)
         own = self.checker.operation()
         elsewhere = self.checker.sites[own.site].cta != cta.idx
-        record = self._use(cta, barrier, own.knowledge, own.site, outside=elsewhere or not stored)
+        record = self._use(
+            cta, barrier, own.knowledge, own.site, outside=elsewhere or not stored, proxy=not stored
+        )
         record.gathering = self.checker.components.fit(record.gathering)
         self.silicon.caused(own.knowledge, record.gathering)
         causes = np.maximum(own.knowledge[SEEN], own.knowledge[CAUSED])

@@ -123,7 +123,8 @@ def _check_in(
             cta.smem.check(src, nbytes)
             checker.read_operand(cta, byte_range(src, nbytes), stamp=stamp)
         else:
-            checker.read_global(np.array([src], np.int64), nbytes)
+            alone = stamp if len(targets) == 1 else None
+            checker.read_global(np.array([src], np.int64), nbytes, stamp=alone)
         checker.write_shared(target, byte_range(offset, nbytes), stamp=stamp)
 
 

@@ -163,10 +163,13 @@ def load_boxes(
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
+        stamps = [checker.mbarriers.signalled(owner, barrier) for owner, barrier in signals]
+        alone = (
+            stamps[0] if len(stamps) == 1 else None
+        )  # of several, who waits for one knows nothing of the others
         for box in boxes:
-            checker.read_global(*m.rows_at(box))
-        for target, (owner, barrier) in zip(targets, signals, strict=True):
-            stamp = checker.mbarriers.signalled(owner, barrier)
+            checker.read_global(*m.rows_at(box), stamp=alone)
+        for target, stamp in zip(targets, stamps, strict=True):
             if use is not None:
                 checker.tensor_maps.reading(use, stamp)
             for chunks in chunk_lists:
