@@ -1,13 +1,14 @@
 """The fp32 values of a block to its elements and its scale, bit for bit what ``formats.quantize`` specifies.
 
-Scales of e4m3 (NVFP4). The quotient x / d is needed correctly rounded. With r = RN(1 / d), q = RN(x r), e = q d - x (exact, an
-FMA), the sum RN(q - e r) is that (Markstein, 1990), and -0 stays -0 (with e = x - q d it would not): three instructions an
-element instead of a division. Where d is outside 2^-98 ... 2^98, so that a term might leave the normal range, both x and d are
-first multiplied by a power of two. Where the block has an infinity, magnitudes are first cut to 8 d: e2m1 ends at 6.
-Where the scale is 0, or d infinite, d = 1 and r = 0 give the signed zeros. NaN needs nothing: it is in d.
+Scales of e4m3 (NVFP4) and of fp32 (FP8_1x128). The quotient x / d is needed correctly rounded. With r = RN(1 / d), q = RN(x r),
+e = q d - x (exact, an FMA), the sum RN(q - e r) is that (Markstein, 1990), and -0 stays -0 (with e = x - q d it would not):
+three instructions an element instead of a division. Where d is outside 2^-98 ... 2^98, so that a term might leave the normal
+range, both x and d are first multiplied by a power of two; of e4m3 elements, whose least quotients are smaller, below 2^-90.
+Where the block has an infinity, magnitudes are first cut to 8 d, or 512 d: e2m1 ends at 6, e4m3 at 448. Where the scale is 0, or
+d infinite, d = 1 and r = 0 give the signed zeros. NaN needs nothing: it is in d.
 
 Scales of ue8m0 (MXFP4, MXFP8) are powers of two: a value times the inverse power is the quotient, rounded once where it is
-subnormal. Scales of fp32 (FP8_1x128) are quotients, rounded once, and elements quotients of these: divisions.
+subnormal.
 """
 
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from nvfp4_cute.formats.block_format import FP32, UE8M0
+from nvfp4_cute.formats.block_format import E2M1, FP32, UE8M0
 
 from . import ptx
 from .encode import Encoding
 from .select import select
 
-LEAST_DIVISOR, MOST_DIVISOR = 2.0**-98, 2.0**98
+LEAST_DIVISOR, LEAST_FP8_DIVISOR, MOST_DIVISOR = 2.0**-98, 2.0**-90, 2.0**98
 RESCALE = 2.0**110
 LARGEST_FLOAT32 = 3.4028234663852886e38
 # Byte permutation of two words: their upper halves.
@@ -71,7 +72,7 @@ class BlockScale:
 
     Attributes:
         amax: largest magnitude of the block; None of powers of two, for which nothing asks it.
-        code, factor: of the scale; of an fp32 scale its bits, and what values are divided by.
+        code, factor: of the scale; of an fp32 scale its bits and itself.
     """
 
     amax: Float32 | None
@@ -100,7 +101,7 @@ def find_scale(amax: Float32, global_scale: Float32 | None, encode: Encoding) ->
     values are divided by, and where scales are powers of two what they are multiplied by."""
     if encode.format.scale == FP32:
         scale = scale_of(amax, encode.format.element.max)
-        return ptx.bits_of(scale), divisor_of(scale)
+        return ptx.bits_of(scale), scale
     if encode.format.scale == UE8M0:
         return power_scale(amax, encode)
     return block_scale(amax, global_scale, encode)
@@ -117,8 +118,6 @@ def encode_values(
         amax, code, factor: as of :func:`find_scale`.
         encode: of the format.
     """
-    if encode.format.scale == FP32:
-        return encode.element.pack([ptx.div_f32(value, factor) for value in x], [])
     if encode.format.scale == UE8M0:
         return encode_products(x, signs, code, factor, encode)
     return encode_quotients(x, signs, amax, code, factor, encode)
@@ -143,20 +142,23 @@ def encode_quotients(
     divisor: Float32,
     encode: cutlass.Constexpr,
 ) -> list:
-    """:func:`encode_values` where scales are e4m3."""
+    """:func:`encode_values` where scales are e4m3 or fp32."""
     size = len(x)
     values = cute.make_rmem_tensor(size, Float32)
     for i in cutlass.range_constexpr(size):
         values[i] = x[i]
     only_zeros = code == 0 or divisor > LARGEST_FLOAT32
     divisor = Float32(1.0) if only_zeros else divisor
-    is_unusual = amax > LARGEST_FLOAT32 or divisor < LEAST_DIVISOR or divisor > MOST_DIVISOR
+    # From a power of two on, elements saturate.
+    most = 2.0 ** (encode.format.element.max_exponent + 1)
+    least = LEAST_DIVISOR if encode.format.element == E2M1 else LEAST_FP8_DIVISOR
+    is_unusual = amax > LARGEST_FLOAT32 or divisor < least or divisor > MOST_DIVISOR
     if is_unusual and not only_zeros:
         factor = Float32(1.0 / RESCALE) if divisor > MOST_DIVISOR else Float32(1.0)
-        factor = Float32(RESCALE) if divisor < LEAST_DIVISOR else factor
+        factor = Float32(RESCALE) if divisor < least else factor
         divisor = divisor * factor
         for i in cutlass.range_constexpr(size):
-            values[i] = ptx.least(cutlass.max(values[i] * factor, -8 * divisor), 8 * divisor)
+            values[i] = ptx.least(cutlass.max(values[i] * factor, -most * divisor), most * divisor)
     inverse = Float32(0.0) if only_zeros else ptx.rcp_f32(divisor)
     for i in cutlass.range_constexpr(size):
         estimate = values[i] * inverse
