@@ -404,11 +404,6 @@ def test_refusals(change, error, match):
         grouped_gemm(a, b, a_scale, b_scale, **{"out_dtype": "nvfp4", **change})
 
 
-def test_a_tile_that_would_spill_is_refused():
-    with pytest.raises(ConfigError, match="N tile 128 with NVFP4 results.*N tile of 96"):
-        KernelKey("sm_90a", sm90.DEFAULT_CONFIG, 1, "nvfp4", False).validated()
-
-
 @pytest.mark.parametrize(
     ("name", "least"), [("t128x8x256_s0a2_swap", 16), ("t128x16x256_s0a1_swap", 32), ("t128x16x256_s0a2", 32)]
 )

@@ -17,7 +17,7 @@ from nvfp4_cute import ConfigError, KernelConfig, dual_gemm, gemm, grouped_dual_
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
-from nvfp4_cute.planning.arch import family_of, sm90, sm100, sm120
+from nvfp4_cute.planning.arch import family_of, sm100, sm120
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Gate
 
@@ -337,7 +337,6 @@ def test_columns_that_are_no_blocks_are_refused():
             "two warps would share 16 columns of a block; use an N tile of 16",
         ),
         ("sm_120a", "t128x64x128_s0a1_swap_k2", "two warps have the halves of a block.*use split_k=1"),
-        ("sm_90a", sm90.DEFAULT_CONFIG.to_name(), "N tile 128 with MXFP4 results.*N tile of 96"),
     ],
 )
 def test_configs_that_are_refused(arch, name, match):

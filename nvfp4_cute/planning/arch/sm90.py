@@ -55,7 +55,6 @@ TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens do not fit a thread's registers.
 MAX_TILE_TOKENS = 256
-MAX_QUANTIZED_TOKENS = 96  # where results are quantized
 # Tokens of a tile that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
@@ -322,8 +321,7 @@ def candidates(
 
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout, form: make no difference here.
-        out_format: of quantized results; None of others.
+        weight_layout, out_format, form: make no difference here.
         formats: of ``a`` and ``b``; of 8 bits, only those configs for which two stages fit.
     """
     tried = _with_stages(num_b, formats)
@@ -579,11 +577,5 @@ def resident_clusters(num_sms: int, cluster_size: int) -> int:
 
 
 def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why results of a format cannot be computed with ``config``; None where they can: sums and a block share registers."""
-    weights, tokens, _ = config.cta_tile_shape_mnk
-    what = f"N tile {tokens} with {format.title} results"
-    if (weights, tokens, config.split_k) == (TILE_WEIGHTS // 2, PAIRED_TILE_TOKENS, 1):
-        return f"{what} of two products: registers would spill; use an N tile of {2 * tokens}"
-    if tokens > MAX_QUANTIZED_TOKENS:
-        return f"{what}: registers would spill; use an N tile of {MAX_QUANTIZED_TOKENS}"
+    """Why results of a format cannot be computed with ``config``: they always can."""
     return None
