@@ -28,9 +28,11 @@ from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import gpu_of
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Gate
+from nvfp4_cute.problem import Form, Gate, GroupedProblem
 from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.terminal import text_table
 from nvfp4_cute.tuning.stopwatch import EMPTY, measure
@@ -139,22 +141,19 @@ class Operands:
     def task(self, point: Point, config: KernelConfig | None) -> WeightOnlyTask:
         """The weight-only launch."""
         out = torch.empty(1, len(self.x), point.n, dtype=torch.bfloat16, device="cuda")
-        form = "ragged" if len(point.rows) > 1 else "list"
-        others = [(x,) for x in (*self.weights[1:], *self.scales[1:])] or [(), ()]
-        return WeightOnlyTask(
-            form,
-            (self.x.unsqueeze(0),),
-            (self.weights[0],),
-            (self.scales[0],),
-            (out,),
-            None,
-            self.offs if form == "ragged" else None,
-            point.gate,
-            *others,
-            None,
-            config,
-            gpu_of(torch.device("cuda")),
+        form: Form = "ragged" if len(point.rows) > 1 else "list"
+        groups = len(point.rows)
+        b, *second = (
+            (Operand(w, scale, NVFP4, point.n, point.k, groups),)
+            for w, scale in zip(self.weights, self.scales, strict=True)
         )
+        offs = self.offs if form == "ragged" else None
+        operands = GroupedOperands(
+            (), b, (out,), None, *second, sizes=offs, activations=(self.x.unsqueeze(0),)
+        )
+        activation = SILU.activation if point.is_dual else None
+        problem = GroupedProblem(point.sizes, form, torch.bfloat16, activation=activation)
+        return WeightOnlyTask(problem, operands, config, gpu_of(torch.device("cuda")))
 
     def peers(self, point: Point) -> dict[str, Any]:
         """What else computes it, on operands of their own."""

@@ -102,6 +102,11 @@ class GroupedProblem:
         return result_format(self.out_dtype)
 
     @property
+    def gate(self) -> "Gate | None":
+        """Of a dual GEMM; None where there is one product."""
+        return None if self.activation is None else Gate(self.activation, self.limit, self.weight_layout)
+
+    @property
     def num_b(self) -> int:
         """Operands ``b`` that every group's ``a`` is multiplied by."""
         return num_weights(self.activation is not None, self.weight_layout)

@@ -18,7 +18,8 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.bands import divided
-from nvfp4_cute.launch.plan import config_of, entries, make_plan, mma_of, most_tiles_m
+from nvfp4_cute.launch.entries import GroupsTask
+from nvfp4_cute.launch.plan import config_of, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
@@ -39,11 +40,9 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedTask:
+class GroupedTask(GroupsTask):
     """One launch of a grouped GEMM (``task.Task``). Where ``config`` is None, the launch takes what suits the GPU."""
 
-    problem: GroupedProblem
-    operands: GroupedOperands
     config: KernelConfig | None = None
 
     @classmethod
@@ -62,16 +61,6 @@ class GroupedTask:
         """
         is_early = early_weights and scale_layout == "blocked"
         return cls(replace(problem, early_weights=is_early), operands, config)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the operands."""
-        return self.operands.device
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there can be no work, whatever sizes the device knows."""
-        return not any(out.numel() for out in self.operands.out)
 
     def config_on(self, gpu: Gpu) -> KernelConfig:
         """The caller's config, or what tuning found, or what is chosen by estimate."""
@@ -117,15 +106,6 @@ class GroupedTask:
                     f"operands, or pass {name}.clone()"
                 )
         return PADDED_ALIGN_BYTES if padded else TMA_ALIGN_BYTES
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
-        return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
-
-    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and bytes of every operand that a tensor map describes."""
-        rows = {id(x.data) for side in (self.operands.a, self.operands.b, self.operands.b2) for x in side}
-        return ((name, tensor) for name, tensor, _ in self.tensors() if id(tensor) in rows)
 
     def groups(self) -> Iterator[Rows]:
         """Where every group is, clipped to the rows that there are. Reads the sizes that the device knows."""

@@ -1,18 +1,15 @@
 """Plan: a grouped GEMM ready to launch. It holds the compiled kernel and the schedule, never data."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.launch.entries import address_places, entries
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
@@ -21,52 +18,7 @@ from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clus
 from nvfp4_cute.planning.choose import choose_config, config_for_mean
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
-from nvfp4_cute.problem import Gate, GroupedProblem
-
-
-class Entry(NamedTuple):
-    """A tensor of a launch: what messages call it, whether it is written, and where its address goes.
-
-    ``column`` is of the header, or of the row of ``group``.
-    """
-
-    name: str
-    tensor: torch.Tensor
-    is_written: bool
-    column: IntEnum
-    group: int | None = None
-
-
-def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entry]:
-    """Every tensor, inputs in the order of the operation's arguments, then outputs."""
-    is_listed = problem.form == "list"
-
-    def side(
-        name: str, column: Group, tensors: list[torch.Tensor], is_written: bool = False
-    ) -> Iterator[Entry]:
-        for g, tensor in enumerate(tensors):
-            yield Entry(f"{name}[{g}]" if is_listed else name, tensor, is_written, column, g)
-
-    def one(
-        name: str, column: Header, tensor: torch.Tensor | None, is_written: bool = False
-    ) -> Iterator[Entry]:
-        if tensor is not None:
-            yield Entry(name, tensor, is_written, column)
-
-    yield from side("a", Group.A, [x.data for x in operands.a])
-    yield from side("b", Group.B, [x.data for x in operands.b])
-    yield from side("a_scale", Group.SFA, [x.scale for x in operands.a])
-    yield from side("b_scale", Group.SFB, [x.scale for x in operands.b])
-    yield from one("sizes", Header.GROUP_SIZES, operands.sizes)
-    yield from one("alpha", Header.ALPHA, operands.alpha)
-    yield from side("b2", Group.B2, [x.data for x in operands.b2])
-    yield from side("b2_scale", Group.SFB2, [x.scale for x in operands.b2])
-    yield from one("alpha2", Header.ALPHA2, operands.alpha2)
-    yield from one("bias", Header.BIAS, operands.bias)
-    yield from one("out_global_scale", Header.OUT_GLOBAL_SCALE, operands.out_global_scale)
-    yield from one("counters of the chain", Header.CHAIN, operands.chain, is_written=True)
-    yield from side("out", Group.OUT, list(operands.out), is_written=True)
-    yield from side("scale of out", Group.OUT_SCALE, list(operands.out_scale), is_written=True)
+from nvfp4_cute.problem import GroupedProblem
 
 
 @dataclass(frozen=True)
@@ -122,11 +74,7 @@ class Plan:
 
     def address_places(self, operands: GroupedOperands) -> list[int]:
         """Where in the flat launch table addresses go: of what :func:`entries` names, in its order."""
-        row_of = {g: 1 + slot for slot, g in enumerate(self._described)}
-        return [
-            int(entry.column) + (0 if entry.group is None else row_of[entry.group] * NUM_COLUMNS)
-            for entry in entries(operands, self.problem)
-        ]
+        return address_places(operands, self.problem, self._described)
 
     def launch(self, operands: GroupedOperands, stream: int = 0) -> None:
         """Enqueue the kernel on a stream of the operands' device; a problem without tiles is a no-op."""
@@ -186,13 +134,9 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig
     Raises UnsupportedTarget for ``arch`` without a kernel.
     """
     if problem.form in ("ragged", "masked"):
-        gate = None
-        if problem.activation is not None:
-            gate = Gate(problem.activation, problem.limit, problem.weight_layout)
         out_format, is_ragged = problem.out_format, problem.form == "ragged"
-        mean = problem.sizes[0]
-        formats = problem.a_format, problem.b_format
-        return config_for_mean(arch, sm_count, problem.num_groups, mean, gate, out_format, is_ragged, formats)
+        formats, sizes = (problem.a_format, problem.b_format), (problem.num_groups, problem.sizes[0])
+        return config_for_mean(arch, sm_count, *sizes, problem.gate, out_format, is_ragged, formats)
     # Layers of a chain follow each other: what suits one suits all.
     return choose_config(
         replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count

@@ -36,13 +36,12 @@ class Experts8Bit(SortedExperts, NamesFormats):
     has products of its own, whose number of rows the host reads.
 
     A subclass states:
-        ROWS, WEIGHTS: formats that are multiplied. SCALE: how names of buffers of scales end. ACTIVATIONS: choices; the first is
-        of ROWS, "16bit" is of 16-bit rows.
+        ROWS, WEIGHTS: formats that are multiplied. BLOCK_FACTORS: names of the buffers of scales, of w13 and of w2. ACTIVATIONS:
+        choices; the first is of ROWS, "16bit" is of 16-bit rows.
     """
 
     ROWS: ClassVar[BlockFormat]
     WEIGHTS: ClassVar[BlockFormat]
-    SCALE: ClassVar[str]
     ACTIVATIONS: ClassVar[tuple[str, ...]]
 
     w13: torch.Tensor
@@ -75,7 +74,7 @@ class Experts8Bit(SortedExperts, NamesFormats):
         self.formats = (self.WEIGHTS, self.WEIGHTS)
         for name, weight in (("w13", w13), ("w2", w2)):
             self.register_buffer(name, weight.data.view(self.WEIGHTS.data_dtypes[-1]))
-            self.register_buffer(f"{name}_{self.SCALE}", weight.scale)
+            self.register_buffer(self._scale_name(name), weight.scale)
         self.register_buffer("bias13", bias13)
         self.register_buffer("bias2", bias2)
 
@@ -170,7 +169,11 @@ class Experts8Bit(SortedExperts, NamesFormats):
 
     def _weight(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and scales."""
-        return getattr(self, name), getattr(self, f"{name}_{self.SCALE}")
+        return getattr(self, name), getattr(self, self._scale_name(name))
+
+    def _scale_name(self, name: str) -> str:
+        of_w13, of_w2 = self.BLOCK_FACTORS
+        return of_w13 if name == "w13" else of_w2
 
     def extra_repr(self) -> str:
         """Sizes, and how rows are multiplied."""

@@ -5,7 +5,6 @@ from typing import Literal, get_args
 import torch
 
 from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
 from nvfp4_cute.nn.linear_8bit import Linear8Bit, has_products
 
@@ -32,7 +31,7 @@ class LinearFP8(Linear8Bit):
         weight: FP8_128x128 [N, K].
         bias: [N], or None.
         dtype: of the bias.
-        activations: "fp8" or "16bit".
+        activations: "fp8", as None is, or "16bit".
         backend: as of ``gemm``.
 
     Example:
@@ -44,22 +43,11 @@ class LinearFP8(Linear8Bit):
         TypeError, ValueError: ``weight`` is no matrix of FP8_128x128, ``bias`` no tensor [N], or a choice is unknown.
     """
 
-    ROWS, WEIGHTS, SCALE = FP8_1x128, FP8_128x128, "weight_scale_inv"
-    BLOCK_FACTORS = (SCALE,)
+    ROWS, WEIGHTS = FP8_1x128, FP8_128x128
+    BLOCK_FACTORS = ("weight_scale_inv",)
     ACTIVATIONS = get_args(Activations)
 
     weight_scale_inv: torch.Tensor
-
-    def __init__(
-        self,
-        weight: BlockScaledTensor,
-        bias: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        activations: Activations = "fp8",
-        backend: str = "auto",
-    ):
-        super().__init__(weight, bias, dtype, activations, backend)
 
 
 class ExpertsFP8(Experts8Bit):
@@ -85,7 +73,7 @@ class ExpertsFP8(Experts8Bit):
         TypeError, ValueError: weights are not FP8_128x128 of three dimensions, sizes do not fit, or a choice is unknown.
     """
 
-    ROWS, WEIGHTS, SCALE = FP8_1x128, FP8_128x128, "scale_inv"
+    ROWS, WEIGHTS = FP8_1x128, FP8_128x128
     ACTIVATIONS = get_args(Activations)
     BLOCK_FACTORS = ("w13_scale_inv", "w2_scale_inv")
 

@@ -10,7 +10,7 @@ from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.formats.block_format import BlockFormat, int4_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts import check_choices, expert_sizes
-from nvfp4_cute.nn.linear_8bit import checked_rows, kept_bias, product_of_16_bits
+from nvfp4_cute.nn.linear_8bit import check_weight, checked_rows, kept_bias, product_of_16_bits
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.words import scales_of, words_of
@@ -63,7 +63,7 @@ class LinearINT4(NamesFormats):
         backend: str = "auto",
     ):
         super().__init__()
-        _check_weight("weight", weight, "[N, K]")
+        check_weight("weight", weight, "[N, K]", None)
         backends.resolve(backend, weight.device)
         self.out_features, self.in_features = weight.shape
         kept = kept_bias("bias", bias, (self.out_features,), weight.device, dtype)
@@ -145,8 +145,8 @@ class ExpertsINT4(NamesFormats):
         backend: str = "auto",
     ):
         super().__init__()
-        _check_weight("w13", w13, "[E, 2 I, H]")
-        _check_weight("w2", w2, "[E, H, I]")
+        check_weight("w13", w13, "[E, 2 I, H]", None)
+        check_weight("w2", w2, "[E, H, I]", None)
         backends.resolve(backend, w13.device)
         experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
         self.num_experts, self.activation, self.limit = experts, activation, limit
@@ -216,14 +216,3 @@ class ExpertsINT4(NamesFormats):
 def _tensor(data: torch.Tensor, words: torch.Tensor, format: BlockFormat) -> BlockScaledTensor:
     shape = (*data.shape[:-1], format.elements(data.shape[-1]))
     return BlockScaledTensor(data, scales_of(words, format), None, shape, format=format)
-
-
-def _check_weight(name: str, weight: Any, axes: str) -> None:
-    """Raise where it is no int4 tensor with as many dimensions as ``axes`` names."""
-    fix = "quantize(weight, format=int4_format(128))"
-    if not isinstance(weight, BlockScaledTensor):
-        raise TypeError(f"{name} is a {type(weight).__name__}; pass a BlockScaledTensor: {fix}")
-    if not weight.format.is_int4 or len(weight.shape) != axes.count(",") + 1:
-        raise ValueError(
-            f"{name} is {weight.format.title} of shape {list(weight.shape)}; expected {axes} of an int4_format: {fix}"
-        )

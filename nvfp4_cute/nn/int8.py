@@ -5,7 +5,6 @@ from typing import Literal, get_args
 import torch
 
 from nvfp4_cute.formats.block_format import INT8
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
 from nvfp4_cute.nn.linear_8bit import Linear8Bit
 
@@ -32,7 +31,7 @@ class LinearINT8(Linear8Bit):
         weight: INT8 [N, K].
         bias: [N], or None.
         dtype: of the bias.
-        activations: "int8" or "16bit".
+        activations: "int8", as None is, or "16bit".
         backend: as of ``gemm``.
 
     Example:
@@ -44,22 +43,11 @@ class LinearINT8(Linear8Bit):
         TypeError, ValueError: ``weight`` is no matrix of INT8, ``bias`` no tensor [N], or a choice is unknown.
     """
 
-    ROWS, WEIGHTS, SCALE = INT8, INT8, "weight_scale"
-    BLOCK_FACTORS = (SCALE,)
+    ROWS = WEIGHTS = INT8
+    BLOCK_FACTORS = ("weight_scale",)
     ACTIVATIONS = get_args(Activations)
 
     weight_scale: torch.Tensor
-
-    def __init__(
-        self,
-        weight: BlockScaledTensor,
-        bias: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        activations: Activations = "int8",
-        backend: str = "auto",
-    ):
-        super().__init__(weight, bias, dtype, activations, backend)
 
 
 class ExpertsINT8(Experts8Bit):
@@ -90,7 +78,7 @@ class ExpertsINT8(Experts8Bit):
         TypeError, ValueError: weights are not INT8 of three dimensions, sizes do not fit, or a choice is unknown.
     """
 
-    ROWS, WEIGHTS, SCALE = INT8, INT8, "scale"
+    ROWS = WEIGHTS = INT8
     ACTIVATIONS = get_args(Activations)
     BLOCK_FACTORS = ("w13_scale", "w2_scale")
 

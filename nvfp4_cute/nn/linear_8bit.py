@@ -22,13 +22,12 @@ class Linear8Bit(KeepsBits):
     """``x @ W^T + bias`` with W in 8 bits; rows of x are quantized, or stay in 16 bits. There is no backward pass.
 
     A subclass states:
-        ROWS, WEIGHTS: formats that are multiplied. SCALE: name of the scales' buffer. ACTIVATIONS: choices; the first is of ROWS,
-        "16bit" is of 16-bit rows.
+        ROWS, WEIGHTS: formats that are multiplied. BLOCK_FACTORS: the name of the scales' buffer. ACTIVATIONS: choices; the first
+        is of ROWS, "16bit" is of 16-bit rows.
     """
 
     ROWS: ClassVar[BlockFormat]
     WEIGHTS: ClassVar[BlockFormat]
-    SCALE: ClassVar[str]
     ACTIVATIONS: ClassVar[tuple[str, ...]]
 
     weight: torch.Tensor
@@ -37,20 +36,22 @@ class Linear8Bit(KeepsBits):
     def __init__(
         self,
         weight: BlockScaledTensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype,
-        activations: str,
-        backend: str,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        activations: str | None = None,
+        backend: str = "auto",
     ):
         super().__init__()
         check_weight("weight", weight, "[N, K]", self.WEIGHTS)
+        activations = self.ACTIVATIONS[0] if activations is None else activations
         check_choice("activations", activations, self.ACTIVATIONS)
         backends.resolve(backend, weight.device)
         self.out_features, self.in_features = weight.shape
         kept = kept_bias("bias", bias, (self.out_features,), weight.device, dtype)
         self.activations, self.backend = activations, backend
         self.register_buffer("weight", weight.data.view(self.WEIGHTS.data_dtypes[-1]))
-        self.register_buffer(self.SCALE, weight.scale)
+        self.register_buffer(self.BLOCK_FACTORS[0], weight.scale)
         self.register_buffer("bias", kept)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +78,7 @@ class Linear8Bit(KeepsBits):
     @property
     def scale(self) -> torch.Tensor:
         """Of the weights."""
-        return getattr(self, self.SCALE)
+        return getattr(self, self.BLOCK_FACTORS[0])
 
     def _by_8_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         q = quantize(x, format=self.ROWS, backend=self.backend)
@@ -122,16 +123,19 @@ def product_of_16_bits(
     return weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format, bias)
 
 
-def check_weight(name: str, weight: object, axes: str, format: BlockFormat) -> None:
-    """Raise where it is no tensor of the format with as many dimensions as ``axes`` names."""
-    fix = f"quantize(weight, format={format.title.replace('X', 'x')})"
+def check_weight(name: str, weight: object, axes: str, format: BlockFormat | None) -> None:
+    """Raise where it is no tensor of the format, None for any of int4, with as many dimensions as ``axes`` names."""
+    made = "int4_format(128)" if format is None else format.title.replace("X", "x")
+    fix = f"quantize(weight, format={made})"
     if not isinstance(weight, BlockScaledTensor):
         raise TypeError(
             f"{name} is {'None' if weight is None else f'a {type(weight).__name__}'}; pass a BlockScaledTensor: {fix}"
         )
-    if weight.format != format or len(weight.shape) != axes.count(",") + 1:
+    fits = weight.format.is_int4 if format is None else weight.format == format
+    if not fits or len(weight.shape) != axes.count(",") + 1:
+        wanted = "an int4_format" if format is None else format.title
         raise ValueError(
-            f"{name} is {weight.format.title} of shape {list(weight.shape)}; expected {axes} of {format.title}: {fix}"
+            f"{name} is {weight.format.title} of shape {list(weight.shape)}; expected {axes} of {wanted}: {fix}"
         )
 
 

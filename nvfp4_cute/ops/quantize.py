@@ -138,7 +138,8 @@ def find_and_quantize(
     """``x`` in NVFP4 by its global scale "auto", and each of ``times`` times that scale.
 
     One launch of a matrix without gaps of up to 65,536 values, float16 or bfloat16 on a GPU or on the emulator; else those of
-    ``find_global_scale`` and ``quantize``. The bits are the same.
+    ``find_global_scale`` and ``quantize``. The bits are the same. Measured on an H100, one launch takes 0.8 to 0.9 of the time of
+    two for up to 16,384 values, and from 57,344 on 0.97 to 1.03.
 
     Args:
         x: [..., K]. times: as of ``find_global_scale``. scale_layout, backend: as of :func:`quantize`.

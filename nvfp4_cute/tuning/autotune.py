@@ -19,7 +19,6 @@ from nvfp4_cute.launch import prepared, tuned
 from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import Gate
 from nvfp4_cute.terminal import Progress
 from nvfp4_cute.tuning import stopwatch
 
@@ -90,7 +89,7 @@ def candidates(request: Request) -> list[KernelConfig]:
     problem, (arch, num_sms, _) = request.problem, request.gpu
     gate = None
     if problem.activation is not None:
-        gate = Gate(problem.activation, problem.limit, problem.weight_layout)
+        gate = problem.gate
     chosen_for = problem
     if problem.form not in ("list", "batched"):
         is_ragged = problem.form == "ragged"

@@ -145,7 +145,7 @@ def test_nan_scale_and_infinite_token():
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16), format=MXFP4)
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
-        one.b_scale[0][1, 0] = 0xFF  # group 1, row 0, block 0
+        one.operands.b[0].scale[1, 0] = 0xFF  # group 1, row 0, block 0
         one.a[0][0, 7, 3] = float("inf")
     with observe(check=True):
         backends.run_task(EMULATED, made)

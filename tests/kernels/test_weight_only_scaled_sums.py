@@ -104,9 +104,9 @@ def test_what_is_not_finite_stays_in_its_row_or_column(format):
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=256, chosen=config(16), format=format)
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
-        one.b_scale[0][1].view(torch.float32)[0] = torch.nan
+        one.operands.b[0].scale[1].view(torch.float32)[0] = torch.nan
         one.a[0][0, 7, 3] = torch.inf
-        one.b[0][0, 3] = 0
+        one.operands.b[0].data[0, 3] = 0
     with observe(check=True):
         backends.run_task(EMULATED, made)
     expected.reference()

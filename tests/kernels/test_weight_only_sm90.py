@@ -1,7 +1,5 @@
 """The weight-only grouped GEMM of sm_90a on the emulator: every bit is the reference's where sums are exact."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from oracle import assert_bitwise_equal
@@ -102,17 +100,18 @@ def test_every_weight_is_exact(dtype):
     """All e2m1 codes times all finite scales, of both signs, which say nothing, times 1."""
     made = task("list", (16,), 256, 32, config(16), dtype)
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F] + [0, 0], dtype=torch.uint8)
-    (b,), (a,) = made.b, made.a
+    (weights,), (a,) = made.operands.b, made.a
+    b = weights.data
     b[:] = 0
     b[0, :, :8] = (torch.arange(8) * 2 | (torch.arange(8) * 2 + 1) << 4).byte()
     a[:] = 0
     a[0, torch.arange(16), torch.arange(16)] = 1
     scale = torch.zeros(256, 4, dtype=torch.uint8)
     scale[:, 0] = codes
-    made = replace(made, b_scale=(to_blocked(scale).flatten().unsqueeze(0),))
+    weights.scale[0] = to_blocked(scale).flatten()
     with observe(check=True):
         backends.run_task("emulator:sm_90a", made)
-    want = expand_operand(b[0], made.b_scale[0][0], "blocked")[:, :16].T
+    want = expand_operand(b[0], weights.scale[0], "blocked")[:, :16].T
     assert torch.equal(made.out[0][0].double(), want)
     assert decode_ue4m3(codes).unique().numel() == 127
 
@@ -122,7 +121,7 @@ def test_nan_scale_and_infinite_token():
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16))
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
-        one.b_scale[0][1, 0] = 0x7F  # group 1, row 0, block 0
+        one.operands.b[0].scale[1, 0] = 0x7F  # group 1, row 0, block 0
         one.a[0][0, 7, 3] = float("inf")
     with observe(check=True):
         backends.run_task("emulator:sm_90a", made)

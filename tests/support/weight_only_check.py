@@ -13,8 +13,11 @@ from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.formats.zero_points import scale_words
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import GroupedProblem
 
 EMULATED = "emulator:sm_90a"
 # Groups of no rows first and last; groups that end within a tile, and on its edge.
@@ -106,20 +109,33 @@ def task(
     alphas = [
         torch.tensor(ALPHAS * groups)[i : i + groups].contiguous() if has_alpha else None for i in (0, 1)
     ]
-    second = found[1] if two else ((), ())
-    return WeightOnlyTask(
-        form, a, *found[0], out, alphas[0], sizes, gate, *second, alphas[1] if gate else None, chosen, H200.gpu, format
+    operands = [
+        tuple(Operand(b, scale, format, n_b, k, len(b)) for b, scale in zip(*side, strict=True))
+        for side in found
+    ]
+    problem = GroupedProblem(
+        tuple((m, n_b, k) for m in rows), form, out_dtype, has_alpha, activation=gate and gate.activation,
+        weight_layout=gate.weight_layout if gate else "separate", limit=gate and gate.limit, b_format=format,
     )  # fmt: skip
+    checked = GroupedOperands(
+        (), operands[0], out, alphas[0], operands[1] if two else (), alphas[1] if gate else None, sizes=sizes, activations=a,
+    )  # fmt: skip
+    return WeightOnlyTask(problem, checked, chosen, H200.gpu)
 
 
 def on_gpu(made):
     """The same task on the current GPU."""
-    named = {
-        name: tuple(t.cuda() for t in getattr(made, name))
-        for name in ("a", "b", "b_scale", "out", "b2", "b2_scale")
-    }
-    one = {name: getattr(made, name) for name in ("alpha", "alpha2", "sizes")}
-    return replace(made, **named, **{name: None if t is None else t.cuda() for name, t in one.items()})
+
+    def moved(x):
+        if isinstance(x, tuple):
+            return tuple(map(moved, x))
+        if isinstance(x, Operand):
+            return replace(x, data=x.data.cuda(), scale=x.scale.cuda())
+        return x.cuda() if isinstance(x, torch.Tensor) else x
+
+    return replace(
+        made, operands=GroupedOperands(**{name: moved(x) for name, x in vars(made.operands).items()})
+    )
 
 
 def run_both(mode="eager", backend=EMULATED, **arguments):

@@ -1,0 +1,99 @@
+"""The tensors of a launch over groups: what they are called, and where in its table their addresses go."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.problem import GroupedProblem
+
+
+class Entry(NamedTuple):
+    """A tensor of a launch: what messages call it, whether it is written, and where its address goes.
+
+    ``column`` is of the header, or of the row of ``group``.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    is_written: bool
+    column: IntEnum
+    group: int | None = None
+
+
+def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entry]:
+    """Every tensor, inputs in the order of the operation's arguments, then outputs."""
+    is_listed = problem.form == "list"
+
+    def side(
+        name: str, column: Group, tensors: list[torch.Tensor], is_written: bool = False
+    ) -> Iterator[Entry]:
+        for g, tensor in enumerate(tensors):
+            yield Entry(f"{name}[{g}]" if is_listed else name, tensor, is_written, column, g)
+
+    def one(
+        name: str, column: Header, tensor: torch.Tensor | None, is_written: bool = False
+    ) -> Iterator[Entry]:
+        if tensor is not None:
+            yield Entry(name, tensor, is_written, column)
+
+    yield from side("a", Group.A, [*(x.data for x in operands.a), *operands.activations])
+    yield from side("b", Group.B, [x.data for x in operands.b])
+    yield from side("a_scale", Group.SFA, [x.scale for x in operands.a])
+    yield from side("b_scale", Group.SFB, [x.scale for x in operands.b])
+    yield from one("sizes", Header.GROUP_SIZES, operands.sizes)
+    yield from one("alpha", Header.ALPHA, operands.alpha)
+    yield from side("b2", Group.B2, [x.data for x in operands.b2])
+    yield from side("b2_scale", Group.SFB2, [x.scale for x in operands.b2])
+    yield from one("alpha2", Header.ALPHA2, operands.alpha2)
+    yield from one("bias", Header.BIAS, operands.bias)
+    yield from one("out_global_scale", Header.OUT_GLOBAL_SCALE, operands.out_global_scale)
+    yield from one("counters of the chain", Header.CHAIN, operands.chain, is_written=True)
+    yield from side("out", Group.OUT, list(operands.out), is_written=True)
+    yield from side("scale of out", Group.OUT_SCALE, list(operands.out_scale), is_written=True)
+
+
+def address_places(operands: GroupedOperands, problem: GroupedProblem, described: Sequence[int]) -> list[int]:
+    """Where in the flat launch table addresses go: of what :func:`entries` names, in its order.
+
+    Args:
+        described: the groups with a row of the table each, in the order of rows: all of a list, the one of all groups.
+    """
+    row_of = {g: 1 + slot for slot, g in enumerate(described)}
+    return [
+        int(entry.column) + (0 if entry.group is None else row_of[entry.group] * NUM_COLUMNS)
+        for entry in entries(operands, problem)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupsTask:
+    """What tasks (``task.Task``) of checked operands of groups have in common."""
+
+    problem: GroupedProblem
+    operands: GroupedOperands
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the operands."""
+        return self.operands.device
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there can be no work, whatever sizes the device knows."""
+        return not any(out.numel() for out in self.operands.out)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
+        return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
+
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bytes of every operand that a tensor map describes."""
+        operands = self.operands
+        rows = {id(x.data) for side in (operands.a, operands.b, operands.b2) for x in side}
+        rows.update(map(id, operands.activations))
+        return ((name, tensor) for name, tensor, _ in self.tensors() if id(tensor) in rows)
