@@ -272,21 +272,24 @@ def test_group_refusals():
 MAX_REGISTERS = 128  # two CTAs of 256 threads stay on an SM
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("arch", EVERY_ARCH)
-def test_no_spills(arch):
-    for dtype, scaled, grouped, blocked in itertools.product(
-        DTYPES, (False, True), (False, True), (False, True)
+def every_variant():
+    """Of every architecture. With a second input, one dtype and one layout say it for all."""
+    for arch, dtype, scaled, (grouped, blocked) in itertools.product(
+        simt.ARCHS, DTYPES, (False, True), ((False, False), (False, True), (True, True))
     ):
-        if grouped and not blocked:
-            continue
-        # With a second input, one dtype and one layout say it for all.
         ups = (False, True) if blocked and dtype == torch.bfloat16 else (False,)
         for has_up, words in itertools.product(ups, simt.quantize_choices(arch)):
-            key = QuantizeKey(arch, dtype, scaled, grouped, blocked, has_up, words=words)
-            resources = get_kernel(key).resources
-            assert resources.stack_bytes == 0
-            assert resources.registers <= MAX_REGISTERS
+            yield QuantizeKey(arch, dtype, scaled, grouped, blocked, has_up, words=words)
+        if scaled and blocked and not grouped:
+            yield QuantizeKey(arch, dtype, scaled, grouped, blocked, found_times=1)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("key", [*every_variant()], ids=QuantizeKey.to_name)
+def test_no_spills(key):
+    resources = get_kernel(key).resources
+    assert resources.stack_bytes == 0
+    assert resources.registers <= MAX_REGISTERS
 
 
 # ---- silicon ---------------------------------------------------------------------------------------------------
