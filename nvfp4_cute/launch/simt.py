@@ -38,6 +38,7 @@ from nvfp4_cute.planning.arch.simt import (
     amax_ctas,
     is_for_few_rows,
     is_gemv_for_one_row,
+    quantize_choices,
     quantize_words,
     w4a16_tokens,
 )
@@ -396,7 +397,7 @@ class FindAndQuantizeTask(QuantizeTask):
 
     def key(self, gpu: Gpu) -> QuantizeKey:
         """What to compile."""
-        return replace(super().key(gpu), found_times=len(self.times))
+        return replace(super().key(gpu), words=quantize_choices(gpu.arch)[-1], found_times=len(self.times))
 
     def addresses(self) -> Addresses:
         """``launch_table.Quantize``."""

@@ -281,7 +281,8 @@ def every_variant():
         for has_up, words in itertools.product(ups, simt.quantize_choices(arch)):
             yield QuantizeKey(arch, dtype, scaled, grouped, blocked, has_up, words=words)
         if scaled and blocked and not grouped:
-            yield QuantizeKey(arch, dtype, scaled, grouped, blocked, found_times=1)
+            words = simt.quantize_choices(arch)[-1]
+            yield QuantizeKey(arch, dtype, scaled, grouped, blocked, words=words, found_times=1)
 
 
 @pytest.mark.sampled(8)
