@@ -6,8 +6,9 @@ sections ``.symtab`` and ``.strtab`` name the symbols.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 ELF = b"\x7fELF"
 """What a cubin begins with."""
@@ -19,11 +20,16 @@ _SYMBOL_BYTES = 24
 _OPCODE = 0xFFF
 _GLOBAL_LOAD, _MMA_SYNC = 0x981, 0x23C
 """Low bits of LDG and HMMA."""
+_WGMMA, _WGMMA_BITS = 0x1F0, 0x1FC
+"""Bits that HGMMA, IGMMA and QGMMA have in common, and which those are."""
 _SIZE_BIT, _SIZES = 9, (1, 1, 2, 2, 4, 8, 16, 0)
 _NO_ALLOCATE_BIT = 22
 """Of an LDG's upper 64 bits: three that say how many bytes a lane loads, and one that L1 is not to keep them."""
 _STALL_BIT = 41
 """Of an instruction's upper 64 bits: the first of four that say how many cycles its warp waits before it issues the next one."""
+_SCOREBOARD_BIT, _WAITS_BIT = 46, 52
+"""The first of three with the scoreboard that counts its result until that is there; of six for scoreboards that it waits for."""
+_BRANCH = 0x947
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,29 @@ class PlacedLoad:
     Attributes:
         nbytes: of a lane.  allocates: whether L1 is to keep them.
         multiplied: mma.sync in front of it.
+        waited: mma.sync in front of the first instruction behind it that waits for its scoreboard, in the loop that it is in, if
+            there is one. An instruction waits for everything that a scoreboard counts.
     """
 
     nbytes: int
     allocates: bool
     multiplied: int
+    waited: int | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a kernel's text.
+
+    Attributes:
+        instructions: without padding.
+        stalls: cycles that they keep a warp from issuing the next one, after what its control word says.
+        products: mma.sync and wgmma.
+    """
+
+    instructions: int = 0
+    stalls: int = 0
+    products: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,14 +85,13 @@ class MachineCode:
 
     Attributes:
         registers: 32-bit registers a thread.
-        instructions: that it has, without the padding at its end.
-        stalls: cycles that they keep a warp from issuing the next one, after what its control word says.
+        whole: all of it.  main: loops that multiply, without loops around them.
         loads: of global memory, in order.  products: mma.sync that it has.
     """
 
     registers: int
-    instructions: int
-    stalls: int
+    whole: Stretch
+    main: Stretch = Stretch()
     loads: tuple[PlacedLoad, ...] = ()
     products: int = 0
 
@@ -97,21 +120,63 @@ def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
             (start,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
             name = names[start : names.index(b"\0", start)].decode()
             words = list(struct.iter_unpack("<QQ", sections.get(f".text.{name}", b"")))
-            stalls = [high >> _STALL_BIT & 15 for _, high in words]
-            instructions = sum(1 for stall in stalls if stall)
+            multiplies = [low & _OPCODE == _MMA_SYNC or low & _WGMMA_BITS == _WGMMA for low, _ in words]
+            main = main_loops(list(loops(words)), multiplies)
             products = sum(1 for low, _ in words if low & _OPCODE == _MMA_SYNC)
-            found[name] = MachineCode(registers, instructions, sum(stalls), tuple(_loads(words)), products)
+            found[name] = MachineCode(
+                registers,
+                whole=_stretch(words, multiplies, range(len(words))),
+                main=_stretch(words, multiplies, main),
+                loads=tuple(placed_loads(words)),
+                products=products,
+            )
     return found
 
 
-def _loads(words: Iterable[tuple[int, int]]) -> Iterator[PlacedLoad]:
-    multiplied = 0
-    for low, high in words:
-        if low & _OPCODE == _MMA_SYNC:
-            multiplied += 1
-        elif low & _OPCODE == _GLOBAL_LOAD:
-            nbytes = _SIZES[high >> _SIZE_BIT & 7]
-            yield PlacedLoad(nbytes, not high >> _NO_ALLOCATE_BIT & 1, multiplied)
+def _stretch(words: Sequence[tuple[int, int]], multiplies: Sequence[bool], places: Iterable[int]) -> Stretch:
+    found = [(words[i][1] >> _STALL_BIT & 15, multiplies[i]) for i in places]
+    return Stretch(
+        sum(1 for stall, _ in found if stall), sum(s for s, _ in found), sum(is_one for _, is_one in found)
+    )
+
+
+def main_loops(known: Sequence[tuple[int, int]], multiplies: Sequence[bool]) -> list[int]:
+    """Instructions of loops that multiply, of those that have no such loop inside.
+
+    Args:
+        known: of each loop its first instruction, and the one behind it.  multiplies: of every instruction, whether it does.
+    """
+    found = sorted(
+        {loop for loop in known if any(multiplies[slice(*loop)])}, key=lambda loop: loop[1] - loop[0]
+    )
+    inner: list[tuple[int, int]] = []
+    for first, end in found:
+        if all(end <= other[0] or other[1] <= first for other in inner):
+            inner.append((first, end))
+    return [place for loop in inner for place in range(*loop)]
+
+
+def placed_loads(words: Sequence[tuple[int, int]]) -> Iterator[PlacedLoad]:
+    """Of a kernel's machine code: both halves of every instruction, the low one first."""
+    before = [0, *accumulate(low & _OPCODE == _MMA_SYNC for low, _ in words)]
+    around = list(loops(words))
+    for place, (low, high) in enumerate(words):
+        if low & _OPCODE == _GLOBAL_LOAD:
+            nbytes, scoreboard = _SIZES[high >> _SIZE_BIT & 7], high >> _SCOREBOARD_BIT & 7
+            end = min((last for first, last in around if first <= place < last), default=len(words))
+            waits = (i for i in range(place + 1, end) if words[i][1] >> _WAITS_BIT & 63 & 1 << scoreboard)
+            waited = next((before[i] for i in waits), None)
+            yield PlacedLoad(nbytes, not high >> _NO_ALLOCATE_BIT & 1, before[place], waited)
+
+
+def loops(words: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """First instruction of each loop, and the one behind it: those between a branch and where it goes back to."""
+    for place, (low, high) in enumerate(words):
+        if low & _OPCODE == _BRANCH:
+            far = low >> 34 | (high & 0x3FFFF) << 30
+            offset = (far - (far >> 47 << 48) << 10) + (low >> 16 & 0xFF) * 4
+            if offset < 0:
+                yield place + 1 + offset // 16, place + 1
 
 
 def read_opcodes(cubin: bytes) -> list[int]:

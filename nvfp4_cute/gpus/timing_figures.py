@@ -11,6 +11,7 @@ Figures = dict[str, tuple[float, str]]
 PROBE = "bench/probes/h200_probe.cu on an H200 (1.98 GHz, driver 580.159)"
 SYNC_PROBE = "bench/probes/h200_small_mma_probe.cu on an H200"
 PREFETCH_PROBE = "bench/probes/h200_prefetch_probe.cu on an H200"
+GATHER_PROBE = "bench/probes/h100_gather_probe.cu on an H100"
 LIKE_H200 = "taken over from the H200, as no measurement is public"
 SEMIANALYSIS = "SemiAnalysisAI/microbench-blackwell, B200"
 QUICKRUN = "ademeure/QuickRunCUDA, B300"
@@ -31,6 +32,10 @@ HOPPER: Figures = {
     "hbm_spread": (
         350,
         f"{PROBE}: single copies of 8 to 64 KB take so much longer than their latency and L2's rate",
+    ),
+    "line_spread": (
+        105,
+        f"{GATHER_PROBE}: loads of 4, 16, and 32 lines of rows of their own come 110, 210, and 340 later than a chased pointer",
     ),
     "page_latency": (250, f"{PROBE}: single copies by all SMs at once over those by one"),
     "copy_latency": (67, f"{PROBE}: copy of 128 bytes that L2 holds, less the load's latency"),
@@ -107,6 +112,7 @@ BLACKWELL: Figures = {
         900,
         f"copies of 4 to 64 KB by all SMs take 680 to 1840 longer than latency and rate, {SEMIANALYSIS}",
     ),
+    "line_spread": (0, "not measured; 105 on an H100"),
     "tma_issue": (48, f"48 to 65 cycles an instruction and SM, {SEMIANALYSIS}"),
     "cluster_barrier": (380, "370 to 395, public microbenchmarks"),
     "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
@@ -152,7 +158,7 @@ NEXT_US = {
 """us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 7 %, the worst 31 % "
-    "(32 groups in list form); on 51 calls on an H100, predicted first, 6 %; no launch was measured on Blackwell "
+    "(32 groups in list form); on 52 calls on an H100, predicted first, 7 %; no launch was measured on Blackwell "
     "(bench/results/timing_model.md)."
 )
 
@@ -178,6 +184,7 @@ MEMORY_LATENCIES = (
     "l2_latency",
     "hbm_latency",
     "hbm_spread",
+    "line_spread",
     "page_latency",
     "store_latency",
     "prefetch_backlog",
@@ -192,6 +199,10 @@ TILES = {
 
 GPCS = {
     "H200": ((18, 18, 18, 18, 18, 16, 16, 10), f"{PROBE}: 66, 30, and 15 clusters of 2, 4, and 8 CTAs fit"),
+    "H100 SXM": (
+        (18, 18, 18, 18, 18, 16, 16, 10),
+        "bench/results/prove-h100_sxm.md: 66, 30, 15, and 7 clusters of 2, 4, 8, and 16 CTAs fit",
+    ),
     "B200": (
         (20, 18, 18, 18, 20, 18, 18, 18),
         "8 groups on two dies of 74; how they divide is not published",

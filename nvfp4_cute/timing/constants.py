@@ -31,6 +31,7 @@ class Constants:
         sm_bandwidth: what one SM receives or sends at most.  prefetch_bandwidth: of boxes that it has brought into L2.
         prefetch_backlog: of device memory, in cycles, from which on it drops prefetches that come too fast.
         l2_latency / hbm_latency: from a request to its data, unloaded.
+        line_spread: of the latency of device memory, what differs from line to line: an exponential distribution's mean.
         hbm_spread: how much later the last line of a large piece comes than a single line.
         page_latency: first use of a 2 MiB page by a group of SMs.
         copy_latency: what TMA adds.  tma_issue: between two TMA instructions of an SM.
@@ -75,6 +76,7 @@ class Constants:
     l2_latency: float
     hbm_latency: float
     hbm_spread: float
+    line_spread: float
     page_latency: float
     copy_latency: float
     tma_issue: float

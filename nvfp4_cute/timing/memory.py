@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import log
 
 from nvfp4_cute.emulator.record.events import LINE, Piece
 from nvfp4_cute.timing.constants import Constants
@@ -148,6 +149,8 @@ class Memory:
         c = self.constants
         done = self._from_hbm(nbytes, now)
         there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
+        if nbytes <= LINE:
+            there += c.line_spread * (_share(address + self._shift) - 1)
         page = gpc, (address + self._shift) // PAGE_BYTES
         if page not in self._pages:
             self._pages.add(page)
@@ -189,3 +192,10 @@ class Memory:
                 self.hbm_busy += cycles
                 self._hbm_free = max(self._hbm_free, now) + cycles
         return held
+
+
+def _share(address: int) -> float:
+    """How late a line comes, from its address: exponentially distributed, 1 on the mean."""
+    mixed = address // LINE * 0x9E3779B97F4A7C15 % (1 << 64)
+    mixed ^= mixed >> 29
+    return -log(((mixed * 0xBF58476D1CE4E5B9 >> 40) % (1 << 24) + 0.5) / (1 << 24))

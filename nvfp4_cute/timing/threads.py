@@ -34,6 +34,12 @@ def _use(sim: Simulation, warp: Warp, time: float, number: int) -> float:
     return sim.wait(warp, time, warp.reads.get(number, time), "global load")
 
 
+def _scoreboard(sim: Simulation, warp: Warp, time: float, numbers: tuple[int, ...]) -> float:
+    if not sim.constants.follows_stalls:
+        return time
+    return sim.wait(warp, time, max(warp.reads.get(number, time) for number in numbers), "global load")
+
+
 def _write(sim: Simulation, warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
     sm = warp.sm
     for line in lines:
@@ -69,6 +75,7 @@ HANDLERS: dict[Op, Handler] = {
     Op.READ: _read,
     Op.ATOMIC: _atomic,
     Op.USE: _use,
+    Op.SCOREBOARD: _scoreboard,
     Op.WRITE: _write,
     Op.ASYNC_READ: _async_read,
     Op.COMMIT_ASYNC: _commit_async,

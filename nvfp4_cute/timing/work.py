@@ -10,18 +10,34 @@ from nvfp4_cute.timing.state import SCHEDULERS, Cta, Handler, Sm, Span, Warp
 
 
 def _compute(
-    sim: Simulation, warp: Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
+    sim: Simulation,
+    warp: Warp,
+    time: float,
+    slots: float,
+    alu: float,
+    port: float,
+    path: float,
+    fresh: int,
+    in_main: float = 0.0,
 ) -> float:
     sm, index, trace = warp.sm, warp.scheduler, warp.cta.grid.trace
     if sim.constants.follows_stalls:
-        path = max(path, slots * trace.pace)
-        slots *= trace.issue
+        main, rest, others = trace.main, trace.rest, slots - in_main
+        path = max(path, in_main * main.cycles + others * rest.cycles)
+        slots = in_main * main.issue + others * rest.issue
     if fresh and warp.cta.start <= warp.cta.grid.start:
         path += fresh * sim.constants.fetch
     issued = sm.schedulers[index] = worked(sim, sm, index, max(sm.schedulers[index], time), slots)
     done = sm.alus[index] = worked(sim, sm, index, max(sm.alus[index], time), alu)
     sm.port = max(sm.port, time) + port
     return sim.wait(warp, time, max(time + path, issued, done, sm.port if port else 0.0), "compute")
+
+
+def _conflicts(sim: Simulation, warp: Warp, time: float, cycles: int) -> float:
+    if not sim.constants.follows_stalls:
+        return time
+    warp.sm.port = max(warp.sm.port, time) + cycles
+    return sim.wait(warp, time, warp.sm.port, "bank conflicts")
 
 
 def worked(sim: Simulation, sm: Sm, index: int, start: float, cycles: float) -> float:
@@ -149,6 +165,7 @@ def _mark(sim: Simulation, warp: Warp, time: float) -> float:
 HANDLERS: dict[Op, Handler] = {
     Op.MARK: _mark,
     Op.COMPUTE: _compute,
+    Op.CONFLICTS: _conflicts,
     Op.MATRIX: _matrix,
     Op.SLEEP: _sleep,
     Op.MMA: _mma,

@@ -1,9 +1,11 @@
-"""record.late_loads: loads that machine code has behind mma.sync are recorded there."""
+"""record.late_loads: loads that machine code has behind mma.sync, and waits that it has earlier, are recorded there."""
+
+from dataclasses import replace
 
 import numpy as np
 import small_kernels as small
 
-from nvfp4_cute.emulator.cubin import MachineCode, PlacedLoad
+from nvfp4_cute.emulator.cubin import MachineCode, PlacedLoad, Stretch, loops, placed_loads
 from nvfp4_cute.emulator.record.events import Op
 from nvfp4_cute.timing.clock import record_ptx
 
@@ -18,20 +20,24 @@ KEPT, READ_ONCE = PlacedLoad(4, True, 0), PlacedLoad(8, False, 0)
 
 def order(body: str, *loads: PlacedLoad, products: int = 3) -> list[tuple]:
     """Loads by number, waits for them, and products, as the only warp has them."""
-    made = MachineCode(32, 100, 200, loads, products)
+    made = MachineCode(32, Stretch(100, 200, products), loads=loads, products=products)
     operands = (np.zeros(1024, np.uint8), np.zeros(1024, np.uint8))
     trace = record_ptx(132, small.kernel(body, "sm_90a"), args=operands, smem_bytes=4096, machine_code=made)
     (events,) = trace.clusters[0].warps[0]
-    shown = {Op.READ: "load", Op.USE: "wait"}
+    shown = {Op.READ: "load", Op.USE: "wait", Op.SCOREBOARD: "scoreboard"}
     return [
         (shown[event[0]], event[1]) if event[0] in shown else ("products", event[2] // 4096)
         for event in events
-        if event[0] in (Op.READ, Op.USE, Op.MATRIX)
+        if event[0] in (*shown, Op.MATRIX)
     ]
 
 
 def later(load: PlacedLoad, products: int) -> PlacedLoad:
-    return PlacedLoad(load.nbytes, load.allocates, products)
+    return replace(load, multiplied=products)
+
+
+def awaited(load: PlacedLoad, products: int) -> PlacedLoad:
+    return replace(load, waited=products)
 
 
 def test_without_machine_code_of_another_order_the_text_says_when():
@@ -55,3 +61,51 @@ def test_a_load_begins_before_it_is_waited_for_and_before_the_end():
         ("load", 1), ("wait", 1), ("products", 1), ("load", 2), ("wait", 2), ("products", 2),
     ]  # fmt: skip
     assert order(FIRST + 3 * PRODUCT + SECOND, KEPT, later(READ_ONCE, 9))[-1] == ("load", 2)
+
+
+def test_machine_code_waits_where_its_scoreboard_does_though_ptx_moves_what_comes():
+    moved = "mov.b32 %v12, %v6;\n"
+    body = FIRST + SECOND + PRODUCT + moved + 2 * PRODUCT
+    assert ("scoreboard", (2,)) not in order(body, KEPT, READ_ONCE)
+    assert order(body, KEPT, awaited(READ_ONCE, 2)) == [
+        ("load", 1), ("load", 2), ("wait", 1), ("products", 2), ("scoreboard", (2,)), ("products", 1),
+    ]  # fmt: skip
+
+
+def test_loads_of_a_scoreboard_are_waited_for_together_and_not_before_they_begin():
+    both = awaited(KEPT, 1), awaited(later(READ_ONCE, 1), 1)
+    assert order(FIRST + SECOND + 3 * PRODUCT, *both) == [
+        ("load", 1), ("wait", 1), ("products", 1), ("load", 2), ("scoreboard", (1, 2)), ("products", 2),
+    ]  # fmt: skip
+
+
+def machine_words(*instructions: tuple[int, int, int]) -> list[tuple[int, int]]:
+    """Of (low word, scoreboard that counts the result, scoreboards that are waited for)."""
+    return [(low, counts << 46 | waits << 52 | 1 << 41 | 6 << 9) for low, counts, waits in instructions]
+
+
+LOAD, MULTIPLY, OTHER, NONE = 0x981, 0x23C, 0x210, 7
+
+
+def branch_back(instructions: int) -> int:
+    """To so many instructions before the one behind the branch."""
+    far, near = divmod(-16 * instructions, 1024)
+    return 0x947 | near // 4 << 16 | (far % (1 << 30)) << 34
+
+
+def branch(instructions: int) -> tuple[int, int]:
+    """Its words."""
+    return branch_back(instructions), 0x3FFFF | NONE << 46 | 1 << 41
+
+
+def test_machine_code_says_where_a_loop_waits_for_its_loads():
+    loop = machine_words(
+        (OTHER, NONE, 1 << 3), (LOAD, 2, 0), (MULTIPLY, NONE, 0), (LOAD, 3, 0), (MULTIPLY, NONE, 1 << 2), (MULTIPLY, NONE, 0),
+    )  # fmt: skip
+    behind = machine_words((OTHER, NONE, 1 << 3))
+    words = [*machine_words((LOAD, 3, 0)), *loop, branch(len(loop) + 1), *behind]
+    assert list(loops(words)) == [(1, 8)]
+    found = [(load.multiplied, load.waited) for load in placed_loads(words)]
+    assert found == [(0, 0), (0, 1), (1, None)], (
+        "the last is waited for in the next trip, where its use in PTX is"
+    )

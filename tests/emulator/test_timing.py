@@ -410,6 +410,28 @@ def test_every_figure_has_a_source():
         assert sum(constants.gpcs) == constants.num_sms
 
 
+def test_an_h100s_groups_hold_as_many_clusters_as_were_resident():
+    page = (Path(__file__).parents[2] / "bench/results/prove-h100_sxm.md").read_text()
+    resident = {
+        int(size): int(count) for size, count in re.findall(r"resident_(\d+) .*the driver says (\d+)", page)
+    }
+    gpcs = constants_of(lookup("H100")).gpcs
+    assert {size: sum(sms // size for sms in gpcs) for size in resident} == resident and len(resident) == 5
+
+
+def test_the_slowest_of_many_lines_comes_later_than_a_single_one_and_the_mean_is_that_of_a_chase():
+    h100 = dataclasses.replace(
+        constants_of(lookup("H100"), multiplies=False), hbm_bandwidth=1e9, page_latency=0
+    )
+    memory = Memory(h100)
+    late = [memory.read((128 * i, 64), 0.0, 0).time for i in range(32 * 400)]
+    assert np.mean(late) == pytest.approx(h100.hbm_latency, rel=0.02)
+    for lines, cycles in ((4, 110), (16, 210), (32, 340)):  # bench/probes/h100_gather_probe.txt
+        slowest = np.reshape(late, (-1, lines)).max(axis=1).mean()
+        assert slowest - h100.hbm_latency == pytest.approx(cycles, abs=60)
+    assert B200.line_spread == 0
+
+
 # ---- timelines -------------------------------------------------------------------------------------------------------
 def test_timeline_has_a_process_for_each_sm_and_rows_that_do_not_overlap(tmp_path):
     timing = timed(grid=3, timeline=True)

@@ -7,7 +7,7 @@ import pytest
 from nvfp4_cute.bench import cases, ours
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.memory import Range
-from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
+from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op, Pace
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
@@ -80,13 +80,15 @@ def test_a_programmatic_launch_has_gaps_of_its_own():
 
 
 def test_a_warp_issues_no_faster_than_its_machine_code_says():
-    computes = launch((Op.COMPUTE, 1000.0, 0.0, 0.0, 10.0, 0))
+    computes = launch((Op.COMPUTE, 1000.0, 0.0, 0.0, 10.0, 0, 400.0))
+    once, slow, many = Pace(), Pace(issue=1, cycles=3), Pace(issue=2, cycles=1)
     cycles = [
-        replay(replace(B200, follows_stalls=follows), replace(computes, issue=issue, pace=pace)).cycles
-        - B200.launch
-        for follows, issue, pace in ((True, 1, 1), (True, 2, 1), (True, 1, 3), (False, 2, 3))
-    ]
-    assert cycles == pytest.approx([1000, 2000, 3000, 1000])
+        replay(replace(B200, follows_stalls=follows), replace(computes, main=main, rest=rest)).cycles - B200.launch
+        for follows, main, rest in (
+            (True, once, once), (True, many, many), (True, slow, slow), (True, slow, once), (True, once, slow), (False, slow, slow),
+        )
+    ]  # fmt: skip
+    assert cycles == pytest.approx([1000, 2000, 3000, 1800, 2200, 1000])
 
 
 def test_without_a_trigger_the_end_of_the_first_starts_the_second():

@@ -15,7 +15,8 @@ SECTOR, LINE = 32, 128
 class Op(IntEnum):
     """Kinds of events, with their operands."""
 
-    # Issue slots, cycles of the ALU, of the path to shared memory, chain, instructions of blocks that are new to this CTA.
+    # Issue slots, cycles of the ALU, of the path to shared memory, chain, instructions of blocks that are new to this CTA, and
+    # issue slots of loops that multiply.
     COMPUTE = 0
     INIT = 1  # barrier, count
     ARRIVE = 2  # barrier, count
@@ -62,6 +63,10 @@ class Op(IntEnum):
     GRID_WAIT = 41  # griddepcontrol.wait
     GRID_TRIGGER = 42  # griddepcontrol.launch_dependents
     MARK = 43  # half of what is replayed of a warp
+    SCOREBOARD = 44  # numbers of reads: machine code waits for them, whatever uses them
+    CONFLICTS = (
+        45  # cycles that accesses of shared memory take longer where lanes want different words of a bank
+    )
 
 
 Piece = tuple[int, int]
@@ -84,6 +89,18 @@ class ClusterTrace:
     share: float = 1.0
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What an issue slot of PTX is in machine code, on the mean of a part of a kernel; 1 where that is not known.
+
+    Attributes:
+        issue: machine instructions.  cycles: that a warp takes at least, by their control words.
+    """
+
+    issue: float = 1.0
+    cycles: float = 1.0
+
+
 @dataclass
 class LaunchTrace:
     """The events of a launch.
@@ -95,8 +112,7 @@ class LaunchTrace:
         middle: of a launch whose clusters are there for their first tiles, the same of as many tiles in the middle.
         before: pieces that a `middle`'s clusters have loaded by then, in the order in which they do.
         reads: pieces that all tiles of a launch with a `middle` load, each once.
-        issue, pace: machine instructions of the kernel for an issue slot of its PTX, and cycles that a warp takes at least for
-            one; 1 where the machine code is not known.
+        main, rest: the pace of loops that multiply, and of everything else.
     """
 
     kernel: str
@@ -107,8 +123,8 @@ class LaunchTrace:
     middle: "LaunchTrace | None" = None
     before: tuple[Piece, ...] = ()
     reads: tuple[Piece, ...] = ()
-    issue: float = 1.0
-    pace: float = 1.0
+    main: Pace = Pace()
+    rest: Pace = Pace()
 
     @property
     def multiplies(self) -> bool:

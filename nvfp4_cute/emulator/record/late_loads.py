@@ -1,13 +1,18 @@
-"""Loads of global memory that the assembler moved behind mma.sync.
+"""Loads of global memory that the assembler moved behind mma.sync, and where it has a warp wait for them.
 
 PTX asks for the next data before it multiplies what it has. The assembler keeps that order where it likes, and else issues a load
 between or behind products, which wait for data themselves: the load begins a latency later than the PTX says. How many mma.sync
 are in front of a load is counted in both texts. Loads of a kind, with as many bytes a lane and as much use of L1, are matched in
 order; of a kind that has more or fewer in the machine code nothing is known, nor where products were copied or dropped.
+
+It also has six scoreboards, fewer than there are loads under way. A warp that waits for activations waits for all that shares
+their scoreboard, the next weights, too. And at its end a loop moves what it loaded for its next trip to the registers where that
+expects it: a move waits, which in PTX only passes the promise on.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from nvfp4_cute.emulator.cubin import MachineCode, PlacedLoad
 from nvfp4_cute.emulator.isa import type_bytes
@@ -15,23 +20,32 @@ from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.state import Executable
 
 
-def late_loads(code: Executable, made: MachineCode | None) -> dict[int, int]:
-    """By program counter of a load that comes later in machine code: behind how many more mma.sync."""
+@dataclass(frozen=True)
+class Moved:
+    """Of a load: behind how many more mma.sync machine code has it, and behind how many it is waited for, after those before it
+    in PTX; None where no wait is known.
+    """
+
+    behind: int
+    waited: int | None
+
+
+def moved_loads(code: Executable, made: MachineCode | None) -> dict[int, Moved]:
+    """By program counter of a load, where it comes and is waited for in machine code."""
     products = sum(inst.opcode == "mma" for inst in code.insts)
     if made is None or not products or made.products != products:
         return {}
     in_ptx: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)
     for pc, load in _loads(code):
         in_ptx[load.nbytes, load.allocates].append((pc, load.multiplied))
-    in_machine_code: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    in_machine_code: dict[tuple[int, bool], list[PlacedLoad]] = defaultdict(list)
     for load in made.loads:
-        in_machine_code[load.nbytes, load.allocates].append(load.multiplied)
+        in_machine_code[load.nbytes, load.allocates].append(load)
     return {
-        pc: later - before
+        pc: Moved(max(0, load.multiplied - before), None if load.waited is None else load.waited - before)
         for kind, loads in in_ptx.items()
         if len(loads) == len(in_machine_code[kind])
-        for (pc, before), later in zip(loads, in_machine_code[kind], strict=True)
-        if later > before
+        for (pc, before), load in zip(loads, in_machine_code[kind], strict=True)
     }
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import Engine
-from nvfp4_cute.emulator.record.costs import inst_cost
 from nvfp4_cute.emulator.record.effects import EFFECTS
 from nvfp4_cute.emulator.record.events import (
     ClusterTrace,
@@ -24,7 +23,8 @@ from nvfp4_cute.emulator.record.events import (
     Origin,
     Piece,
 )
-from nvfp4_cute.emulator.record.late_loads import late_loads
+from nvfp4_cute.emulator.record.late_loads import Moved, moved_loads
+from nvfp4_cute.emulator.record.paces import paces
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.emulator.record.representatives import (
     LaunchWork,
@@ -73,7 +73,7 @@ class Recorder(Notes):
         self.work: LaunchWork | None = None
         self.upcoming: list[LaunchWork | None] = []
         self.traces: list[ClusterTrace] = []
-        self._late: dict[int, int] = {}
+        self._moved: dict[int, Moved] = {}
         self._origins: list[Origin] = []
 
     def begin(self, cluster: "Cluster") -> None:
@@ -82,7 +82,7 @@ class Recorder(Notes):
         for cta in cluster.ctas:
             seen: set[int] = set()
             for warp in cta.warps:
-                warp.track = Track(seen, trace, self._late)
+                warp.track = Track(seen, trace, self._moved)
 
     def end(self, cluster: "Cluster") -> None:
         """A cluster has ended."""
@@ -106,10 +106,8 @@ class Recorder(Notes):
         trace = LaunchTrace(
             launch.code.entry.name, launch.resident_ctas(1), clusters, launch.programmatic, self._writable
         )
-        made = launch.machine_code
-        if made is not None:
-            slots = sum(inst_cost(inst).slots for inst in launch.code.insts)
-            trace = replace(trace, issue=made.instructions / slots, pace=made.stalls / slots)
+        main, rest = paces(launch.code, launch.machine_code)
+        trace = replace(trace, main=main, rest=rest)
         if middle is not None:
             trace.reads = middle.reads
             trace.middle = replace(trace, clusters=middle.clusters, before=middle.before, reads=())
@@ -117,7 +115,7 @@ class Recorder(Notes):
 
     def executed(self, origins: "list[Origin]", launch: "Launch", memory: GlobalMemory) -> "list[Origin]":
         """The clusters that are executed, of those at `origins`, of a launch that uses `memory`."""
-        self._late = late_loads(launch.code, launch.machine_code)
+        self._moved = moved_loads(launch.code, launch.machine_code)
         self.placement = self._placement()
         self.placement.add(memory.registered)
         self._writable = tuple(

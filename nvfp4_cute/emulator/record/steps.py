@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.banks import cycles_of
 from nvfp4_cute.emulator.descriptors import LOAD_SHAPES
 from nvfp4_cute.emulator.isa import (
     Builder,
@@ -30,6 +31,7 @@ from nvfp4_cute.emulator.record.events import (
     Op,
     Piece,
 )
+from nvfp4_cute.emulator.record.paces import main_instructions
 from nvfp4_cute.emulator.record.track import Notes
 
 if TYPE_CHECKING:
@@ -63,8 +65,9 @@ def prepare(code: "Code") -> None:
     uses = [pc for pc in uses if code.insts[pc].opcode != "mov"]
     code.leaders = sorted({*code.leaders, *events, *uses})
     ends = [*code.leaders[1:], len(code.steps)]
+    main = set(main_instructions(code))
     for start, end in zip(code.leaders, ends, strict=True):
-        code.steps[start] = _accounting(code.steps[start], start, block_cost(code, start, end))
+        code.steps[start] = _accounting(code.steps[start], start, block_cost(code, start, end), start in main)
 
 
 def _with_moves(code: "Code", slots: frozenset[int]) -> frozenset[int]:
@@ -81,8 +84,9 @@ def _with_moves(code: "Code", slots: frozenset[int]) -> frozenset[int]:
         slots |= more
 
 
-def _accounting(step: Step, start: int, cost: Any) -> Step:
+def _accounting(step: Step, start: int, cost: Any, is_main: bool) -> Step:
     slots, alu, port, path, instructions = cost
+    main = slots if is_main else 0.0
 
     def run(warp: "Warp") -> Any:
         track = warp.track
@@ -93,6 +97,7 @@ def _accounting(step: Step, start: int, cost: Any) -> Step:
             track.alu += alu
             track.port += port
             track.path += path
+            track.main += main
             if start not in track.seen:
                 track.seen.add(start)
                 track.fresh += instructions
@@ -409,13 +414,15 @@ def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Pi
 @RECORDERS.register("ld", "ldu", "st", "atom", "red")
 def _access(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space, _ = memory_mods(inst)
-    if space not in ("global", "generic"):
+    if space not in ("global", "generic", "shared", "shared::cta"):
         return step
     types = mods.types()
     width = int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
     nbytes = type_bytes(types[-1]) * width if types else 4
     reads = inst.opcode in ("ld", "ldu", "atom")
     address = b.address(inst.operands[1 if reads else 0])
+    if space.startswith("shared"):
+        return _in_banks(address, nbytes, step) if inst.opcode in ("ld", "st") else step
     slots = tuple(b.writes) if reads else ()
     may_poll = _may_poll(inst)
     may_signal = inst.opcode in ("st", "atom", "red") and width == 1 and types[-1:] and types[-1][0] in "usb"
@@ -456,6 +463,19 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
         else:
             track.add(Op.WRITE, lines)
         return result
+
+    return run
+
+
+def _in_banks(address: Step, nbytes: int, step: Step) -> Step:
+    """A step that notes how much longer its access of shared memory takes than one without bank conflicts."""
+
+    def run(warp: "Warp") -> Any:
+        where = address(warp)
+        if where.__class__ is np.ndarray:
+            accesses = cycles_of((where if warp.all_active else where[warp.active]).astype(np.int64), nbytes)
+            warp.track.conflicts += accesses.cycles - accesses.passes
+        return step(warp)
 
     return run
 

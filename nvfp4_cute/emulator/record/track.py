@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvfp4_cute.emulator.record.events import ClusterTrace, Event, Op, Piece
+from nvfp4_cute.emulator.record.late_loads import Moved
 from nvfp4_cute.emulator.record.placement import Placement
 
 MERGED = 8
 """mma.sync that are one event at most."""
 SLOTS_BETWEEN = 64
 """Issue slots between them at most."""
+NOT_MOVED = Moved(0, None)
 LOOP_OF_LOOKS = (Op.COMPUTE, Op.USE, Op.SLEEP)
 """What a loop does that polls global memory, beside looking."""
 
@@ -22,13 +24,15 @@ class Track:
 
     seen: set[int]
     trace: ClusterTrace
-    late: dict[int, int] = field(default_factory=dict)  # of loads, as `late_loads` has it
+    moved: dict[int, Moved] = field(default_factory=dict)  # of loads, as `moved_loads` has it
     events: list[Event] = field(default_factory=list)
     slots: float = 0.0
     alu: float = 0.0
     port: float = 0.0
     path: float = 0.0
     fresh: int = 0
+    main: float = 0.0  # of the slots, those in loops that multiply
+    conflicts: int = 0  # of banks: cycles
     pending: dict[int, int] = field(default_factory=dict)  # register slot -> number of the read that fills it
     reads: int = 0
     block: int = 0  # the basic block that runs
@@ -36,6 +40,9 @@ class Track:
     held: list[tuple[int, Event]] = field(
         default_factory=list
     )  # late loads, and behind which mma.sync they come
+    awaited: dict[int, int] = field(
+        default_factory=dict
+    )  # number of a read -> behind which mma.sync it is waited for
     polled: tuple[int, int, int] | None = None
     look: tuple[int, int, int] | None = (
         None  # the last load that may poll: where it stands, address, its event
@@ -44,12 +51,19 @@ class Track:
     def flush(self) -> None:
         """Close the computation since the last event."""
         if self.slots or self.path:
-            self.events.append((Op.COMPUTE, self.slots, self.alu, self.port, self.path, self.fresh))
-            self.slots = self.alu = self.port = self.path = 0.0
+            self.events.append(
+                (Op.COMPUTE, self.slots, self.alu, self.port, self.path, self.fresh, self.main)
+            )
+            self.slots = self.alu = self.port = self.path = self.main = 0.0
             self.fresh = 0
+        if self.conflicts:
+            self.events.append((Op.CONFLICTS, self.conflicts))
+            self.conflicts = 0
 
     def multiply(self, element: str, flops: int) -> None:
         """Append an mma.sync. A few with little between them are one event: a warp waits for none but the first."""
+        if self.awaited:
+            self._wait_for_due()
         last = self.events[-1] if self.events else (None,)
         if (
             last[0] is Op.MATRIX
@@ -66,11 +80,13 @@ class Track:
 
     def read(self, pc: int, number: int, lines: tuple[Piece, ...]) -> None:
         """Append a load of global memory, or hold it back where it comes late."""
-        behind = self.late.get(pc, 0)
-        if behind:
-            self.held.append((self.multiplied + behind, (Op.READ, number, lines)))
+        moved = self.moved.get(pc, NOT_MOVED)
+        if moved.behind:
+            self.held.append((self.multiplied + moved.behind, (Op.READ, number, lines)))
         else:
             self.add(Op.READ, number, lines)
+        if moved.waited is not None:
+            self.awaited[number] = self.multiplied + max(moved.behind, moved.waited)
 
     def use(self, number: int) -> None:
         """Append a wait for a load, which has been issued by then."""
@@ -82,6 +98,14 @@ class Track:
         """Close what is open."""
         self._issue_held(lambda *_: True)
         self.flush()
+
+    def _wait_for_due(self) -> None:
+        """Append a wait for loads that machine code waits for in front of the next mma.sync."""
+        due = tuple(number for number, behind in self.awaited.items() if behind <= self.multiplied)
+        if due:
+            self.add(Op.SCOREBOARD, due)
+            for number in due:
+                del self.awaited[number]
 
     def _issue_held(self, is_due: Callable[[int, Event], bool]) -> None:
         due = [event for behind, event in self.held if is_due(behind, event)]
@@ -102,7 +126,7 @@ class Track:
         if any(event[0] not in LOOP_OF_LOOKS for event in self.events[position + 1 :]):
             return False
         del self.events[position:]
-        self.slots = self.alu = self.port = self.path = 0.0
+        self.slots = self.alu = self.port = self.path = self.main = 0.0
         return True
 
     def count(self, pieces: list[Piece], *, stored: bool = False) -> None:
