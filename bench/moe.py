@@ -1,16 +1,16 @@
 """A layer of experts on the GPU of this machine: each phase and the whole, beside torch's grouped products in bf16 and fp8.
 
-    python -m nvfp4_cute.bench.moe [--model qwen3-30b-a3b ...] [--tokens 1,8,32,128,512,2048] [--json] [--clean]
+    python -m nvfp4_cute.bench.moe [--model qwen3-30b-a3b ...] [--format mxfp4] [--tokens 1,8,32,128,512,2048] [--json] [--clean]
     python -m nvfp4_cute.bench.moe --read bench/results/h100_moe.json --save h100_moe
 
 The second writes the page of a report that a first call printed, with other libraries' times where the report has them:
 ``"peers": {"Humming 0.1.19": {"qwen3-30b-a3b": {"1": 31.7}}}``, us of "rows", and a ``"note"`` that says where they come from.
 
 Every call is replayed from a CUDA graph on a cold L2 (``tuning.stopwatch``); medians in us, with what an empty interval takes.
-Weights and activations are random, routing is that of random logits, the same for all. "rows" is the layer without routing and
-without the weighted sum: from tokens and known ids to one result a choice, in which other libraries are compared. The peers' rows
-are gathered and quantized in the timed graph, too, by an order of rows that is known before. A result is compared with the bf16
-layer's before it is timed.
+Weights, of ``--format``, and activations are random, routing is that of random logits, the same for all. "rows" is the layer
+without routing and without the weighted sum: from tokens and known ids to one result a choice, in which other libraries are
+compared. Those of torch are gathered and quantized in the timed graph, too, by an order of rows that is known before. A result is
+compared with the bf16 layer's before it is timed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import (
-    MoENVFP4,
+    MoE,
     UnsupportedProblem,
     UnsupportedTarget,
     grouped_dual_gemm,
@@ -37,9 +37,11 @@ from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.block_format import FORMATS, MXFP4, MXFP8, BlockFormat
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_scaled import dequantize, quantized_tensor
 from nvfp4_cute.formats.codecs import E4M3_MAX
-from nvfp4_cute.problem import NVFP4
+from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.tuning import stopwatch
 
 RESULTS = Path(__file__).parent / "results"
@@ -71,32 +73,36 @@ MODELS = {
 class Weights:
     """Of a model: our layers, one of 16-bit rows, and the same weights in bf16, [E, K, N] as torch's products take them."""
 
-    layer: MoENVFP4
-    weight_only: MoENVFP4
+    layer: MoE
+    weight_only: MoE
     gate_up: torch.Tensor
     down: torch.Tensor
 
 
-def make_weights(model: Model, device: str = "cuda", seed: int = 0) -> Weights:
-    """Random weights, quantized; bf16 ones are what the quantized ones stand for."""
+def make_weights(
+    model: Model, device: str = "cuda", seed: int = 0, format: BlockFormat = NVFP4_FORMAT
+) -> Weights:
+    """Random weights, quantized; bf16 ones are what the quantized ones stand for. Rows are of the format's usual ones."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def one(n: int, k: int) -> tuple[ExpertWeights, torch.Tensor]:
         parts, decoded = [], []
         for _ in range(model.experts):
             w = torch.randn((1, n, k), device=device, generator=generator) / k**0.5
-            part = ExpertWeights.quantize(w)
+            part = ExpertWeights.quantize(w, format)
             parts.append(part)
-            tensor = NVFP4Tensor(part.data[0], part.scale[0], part.global_scale[0], (n, k))  # type: ignore[index]
+            factor = None if part.global_scale is None else part.global_scale[0]
+            tensor = quantized_tensor(part.data[0], part.scale[0], factor, (n, k), format)
             decoded.append(dequantize(tensor, torch.bfloat16))
-        scale = torch.cat([part.scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
-        factors = torch.cat([part.global_scale for part in parts])  # type: ignore[misc]
-        quantized = ExpertWeights(torch.cat([part.data for part in parts]), scale, factors)
+        whole = lambda tensors: torch.cat([t.view(torch.uint8) for t in tensors]).view(tensors[0].dtype)
+        data, scale = whole([part.data for part in parts]), whole([part.scale for part in parts])
+        found = [part.global_scale for part in parts if part.global_scale is not None]
+        quantized = ExpertWeights(data, scale, torch.cat(found) if found else None, format)
         return quantized, torch.stack(decoded).transpose(1, 2)
 
     (w13, gate_up), (w2, down) = one(2 * model.width, model.hidden), one(model.hidden, model.width)
-    layers = (MoENVFP4.from_quantized(w13, w2, activations=kind) for kind in ("nvfp4", "16bit"))
-    return Weights(*layers, gate_up, down)
+    own, weight_only = (MoE.from_quantized(w13, w2, activations=kind) for kind in (None, "16bit"))
+    return Weights(own, weight_only, gate_up, down)
 
 
 @dataclass(frozen=True)
@@ -127,39 +133,45 @@ class Batch:
 Calls = dict[str, Callable[[], Any]]
 
 
+def alpha_of(layer: MoE) -> torch.Tensor | None:
+    """What both products of the first half are multiplied by, [E], or None."""
+    return None if layer.alpha13 is None else layer.alpha13[0]
+
+
 def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
     """The phases of our layer, each on the results of the ones before, and the whole."""
     layer, experts = weights.layer, model.experts
     x, ids, order = batch.x, batch.ids, batch.order
-    alpha, offs = layer.alpha13[0], order.offs
-    data, scale, _ = gather_quantize(x, ids, experts)
+    rows_of = RESULT_FORMATS[layer.activations]
+    alpha, offs = alpha_of(layer), order.offs
+    sides: dict[str, Any] = {"a_format": rows_of, "b_format": layer.formats[0]}
+    dual: dict[str, Any] = {"weight_layout": "concatenated", "out_dtype": layer.activations, **sides}
+    data, scale, _ = gather_quantize(x, ids, experts, format=rows_of)
     is_fused = 2 * model.width % 256 == 0
     first: Calls = {}
     if is_fused:
         first["gate_up"] = lambda: grouped_dual_gemm(
-            data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=offs,
-            weight_layout="concatenated", out_dtype=NVFP4,
+            data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=offs, **dual
         )  # fmt: skip
     else:
-        product = lambda: grouped_gemm(data, layer.w13, scale, layer.w13_scale, offs, alpha)
+        product = lambda: grouped_gemm(data, layer.w13, scale, layer.w13_scale, offs, alpha, **sides)
         h = product()
         first["gate_up"] = product
-        first["activate"] = lambda: activate_quantize(h, ids, order)
+        first["activate"] = lambda: activate_quantize(h, ids, order, format=rows_of)
     hidden = [*first.values()][-1]()
-    second = lambda: grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, offs, layer.alpha2)
+    second = lambda: grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, offs, layer.alpha2, **sides)
     rows = second()
 
     def without_sum() -> Any:
-        data, scale, order = gather_quantize(x, ids, experts)
+        data, scale, order = gather_quantize(x, ids, experts, format=rows_of)
         if is_fused:
             hidden = grouped_dual_gemm(
-                data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=order.offs,
-                weight_layout="concatenated", out_dtype=NVFP4,
+                data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=order.offs, **dual
             )  # fmt: skip
         else:
-            h = grouped_gemm(data, layer.w13, scale, layer.w13_scale, order.offs, alpha)
-            hidden = activate_quantize(h, ids, order)
-        return grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, order.offs, layer.alpha2)
+            h = grouped_gemm(data, layer.w13, scale, layer.w13_scale, order.offs, alpha, **sides)
+            hidden = activate_quantize(h, ids, order, format=rows_of)
+        return grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, order.offs, layer.alpha2, **sides)
 
     return {
         "route": lambda: route(batch.logits, model.top_k),
@@ -177,20 +189,21 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
 def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
     """The products of 16-bit rows, and the whole, where this GPU has kernels for them."""
     layer, experts = weights.weight_only, model.experts
-    x, ids, alpha = batch.x, batch.ids, layer.alpha13[0]
+    x, ids, alpha = batch.x, batch.ids, alpha_of(layer)
+    sides: dict[str, Any] = {"b_format": layer.formats[0]}
     is_fused = 2 * model.width % 256 == 0
 
     def gate_up(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
         if is_fused:
             return grouped_dual_gemm(
                 rows, layer.w13, None, None, layer.w13_scale, None, alpha, alpha, offs=order.offs,
-                weight_layout="concatenated",
+                weight_layout="concatenated", **sides,
             )  # fmt: skip
-        h = grouped_gemm(rows, layer.w13, None, layer.w13_scale, order.offs, alpha)
+        h = grouped_gemm(rows, layer.w13, None, layer.w13_scale, order.offs, alpha, **sides)
         return activate(h, ids, order)
 
     def down(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
-        return grouped_gemm(rows, layer.w2, None, layer.w2_scale, order.offs, layer.alpha2)
+        return grouped_gemm(rows, layer.w2, None, layer.w2_scale, order.offs, layer.alpha2, **sides)
 
     def without_sum() -> torch.Tensor:
         rows, order = gather(x, ids, experts)
@@ -253,7 +266,7 @@ def expected(weights: Weights, batch: Batch) -> torch.Tensor:
     return y
 
 
-def check(layer: MoENVFP4, weights: Weights, batch: Batch, most: float) -> float:
+def check(layer: MoE, weights: Weights, batch: Batch, most: float) -> float:
     """The norm of a layer's error over that of the result. Raises ValueError where rounding does not explain it."""
     want = expected(weights, batch)
     got = layer(batch.x, batch.ids, batch.weights)
@@ -377,6 +390,12 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", nargs="*", choices=list(MODELS), default=list(MODELS), help="which; all")
+    parser.add_argument(
+        "--format",
+        choices=[f.name for f in (NVFP4_FORMAT, MXFP4, *MXFP8)],
+        default="nvfp4",
+        help="of weights",
+    )
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("--clean", action="store_true", help="what fills L2 was read, not written")
@@ -399,7 +418,7 @@ def main(arguments: list[str] | None = None) -> int:
     counts = [int(count) for count in options.tokens.split(",")]
     report: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
     for name in options.model:
-        weights = make_weights(MODELS[name])
+        weights = make_weights(MODELS[name], format=FORMATS[options.format])
         results = [measure(MODELS[name], weights, tokens, options.clean) for tokens in counts]
         report["models"][name] = results
         if not options.json:

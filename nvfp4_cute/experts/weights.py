@@ -32,9 +32,12 @@ class ExpertWeights:
 
     @classmethod
     def quantize(cls, weights: torch.Tensor, format: BlockFormat = NVFP4) -> "ExpertWeights":
-        """Quantize [E, N, K] of any float dtype, to NVFP4 each expert by a global scale of its own, amax / 2688."""
+        """Quantize [E, N, K] of any float dtype, to NVFP4 each expert by a global scale of its own, amax / 2688.
+
+        Rows of the result begin lines where :func:`in_whole_lines` has it so.
+        """
         made = quantize(weights, format=format, global_scale="per_batch" if format.has_global_scale else None)
-        return cls(made.data, made.scale, made.global_scale, format)
+        return cls(in_whole_lines(made.data), made.scale, made.global_scale, format)
 
     @property
     def shape(self) -> tuple[int, int, int]:

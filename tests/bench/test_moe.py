@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from nvfp4_cute.bench import moe
+from nvfp4_cute.formats.block_format import MXFP4, NVFP4
 
 
-@pytest.mark.parametrize("width", [128, 96], ids=["fused", "in two"])
-def test_every_call_runs_and_the_layer_is_checked(width):
+@pytest.mark.parametrize(("width", "format"), [(128, NVFP4), (96, NVFP4), (128, MXFP4), (96, MXFP4)], ids=str)
+def test_every_call_runs_and_the_layer_is_checked(width, format):
     model = moe.Model(4, 2, 64, width)
-    weights = moe.make_weights(model, "cpu")
+    weights = moe.make_weights(model, "cpu", format=format)
     batch = moe.Batch.make(model, 40, "cpu")
     assert 0 < moe.check(weights.layer, weights, batch, moe.WRONG) < moe.WRONG
     moe.check(weights.weight_only, weights, batch, moe.WRONG_16BIT)
@@ -25,7 +26,10 @@ def test_every_call_runs_and_the_layer_is_checked(width):
     plain = {name: call() for name, call in moe.weight_only(model, weights, batch).items()}
     assert torch.equal(plain["rows, 16 bits"][:rows], plain["down, 16 bits"][:rows])
     for layer, most in ((weights.layer, moe.WRONG), (weights.weight_only, moe.WRONG_16BIT)):
-        layer.alpha2[0] *= 3
+        if layer.alpha2 is not None:
+            layer.alpha2[0] *= 3
+        else:
+            layer.w2 = layer.w2 ^ 0x88  # signs
         with pytest.raises(ValueError, match="40 tokens: the layer's result differs"):
             moe.check(layer, weights, batch, most)
 
