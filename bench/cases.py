@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.operands.rules import check_quantized_columns
+from nvfp4_cute.problem import result_format
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
@@ -56,6 +58,7 @@ class Case:
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
         formats: of ``a`` and of ``b``.
+        out: of the results: "fp16", or the name of a format, a key of ``problem.RESULT_FORMATS``.
     """
 
     suite: str
@@ -68,12 +71,19 @@ class Case:
     published: tuple[Published, ...] = ()
     form: Literal["list", "ragged"] = "list"
     formats: Formats = NVFP4_PAIR
+    out: str = "fp16"
+
+    @property
+    def out_format(self) -> BlockFormat | None:
+        """Of quantized results; None of others."""
+        return result_format(self.out)
 
     @property
     def work(self) -> light.Work:
-        """Bytes and operations, fp16 output."""
+        """Bytes and operations."""
         a, b = (format.name for format in self.formats)
-        return light.grouped_gemm(self.sizes, a=a, b=b, num_b=2 if self.operation == "dual_gemm" else 1)
+        num_b = 2 if self.operation == "dual_gemm" else 1
+        return light.grouped_gemm(self.sizes, a=a, b=b, out=self.out, num_b=num_b)
 
     @property
     def is_uniform(self) -> bool:
@@ -82,7 +92,8 @@ class Case:
 
     def __str__(self) -> str:
         formats = "" if self.formats == NVFP4_PAIR else " {} x {}".format(*self.formats)
-        return f"{self.problem} {self.name}{formats}"
+        out = "" if self.out_format is None else f" to {self.out}"
+        return f"{self.problem} {self.name}{formats}{out}"
 
     def of_formats(self, formats: Formats) -> "Case":
         """The same sizes in other formats, for which nobody published a time.
@@ -246,6 +257,7 @@ def shape_case(
     groups: int | None = None,
     operation: str = "gemm",
     formats: Formats = NVFP4_PAIR,
+    out: str = "fp16",
 ) -> Case:
     """A case of one's own.
 
@@ -255,8 +267,9 @@ def shape_case(
         groups: as many as ``m`` has entries, or so many of one size.
         operation: a key of ``OPERATIONS``.
         formats: of ``a`` and of ``b``.
+        out: as of ``Case``.
 
-    Raises: ValueError where sizes contradict each other, or blocks of a format do not divide K.
+    Raises: ValueError where sizes contradict each other, or blocks of a format do not divide K, or N of quantized results.
     """
     groups = groups or len(m)
     if len(m) not in (1, groups):
@@ -265,7 +278,10 @@ def shape_case(
         )
     rows = m * groups if len(m) == 1 else m
     name = f"g{groups}_m{'-'.join(map(str, m))}_n{n}_k{k}"
-    case = Case("shape", operation, name, OPERATIONS[operation], tuple((m, n, k) for m in rows))
+    sizes = tuple((m, n, k) for m in rows)
+    case = Case("shape", operation, name, OPERATIONS[operation], sizes, out=out)
+    if case.out_format is not None:
+        check_quantized_columns("N", n, case.out_format)
     return case.of_formats(formats)
 
 

@@ -9,8 +9,10 @@ import torch
 
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, quantized_tensor
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.problem import new_quantized_data, new_quantized_scale
 from nvfp4_cute.reference import expand_operand
 
 MAX_SETS = 8
@@ -20,14 +22,14 @@ MAX_SETS = 8
 class Operands:
     """One input set: a list entry a group, groups without rows included. A dual GEMM has a second B.
 
-    ``formats``: of ``a`` and of every ``b``.
+    ``formats``: of ``a`` and of every ``b``. ``out``: fp16 [M, N], or of quantized results.
     """
 
     a: tuple[torch.Tensor, ...]
     b: tuple[torch.Tensor, ...]
     a_scale: tuple[torch.Tensor, ...]
     b_scale: tuple[torch.Tensor, ...]
-    out: tuple[torch.Tensor, ...]
+    out: tuple[torch.Tensor | BlockScaledTensor, ...]
     b2: tuple[torch.Tensor, ...] = ()
     b2_scale: tuple[torch.Tensor, ...] = ()
     formats: Formats = NVFP4_PAIR
@@ -72,9 +74,18 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
         is_power = format.scale.name == "ue8m0"
         return to_blocked(encode_ue8m0(numbers.log2().round().exp2()) if is_power else encode_e4m3(numbers))
 
-    return _operands(
-        case, values, scales, lambda m, n: torch.full((m, n), torch.nan, dtype=torch.float16, device=device)
-    )
+    def result(m: int, n: int) -> torch.Tensor | BlockScaledTensor:
+        if case.out_format is not None:
+            return _quantized(m, n, case.out_format, device)
+        return torch.full((m, n), torch.nan, dtype=torch.float16, device=device)
+
+    return _operands(case, values, scales, result)
+
+
+def _quantized(m: int, n: int, format: BlockFormat, device: torch.device) -> BlockScaledTensor:
+    """What a launch writes quantized results to."""
+    data, scale = new_quantized_data((m, n), device, format), new_quantized_scale((m,), n, device, format)
+    return quantized_tensor(data, scale, None, (m, n), format, format.scale_layout)
 
 
 def empty_operands(case: Case) -> Operands:
@@ -83,7 +94,11 @@ def empty_operands(case: Case) -> Operands:
         case,
         lambda rows, k, format: torch.empty((rows, format.row_bytes(k)), dtype=torch.uint8),
         lambda rows, k, format: torch.empty(format.scale_shape(rows, k), dtype=format.scale_dtypes[0]),
-        lambda m, n: torch.empty((m, n), dtype=torch.float16),
+        lambda m, n: (
+            torch.empty((m, n), dtype=torch.float16)
+            if case.out_format is None
+            else _quantized(m, n, case.out_format, torch.device("cpu"))
+        ),
     )
 
 
@@ -91,7 +106,7 @@ def _operands(
     case: Case,
     values: Callable[[int, int, BlockFormat], torch.Tensor],
     scales: Callable[[int, int, BlockFormat], torch.Tensor],
-    result: Callable[[int, int], torch.Tensor],
+    result: Callable[[int, int], torch.Tensor | BlockScaledTensor],
 ) -> Operands:
     sizes, (of_a, of_b) = case.sizes, case.formats
     return Operands(

@@ -10,6 +10,7 @@ import torch
 import nvfp4_cute
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.planning.arch.simt import FEW_ROWS
 
 NAME = "ours"
@@ -27,7 +28,7 @@ class Prepared:
     """
 
     run: Callable[..., object]
-    out: Sequence[torch.Tensor]
+    out: Sequence[torch.Tensor | BlockScaledTensor]
 
 
 def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
@@ -52,7 +53,9 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
 def _options(operands: Operands, backend: str) -> dict[str, Any]:
     """Options of every call."""
     a_format, b_format = operands.formats
-    return {"out_dtype": torch.float16, "backend": backend, "a_format": a_format, "b_format": b_format}
+    first = operands.out[0]
+    out_dtype = first.dtype if isinstance(first, torch.Tensor) else first.format.name
+    return {"out_dtype": out_dtype, "backend": backend, "a_format": a_format, "b_format": b_format}
 
 
 def _gemm(operands: Operands, backend: str) -> Prepared:

@@ -10,6 +10,7 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR
 from nvfp4_cute.gpus import targets
+from nvfp4_cute.problem import RESULT_FORMATS
 
 EXAMPLES = """\
 examples:
@@ -18,6 +19,7 @@ examples:
   nvfp4-cute bench linear experts --json                   layers of language models, for machines
   nvfp4-cute bench dense --formats mxfp8_e4m3,mxfp4        the same sizes, operands of other formats
   nvfp4-cute bench --m 16 --n 4096 --k 7168 --groups 8     a shape of one's own
+  nvfp4-cute bench --m 64 --n 2048 --k 7168 --op dual --out mxfp8_e4m3   results quantized for the next product
   nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
   nvfp4-cute bench --compare before.json after.json        ratios with their spreads, of two results of --json
   nvfp4-cute bench --html times.html                       all committed results on one page for a browser
@@ -43,10 +45,10 @@ OPTIONS = {
 # What models or measures, and says nothing where committed or given results are shown.
 TIMING_OPTIONS = (
     "suites", "containing", "target", "explain", "like_harness", "json", "save", "jobs", "results", "tokens", "ranks", "predict",
-    "against", "recordings", "formats", "m", "n", "k", "groups", "op",
+    "against", "recordings", "formats", "m", "n", "k", "groups", "op", "out",
 )  # fmt: skip
 OTHER_OPTIONS = ("containing", "formats", "target", "explain", "like_harness", "json", "plot", "save")
-SHAPE_OPTIONS = ("m", "n", "k", "groups", "op")
+SHAPE_OPTIONS = ("m", "n", "k", "groups", "op", "out")
 
 
 class _Help(argparse.Action):
@@ -87,6 +89,9 @@ def add_parser(verbs: Verbs) -> None:
         "--op", choices=tuple(OPERATIONS), help="of a shape: gemm, or dual: two B, SwiGLU (default gemm)"
     )
     types.add_formats(parser, "of the operands")
+    parser.add_argument(
+        "--out", choices=("fp16", *RESULT_FORMATS), help="format of C of a shape (default fp16)"
+    )
     parser.add_argument(
         "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
     )
@@ -202,7 +207,7 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
         return select(tuple(args.suites), args.containing, formats)
     if args.suites or args.containing or not (args.m and args.n and args.k):
         raise ValueError("a shape takes --m, --n, and --k together, and no suite and no --containing")
-    return [shape_case(args.m, args.n, args.k, args.groups, args.op or "gemm", formats)]
+    return [shape_case(args.m, args.n, args.k, args.groups, args.op or "gemm", formats, args.out or "fp16")]
 
 
 def _layers(args: argparse.Namespace) -> int:

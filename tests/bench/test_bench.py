@@ -25,7 +25,7 @@ from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
 from nvfp4_cute.reference import grouped_gemm_reference
 from nvfp4_cute.tuning import autotune, stopwatch
 
@@ -186,6 +186,25 @@ def test_operands_of_other_formats(pair, operation):
         measured.check(case, operands, prepared.out)
         ours.prepare(case, empty_operands(case), "reference").run()
     assert "NVFP4 loop" not in {p.name for p in PEERS if p.unsupported_reason(case, (10, 0)) is None}
+
+
+@pytest.mark.parametrize("operation", ["gemm", "dual"])
+@pytest.mark.parametrize("out", ["nvfp4", "mxfp8_e4m3"])
+def test_a_shape_with_quantized_results(operation, out):
+    """They are what the reference's results are quantized to; floors count their bytes."""
+    case = cases.shape_case((40,), 128, 256, operation=operation, formats=(MXFP8_E4M3, MXFP4), out=out)
+    operands = make_operands(case, CPU, seed=5)
+    prepared = ours.prepare(case, operands, "reference")
+    prepared.run()
+    measured.check(case, operands, prepared.out)
+    prepared.out[0].scale.view(torch.uint8).fill_(0)
+    with pytest.raises(ValueError, match=f"to {out}, group 0: our result differs"):
+        measured.check(case, operands, prepared.out)
+    ours.prepare(case, empty_operands(case), "reference").run()
+    plain = cases.shape_case((40,), 128, 256, operation=operation, formats=(MXFP8_E4M3, MXFP4))
+    assert plain.work.bytes - case.work.bytes == 40 * 128 * 2 - RESULT_FORMATS[out].nbytes(40, 128)
+    with pytest.raises(ValueError, match="N=136 is not a positive multiple of 32"):
+        cases.shape_case((8,), 136, 256, out="mxfp4")
 
 
 def test_suites_of_other_formats():
