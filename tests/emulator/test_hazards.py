@@ -7,6 +7,7 @@ import pytest
 import small_kernels as small
 from small_kernels import DATA, commit, in_thread, in_warp, init, load, save, wait
 
+from nvfp4_cute.emulator import fused
 from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
@@ -435,16 +436,19 @@ def test_accumulator_released_too_early(wait_ld, early):
     )
 
 
-def test_a_use_of_the_registers_does_not_release_what_was_read():
+@pytest.mark.parametrize("trials", [fused.TRIALS, 0], ids=["step by step", "as one function"])
+def test_a_use_of_the_registers_does_not_release_what_was_read(monkeypatch, trials):
     """The values are there, so the data is right in every mode; what orders the memory access is tcgen05.wait::ld."""
+    monkeypatch.setattr(fused, "TRIALS", trials)
     release = "@%p1 mbarrier.arrive.shared.b64 _, [%r1+16];\n"
     body = accumulator_reuse(False, False).replace(release, "")
-    used = body.replace(small.save_registers(), small.save_registers() + release)
+    uses = "".join(f"cvt.rn.f16x2.f32 %v{20 + i}, %v{2 * i}, %v{2 * i + 1};\n" for i in range(4))
+    used = body.replace(small.save_registers(), uses + release + small.save_registers())
     race = r"tcgen05\.mma .* while tcgen05\.ld .* put tcgen05\.wait::ld before the release"
     for mode in MODES:
         found = remarks(used, src=OPERANDS, block=128, mode=mode)
         assert any(s == "warning" and k == "race" and re.search(race, t) for s, k, t in found), found
-    waited = used.replace(small.save_registers(), "tcgen05.wait::ld.sync.aligned;\n" + small.save_registers())
+    waited = used.replace(release, "tcgen05.wait::ld.sync.aligned;\n" + release)
     assert not remarks(waited, src=OPERANDS, block=128)
 
 
@@ -622,6 +626,50 @@ def test_a_result_handed_over_through_a_counter():
         count.format(sem="release."),
     ):
         assert_found(body.format(count=faulty), "race", race, grid=4, block=32)
+
+
+def test_accesses_of_different_widths():
+    """CTA 0 stores 16 bytes, CTA 1 a byte: the report names the byte."""
+    body = "mov.u32 %r9, %ctaid.x;\nsetp.eq.u32 %p4, %r9, 0;\nmov.b16 %h1, 7;\n" + in_thread(
+        0, "@%p4 st.global.v4.b32 [%rd2+32], {{%r1, %r1, %r1, %r1}};\n@!%p4 st.global.b8 [%rd2+{at}], %h1;"
+    )
+    for beside in (31, 48):
+        assert_clean(body.format(at=beside), grid=2)
+    for inside in (32, 37, 47):
+        (found,) = hazards(body.format(at=inside), grid=2)
+        assert int(re.search(r"at 0x([0-9a-f]+)", found.text)[1], 16) % 16 == inside % 16
+
+
+def test_a_byte_is_stored_while_a_bulk_store_is_under_way():
+    """CTA 1 reads what both stored, behind a counter that CTA 0 raised after its wait."""
+    body = """mov.u32 %r9, %ctaid.x;
+    @!%p0 bra END;
+    setp.ne.u32 %p5, %r9, 0;
+    @%p5 bra READ;
+    st.shared.b32 [%r1+1024], %r9;
+    st.shared.b32 [%r1+1028], %r9;
+    st.shared.b32 [%r1+1032], %r9;
+    st.shared.b32 [%r1+1036], %r9;
+    fence.proxy.async.shared::cta;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd2+64], [%r1+1024], 16;
+    cp.async.bulk.commit_group;
+    mov.b16 %h1, 7;
+    st.global.b8 [%rd2+81], %h1;
+    {wait}
+    st.release.gpu.global.b32 [%rd2], 1;
+    bra END;
+    READ:
+    ld.acquire.gpu.global.b32 %r10, [%rd2];
+    ld.global.b32 %r11, [%rd2+72];
+    ld.global.b32 %r11, [%rd2+80];
+    END:
+    """
+    assert_clean(body.format(wait="cp.async.bulk.wait_group 0;"), grid=2)
+    bulk = r"ld\.global .* reads global memory at 0x[0-9a-f]*8 .* that bulk store"
+    late = body.format(wait="").replace(
+        "bra END;\n    READ", "cp.async.bulk.wait_group 0;\n    bra END;\n    READ"
+    )
+    assert_found(late, "race", bulk, grid=2)
 
 
 def test_outside_the_output():
