@@ -270,6 +270,26 @@ FIFTH = (
         (3, 16, 2, 1536, 1024), (7, 32, 4, 1024, 512), (24, 8, 2, 1024, 1024), (56, 16, 2, 1536, 512),
     )),
 )  # fmt: skip
-SETS = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH}
+SIXTH = (
+    *(Case("gemm", sizes) for sizes in (
+        (144, 3072, 2048), (272, 2048, 3072), (576, 1536, 2560), (1280, 1024, 2048), (104, 2560, 3072), (72, 3072, 4096),
+        (28, 4096, 3072), (14, 5120, 4096), (4, 2560, 6144),
+    )),
+    *(Case("dual_gemm", sizes) for sizes in ((144, 1536, 2048), (40, 2560, 3072), (5, 2048, 5120))),
+    *(Case("gemm, 16-bit rows", sizes) for sizes in (
+        (1, 3072, 5120), (3, 4096, 5120), (7, 6144, 2560), (11, 4096, 4096), (18, 3072, 4096), (26, 5120, 2560), (32, 4096, 4096),
+        (96, 3072, 3072),
+    )),
+    *(Case("gemv", sizes) for sizes in ((4096, 3072, 2), (5120, 4096, 1), (3072, 3072, 3))),
+    *(Case("grouped_gemm, ragged", sizes) for sizes in ((7, 18, 2048, 2048), (8, 60, 1536, 2560), (16, 14, 1024, 3072))),
+    *(Case("grouped_gemm, list", sizes) for sizes in ((5, 40, 2048, 3072), (4, 128, 1536, 2048))),
+    *(Case("grouped_gemm, ragged, 16-bit rows", sizes) for sizes in ((7, 5, 2048, 2048), (9, 14, 1536, 2048))),
+    *(Case("quantize", sizes) for sizes in ((5, 6144), (72, 4096), (288, 3072))),
+    *(Case("LinearNVFP4", sizes) for sizes in ((4, 5120, 4096), (28, 4096, 2560), (88, 2560, 2560), (160, 2048, 2048))),
+    *(Case("route + MoENVFP4", sizes) for sizes in (
+        (4, 32, 2, 1536, 512), (10, 16, 4, 1024, 1024), (20, 8, 2, 2048, 512), (72, 16, 2, 1024, 512),
+    )),
+)  # fmt: skip
+SETS = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH}
 """Calls that were predicted together. No constant of the model was set from the times of a set before they were predicted."""
 BY_NAME = {case.name: case for cases in SETS.values() for case in cases}

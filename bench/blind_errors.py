@@ -16,6 +16,7 @@ PREDICTIONS = tuple(
         "blind_h100_third.json",
         "blind_h100_fourth.json",
         "blind_h100_fifth.json",
+        "blind_h100_sixth.json",
     )
 )
 """Committed files, oldest first."""
