@@ -144,10 +144,10 @@ RULES = (
     Rule(
         "remote-arrival-scope",
         "Ordinary stores that another CTA of the cluster relies on are not ordered by an arrival on its mbarrier alone: without "
-        "`.release.cluster` an arrival has the scope of its CTA.",
+        "`.release.cluster` an arrival has the scope of its CTA. Nor does `barrier.cluster.arrive.relaxed` order them.",
         "Use mbarrier.arrive.release.cluster and a wait with .acquire.cluster, or a fence.acq_rel.cluster before the arrival",
         ALL,
-        "PTX ISA mbarrier.arrive; CUTLASS #3643 and #3647 on Thor and B200",
+        "PTX ISA mbarrier.arrive, barrier.cluster; CUTLASS #3643 and #3647 on Thor and B200; SGLang #38829",
     ),
     Rule(
         "async-store-scope",

@@ -81,7 +81,7 @@ REPORTS = (
     Report("no_warp_barrier", "ik_llama.cpp #2502", "race", "another lane of the warp", severity="warning"),
     Report("mask_beyond_cluster", "CUTLASS #3658", "rule", "multicast mask 0x7 in a cluster of 2", TWO_CTAS, ALWAYS),
     Report("half_of_the_peer", "CUTLASS #3643", "race", "bulk load", TWO_CTAS),
-    Report("relaxed_cluster_barrier", "SGLang #38829; Triton #11404", "race", r"ld\.shared::cluster .* st\.shared", TWO_CTAS),
+    Report("relaxed_cluster_barrier", "SGLang #38829; Triton #11404", "silicon", "remote-arrival-scope: ", TWO_CTAS),
     Report("relaxed_wait", "CUTLASS #2974", "race", r"ld\.shared .* bulk load"),
     Report("receiver_does_not_expect", "flashinfer-bench #183", "race|hang", "bulk load|blocked", TWO_CTAS, ALWAYS),
     Report("data_over_barrier", "Triton #3858", "mbarrier", r"writes over mbarrier .*mbarrier\.inval comes first"),

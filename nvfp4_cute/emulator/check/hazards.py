@@ -382,10 +382,10 @@ class Checker:
         return known
 
     def gate_in(self, warp: "Warp", pc: int, gate: Any, *, relaxed: bool = False) -> None:
-        """A warp arrives at something that others wait for. `relaxed`: it does not release."""
+        """A warp arrives at something that others wait for. `relaxed`: it does not release to other CTAs."""
         published = self._clocks[warp].publish(self.site(warp, pc))
-        if relaxed:
-            published = self.mbarriers.relaxed(warp, published)
+        if relaxed:  # hardware waits for what a warp did, but PTX ISA orders its stores for no other CTA
+            published, self.silicon.narrow = self._clocks[warp].narrowed(published), True
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
         self.globals.arrive(warp, gate)

@@ -133,7 +133,8 @@ class SiliconChecks:
                 self.report(
                     "remote-arrival-scope",
                     site,
-                    f"{site} uses {what} that {other} writes; only arrivals with the scope of their CTA order them",
+                    f"{site} uses {what} that {other} writes; only arrivals that are relaxed or have the scope of their CTA "
+                    "order them",
                     other,
                 )
                 return
