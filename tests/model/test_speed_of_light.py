@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvfp4_cute.cli import sol
@@ -14,6 +14,9 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import TARGETS
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problem import GroupedProblem
+
+# How long an example takes depends on what else runs on the machine.
+AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PUBLISHED = [
     (name, case, 4e-3 if name == "nvfp4_gemv" else 5e-4)
@@ -149,6 +152,7 @@ def test_refusals(call, message):
         call()
 
 
+@AT_ANY_SPEED
 @given(SIZES, FORMATS, FORMATS, FORMATS, st.sampled_from((1, 2)))
 def test_groups_add_up(sizes, a, b, out, num_b):
     options = {"a": a, "b": b, "out": out, "num_b": num_b}
@@ -161,6 +165,7 @@ def test_groups_add_up(sizes, a, b, out, num_b):
     )
 
 
+@AT_ANY_SPEED
 @given(SIZES, st.tuples(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8)))
 def test_more_work_is_never_less(sizes, growth):
     """Along every extent, and with one group more."""
@@ -183,6 +188,7 @@ def faster(target, **factors):
     )
 
 
+@AT_ANY_SPEED
 @given(work=WORKS, target=st.sampled_from(TARGETS))
 def test_a_floor_is_no_lower_than_any_term(work, target):
     floor = light.physical_floor(work, target)
@@ -192,6 +198,7 @@ def test_a_floor_is_no_lower_than_any_term(work, target):
     assert {t.name: t.us for t in floor.terms}[floor.bound] == floor.us
 
 
+@AT_ANY_SPEED
 @given(work=WORKS, target=st.sampled_from(TARGETS))
 def test_a_faster_gpu_is_never_slower(work, target):
     before = light.physical_floor(work, target).us

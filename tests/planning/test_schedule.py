@@ -3,11 +3,14 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import INT32_MAX
+
+# How long an example takes depends on what else runs on the machine.
+AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TILE = (128, 128, 256)
 
@@ -23,6 +26,7 @@ def all_tiles(schedule):
     return [schedule.work_tile(i) for i in range(schedule.num_tiles)]
 
 
+@AT_ANY_SPEED
 @given(problems, tiles, num_ctas)
 def test_each_output_tile_is_computed_once(sizes, tile, num_cta):
     schedule = make_schedule(sizes, tile, num_cta)
@@ -36,6 +40,7 @@ def test_each_output_tile_is_computed_once(sizes, tile, num_cta):
     assert len(found) == len(expected) and set(found) == expected
 
 
+@AT_ANY_SPEED
 @given(problems, tiles, num_ctas)
 def test_ctas_share_the_tiles_round_robin(sizes, tile, num_cta):
     schedule = make_schedule(sizes, tile, num_cta)
@@ -47,6 +52,7 @@ def test_ctas_share_the_tiles_round_robin(sizes, tile, num_cta):
     assert in_rounds == all_tiles(schedule)
 
 
+@AT_ANY_SPEED
 @given(problems, tiles)
 def test_slots_are_groups_by_descending_m(sizes, tile):
     schedule = make_schedule(sizes, tile, 148)
@@ -55,6 +61,7 @@ def test_slots_are_groups_by_descending_m(sizes, tile):
         assert (-sizes[first][0], first) < (-sizes[second][0], second)
 
 
+@AT_ANY_SPEED
 @given(problems, tiles)
 def test_offsets_are_prefix_sums_of_tiles(sizes, tile):
     schedule = make_schedule(sizes, tile, 148)
@@ -67,6 +74,7 @@ def test_offsets_are_prefix_sums_of_tiles(sizes, tile):
         assert num_tiles == math.ceil(m / tile[0]) * math.ceil(n / tile[1])
 
 
+@AT_ANY_SPEED
 @given(problems, tiles)
 def test_m_is_the_fast_axis_inside_a_group(sizes, tile):
     found = all_tiles(make_schedule(sizes, tile, 148))
@@ -74,6 +82,7 @@ def test_m_is_the_fast_axis_inside_a_group(sizes, tile):
     assert order == sorted(order)
 
 
+@AT_ANY_SPEED
 @given(problems, num_ctas)
 def test_work_and_imbalance(sizes, num_cta):
     schedule = make_schedule(sizes, TILE, num_cta)
