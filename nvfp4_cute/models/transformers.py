@@ -356,7 +356,7 @@ class QuantizedOnce:
             self._experts = None  # before there are two of them
             self._experts = quantized_experts(experts)
             places: list[Place] = [(experts._parameters, name) for name in experts._parameters]
-            self._seen = Seen(places, places)
+            self._seen = Seen(moved=places)
         return self._experts
 
 

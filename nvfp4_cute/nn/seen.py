@@ -16,27 +16,38 @@ class Seen:
     what is read from a file, has seen nothing.
 
     Args:
-        places: of tensors, which are held. shared: of tensors in whose memory is what was made of them: only their addresses
-            count.
+        places: of tensors, which are held. moved: of those whose ``data`` may be set to others, too: their addresses count.
+        shared: of tensors in whose memory is what was made of them: neither writes nor addresses count.
     """
 
-    def __init__(self, places: Iterable[Place] = (), shared: Iterable[Place] = ()):
-        self._seen = [(where, name, where.get(name), _writes(where.get(name))) for where, name in places]
-        self._shared = [(where, name, where.get(name), _address(where.get(name))) for where, name in shared]
+    def __init__(
+        self, places: Iterable[Place] = (), moved: Iterable[Place] = (), shared: Iterable[Place] = ()
+    ):
+        moved = [*moved]
+        written = [(where, name, where.get(name)) for where, name in (*places, *moved)]
+        self._written = [(*place, _writes(place[-1])) for place in written]
+        self._moved = [(where.get(name), _address(where.get(name))) for where, name in moved]
+        self._shared = [(where, name, where.get(name)) for where, name in shared]
 
     def is_current(self) -> bool:
         """Whether each place has the tensor that it had, as it was. False where nothing was seen."""
-        for where, name, tensor, writes in self._seen:
-            if where.get(name) is not tensor or (writes >= 0 and tensor._version != writes):  # type: ignore[union-attr]
+        try:
+            for where, name, tensor in self._shared:
+                if where[name] is not tensor:
+                    return False
+            for where, name, tensor, writes in self._written:
+                if where[name] is not tensor or (writes >= 0 and tensor._version != writes):  # type: ignore[union-attr]
+                    return False
+        except KeyError:  # as of parametrizations
+            return False
+        for tensor, address in self._moved:
+            if tensor is not None and tensor.data_ptr() != address:
                 return False
-        for where, name, tensor, address in self._shared:
-            if where.get(name) is not tensor or (address and tensor.data_ptr() != address):  # type: ignore[union-attr]
-                return False
-        return bool(self._seen)
+        return bool(self._written)
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing of it is stored or copied."""
-        return {"_seen": [], "_shared": []}
+        return vars(Seen())
 
 
 def _writes(tensor: torch.Tensor | None) -> int:

@@ -207,7 +207,7 @@ class SharedInput:
         weights: list[Place] = [(one._buffers, name) for one in self.layers for name in FIXED[:2]]
         biases: list[Place] = [(one._parameters, "bias") for one in self.layers]
         scales: list[Place] = [(one._buffers, name) for one in self.layers for name in FIXED[2:]]
-        self.seen = Seen(scales + biases, weights + biases)
+        self.seen = Seen(scales, moved=biases, shared=weights)
 
 
 def _version(x: torch.Tensor) -> int:
