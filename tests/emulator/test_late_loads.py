@@ -18,11 +18,11 @@ USE = "add.u32 %v3, %v6, %v7;\n"
 KEPT, READ_ONCE = PlacedLoad(4, True, 0), PlacedLoad(8, False, 0)
 
 
-def order(body: str, *loads: PlacedLoad, products: int = 3) -> list[tuple]:
+def order(body: str, *loads: PlacedLoad, products: int = 3, arch: str = "sm_90a") -> list[tuple]:
     """Loads by number, waits for them, and products, as the only warp has them."""
     made = MachineCode(32, Stretch(100, 200, products), loads=loads, products=products)
     operands = (np.zeros(1024, np.uint8), np.zeros(1024, np.uint8))
-    trace = record_ptx(132, small.kernel(body, "sm_90a"), args=operands, smem_bytes=4096, machine_code=made)
+    trace = record_ptx(132, small.kernel(body, arch), args=operands, smem_bytes=4096, machine_code=made)
     (events,) = trace.clusters[0].warps[0]
     shown = {Op.READ: "load", Op.USE: "wait", Op.SCOREBOARD: "scoreboard"}
     return [
@@ -67,6 +67,10 @@ def test_machine_code_waits_where_its_scoreboard_does_though_ptx_moves_what_come
     moved = "mov.b32 %v12, %v6;\n"
     body = FIRST + SECOND + PRODUCT + moved + 2 * PRODUCT
     assert ("scoreboard", (2,)) not in order(body, KEPT, READ_ONCE)
+    elsewhere = order(body, KEPT, awaited(READ_ONCE, 2), arch="sm_120a")
+    assert elsewhere == order(body, KEPT, READ_ONCE, arch="sm_120a"), (
+        "no such launch was measured on Blackwell"
+    )
     assert order(body, KEPT, awaited(READ_ONCE, 2)) == [
         ("load", 1), ("load", 2), ("wait", 1), ("products", 2), ("scoreboard", (2,)), ("products", 1),
     ]  # fmt: skip

@@ -19,6 +19,9 @@ from nvfp4_cute.emulator.isa import type_bytes
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.state import Executable
 
+WAITS_OF = "sm_90"
+"""Architectures where launches with such waits were measured."""
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -31,7 +34,7 @@ class Moved:
 
 
 def moved_loads(code: Executable, made: MachineCode | None) -> dict[int, Moved]:
-    """By program counter of a load, where it comes and is waited for in machine code."""
+    """By program counter of a load, where it comes in machine code, and of Hopper's where it is waited for."""
     products = sum(inst.opcode == "mma" for inst in code.insts)
     if made is None or not products or made.products != products:
         return {}
@@ -41,8 +44,10 @@ def moved_loads(code: Executable, made: MachineCode | None) -> dict[int, Moved]:
     in_machine_code: dict[tuple[int, bool], list[PlacedLoad]] = defaultdict(list)
     for load in made.loads:
         in_machine_code[load.nbytes, load.allocates].append(load)
+    is_known = str(code.builder.arch).startswith(WAITS_OF)
+    waits = lambda load, before: load.waited - before if is_known and load.waited is not None else None
     return {
-        pc: Moved(max(0, load.multiplied - before), None if load.waited is None else load.waited - before)
+        pc: Moved(max(0, load.multiplied - before), waits(load, before))
         for kind, loads in in_ptx.items()
         if len(loads) == len(in_machine_code[kind])
         for (pc, before), load in zip(loads, in_machine_code[kind], strict=True)
