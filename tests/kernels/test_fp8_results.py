@@ -201,10 +201,12 @@ EVERY_CANDIDATE = [
 @SLOW
 @pytest.mark.parametrize(("arch", "chosen", "dual"), EVERY_CANDIDATE)
 def test_machine_code(arch, chosen, dual):
-    """No spills, and no stage that is released while it is read."""
+    """No spills, and on sm_90a, where warps read what is loaded, no stage that is released while it is read."""
     options = {"activation": "gelu_tanh", "has_limit": True} if dual else {}
     kernel = get_kernel(KernelKey(arch, chosen, 1, NAME, True, "ragged", **options, **FORMATS).validated())
     assert kernel.resources.stack_bytes == 0
+    if arch != "sm_90a":
+        return
     stages = (kernel.key.config.num_ab_stage,)
     assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
 
