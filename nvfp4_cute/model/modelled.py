@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator.record.events import LaunchTrace
@@ -49,14 +50,20 @@ def modelled_times(
         all_layouts: replay each launch in every layout of memory (``Timing.us_by_layout``), not only in the first.
         by_representatives: execute of clusters that do alike work one (``emulator.record.representatives``): for launches so
             large that executing all takes too long. Their times differ from those of a full execution by a percent or two.
+            Where clusters do not stand for each other, such as with MMAs of 96 elements, all are executed.
 
     Raises:
         EmulatorError: the kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
     """
-    work_of = _work_of if by_representatives else None
-    with emulator.observe(
-        progress, timing=True, timeline=timeline, all_layouts=all_layouts, work_of=work_of
-    ) as observer:
+    options: Any = {"timing": True, "timeline": timeline, "all_layouts": all_layouts}
+    if by_representatives:
+        try:
+            with emulator.observe(progress, work_of=_work_of, **options) as observer:
+                call(f"emulator:{target.name}")
+            return observer.timings
+        except NotAlike:
+            pass
+    with emulator.observe(progress, **options) as observer:
         call(f"emulator:{target.name}")
     return observer.timings
 

@@ -114,15 +114,6 @@ def test_no_cluster_stands_for_one_that_reads_less_of_the_weights():
     assert len(set(choose(launch))) == 8
 
 
-def test_loads_beside_those_of_the_main_loop_are_of_a_tile_each():
-    """MMAs of 96 elements: a tile whose K tiles are no multiple of three loads one more."""
-    numbers = [t for t, loads in enumerate((5, 3)) for _ in range(loads)]
-    warp = [(Op.LOAD, ((INPUT + t * 65536, 64),), 64, (), (), 0, 0) for t in numbers]
-    launch = work((tile(0, k_tiles=4), tile(1, k_tiles=2)), (tile(8, k_tiles=4), tile(3, k_tiles=2)))
-    other = moved(ClusterTrace((0, 0, 0), [[warp]]), launch, 0, 1)
-    assert [(event[1][0][0] - INPUT) // 65536 for event in other.warps[0][0]] == [8] * 5 + [3] * 3
-
-
 def test_loads_that_are_not_those_of_the_main_loop_are_refused():
     trace = ClusterTrace((0, 0, 0), [[[(Op.LOAD, (), 0, (), (), 0, 0)]]])
     with pytest.raises(EmulatorError, match="1 loads in 4 steps"):

@@ -268,18 +268,17 @@ class _Mover:
         return [max(end - first, 1) for first, end in ends]
 
     def _loads_of_tiles(self, events: list[Event], rank: int) -> list[int]:
-        """How many loads a warp of CTA ``rank`` of the cluster makes for each tile: as many a step, and perhaps some a tile."""
+        """How many loads a warp of CTA ``rank`` of the cluster makes for each tile: as many for every step."""
         loads = sum(event[0] is Op.LOAD for event in events)
         if not loads:
             return []
         steps = self._steps(rank)
         of_step, rest = divmod(loads, sum(steps))
-        of_tile, rest = divmod(rest, len(steps))
-        if rest or not of_step:
+        if rest:
             raise NotAlike(
                 f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
             )
-        return [of_step * count + of_tile for count in steps]
+        return [of_step * count for count in steps]
 
     def _of_loads(self, events: list[Event], rank: int) -> list[int]:
         """The tile of every load of a warp of CTA ``rank`` of the cluster."""
