@@ -11,6 +11,7 @@ from nvfp4_cute.emulator import fused
 from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
+from nvfp4_cute.emulator.tensormap import encode
 
 MODES = ("eager", "lazy", "random:3")
 WORDS = np.arange(1, 1025, dtype=np.uint32)
@@ -247,8 +248,11 @@ def test_an_own_barrier_of_st_async_needs_no_fence():
 def test_a_fence_makes_relaxed_arrivals_and_waits_order():
     relaxed = wait(0).replace("parity.shared", "parity.relaxed.cluster.shared::cta")
     arrive = "mbarrier.arrive.relaxed.cluster.shared.b64 _, [%r1];"
-    fence = "fence.acq_rel.cluster;\n"
-    for before, after in ((fence, fence), ("", fence), (fence, "")):
+    fences = [
+        f"{fence};\n" for fence in ("fence.acq_rel.cluster", "fence.acq_rel.cta", "fence.gpu", "membar.cta")
+    ]
+    pairs = [(fence, fence) for fence in fences]
+    for before, after in (*pairs, ("", fences[0]), (fences[0], "")):
         store = in_thread(0, f"st.shared.b32 [%r1+{DATA}], 7;\n{before}{arrive}")
         body = (
             init(1)
@@ -592,6 +596,27 @@ def test_loaded_bytes_may_be_written_when_they_are_there():
     assert_clean(loaded + wait(0) + store, **own)
     either = r"st\.global .* while bulk load .* may still read it|bulk load .* reads .* that st\.global"
     assert_found(loaded + in_warp(0, wait(0)) + store, "race", either, **own)
+
+
+def test_a_map_may_be_edited_when_one_cta_has_what_was_loaded():
+    """A multicast copy reads its map once: CTA 0 waits for its own part, and edits the map."""
+    src = WORDS.copy()
+    at = -src.ctypes.data % 128
+    src[at // 4 : at // 4 + 32] = np.frombuffer(
+        encode(src.ctypes.data + 2048, "u32", (64,), (), (64,)), np.uint32
+    )
+    copy = f"""mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 256;
+    mov.b32 %r12, 0;
+    mov.b16 %h1, 3;
+    @%p5 cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r1+{DATA}],
+    [%rd3, {{%r12}}], [%r1], %h1;"""
+    meet = "barrier.cluster.arrive;\nbarrier.cluster.wait;\n"
+    copied = init(1) + meet + f"setp.eq.u32 %p5, %r6, 0;\nadd.u64 %rd3, %rd1, {at};\n" + in_thread(0, copy)
+    edit = in_thread(0, "@%p5 tensormap.replace.tile.global_address.global.b1024.b64 [%rd3], %rd1;")
+    launch = {"src": src, "grid": 2, "cluster": 2, "modes": ("eager",)}
+    assert_clean(copied + wait(0) + edit + meet, **launch)
+    early = "edits the tensor map .* TMA load .* may still use it"
+    assert_found(copied + edit + wait(0) + meet, "race", early, **launch)
 
 
 def test_atomics_do_not_race():

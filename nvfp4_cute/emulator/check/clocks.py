@@ -100,8 +100,8 @@ class WarpClock:
         value: the warp's own count.  epoch: stamp of an access that the warp makes now.
         sites: numbers of the places of its instructions, by program counter; of atomics, by its complement.
         releases: where it published, by its own count then.
-        fenced: what it knew at its last fence of the cluster or wider.
-        unfenced: what relaxed waits found, which counts from the next such fence on.
+        fenced: what it knew at its last fence, in row CLUSTER at its last one of the cluster or wider.
+        unfenced: what relaxed waits found, which counts from the next fence on.
         fenced_inits: how many of its initialisations of mbarriers a fence of its own has covered.
     """
 
@@ -139,10 +139,10 @@ class WarpClock:
         self.knowledge[SEEN, self.own] += 1
         self.knowledge[CLUSTER, self.own] += 1
 
-    def fence_cluster(self) -> None:
-        """A fence of the cluster or wider: what the warp knows now, its later arrivals tell with that scope."""
+    def fence_memory(self, *, wide: bool) -> None:
+        """A fence, of the cluster or wider or not: what the warp knows now, its later arrivals tell with that scope."""
         self.acquire_relaxed()
-        self.fenced = self.knowledge.copy()
+        self.fenced = self.knowledge.copy() if wide else self.narrowed(self.knowledge)
         self._next()
 
     def acquire_relaxed(self) -> None:

@@ -182,10 +182,11 @@ class Mbarriers:
         published = clock.publish(number)
         outside = cta is not warp.cta
         record = self._use(cta, barrier, published, number, outside=outside)
+        if outside and (relaxed or not wide):
+            self.silicon.narrow = True
         if relaxed:
             record.gathering = joined(record.gathering, self.relaxed(warp, published))
         elif outside and not wide:
-            self.silicon.narrow = True
             record.gathering = joined(record.gathering, clock.narrowed(published))
         else:
             record.gathering = joined(record.gathering, published)

@@ -25,15 +25,14 @@ MANY = 16
 
 @dataclass
 class Use:
-    """A copy that uses a map: its place, and its epoch once it has happened."""
+    """A copy that uses a map: its place, and its epochs once it has happened, one for each CTA that gets the data."""
 
     site: int
-    epoch: int | None = None
+    epochs: list[int] = field(default_factory=list)
 
     def known(self, knowledge: np.ndarray) -> bool:
-        """Whether it was complete before a holder of the knowledge."""
-        epoch = self.epoch
-        return epoch is not None and bool(knowledge[SEEN, epoch >> COMPONENT_SHIFT] >= epoch & VALUE_MASK)
+        """Whether it was complete for one of the CTAs before a holder of the knowledge: then TMA has read the map."""
+        return any(knowledge[SEEN, epoch >> COMPONENT_SHIFT] >= epoch & VALUE_MASK for epoch in self.epochs)
 
 
 @dataclass
@@ -118,7 +117,7 @@ class TensorMaps:
 
     def reading(self, use: Use, stamp: int | None = None) -> None:
         """The current operation uses a map. `stamp`: epoch of its completion if not that of its own component."""
-        use.epoch = self.checker.operation().actor(stamp).epoch
+        use.epochs.append(self.checker.operation().actor(stamp).epoch)
 
 
 def _knows(knowledge: np.ndarray, event: "tuple[int, ...] | None") -> bool:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 WATCHERS = Wrappers()
 
 STRONG = {"acquire", "release", "relaxed", "acq_rel", "volatile", "mmio"}
+FENCES = {"acq_rel", "sc", "acquire", "release", "cta", "cluster", "gpu", "sys"}
+"""First words of fences that order memory; without semantics they are .acq_rel."""
 
 
 # ---- loads and stores ------------------------------------------------------------------------------------------------
@@ -212,15 +214,14 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     if words[:2] == ("proxy", "tensormap::generic"):
         return _tensor_map_fence(inst, b, step)
     barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
-    ordering = "acq_rel" in words or "sc" in words
+    ordering = words[0] in FENCES and not any("restrict" in word for word in words)
 
     def run(warp: "Warp") -> Any:
         checker = checker_of(warp)
         if proxy or ordering:
             checker.early_releases.fenced(warp)
-        if ordering and "cta" not in words:
-            checker.globals.fence(warp)
-            checker.clock(warp).fence_cluster()
+        if ordering:
+            _order(checker, warp, wide="cta" not in words)
         if barriers:
             checker.mbarriers.fence(warp)
         if proxy:
@@ -230,6 +231,13 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
         return step(warp)
 
     return run if barriers or ordering else step
+
+
+def _order(checker: Checker, warp: "Warp", *, wide: bool) -> None:
+    """A fence of memory. `wide`: of more than the CTA."""
+    if wide:
+        checker.globals.fence(warp)
+    checker.clock(warp).fence_memory(wide=wide)
 
 
 def _tensor_map_fence(inst: Inst, b: Builder, step: Step) -> Step:
@@ -303,9 +311,7 @@ def _grid_dependency(inst: Inst, b: Builder, step: Step) -> Step:
 @WATCHERS.register("membar")
 def _membar(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
-        if "cta" not in inst.mods:
-            checker_of(warp).globals.fence(warp)
-            checker_of(warp).clock(warp).fence_cluster()
+        _order(checker_of(warp), warp, wide="cta" not in inst.mods)
         return step(warp)
 
     return _fencing(run)
