@@ -62,3 +62,21 @@ def test_a_lane_sees_its_own_store() -> None:
     assert not warnings("shl.b32 %r13, %r8, 1;\nadd.u32 %r13, %r13, %r1;\nmov.b16 %h1, 7;\n" + half + half)
     everybody = f"st.shared.b32 [%r1+{DATA}], 5;\n"
     assert not warnings(everybody + ALL_LOAD)
+
+
+@pytest.mark.parametrize(
+    "between, told",
+    [
+        ("", False),
+        ("bar.warp.sync 0xffffffff;\n", True),
+        ("bar.sync 0;\n", True),
+        (small.wait(0), True),
+        ("fence.acq_rel.cta;\n", False),
+    ],
+    ids=["nothing", "bar.warp", "bar", "their own wait", "fence"],
+)
+def test_one_lane_waits_for_a_copy(between: str, told: bool) -> None:
+    copy = small.init(1) + f"@!%p1 bra AFTER;\n{small.load(128)}{small.wait(0)}AFTER:\n"
+    assert bool(warnings(copy + between + OWN_LOAD)) is not told
+    assert not warnings(copy + f"@%p1 ld.shared.b32 %r10, [%r1+{DATA}];\n")
+    assert not warnings(copy + between + OWN_LOAD.replace(str(DATA), str(DATA + 256)))

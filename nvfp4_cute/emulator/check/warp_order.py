@@ -3,7 +3,7 @@
 Lanes run independently since Volta: what one lane stored another one may load only behind a barrier of the warp, which
 bar.warp.sync is (PTX ISA). Everything else that waits for the lanes counts here, too, since hardware executes the
 accesses of a warp that has met in program order. So only what may go wrong where the compiler lets lanes drift apart is
-reported, as a warning.
+reported, as a warning. So are loads of what a copy brought where other lanes waited for the copy's mbarrier and these did not.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from nvfp4_cute.emulator.addresses import OFFSET_MASK
+from nvfp4_cute.emulator.check.clocks import COMPONENT_SHIFT, SEEN, VALUE_MASK
 from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.lanes import LANE_IDS, LANES
-from nvfp4_cute.emulator.places import CHUNK_BYTES, LanePlaces
+from nvfp4_cute.emulator.places import CHUNK_BYTES, LanePlaces, lane_places
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
@@ -61,6 +62,17 @@ class WarpAccesses:
         self.unmarked: list[Access] = []
 
 
+class Waits(NamedTuple):
+    """What only some lanes of a warp have waited for since it met.
+
+    Attributes:
+        others: lanes that have not, bool (32,).  phases: of each mbarrier's component, how many all lanes knew complete.
+    """
+
+    others: np.ndarray
+    phases: dict[int, int]
+
+
 class WarpOrder:
     """Accesses of each warp since it met last: a list, and marks of bytes where two of them are near each other.
 
@@ -76,6 +88,7 @@ class WarpOrder:
         """Fresh memories."""
         self._marks: dict[Cta, np.ndarray] = {}  # (2, bytes): loads and stores
         self._warps: dict[Warp, WarpAccesses] = {}
+        self._waits: dict[Warp, Waits] = {}
         self._rounds = 0
 
     def met(self, warp: "Warp") -> None:
@@ -84,6 +97,18 @@ class WarpOrder:
         if accesses is not None:
             accesses.round = 0
             accesses.unmarked.clear()
+        if self._waits:
+            self._waits.pop(warp, None)
+
+    def waits(self, warp: "Warp", component: int) -> None:
+        """Active lanes have found a phase of the mbarrier of a component complete, of which the warp has not learnt yet."""
+        missing = warp.missing()
+        if missing is None:
+            return
+        others, phases = self._waits.get(warp, (missing, {}))
+        seen = self.checker.clock(warp).knowledge[SEEN]
+        phases.setdefault(component, int(seen[component]) if component < len(seen) else 0)
+        self._waits[warp] = Waits(others & missing, phases)
 
     def access(
         self,
@@ -98,6 +123,8 @@ class WarpOrder:
         """Active lanes access `nbytes` at each address (int64, in the window shared::cluster; one if they agree), at `places`."""
         if len(places) > 1 or places[0][0] != warp.cta.rank:
             return
+        if not write and warp in self._waits:
+            self._compare_waits(warp, site, addresses, nbytes)
         accesses = self._warps.get(warp)
         if accesses is None:
             accesses = self._warps[warp] = WarpAccesses(-(-warp.cta.smem.size // CHUNK_BYTES))
@@ -115,6 +142,27 @@ class WarpOrder:
         else:
             accesses.unmarked.append(one)
         accesses.rounds[chunks] = accesses.round
+
+    def _compare_waits(self, warp: "Warp", number: int, addresses: np.ndarray, nbytes: int) -> None:
+        """Hold loads of lanes against the copies that only others of the warp waited for."""
+        others, phases = self._waits[warp]
+        loading = others[warp.active]
+        if addresses.size == loading.size:
+            addresses = addresses[loading]
+        if not loading.any():
+            return
+        ((_, (index, _)),) = lane_places(addresses, nbytes)
+        shadow, sites = self.checker.shared[warp.cta], self.checker.sites
+        for writer in shadow.writers_of(index):
+            stamp = shadow.accesses.epochs[writer]
+            if stamp & VALUE_MASK > phases.get(stamp >> COMPONENT_SHIFT, VALUE_MASK):
+                site, other = sites[number], sites[shadow.accesses.sites[writer] >> 1]
+                text = (
+                    f"{site} loads what {other} copied, and only another lane of the warp waited for that: no bar.warp.sync "
+                    "between them, nor anything else for which the warp meets"
+                )
+                self.checker.report("race", site, other, text, severity="warning")
+                return
 
     def _compare(self, cta: "Cta", accesses: WarpAccesses, one: Access) -> None:
         """Hold an access against the earlier ones of its round, byte by byte."""

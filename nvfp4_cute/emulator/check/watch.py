@@ -494,10 +494,13 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
         found = [(cta, cta.mbarrier(offset)) for cta, offset in places(warp)]
         result = step(warp)
         if result is None:
-            checker_of(warp).warp_order.met(warp)
+            checker = checker_of(warp)
+            if warp.missing() is None:
+                checker.warp_order.met(warp)
             for cta, barrier in found:
                 if barrier.test_parity(value) if by_parity else barrier.test_state(value):
-                    checker_of(warp).mbarriers.waited(warp, pc, cta, barrier, wide=wide, relaxed=relaxed)
+                    checker.warp_order.waits(warp, barrier.record.component)
+                    checker.mbarriers.waited(warp, pc, cta, barrier, wide=wide, relaxed=relaxed)
         return result
 
     return run
