@@ -573,7 +573,7 @@ add.u64 %rd3, %rd3, %rd2;
 @pytest.mark.parametrize("reader", (0, 1))
 def test_written_under_a_read(reader):
     """One CTA reads what the other one writes: a race, whichever comes first."""
-    race = {"reader": reader, "type": "b32", "value": "%r10", "between": ""}
+    race = {"reader": reader, "type": "b32", "value": "%r10", "between": "@!%p5 mov.b32 %r10, 7;"}
     who = rf"(writes|reads) .* \(cta {reader},0,0|\(cta {reader},0,0.* (writes|reads) "
     assert_found(IN_PLACE.format(**race, to=1024), "race", who, block=32, grid=2, modes=("eager", "random:3"))
     assert_clean(IN_PLACE.format(**race, to=2048), block=32, grid=2)
@@ -587,6 +587,15 @@ def test_a_read_that_is_over_may_be_written():
     assert_clean(
         IN_PLACE.format(reader=0, type="b16", value="%h1", between="", to=1026), block=32, grid=2
     )  # neighbours
+
+
+def test_all_write_and_read_the_same_bytes():
+    """What every CTA works out for itself: nobody can read anything else, so nothing is an error."""
+    body = "st.global.b32 [%rd2], {value};\nld.global.b32 %r10, [%rd2];\n"
+    kinds = {(severity, kind) for severity, kind, _ in remarks(body.format(value=7), block=32, grid=2)}
+    assert kinds == {("warning", "double-store"), ("warning", "race")}
+    different = "mov.u32 %r9, %ctaid.x;\n" + body.format(value="%r9")
+    assert_found(different, "race", "may still read it", block=32, grid=2, modes=("eager",))
 
 
 def test_loaded_bytes_may_be_written_when_they_are_there():

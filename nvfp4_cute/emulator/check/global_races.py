@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
-from nvfp4_cute.emulator.check.global_reads import GlobalReads, Read
+from nvfp4_cute.emulator.check.global_reads import WORD, GlobalReads, Read
 from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.check.shadow import Actor, GlobalShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
@@ -179,9 +179,11 @@ class GlobalRaces:
         over = self._reads.over(position, offsets, nbytes, actor, self._cluster, self._known)
         if over is not None:
             site, other = self.checker.sites[actor.site], self.checker.sites[over[0].site]
-            where = f"global memory at {found.start + over[1]:#x} (`{found.name}`)"
+            where = f"global memory at {found.start + int(over[1][0]):#x} (`{found.name}`)"
             text = f"{site} writes {where} while {other} may still read it: nothing orders them"
-            self.checker.report("race", site, other, text, self._hint())
+            read_bytes = (over[1][:, None] + np.arange(WORD)).reshape(-1)
+            content = lambda: host_view(found.start, found.nbytes).take(read_bytes)
+            self.checker.report_write("race", site, other, text, content, self._hint())
 
     def _access(
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False

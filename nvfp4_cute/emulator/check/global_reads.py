@@ -60,8 +60,8 @@ class GlobalReads:
         actor: Actor,
         cluster: int,
         known: Mapping[int, int],
-    ) -> tuple[Read, int] | None:
-        """A write of `width` bytes at each offset: an unordered read of what it writes, and the offset of a word of that."""
+    ) -> tuple[Read, np.ndarray] | None:
+        """A write of `width` bytes at each offset: an unordered read of what it writes, and the offsets of the words of that."""
         newest = self._newest.get(which)
         index = None if newest is None else _words(offsets, width)
         if newest is None or index is None:
@@ -72,9 +72,9 @@ class GlobalReads:
         found = None
         for number in np.unique(numbers).tolist():
             if number and self._reads[number - 1].unordered(actor, cluster, known):
-                position = int((numbers == number).argmax())
-                word = index.start + position if isinstance(index, slice) else int(index[position])
-                found = self._reads[number - 1], WORD * word
+                positions = np.flatnonzero(numbers == number)
+                words = index.start + positions if isinstance(index, slice) else index[positions]
+                found = self._reads[number - 1], WORD * words
                 break
         newest[index] = 0
         return found
