@@ -1,6 +1,6 @@
 """Rules that the operands of a layer of experts have in common."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -34,12 +34,20 @@ def check_ids(ids: torch.Tensor) -> None:
         )
 
 
-def kernel_ids(ids: torch.Tensor) -> torch.Tensor:
+def kernel_ids(ids: torch.Tensor, name: str = "topk_ids") -> torch.Tensor:
     """Ids of a layer as kernels take them, contiguous int32 or int64: fewer bits do not hold the number of experts, which stands
-    for none. Raises TypeError for what are no whole numbers."""
+    for none. Raises TypeError for what are no whole numbers. name: of the argument, in messages."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"topk_ids is {ids.dtype}; expected whole numbers: pass topk_ids.long()")
+        raise TypeError(f"{name} is {ids.dtype}; expected whole numbers: pass {name}.long()")
     return (ids if ids.dtype in ID_DTYPES else ids.long()).contiguous()
+
+
+def check_expert_weights(name: str, weights: Any) -> None:
+    """Raise TypeError or ValueError unless they are quantized, [E, N, K]: a BlockScaledTensor or ExpertWeights."""
+    if not all(isinstance(getattr(weights, part, None), torch.Tensor) for part in ("data", "scale")):
+        raise TypeError(f"{name} is a {type(weights).__name__}; pass a BlockScaledTensor or ExpertWeights")
+    if weights.data.ndim != 3:
+        raise ValueError(f"{name} has data {list(weights.data.shape)}; expected [E, N, K/2]")
 
 
 def check_first_expert(first_expert: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
-from nvfp4_cute.experts.checks import check_row_format
+from nvfp4_cute.experts.checks import check_expert_weights, check_row_format
 from nvfp4_cute.experts.gather import gather_as
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
@@ -287,10 +287,7 @@ def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
     """Experts. Raises TypeError or ValueError where shapes or devices do not fit each other."""
     named = {"x": x}
     for name, tensor in (("w13", w13), ("w2", w2)):
-        if not all(isinstance(getattr(tensor, part, None), torch.Tensor) for part in ("data", "scale")):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; pass a BlockScaledTensor or ExpertWeights")
-        if tensor.data.ndim != 3:
-            raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
+        check_expert_weights(name, tensor)
         named |= {f"data of {name}": tensor.data, f"scale of {name}": tensor.scale}
     checks.check_tensors(named)
     (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)

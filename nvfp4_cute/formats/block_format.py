@@ -130,6 +130,14 @@ class BlockFormat:
         return self.name.upper()
 
     @property
+    def record(self) -> str:
+        """What code calls it, such as FP8_128x128 or ``int4_format(...)``."""
+        if self.is_int4:
+            return "int4_format(...)"
+        # Extents of a block have a small x between them.
+        return self.title.replace("1X128", "1x128").replace("128X128", "128x128")
+
+    @property
     def has_zero_points(self) -> bool:
         """Whether blocks have a zero point, which is subtracted from elements before they are scaled."""
         return self.element == U4

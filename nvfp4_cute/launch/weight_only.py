@@ -25,7 +25,6 @@ from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS, base, num_clusters, weig
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import INT32_MAX, TMA_ALIGN_BYTES, Form, GroupedProblem
-from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.reference import weight_only_dual_reference, weight_only_reference
 
 
@@ -45,11 +44,7 @@ class WeightOnlyTask(GroupsTask):
     def of(
         cls, problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None, gpu: Gpu
     ) -> "WeightOnlyTask":
-        """Raises UnsupportedProblem for results that no such kernel writes."""
-        if problem.out_dtype == NVFP4_RESULTS:
-            raise UnsupportedProblem(
-                f"out_dtype={NVFP4_RESULTS!r} with 16-bit a: results have 16 or 32 bits; quantize them afterwards"
-            )
+        """Raises UnsupportedProblem for results whose columns are contiguous, which no such kernel writes."""
         if problem.out_m_major:
             raise UnsupportedProblem(
                 "out has contiguous columns; with 16-bit a the kernel writes rows: allocate it as torch.empty(M, N)"
@@ -103,7 +98,7 @@ class WeightOnlyTask(GroupsTask):
     def key(self, arch: str) -> WeightOnlyKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         problem, dtype = self.problem, self.a[0].dtype
-        out_dtype: Any = problem.out_dtype  # names of formats are refused there
+        out_dtype: Any = problem.out_dtype  # no name of a format: ``rules.check_result_of_pair``
         check_weights(arch, dtype, problem.b_format, weight_only_family_of(arch).PAIRS)
         groups, most = problem.num_groups, base.max_list_groups(weights_of(problem.gate))
         if problem.form == "list" and groups > most:

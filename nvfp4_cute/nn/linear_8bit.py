@@ -125,7 +125,7 @@ def product_of_16_bits(
 
 def check_weight(name: str, weight: object, axes: str, format: BlockFormat | None) -> None:
     """Raise where it is no tensor of the format, None for any of int4, with as many dimensions as ``axes`` names."""
-    made = "int4_format(128)" if format is None else format.title.replace("X", "x")
+    made = "int4_format(128)" if format is None else format.record
     fix = f"quantize(weight, format={made})"
     if not isinstance(weight, BlockScaledTensor):
         raise TypeError(

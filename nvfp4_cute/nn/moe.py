@@ -8,7 +8,7 @@ import torch.distributed as dist
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
-from nvfp4_cute.experts.checks import check_first_expert, kernel_ids
+from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, kernel_ids
 from nvfp4_cute.experts.layer import Parallel, moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
@@ -249,6 +249,8 @@ class MoE(NamesFormats):
         """
         options_of.refuse(options, DECIDED, "gate_up")
         _check_format("format", format, cls.FORMATS)
+        check_is_tensor("gate_up", gate_up)
+        check_is_tensor("down", down)
         if gate_up.ndim != 3 or down.ndim != 3:
             raise ValueError(
                 f"gate_up has shape {list(gate_up.shape)} and down {list(down.shape)}; expected [E, 2 I, H] and [E, H, I]"
@@ -274,6 +276,8 @@ class MoE(NamesFormats):
             options: of the constructor, but sizes, format, bias and device.
         """
         options_of.refuse(options, (*DECIDED, "format"), "w13")
+        check_expert_weights("w13", w13)
+        check_expert_weights("w2", w2)
         if w13.format != w2.format:
             raise ValueError(
                 f"w13 is {w13.format.title} and w2 {w2.format.title}; quantize both to one format"
@@ -358,6 +362,8 @@ class MoE(NamesFormats):
         """
         check_is_tensor("x", x)
         check_is_tensor("ids", ids)
+        if shared is not None:
+            check_is_tensor("shared", shared)
         if x.shape[-1:] != (self.hidden_size,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.hidden_size}], the layer's hidden_size"
@@ -365,7 +371,7 @@ class MoE(NamesFormats):
         rows = x.reshape(-1, self.hidden_size)
         y = moe(
             rows,
-            kernel_ids(ids),
+            kernel_ids(ids, "ids"),
             weights,
             self._weights("w13"),
             self._weights("w2"),

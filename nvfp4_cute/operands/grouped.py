@@ -148,7 +148,7 @@ def check_lists(
     """
     of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
-    rules.check_result_of_pair(result.dtype, (a_format, weights[0].format))
+    rules.check_result_of_pair(result.dtype, None if a_scale is None else (a_format, weights[0].format))
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
     takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
@@ -351,7 +351,7 @@ def check_device_groups(
     """
     of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
     rules.check_out_dtype(result.dtype, result.global_scale, of_results)
-    rules.check_result_of_pair(result.dtype, (a_format, weights[0].format))
+    rules.check_result_of_pair(result.dtype, None if a_scale is None else (a_format, weights[0].format))
     rules.check_no_factor(result.dtype, weights[0].alpha)
     takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)

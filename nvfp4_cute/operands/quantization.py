@@ -157,7 +157,7 @@ def check_grouped_quantize(
     if isinstance(format, BlockFormat) and format.scale_layout != "blocked":
         raise UnsupportedProblem(
             f"format={format.title}: its scales are rows, without padding between groups: call quantize(x, format="
-            f"{format.title}) for all rows at once"
+            f"{format.record}) for all rows at once"
         )
     rules.check_choice("format", format, GROUPED_FORMATS)
     format.num_k_blocks(k)

@@ -553,7 +553,7 @@ def check_result_format(out_dtype: Any, dtypes: Iterable[Any] = RESULT_FORMATS) 
     if asked is not None and out_dtype not in dtypes:
         raise UnsupportedProblem(
             f"out_dtype={out_dtype!r}: no kernel quantizes these products to {asked.title}; take out_dtype=torch.bfloat16, "
-            f"and call quantize(result, format={asked.title})"
+            f"and call quantize(result, format={asked.record})"
         )
 
 
@@ -562,8 +562,13 @@ def may_be_of_rows(result: BlockFormat | None) -> bool:
     return result is None or result.scale_layout == "rowmajor"
 
 
-def check_result_of_pair(out_dtype: Any, formats: Formats) -> None:
-    """Raises UnsupportedProblem for FP8 results with float32 scales, but of rows and weights of such formats."""
+def check_result_of_pair(out_dtype: Any, formats: Formats | None) -> None:
+    """Raises UnsupportedProblem for quantized results of 16-bit rows, of which ``formats`` is None, and for FP8 results with
+    float32 scales, but of rows and weights of such formats."""
+    if formats is None:
+        if out_dtype in RESULT_FORMATS:
+            raise UnsupportedProblem(f'out_dtype="{out_dtype}" with 16-bit a: call quantize on the result')
+        return
     if out_dtype == FP8_1x128.name and formats != (FP8_1x128, FP8_128x128):
         of = " x ".join(format.title for format in formats)
         raise UnsupportedProblem(

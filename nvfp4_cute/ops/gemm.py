@@ -17,7 +17,7 @@ from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import flat_outputs, one_result
-from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale, check_result_of_pair
 from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, scale_or_room, times
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
 from nvfp4_cute.planning.config import KernelConfig, check_config
@@ -121,7 +121,7 @@ def gemm(
         b_scale = scale_or_room(b_scale, b, out_dtype, b_format)
     out_format = result_format(out_dtype)
     if out_format is not None and a_scale is None:
-        raise UnsupportedProblem(f'out_dtype="{out_format}" with 16-bit a: call quantize on the result')
+        check_result_of_pair(out_dtype, None)
     check_out_global_scale(out_dtype, out_global_scale)
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import nvfp4_cute
-from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, moe, route
+from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, moe, quantize, route
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
 
@@ -106,7 +106,7 @@ def test_ids_of_few_bits():
     expected = layer(x, ids, weights)
     for dtype in (torch.uint8, torch.int16):
         assert torch.equal(layer(x, ids.to(dtype), weights), expected)
-    with pytest.raises(TypeError, match="topk_ids is torch.float32; expected whole numbers"):
+    with pytest.raises(TypeError, match=r"^ids is torch.float32; expected whole numbers: pass ids.long\(\)"):
         layer(x, ids.float(), weights)
 
 
@@ -239,6 +239,7 @@ def test_a_copy_over_ranks():
 def test_refusals():
     gate_up, down = experts()
     w13 = ExpertWeights.quantize(gate_up)
+    layer, (x, ids, weights) = MoENVFP4.from_experts(gate_up, down), batch()
     for call, error, text in (
         (lambda: MoENVFP4(E, 40, I), UnsupportedProblem, "hidden_size=40"),
         (lambda: MoENVFP4(E, H, I, format=MXFP4), ValueError, "format is MXFP4; use nvfp4$"),
@@ -257,6 +258,10 @@ def test_refusals():
         (lambda: MoENVFP4.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
         (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "w13 has shape"),
         (lambda: MoENVFP4.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),
+        (lambda: MoE.from_experts([gate_up], down), TypeError, "gate_up is a list"),
+        (lambda: MoE.from_quantized(gate_up, w13), TypeError, "w13 is a Tensor; pass a BlockScaledTensor or"),
+        (lambda: MoE.from_quantized(w13, quantize(down[0])), ValueError, "w2 has data"),
+        (lambda: layer(x, ids, weights, [1.0]), TypeError, "shared is a list"),
     ):
         with pytest.raises(error, match=text):
             call()

@@ -5,6 +5,7 @@ import torch
 
 import nvfp4_cute as nv
 from nvfp4_cute.formats import scale_layout
+from nvfp4_cute.formats.block_format import FORMATS
 
 N, K = 256, 512
 X = nv.quantize(torch.randn(40, K))
@@ -131,6 +132,29 @@ def test_other_calls(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator", "emulator:sm_90a"])
+@pytest.mark.parametrize("out_dtype", ["nvfp4", "mxfp4", "fp8_1x128"])
+def test_results_of_16_bit_rows_are_not_quantized(backend, out_dtype):
+    x, options = X.dequantize(torch.bfloat16), {"out_dtype": out_dtype, "backend": backend}
+    for call in (
+        lambda: nv.gemm(x, W.data, None, W.scale, **options),
+        lambda: nv.grouped_gemm([x], [W.data], None, [W.scale], **options),
+        lambda: nv.grouped_gemm(x, EXPERTS[0], None, EXPERTS[1], OFFS, **options),
+        lambda: nv.dual_gemm(x, W.data, W.data, None, W.scale, W.scale, **options),
+        lambda: nv.grouped_dual_gemm(x, *EXPERTS[:1] * 2, None, *EXPERTS[1:] * 2, offs=OFFS, **options),
+    ):
+        with pytest.raises(nv.UnsupportedProblem, match=f'"{out_dtype}" with 16-bit a: call quantize'):
+            call()
+
+
+def test_refusals_name_records_as_code_does():
+    with pytest.raises(nv.UnsupportedProblem, match=r"quantize\(result, format=FP8_128x128\)"):
+        gemm(out_dtype="fp8_128x128")
+    with pytest.raises(nv.UnsupportedProblem, match=r"quantize\(x, format=FP8_1x128\)"):
+        nv.grouped_quantize(torch.ones(4, 128).half(), OFFS, format=nv.FP8_1x128)
+    assert all(getattr(nv, format.record) is format for format in FORMATS.values())
 
 
 @pytest.mark.parametrize("backend", ["reference", "emulator"])
