@@ -38,7 +38,9 @@ from nvfp4_cute.problem import (
 from nvfp4_cute.terminal import Progress
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
-EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named
+# What is compiled unless operations are named, and which of these write the format that --dtype names.
+EVERYWHERE = ("grouped_gemm", "gemv", "quantize")
+OF_FORMATS = ("grouped_gemm",)
 FLOATS = ("float16", "bfloat16", "float32")
 # A process that compiles takes about a gigabyte.
 MAX_JOBS = 8
@@ -65,7 +67,8 @@ def add_parser(verbs: Verbs) -> None:
         "operations",
         nargs="*",
         metavar="OPERATION",
-        help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)})",
+        help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)}, and of them "
+        f"{', '.join(OF_FORMATS)} where --dtype names a format)",
     )
     parser.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
@@ -134,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         key
         for arch in args.arch
         for key in keys(
-            args.operations or EVERYWHERE,
+            args.operations or (OF_FORMATS if args.dtype in RESULT_FORMATS else EVERYWHERE),
             arch,
             groups=args.groups,
             configs=configs,
@@ -196,6 +199,8 @@ def keys(
     shared: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
     shared["early_weights"] = early_weights
     for operation in operations:
+        if operation not in OPERATIONS:
+            raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
         if operation == "grouped_gemm":
             for count, config in product(counts, configs or _choices(arch, form, dtype, None, formats)):
                 yield KernelKey(
@@ -227,14 +232,12 @@ def keys(
             inputs = (torch.float16, torch.bfloat16) if dtype == torch.float32 else (dtype,)
             for activations, tokens in product(inputs, simt.W4A16_TOKENS):
                 yield W4A16Key(arch, activations, dtype, has_alpha, tokens, bias_dtype=bias_dtype)
-        elif operation == "quantize":
+        else:
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")
             for words in simt.quantize_choices(arch):
                 for is_scaled, is_grouped, is_blocked, has_up in product((False, True), repeat=4):
                     yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up, words=words)
-        else:
-            raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
 
 
 def _choices(

@@ -318,6 +318,14 @@ def test_compile_verb_warns_where_code_for_thor_will_not_load(tmp_path, monkeypa
     assert warning.startswith("warning: sm_110a: compiled as sm_101a, which CUDA 13 drivers refuse")
 
 
+def test_compile_verb_leaves_out_what_writes_no_formats(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ahead, "compile_all", lambda keys, *_: asked.extend(keys) or 0)
+    line = f"compile --formats fp8_1x128,fp8_128x128 --dtype fp8_1x128 --arch sm_90a --out {tmp_path}/kernels"
+    assert cli.main(line.split()) == 0
+    assert asked and all(type(key) is KernelKey and key.out_dtype == "fp8_1x128" for key in asked)
+
+
 def test_compile_verb_refuses(tmp_path, capsys):
     (tmp_path / "x").write_text("")
     for arguments, message in [
@@ -326,6 +334,8 @@ def test_compile_verb_refuses(tmp_path, capsys):
             f"gemm --arch sm_100a --out {tmp_path}/y",
             "'gemm' is none of grouped_gemm, grouped_dual_gemm, gemv",
         ),
+        (f"gemm --dtype nvfp4 --arch sm_100a --out {tmp_path}/y", "'gemm' is none of grouped_gemm"),
+        (f"gemv --dtype nvfp4 --arch sm_100a --out {tmp_path}/y", "gemv writes no nvfp4"),
         (f"quantize --dtype float32 --arch sm_100a --out {tmp_path}/y", "float16 or bfloat16"),
         (f"--arch sm_80 --out {tmp_path}/y", "no grouped GEMM kernel for sm_80"),
         (
