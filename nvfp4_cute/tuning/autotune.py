@@ -87,16 +87,13 @@ def candidates(request: Request) -> list[KernelConfig]:
         UnsupportedTarget, UnsupportedProblem, ConfigError: there is none.
     """
     problem, (arch, num_sms, _) = request.problem, request.gpu
-    gate = None
-    if problem.activation is not None:
-        gate = problem.gate
     chosen_for = problem
     if problem.form not in ("list", "batched"):
         is_ragged = problem.form == "ragged"
         chosen_for = choose.problem_of_mean(
             problem.num_groups,
             problem.sizes[0],
-            gate,
+            problem.gate,
             problem.out_format,
             is_ragged,
             (problem.a_format, problem.b_format),
