@@ -253,12 +253,20 @@ class Queue:
 
     def submit_store(self, warp: Issuer, read: Effect, write: Callable[[Any], None]) -> Operation:
         """Take a bulk store: `read` captures the source, `write` gets what it returned. Returns the write."""
-        source = Operation(self, warp, Engine.STORE_READ, read, None)
+        source = self.submit_read(warp, read)
         target = Operation(self, warp, Engine.STORE, lambda: write(source.result), source)
-        for operation in (source, target):
-            self._enter(operation)
-            operations_of(warp).group(Engine.STORE).open.append(operation)
+        self._enter_group(target)
         return target
+
+    def submit_read(self, warp: Issuer, read: Effect) -> Operation:
+        """Take a read of a bulk copy that ``wait_group.read`` waits for: of the source of a store, of a tensor map."""
+        source = Operation(self, warp, Engine.STORE_READ, read, None)
+        self._enter_group(source)
+        return source
+
+    def _enter_group(self, operation: Operation) -> None:
+        self._enter(operation)
+        operations_of(operation.warp).group(Engine.STORE).open.append(operation)
 
     def _enter(self, operation: Operation) -> None:
         if self.checker is not None:

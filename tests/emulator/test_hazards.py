@@ -607,8 +607,8 @@ def test_loaded_bytes_may_be_written_when_they_are_there():
     assert_found(loaded + in_warp(0, wait(0)) + store, "race", either, **own)
 
 
-def test_a_map_may_be_edited_when_one_cta_has_what_was_loaded():
-    """A multicast copy reads its map once: CTA 0 waits for its own part, and edits the map."""
+def test_a_map_may_be_edited_when_it_was_read():
+    """A multicast copy reads its map once: CTA 0 waits for its own part, or for a group behind the copy, and edits the map."""
     src = WORDS.copy()
     at = -src.ctypes.data % 128
     src[at // 4 : at // 4 + 32] = np.frombuffer(
@@ -622,10 +622,13 @@ def test_a_map_may_be_edited_when_one_cta_has_what_was_loaded():
     meet = "barrier.cluster.arrive;\nbarrier.cluster.wait;\n"
     copied = init(1) + meet + f"setp.eq.u32 %p5, %r6, 0;\nadd.u64 %rd3, %rd1, {at};\n" + in_thread(0, copy)
     edit = in_thread(0, "@%p5 tensormap.replace.tile.global_address.global.b1024.b64 [%rd3], %rd1;")
+    group = "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read {};"
     launch = {"src": src, "grid": 2, "cluster": 2, "modes": ("eager",)}
     assert_clean(copied + wait(0) + edit + meet, **launch)
+    assert_clean(copied + in_thread(0, group.format(0)) + edit + wait(0) + meet, **launch)
     early = "edits the tensor map .* TMA load .* may still use it"
-    assert_found(copied + edit + wait(0) + meet, "race", early, **launch)
+    for between in ("", in_thread(0, group.format(1)), in_thread(1, group.format(0))):
+        assert_found(copied + between + edit + wait(0) + meet, "race", early, **launch)
 
 
 def test_atomics_do_not_race():

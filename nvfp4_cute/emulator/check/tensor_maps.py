@@ -2,7 +2,8 @@
 
 TMA reads maps through a proxy of their own. Ordinary writes reach it behind ``fence.proxy.tensormap::generic.release``, which
 ``tensormap.cp_fenceproxy`` contains, and whoever uses the map executes ``.acquire`` before, or knows of a warp that did
-(PTX ISA, membar and fence, proxies). TMA may read a map until the copies are complete that use it (DeepGEMM #343).
+(PTX ISA, membar and fence, proxies). TMA may read a map until the copies are complete that use it (DeepGEMM #343), or until
+``wait_group.read`` of a group behind them, which waits for reads of maps, those of loads, too (CUTLASS #2912).
 """
 
 from dataclasses import dataclass, field
@@ -25,13 +26,13 @@ MANY = 16
 
 @dataclass
 class Use:
-    """A copy that uses a map: its place, and its epochs once it has happened, one for each CTA that gets the data."""
+    """A copy that uses a map: its place, and epochs that say that it was read: of the read itself, of data that came to a CTA."""
 
     site: int
     epochs: list[int] = field(default_factory=list)
 
     def known(self, knowledge: np.ndarray) -> bool:
-        """Whether it was complete for one of the CTAs before a holder of the knowledge: then TMA has read the map."""
+        """Whether one of them happened before a holder of the knowledge: then TMA has read the map."""
         return any(knowledge[SEEN, epoch >> COMPONENT_SHIFT] >= epoch & VALUE_MASK for epoch in self.epochs)
 
 

@@ -137,6 +137,9 @@ def tensor_copy(inst: Inst, b: Builder) -> Step:
         targets = in_mask(cta, mask) if multicast else [target]
         signals = signalled(cta, targets, barrier, form.pair, multicast)
         m, use = _used_map(warp, pc, map_address)
+        checker, queue = cta.machine.checker, cta.machine.queue
+        if use is not None and checker is not None and queue is not None:
+            queue.submit_read(warp, partial(checker.tensor_maps.reading, use))
         boxes = _single_boxes(form, m, coords)
         cta.issue(warp, Engine.COPY, partial(load_boxes, cta, m, boxes, targets, offset, signals, use))
 
