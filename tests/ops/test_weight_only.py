@@ -121,7 +121,7 @@ def test_compiled():
         ({"a": torch.zeros(25, K + 32).half()}, ValueError, "expected .* K=160 in a"),
         ({"a": torch.zeros(25, K + 4).half()[:, :K]}, ValueError, "not a multiple of 16"),
         ({"a": torch.zeros(3, 25, K).half()}, ValueError, r"with offs it is \[sum of M, K\]"),
-        ({"out_dtype": "nvfp4"}, UnsupportedProblem, "16-bit a: .* quantize them"),
+        ({"out_dtype": "nvfp4"}, UnsupportedProblem, "16-bit a: call quantize on the result"),
         ({"out": torch.zeros(N, 25).bfloat16().T}, UnsupportedProblem, "allocate it as torch.empty"),
         ({"backend": "emulator:sm_100a"}, UnsupportedTarget, "quantize a and pass a_scale"),
     ],
