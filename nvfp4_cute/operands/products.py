@@ -295,6 +295,7 @@ def split_dual_gemm(
             )
         check_is_tensor(name, tensor)
     rules.check_out_dtype(out_dtype, None, NVFP4_PAIR)
+    rules.check_result_of_pair(out_dtype, None if a_scale is None else (a_format, weights[0].format))
     check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
     if out_format is not None:
         lead, columns = (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts

@@ -31,11 +31,11 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def check(x, backend, **options):
-    """One launch, and one more that finds the global scale; the bits of the specification."""
+    """One launch, and of batches one more that finds the global scale; the bits of the specification."""
     with observe(check=True) as observer:
         got = quantize(x, backend=backend, **options)
     want = block_scaled.quantize(x, **options)
-    launches = 2 if options.get("global_scale") == "auto" and "up" not in options else 1
+    launches = 2 if options.get("global_scale") == "auto" and "up" not in options and x.ndim != 2 else 1
     assert len(observer.stats) == (launches if got.scale.numel() else 0)
     assert_same(got, want)
 

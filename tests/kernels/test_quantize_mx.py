@@ -154,7 +154,7 @@ def test_refusals(backend):
         quantize(x, format=MXFP4, scale_rounding="x", backend=backend)
     with pytest.raises(ValueError, match="MXFP8_E4M3 has no global scale"):
         grouped_quantize(x, offs, format=MXFP8_E4M3, global_scale=torch.ones(1), backend=backend)
-    with pytest.raises(ValueError, match=r"format=FP8_1X128: .* call quantize\(x, format=FP8_1X128\)"):
+    with pytest.raises(ValueError, match=r"format=FP8_1X128: .* call quantize\(x, format=FP8_1x128\)"):
         grouped_quantize(x, offs, format=FP8_1x128, backend=backend)
 
 

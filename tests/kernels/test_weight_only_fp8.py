@@ -83,7 +83,7 @@ def test_what_is_refused():
         nv.UnsupportedProblem, match="16-bit a x fp8_1x128 .*there is one for.*16-bit a x fp8_128x128"
     ):
         nv.gemm(x, nv.quantize(torch.ones(8, 256), format=nv.FP8_1x128), **options)
-    with pytest.raises(nv.UnsupportedProblem, match="16-bit rows beside FP8_128X128 or INT8; or dequantize"):
+    with pytest.raises(nv.UnsupportedProblem, match="with 16-bit a: call quantize on the result"):
         nv.grouped_gemm([x], [w], out_dtype="nvfp4", **options)
     with pytest.raises(ValueError, match="K=160 is not a positive multiple of 128"):
         nv.gemm(x[:, :160], w.data[:, :160], None, w.scale, b_format=nv.FP8_128x128, **options)
