@@ -1,6 +1,6 @@
 """Registers that asynchronous operations write: what they hold until then, and steps that cope with it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -121,18 +121,27 @@ def prepare_late(code: Steps, *, at_once: bool) -> None:
     for pc, inst in enumerate(code.insts):
         if inst.opcode in ISSUERS or inst.mods[:1] == ("async",):  # st.async, red.async
             code.steps[pc] = _noting(code.steps[pc], pc)
+    for pc, passes_on, slots in late_uses(code, late_writers):
+        if passes_on:
+            passing = _copying_on if copies(code.insts[pc]) else _passing_on
+            code.steps[pc] = passing(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
+        else:
+            code.steps[pc] = _settling(code.steps[pc], slots)
+
+
+def late_uses(code: Steps, late_writers: Set[tuple[str, ...]]) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
+    """Instructions that touch slots which late writers, given by their first words, may have written; those are not among them.
+
+    Yields:
+        Where one is, whether it is a move that passes such values on, and the slots: those that it reads, those that it writes.
+    """
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
     writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in late_writers}
     late = reached_slots(code, writers, moves)
     for pc in range(len(code.insts)) if late else ():
         reads, writes = sorted(late & code.reads[pc]), sorted(late & code.writes[pc])
-        if pc in writers or not (reads or writes):
-            continue
-        if pc in moves and reads:
-            passing = _copying_on if copies(code.insts[pc]) else _passing_on
-            code.steps[pc] = passing(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
-        else:
-            code.steps[pc] = _settling(code.steps[pc], (*reads, *writes))
+        if pc not in writers and (reads or writes):
+            yield pc, pc in moves and bool(reads), (*reads, *writes)
 
 
 def reached_slots(code: Steps, writers: set[int], moves: set[int]) -> set[int]:

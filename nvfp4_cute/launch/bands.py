@@ -17,7 +17,7 @@ from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import base
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
+from nvfp4_cute.problem import GroupedProblem
 
 COUNTS = (2, 4, 8, 16)
 """Bands of a group; few numbers, since a kernel is compiled for each number of groups."""
@@ -39,7 +39,7 @@ def divided(
     if all(one >= m for one, (m, _, _) in zip(rows, problem.sizes, strict=True)):
         return problem, operands
     parts = [(g, *part) for g, one in enumerate(rows) for part in _parts(problem.sizes[g][0], one)]
-    out_format = None if isinstance(problem.out_dtype, torch.dtype) else RESULT_FORMATS[problem.out_dtype]
+    out_format = problem.out_format
     whole = operands.a[0].format.atom_rows
     bands = replace(
         operands,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nvfp4_cute.emulator.late_registers import copies, reached_slots
+from nvfp4_cute.emulator.late_registers import ALWAYS_LATE, LATE_WRITERS, copies, late_uses
 from nvfp4_cute.emulator.modes import Operation
 
 if TYPE_CHECKING:
@@ -107,19 +107,8 @@ class Unawaited:
 
 def prepare_unawaited(code: "Code") -> None:
     """Watch the instructions of an entry that touch registers which loads of tensor memory may have written."""
-    loads = {
-        pc for pc, inst in enumerate(code.insts) if inst.opcode == "tcgen05" and inst.mods[:1] == ("ld",)
-    }
-    moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
-    slots = reached_slots(code, loads, moves)
-    for pc in range(len(code.insts)) if slots else ():
-        reads, writes = sorted(slots & code.reads[pc]), sorted(slots & code.writes[pc])
-        if pc in loads or not (reads or writes):
-            continue
-        if pc in moves and reads:
-            code.watch(pc, _held, _move(code, pc))
-        else:
-            code.watch(pc, _held, _use((*reads, *writes)))
+    for pc, passes_on, slots in late_uses(code, LATE_WRITERS - ALWAYS_LATE):
+        code.watch(pc, _held, _move(code, pc) if passes_on else _use(slots))
 
 
 def _held(warp: "Warp") -> bool:
