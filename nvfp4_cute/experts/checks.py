@@ -6,7 +6,7 @@ import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat, check_is_format
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.problem import ResultName
+from nvfp4_cute.problem import ResultName, result_format
 
 ID_DTYPES = (torch.int32, torch.int64)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
@@ -66,7 +66,7 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
         raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
 
 
-def check_row_format(format: BlockFormat, **global_scales: torch.Tensor | None) -> None:
+def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
     """Raise TypeError or ValueError for a format that rows of experts do not have, or a global scale that it has not."""
     check_is_format("format", format)
     names = get_args(ResultName)
@@ -75,6 +75,22 @@ def check_row_format(format: BlockFormat, **global_scales: torch.Tensor | None) 
     for name, scale in global_scales.items():
         if scale is not None and not format.has_global_scale:
             raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")
+
+
+def check_row_scales(activations: str, **global_scales: Any) -> None:
+    """Raise ValueError for a global scale of rows of experts that have none: 16-bit ones, and those of MX formats.
+
+    Args:
+        activations: as of ``moe``. global_scales: by the names of the caller's arguments; None where none is given.
+    """
+    row_format = result_format(activations)
+    if row_format is not None:
+        return check_row_format(row_format, **global_scales)
+    for name, scale in global_scales.items():
+        if scale is not None:
+            raise ValueError(
+                f"{name} with activations={activations!r}, which quantizes no rows; leave it out"
+            )
 
 
 def check_row_pitch(letter: str, k: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
-from nvfp4_cute.experts.checks import check_expert_weights, check_row_format
+from nvfp4_cute.experts.checks import check_expert_weights, check_row_scales
 from nvfp4_cute.experts.gather import gather_as
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
@@ -68,13 +68,7 @@ class LocalExperts:
     ) -> "LocalExperts":  # fmt: skip
         """Check the arguments of ``moe`` with these names. Raises TypeError or ValueError where shapes do not fit ``x``."""
         checks.check_choice("activations", activations, get_args(Activations))
-        if activations == "16bit" and (input_scale is not None or hidden_scale is not None):
-            raise ValueError(
-                'input_scale or hidden_scale with activations="16bit", which quantizes neither; leave them out'
-            )
-        row_format = result_format(activations)
-        if row_format is not None:
-            check_row_format(row_format, input_scale=input_scale, hidden_scale=hidden_scale)
+        check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
         checks.check_choice("activation", activation, ACTIVATIONS)
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
         check_limit(limit)

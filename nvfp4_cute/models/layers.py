@@ -372,11 +372,14 @@ def _moe_module(
     bias13, bias2 = (
         None if b is None else b.to(exact[0].data.device, dtype) for b in (stored.w13_bias, stored.w2_bias)
     )
+    scales: dict[str, Any] = {}
+    if stored.scheme.activations:
+        scales = {"input_scale": stored.w13_input, "hidden_scale": stored.w2_input}
     return MoENVFP4.from_quantized(
         weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations="nvfp4" if stored.scheme.activations else "16bit", activation=activation, limit=limit,
         weight_layout="concatenated" if stored.has_gate else "none",
-        input_scale=stored.w13_input, hidden_scale=stored.w2_input, dtype=dtype, backend=backend,
+        dtype=dtype, backend=backend, **scales,
     )  # fmt: skip
 
 

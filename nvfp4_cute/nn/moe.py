@@ -8,7 +8,7 @@ import torch.distributed as dist
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
-from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, kernel_ids
+from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
 from nvfp4_cute.experts.layer import Parallel, moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
@@ -73,10 +73,9 @@ class MoE(NamesFormats):
         format: of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8.
         activations: as of ``moe``: "nvfp4" or "16bit" beside NVFP4 weights, "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit" beside
             MX ones, "16bit" beside others. None: the first of these.
-        activation, limit, weight_layout: as of ``moe``. Of rows that are not NVFP4 there are no calibrated scales: given ones are
-            not kept.
+        activation, limit, weight_layout: as of ``moe``.
         input_scale, hidden_scale: calibrated global scales of x and of what lies between the products: a number, or one an
-            expert; None for 1.
+            expert; None for 1. Rows that are not NVFP4 have none.
         bias: whether there are biases.
         first_expert: the id of the first expert of this process.
         process_group, placement, capacity, parallel: ``group`` and so on of ``moe``: the layer lies over the ranks of a group.
@@ -121,7 +120,8 @@ class MoE(NamesFormats):
         )
 
     Raises:
-        UnsupportedProblem: sizes that kernels do not take. ValueError: rows that are not multiplied by such weights.
+        UnsupportedProblem: sizes that kernels do not take. ValueError: rows that are not multiplied by such weights, or a global
+            scale of rows that have none.
     """
 
     FACTORS = ("alpha13", "alpha2", "input_scale", "hidden_scale")
@@ -172,6 +172,7 @@ class MoE(NamesFormats):
         check_choice("weight_layout", weight_layout, LAYOUTS)
         check_choice("parallel", parallel, get_args(Parallel))
         check_limit(limit)
+        check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
         check_first_expert(first_expert)
         for name, kind, value in (
             ("process_group", dist.ProcessGroup, process_group),
@@ -195,8 +196,6 @@ class MoE(NamesFormats):
         self.activations = activations
         self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
         self.formats = (format, format)
-        if activations != "nvfp4":
-            input_scale = hidden_scale = None
         self.first_expert, self.backend = first_expert, backend
         self.parallel = parallel
         if process_group is not None and placement is None and parallel == "experts":

@@ -195,7 +195,7 @@ def test_refusals():
         (
             lambda: moe(x, ids, weights, w13, w2, activations="16bit", input_scale=torch.ones(1)),
             ValueError,
-            "quantizes neither",
+            "input_scale with activations='16bit', which quantizes no rows; leave it out",
         ),
         (
             lambda: moe(x, ids, weights, pair, w2, weight_layout="interleaved"),

@@ -258,6 +258,17 @@ def test_refusals():
         (lambda: MoENVFP4.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
         (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "w13 has shape"),
         (lambda: MoENVFP4.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),
+        (
+            lambda: MoE(E, H, I, activations="16bit", input_scale=0.5),
+            ValueError,
+            "input_scale with activations='16bit'",
+        ),
+        (
+            lambda: MoE.from_experts(gate_up, down, activations="16bit", hidden_scale=[0.5] * E),
+            ValueError,
+            "hidden_scale with activations='16bit', which quantizes no rows; leave it out",
+        ),
+        (lambda: MoE(E, H, I, format=MXFP4, input_scale=0.5), ValueError, "input_scale with rows of MXFP8"),
         (lambda: MoE.from_experts([gate_up], down), TypeError, "gate_up is a list"),
         (lambda: MoE.from_quantized(gate_up, w13), TypeError, "w13 is a Tensor; pass a BlockScaledTensor or"),
         (lambda: MoE.from_quantized(w13, quantize(down[0])), ValueError, "w2 has data"),
