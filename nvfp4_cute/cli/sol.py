@@ -10,22 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from nvfp4_cute import backends
 from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli import tune
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.launch.simt import check_weights
+from nvfp4_cute.launch.tuned import request_of
 from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.model.plot import roofline
-from nvfp4_cute.planning.arch import mmas_of
-from nvfp4_cute.planning.arch.base import check_pair
+from nvfp4_cute.operands.rules import check_formats, check_result_of_pair
+from nvfp4_cute.planning.arch import weight_only_family_of
+from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
 from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
 from nvfp4_cute.problems.nvfp4_group_gemm import spec as group_gemm_spec
 from nvfp4_cute.terminal import text_table
+from nvfp4_cute.tuning import autotune
 
 PROBLEMS: dict[str, Sequence[Any]] = {
     "nvfp4_gemv": gemv_spec.BENCHMARKS,
@@ -37,6 +45,8 @@ PROBLEMS: dict[str, Sequence[Any]] = {
 
 OPERATIONS: dict[str, dict[str, Any]] = {"gemm": {}, "dual": {"num_b": 2}, "w4a16": {"a": "fp16"}}
 OUT_FORMATS = ("fp16", "bf16", "fp32", *RESULT_FORMATS)
+# Of operands that stand for those of a shape: any format has blocks of such rows.
+ROWS, WIDTH = 128, 512
 LABEL = "Computed floors, not measurements."
 COMPETITION_NOTE = (
     "published, ours: the competition's speed of light, max(bytes / "
@@ -76,7 +86,7 @@ def add_parser(verbs: Verbs) -> None:
         choices=tuple(OPERATIONS),
         help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
     )
-    types.add_formats(parser, "of the operands of a gemm or dual")
+    types.add_formats(parser, "of the operands of a gemm or dual, and of the weights of w4a16")
     parser.add_argument("--out", choices=OUT_FORMATS, help="format of C (default fp16)")
     parser.add_argument(
         "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
@@ -215,11 +225,34 @@ def competition_rows(target: Target, problem: str | None = None) -> list[Row]:
 
 
 def shape_row(target: Target, shape: Shape) -> Row:
-    """The row of a shape. Raises UnsupportedProblem where the target multiplies no such pair of formats."""
-    if "a" not in OPERATIONS[shape.operation]:
-        check_pair(target.arch, shape.formats, mmas_of(target.arch))
+    """The row of a shape. Raises what a call of such formats raises on the target, of any sizes."""
+    if "a" in OPERATIONS[shape.operation]:
+        _check_weight_only(target.arch, shape)
+    else:
+        _check_call(target, shape)
     work = shape.work()
     return Row(shape.operation, shape.name, work, light.physical_floor(work, target))
+
+
+def _check_weight_only(arch: str, shape: Shape) -> None:
+    """Raise what a product of bfloat16 rows and quantized weights raises on an architecture."""
+    a_format, b_format = shape.formats
+    if a_format != b_format:
+        raise ValueError(
+            f"--op {shape.operation} has 16-bit a: name the format of b alone, --formats {b_format}"
+        )
+    check_result_of_pair(shape.out, None)
+    check_formats(b_format=b_format, takes_rows=True)
+    pairs = W4A16_PAIRS if shape.groups == 1 else weight_only_family_of(arch).PAIRS
+    check_weights(arch, torch.bfloat16, b_format, pairs)
+
+
+def _check_call(target: Target, shape: Shape) -> None:
+    """Raise what a GEMM or dual GEMM raises on the target. The call is made, of other sizes, up to where it is planned."""
+    work = tune.of_shape((ROWS,), WIDTH, WIDTH, 1, shape.operation, "list", shape.out, shape.formats)
+    operation, operands, options = tune.arguments(work, torch.device("cpu"))
+    backend = f"{backends.EMULATOR_OF}{target.name}"
+    autotune.candidates(request_of(lambda: operation(*operands, backend=backend, **options)))
 
 
 def choose_target(name: str | None) -> tuple[Target, str]:
@@ -245,8 +278,8 @@ def print_floors(
     """Print the floors of a shape, or of the competition's benchmark cases; write a picture if asked. Return 0.
 
     Raises:
-        UnsupportedTarget: an unknown target. UnsupportedProblem: a pair of formats that it does not multiply. ValueError:
-            ``plot`` without matplotlib.
+        UnsupportedTarget: an unknown target. UnsupportedProblem: formats that it does not multiply or write. ValueError: ``plot``
+            without matplotlib.
     """
     target, why = choose_target(target_name)
     rows = [shape_row(target, shape)] if shape else competition_rows(target, problem)

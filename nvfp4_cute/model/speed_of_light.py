@@ -14,7 +14,15 @@ Both count every operand once, without padding and from memory: operands that ar
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nvfp4_cute.formats.block_format import FORMATS, INT8, MXFP8_E4M3, NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import (
+    FORMATS,
+    INT4_FORMATS,
+    INT8,
+    MXFP8_E4M3,
+    NVFP4_PAIR,
+    BlockFormat,
+    Formats,
+)
 from nvfp4_cute.gpus.power import least_us
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.planning.arch import mmas_of
@@ -42,7 +50,7 @@ def _stored(format: BlockFormat) -> Storage:
 
 
 STORAGE = {
-    **{name: _stored(format) for name, format in FORMATS.items()},
+    **{name: _stored(format) for name, format in (FORMATS | INT4_FORMATS).items()},
     "mxfp8": _stored(MXFP8_E4M3),
     "fp8": Storage(8),
     "fp16": Storage(16),

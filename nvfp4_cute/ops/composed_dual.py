@@ -12,7 +12,8 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.planning.arch import family_of, fp8
+from nvfp4_cute.planning.arch import family_of, fp8, mmas_of
+from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import ACTIVATIONS
 
@@ -46,7 +47,8 @@ def is_fused(
 
 @lru_cache
 def _has_dual_kernel(arch: str, formats: Formats, out_format: BlockFormat | None) -> bool:
-    """Of two operands of weights. Raises UnsupportedTarget as ``family_of``."""
+    """Of two operands of weights. Raises UnsupportedTarget as ``family_of``, UnsupportedProblem as ``check_pair``."""
+    check_pair(arch, formats, mmas_of(arch))
     return bool(family_of(arch, formats).candidates(num_b=2, out_format=out_format, formats=formats))
 
 

@@ -2,11 +2,15 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
+import torch
 
+import nvfp4_cute as nv
 from nvfp4_cute import cli
 from nvfp4_cute.cli import sol
+from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.terminal import text_table
@@ -144,6 +148,49 @@ def test_a_pair_without_a_kernel_is_refused_with_what_there_is(capsys):
     assert "sm_90a: no kernel for nvfp4 x mxfp4" in message and "quantize a to MXFP4" in message
 
 
+def test_refusals_are_those_of_the_call(capsys):
+    """Of formats of operands and results, GPU and operation, whatever the sizes."""
+    x16, int8, fp8 = torch.randn(8, 512).bfloat16(), (nv.INT8, nv.INT8), (nv.FP8_1x128, nv.FP8_128x128)
+    some = lambda rows, format=nv.NVFP4: nv.quantize(torch.randn(rows, 512), format=format)
+    pair = lambda formats: [some(128, format) for format in formats]
+    listed = lambda sides: [[side] for side in sides]
+    for line, gpu, call in (
+        ("--formats nvfp4,mxfp4", "H200", partial(nv.gemm, *pair((nv.NVFP4, nv.MXFP4)))),
+        ("--op dual --formats int8", "B300", partial(nv.dual_gemm, *pair(int8), some(128, nv.INT8))),
+        ("--out fp8_1x128", "B200", partial(nv.gemm, *pair((nv.NVFP4,) * 2), out_dtype="fp8_1x128")),
+        (
+            "--formats fp8_1x128,fp8_128x128 --out nvfp4",
+            "H200",
+            partial(nv.gemm, *pair(fp8), out_dtype="nvfp4"),
+        ),
+        (
+            "--formats fp8_1x128,fp8_128x128 --out fp8_1x128 --groups 2",
+            "RTX 5090",
+            partial(nv.grouped_gemm, *listed(pair(fp8)), out_dtype="fp8_1x128"),
+        ),
+        ("--op w4a16 --out nvfp4", "B200", partial(nv.gemm, x16, some(128), out_dtype="nvfp4")),
+        ("--op w4a16 --formats fp8_1x128", "B200", partial(nv.gemm, x16, some(128, nv.FP8_1x128))),
+        ("--op w4a16 --groups 2", "RTX 5090", partial(nv.grouped_gemm, *listed((x16, some(128))))),
+    ):
+        with pytest.raises((UnsupportedProblem, UnsupportedTarget)) as error:
+            call(backend=f"emulator:{gpu}")
+        message = refused(capsys, f"--m 16 --n 4096 --k 7168 {line} --target {gpu.replace(' ', '-')}")
+        assert message == f"nvfp4-cute sol: {error.value}\n"
+
+
+@pytest.mark.parametrize(
+    "line, weight_bytes, scale_bytes",
+    [
+        ("--formats int4_32_float16 --target B200", 4096 * 1024 // 2, 4096 * 1024 // 32 * 2),
+        ("--formats mxfp4 --groups 2 --target H200", 4096 * 1024, 2 * 4096 * 1024 // 32),
+    ],
+)
+def test_weights_of_other_formats_beside_16_bits(capsys, line, weight_bytes, scale_bytes):
+    (row,) = json.loads(run(capsys, f"--m 16 --n 4096 --k 1024 --op w4a16 --json {line}"))["rows"]
+    found = {o["name"]: o["bytes"] for o in row["operands"]}
+    assert (found["b"], found["b_scale"]) == (weight_bytes, scale_bytes) and row["math"] == "fp16"
+
+
 def test_w4a16_has_no_competition_time(capsys):
     out = run(capsys, "--op w4a16 --m 1 --n 4096 --k 4096 --target H200")
     assert "a_scale" not in out and "b_scale" in out and "competition" not in out
@@ -155,6 +202,10 @@ def test_w4a16_has_no_competition_time(capsys):
     "line, message",
     [
         ("--m 1 --n 128 --k 100", "K=100 is not a positive multiple of 16 (NVFP4 block size); pad K to 112"),
+        (
+            "--m 1 --n 128 --k 64 --op w4a16 --formats nvfp4,mxfp4",
+            "name the format of b alone, --formats mxfp4",
+        ),
         ("--m 1,2 --n 128 --k 64 --groups 3", "m has 2 entries for 3 groups"),
         ("--n 128 --k 64", "--m, --n, and --k together"),
         ("--m 1 --n 128", "--m, --n, and --k together"),
