@@ -251,8 +251,10 @@ def test_a_fence_makes_relaxed_arrivals_and_waits_order():
     fences = [
         f"{fence};\n" for fence in ("fence.acq_rel.cluster", "fence.acq_rel.cta", "fence.gpu", "membar.cta")
     ]
-    pairs = [(fence, fence) for fence in fences]
-    for before, after in (*pairs, ("", fences[0]), (fences[0], "")):
+    release = "fence.release.sync_restrict::shared::cta.cluster;\n"
+    acquire = "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
+    pairs = [*((fence, fence) for fence in fences), (release, acquire)]
+    for before, after in (*pairs, ("", fences[0]), (fences[0], ""), ("", acquire), (release, "")):
         store = in_thread(0, f"st.shared.b32 [%r1+{DATA}], 7;\n{before}{arrive}")
         body = (
             init(1)
@@ -629,6 +631,26 @@ def test_a_map_may_be_edited_when_it_was_read():
     early = "edits the tensor map .* TMA load .* may still use it"
     for between in ("", in_thread(0, group.format(1)), in_thread(1, group.format(0))):
         assert_found(copied + between + edit + wait(0) + meet, "race", early, **launch)
+
+
+def test_warps_may_edit_a_map_alike():
+    """Each warp writes an address into the map: the second one finds the map as it leaves it, or does not."""
+    src = WORDS.copy()
+    at = -src.ctypes.data % 128
+    src[at // 4 : at // 4 + 32] = np.frombuffer(
+        encode(src.ctypes.data + 2048, "u32", (64,), (), (64,)), np.uint32
+    )
+    body = f"""shr.u32 %r9, %r0, 5;
+    mul.wide.u32 %rd10, %r9, {{step}};
+    add.u64 %rd10, %rd10, %rd1;
+    and.b32 %r9, %r0, 31;
+    setp.eq.u32 %p5, %r9, 0;
+    add.u64 %rd3, %rd1, {at};
+    @%p5 tensormap.replace.tile.global_address.global.b1024.b64 [%rd3], %rd10;
+    """
+    launch = {"src": src, "modes": ("eager",)}
+    assert_clean(body.format(step=0), **launch)
+    assert_found(body.format(step=2048), "double-store", "tensormap.replace .* writes too", **launch)
 
 
 def test_atomics_do_not_race():

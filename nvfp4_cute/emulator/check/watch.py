@@ -214,6 +214,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     if words[:2] == ("proxy", "tensormap::generic"):
         return _tensor_map_fence(inst, b, step)
     barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
+    restricted = words[0] in FENCES and any("sync_restrict" in word for word in words)
     ordering = words[0] in FENCES and not any("restrict" in word for word in words)
 
     def run(warp: "Warp") -> Any:
@@ -222,6 +223,11 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
             checker.early_releases.fenced(warp)
         if ordering:
             _order(checker, warp, wide="cta" not in words)
+        elif restricted:  # to shared memory: the checker's clocks do not tell spaces apart
+            if "acquire" in words:
+                checker.clock(warp).acquire_relaxed()
+            else:
+                checker.clock(warp).fence_memory(wide=True)
         if barriers:
             checker.mbarriers.fence(warp)
         if proxy:
@@ -230,7 +236,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
                 checker.globals.proxy_fence()
         return step(warp)
 
-    return run if barriers or ordering else step
+    return run if barriers or ordering or restricted else step
 
 
 def _order(checker: Checker, warp: "Warp", *, wide: bool) -> None:
@@ -258,14 +264,19 @@ def _edit_map(inst: Inst, b: Builder, step: Step) -> Step:
     space = next((mod for mod in inst.mods if mod in ("global", "shared::cta")), "generic")
 
     def run(warp: "Warp") -> Any:
+        checker, results = checker_of(warp), []
         space_, addresses = _resolved(warp, space, address(warp))
-        result = step(warp)
-        for one in np.unique(addresses).tolist():
-            if space_ == "global":
-                checker_of(warp).tensor_maps.edited(warp, pc, one, released=False)
-            else:
-                _access(warp, pc, space_, one, DESCRIPTOR_BYTES, write=True)
-        return result
+        maps = np.unique(addresses).tolist()
+
+        def check() -> None:
+            for one in maps:
+                if space_ == "global":
+                    checker.tensor_maps.edited(warp, pc, one, released=False)
+                else:
+                    _access(warp, pc, space_, one, DESCRIPTOR_BYTES, write=True)
+
+        checker.judged(check, lambda: results.append(step(warp)))
+        return results[0]
 
     return run
 
