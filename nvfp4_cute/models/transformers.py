@@ -44,6 +44,7 @@ from nvfp4_cute.models.checkpoints.checkpoint import (
 )
 from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import StoredExperts
+from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
@@ -58,6 +59,9 @@ NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
 # The only slope of swiglu_oai that kernels have.
 SWIGLU_ALPHA = 1.702
+OTHER_MODEL = "these are different models; fetch config.json and tensors of one checkpoint"
+# Dtypes, as files name them, of which no floating-point values are made.
+INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
 # Our names of activations by the classes of transformers (and torch) that compute them.
 ACTIVATION_NAMES = {
     "SiLU": "silu",
@@ -76,6 +80,7 @@ class _Options:
     fuse: bool = True
     decode: bool = False
     keep_decoded: bool = False
+    check_plain: bool = False
 
 
 _options: ContextVar[_Options] = ContextVar("options", default=_Options())  # noqa: B039 (frozen)
@@ -146,7 +151,8 @@ class CheckpointQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         if not checkpoint_files:
             raise CheckpointError("quantized weights are read from files; pass a folder, not a state dict")
-        folder = Path(checkpoint_files[0]).parent
+        around = Path(checkpoint_files[0]).parents  # an index may name files in folders of their own
+        folder = next((one for one in around if (one / "config.json").is_file()), around[0])
         self.checkpoint = checkpoint = Checkpoint(
             folder, missing_input_scale=_options.get().missing_input_scale
         )
@@ -170,6 +176,8 @@ class CheckpointQuantizer(HfQuantizer):
             *self.experts.values(),
         }
         self._check_unused(model, unused)
+        if _options.get().check_plain:
+            _check_plain(checkpoint, model)
         ignored = [rf"{_escaped(name)}\." for name in (*self.linears, *self.embeddings, *self.experts)]
         ignored += [rf"{_escaped(name)}_" for name in self.experts]
         ignored += [_escaped(name) for prefix in unused for name in checkpoint.tensors_of(prefix)]
@@ -249,6 +257,7 @@ class CheckpointQuantizer(HfQuantizer):
             if is_experts:
                 experts = self.checkpoint.read_experts(self.experts[name])
                 _check_experts_size(name, experts, pending)
+                _check_experts_biases(name, experts, pending)
                 module: Any = experts_module(experts, pending.activation, **options)
                 module = EqualGroups(module) if pending.is_equal else module
             else:
@@ -295,6 +304,7 @@ class _PendingExperts(torch.nn.Module):
         super().__init__()
         self.activation = activation_of(experts)
         self.shapes = _shapes_of_experts(experts)
+        self.biases = _biases_of_experts(experts)
         self.is_equal = type(experts).__name__ == "Llama4TextExperts"
 
 
@@ -458,6 +468,8 @@ def load(
         raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
     if Path(folder).is_dir():
         quantization = quantization_of(Path(folder))
+        if quantization is not None:
+            _check_files(Path(folder), options)
         if quantization is not None and not read_config(Path(folder)).get("quantization_config"):
             # Older exports of ModelOpt have it in a file of its own, which transformers does not read.
             if "config" not in options:
@@ -465,12 +477,28 @@ def load(
                 options["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
             config = options["config"]
             config.quantization_config = getattr(config, "quantization_config", None) or quantization
-    token = _options.set(_Options(missing_input_scale, activations, fuse, decode, keep_decoded))
+    check_plain = not options.get("ignore_mismatched_sizes", False)
+    token = _options.set(_Options(missing_input_scale, activations, fuse, decode, keep_decoded, check_plain))
     try:
         with _taken_over():
             return model_class.from_pretrained(folder, **options)
     finally:
         _options.reset(token)
+
+
+def _check_files(folder: Path, options: dict[str, Any]) -> None:
+    """Raise for files that are damaged or not there, of which transformers says less.
+
+    Raises:
+        FileNotFoundError, ValueError: as of ``TensorFiles``; or there are several files and no index.
+    """
+    count = len({entry.file for entry in TensorFiles(folder).entries.values()})
+    names = (INDEX, "model.safetensors")
+    if not options.get("variant") and not any((folder / name).is_file() for name in names):
+        raise FileNotFoundError(
+            f"{folder} has {count} safetensors files, and neither {' nor '.join(names)}, by which transformers finds them: "
+            "fetch all files of the checkpoint"
+        )
 
 
 @contextlib.contextmanager
@@ -497,7 +525,7 @@ def _escaped(name: str) -> str:
 def _check_size(name: str, shape: tuple[int, ...], pending: _Pending) -> None:
     if tuple(shape) != pending.shape:
         raise CheckpointError(
-            f"{name} is {list(shape)} in the checkpoint, and {list(pending.shape)} by config.json: these are different models"
+            f"{name} is {list(shape)} in the checkpoint, and {list(pending.shape)} by config.json: {OTHER_MODEL}"
         )
 
 
@@ -518,14 +546,53 @@ def _check_experts_size(name: str, stored: StoredExperts, pending: _PendingExper
     if pending.shapes not in (None, found):
         sizes = [" and ".join(str(list(shape)) for shape in pair) for pair in (found, pending.shapes or ())]
         raise CheckpointError(
-            f"{name} is {sizes[0]} in the checkpoint, and {sizes[1]} by config.json: these are different models"
+            f"{name} is {sizes[0]} in the checkpoint, and {sizes[1]} by config.json: {OTHER_MODEL}"
         )
+
+
+def _biases_of_experts(experts: torch.nn.Module) -> tuple[bool, bool]:
+    """Whether the first projections have biases, and whether down has."""
+    names = [name for name, _ in experts.named_parameters() if name.endswith("bias")]
+    is_down = [re.search(r"\b(down_proj|w2)", name) is not None for name in names]
+    return not all(is_down), any(is_down)
+
+
+def _check_experts_biases(name: str, stored: StoredExperts, pending: _PendingExperts) -> None:
+    found = stored.w13_bias is not None, stored.w2_bias is not None
+    for what, is_stored, is_wanted in zip(("gate and up", "down"), found, pending.biases, strict=True):
+        if is_stored != is_wanted:
+            have = {True: "have biases", False: "have no biases"}
+            raise CheckpointError(
+                f"{name}: {what} projections {have[is_stored]} in the checkpoint, and {have[is_wanted]} by "
+                f"config.json: {OTHER_MODEL}"
+            )
+
+
+def _check_plain(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
+    """Raise for a plain tensor of another size than the model has; transformers names it in its log alone.
+
+    Where it turns tensors around, they keep their count of values.
+    """
+    own = model.state_dict()
+    for name in checkpoint.plain:
+        entry = checkpoint.files.entries[name]
+        place = next((own[one] for one in spellings(name) if one in own), None)
+        if not isinstance(place, torch.Tensor):
+            continue
+        if place.numel() != torch.Size(entry.shape).numel():
+            raise CheckpointError(
+                f"{name} is {list(entry.shape)} in the checkpoint, and {list(place.shape)} by config.json: {OTHER_MODEL}"
+            )
+        if place.is_floating_point() and entry.dtype in INTEGERS:
+            raise CheckpointError(
+                f"{name} has dtype {entry.dtype}, and {type(model).__name__} has floating-point values there: export it again"
+            )
 
 
 def _check_bias(checkpoint: Checkpoint, prefix: str, module: torch.nn.Module) -> None:
     if f"{prefix}.bias" in checkpoint.files and getattr(module, "bias", None) is None:
         raise CheckpointError(
-            f"{prefix}.bias is in the checkpoint, and by config.json the layer has none: these are different models"
+            f"{prefix}.bias is in the checkpoint, and by config.json the layer has none: {OTHER_MODEL}"
         )
 
 

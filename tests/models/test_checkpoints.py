@@ -21,6 +21,10 @@ from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 L = "model.layers.0.mlp"
+FP4_GROUP = {
+    "format": "nvfp4-pack-quantized",
+    "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+}
 
 
 def by_hand(codes, scale, block):
@@ -307,11 +311,56 @@ def test_experts_are_complete(tmp_path):
             "sparsity_config.format is 'sparse-24-bitmask', structure '2:4'",
         ),
         ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": {}}}}, "transform_config rotates"),
+        (MODELOPT | {"config_groups": ["g"]}, r"config_groups is \['g'\]; it is an object"),
+        (MODELOPT | {"config_groups": {"g": None}}, "config_groups.g is None; it is an object"),
+        (MODELOPT | {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"q": "FP8"}}, "quantized_layers.q is 'FP8'; it is"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": [4]}}}, r"config_groups.g.weights is \[4\]"),
+        ({"quant_method": "compressed-tensors", "sparsity_config": "2:4"}, "sparsity_config is '2:4'; it is an object"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": FP4_GROUP | {"targets": "re:.*q_proj"}}},
+            "'re:.\\*q_proj' is no list of modules' names",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128"),
     ],
 )  # fmt: skip
 def test_unknown_schemes(tmp_path, quantization, message):
     with pytest.raises(CheckpointError, match=message):
         Checkpoint(write(tmp_path, nvfp4(Q), quantization))
+
+
+def with_biases(tensors, count=3):
+    """``tensors`` and a bias for each projection of experts."""
+    g, biases = torch.Generator().manual_seed(1), {}
+    for e in range(count):
+        for name, n in (("gate_proj", 16), ("up_proj", 16), ("down_proj", 32)):
+            biases[f"{L}.experts.{e}.{name}.bias"] = torch.randn(n, generator=g).bfloat16()
+    return tensors | biases, biases
+
+
+def test_biases_of_single_experts(tmp_path):
+    """As of gpt-oss with one tensor an expert: they are stacked, gate before up."""
+    tensors, biases = with_biases(experts(f"{L}.experts"))
+    one = Checkpoint(write(tmp_path, tensors, MODELOPT)).read_experts(f"{L}.experts")
+    assert one.w13_bias.shape == (3, 32) and one.w2_bias.shape == (3, 32)
+    for e in range(3):
+        gate, up, down = (biases[f"{L}.experts.{e}.{name}_proj.bias"] for name in ("gate", "up", "down"))
+        assert torch.equal(one.w13_bias[e], torch.cat([gate, up])) and torch.equal(one.w2_bias[e], down)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b, up: b.pop(up), "experts.1.up_proj.bias is in no file, and other experts of the layer have a bias"),
+        (lambda b, up: b.update({up: b[up][:8]}), r"1.up_proj.bias is torch.bfloat16 \[8\], and .*0.up_proj.bias .* \[16\]"),
+        (lambda b, up: [b.pop(n) for n in list(b) if "up_proj" in n], "of gate and up projections of experts one has biases"),
+        (lambda b, up: b.update({n: t.repeat(2) for n, t in b.items()}), r"\[3, 32\], and weights .* one a row, \[3, 16\]"),
+    ],
+)  # fmt: skip
+def test_biases_of_experts_are_complete(tmp_path, change, message):
+    _, biases = with_biases({})
+    change(biases, f"{L}.experts.1.up_proj.bias")
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(write(tmp_path, experts(f"{L}.experts") | biases, MODELOPT)).read_experts(f"{L}.experts")
 
 
 def test_fused_experts_have_nothing_unknown(tmp_path):
@@ -340,6 +389,8 @@ def test_packed_tensors_without_a_config(tmp_path, name):
         CheckpointError, match=f"{name} is .*, and neither config.json has a quantization_config"
     ):
         quantization_of(folder)
+    with pytest.raises(CheckpointError, match=f"{name} is .*, so nothing says what it means"):
+        Checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -385,6 +436,9 @@ def test_damaged_files(tmp_path):
     path.write_bytes(b"\xff" * 64)
     with pytest.raises(ValueError, match="no header"):
         Checkpoint(folder)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000\n")
+    with pytest.raises(ValueError, match="of text in the place of tensors.*git lfs pull"):
+        Checkpoint(folder)
     for header, message in (
         (b"{no JSON", "no JSON where it should be"),
         (b'{"a": 1} ', "does not say what 'a' is"),
@@ -398,6 +452,20 @@ def test_damaged_files(tmp_path):
         Checkpoint(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="config.json is no JSON"):
+        Checkpoint(folder)
+
+
+def test_files_that_are_not_there(tmp_path):
+    """A link whose file is gone, as caches of hubs leave it, and tensors in another format."""
+    folder = write(tmp_path, nvfp4(Q), MODELOPT)
+    path = folder / "model.safetensors"
+    path.unlink()
+    path.symlink_to(folder / "blobs" / "0")
+    with pytest.raises(FileNotFoundError, match="model.safetensors is no file, or a link to one that is not"):
+        Checkpoint(folder)
+    path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="pytorch_model.bin is not read here: save the model as safe"):
         Checkpoint(folder)
 
 

@@ -18,6 +18,7 @@ pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
 )
 
+import safetensors.torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM  # noqa: E402
 
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
@@ -80,6 +81,11 @@ def decoded_model(folder, loaded):
                 seen += 1
     assert seen == len(checkpoint.linears) + len(checkpoint.experts)
     return model, checkpoint
+
+
+@torch.no_grad()
+def logits(folder):
+    return ours.load(folder, dtype=torch.bfloat16)(ids()).logits
 
 
 def relative(got, expected):
@@ -227,6 +233,9 @@ EXPERTS = "model.layers.0.mlp.experts"
         (None, lambda t: drop(t, EXPERTS), f"{EXPERTS}.gate_up_proj is in no file of the checkpoint, one of 2"),
         (None, lambda t: t.update({f"{Q}.bias": torch.ones(128).bfloat16()}), f"{Q}.bias is in the checkpoint"),
         (None, lambda t: move(t, Q, "model.layers.0.self_attn.x_proj"), "self_attn.x_proj is in the checkpoint, and .* no such"),
+        (None, lambda t: t.update({"model.norm.weight": torch.ones(64).bfloat16()}), r"norm.weight is \[64\] in the checkp"),
+        (None, lambda t: t.update({"model.norm.weight": torch.ones(128).int()}), "norm.weight has dtype I32, and Qwen3Moe"),
+        (None, lambda t: t.update(biases_of_experts()), "gate and up projections have biases in the .* no biases by config"),
         (None, lambda t: move(t, f"{EXPERTS}.0.up_proj", f"{EXPERTS}.0.down_proj"), "down projections of .* of expert 1, of"),
     ],
 )  # fmt: skip
@@ -238,6 +247,86 @@ def test_another_model_is_refused(tmp_path, config, tensors, message):
         name = "modelopt-qwen3moe-nvfp4"
     with pytest.raises(CheckpointError, match=message):
         ours.load(changed(tmp_path, name, config=config, tensors=tensors), dtype=torch.bfloat16)
+
+
+def biases_of_experts():
+    """Of all experts of the first layer."""
+    sizes = {"gate_proj": 64, "up_proj": 64, "down_proj": 128}
+    return {
+        f"{EXPERTS}.{e}.{name}.bias": torch.ones(n).bfloat16() for e in range(8) for name, n in sizes.items()
+    }
+
+
+def test_experts_without_their_biases(tmp_path):
+    """A model whose class adds them would compute without."""
+    tensors = lambda t: [t.pop(name) for name in list(t) if name.endswith("_proj_bias")]
+    with pytest.raises(
+        CheckpointError, match="experts: gate and up projections have no biases .* have biases by config.json"
+    ):
+        ours.load(changed(tmp_path, "modelopt-gptoss-nvfp4", tensors=tensors), dtype=torch.bfloat16)
+
+
+def test_one_tensor_an_expert_is_the_same_model(tmp_path):
+    """gpt-oss with every expert in tensors of its own, biases among them."""
+
+    def apart(tensors):
+        for layer in range(2):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            for kind in ("gate_up_proj", "down_proj"):
+                name = f"{prefix}.{kind}"
+                data, scale, bias = (tensors.pop(name + suffix) for suffix in ("", "_weight_scale", "_bias"))
+                factor, given = (tensors.pop(name + suffix) for suffix in ("_weight_scale_2", "_input_scale"))
+                for e in range(len(data)):
+                    weight, block = data[e].T.contiguous(), scale[e].T.contiguous()
+                    sides = {"down_proj": slice(None)}
+                    if kind == "gate_up_proj":
+                        sides = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+                    for side, rows in sides.items():
+                        parts = {"weight": weight, "weight_scale": block, "bias": bias[e]}
+                        parts = {part: t[rows].clone() for part, t in parts.items()}
+                        parts |= {"weight_scale_2": factor.clone(), "input_scale": given.clone()}
+                        tensors |= {f"{prefix}.{e}.{side}.{part}": t for part, t in parts.items()}
+
+    name = "modelopt-gptoss-nvfp4"
+    assert torch.equal(logits(changed(tmp_path, name, tensors=apart)), logits(DATA / name))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda f: (f / "model.safetensors.index.json").unlink(), FileNotFoundError, "has 2 safetensors files, and neither"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), ValueError, "index.json has no JSON"),
+        (lambda f: next(f.glob("*-2-*")).unlink(), FileNotFoundError, "names model-2-of-2.safetensors, which"),
+        (lambda f: None, None, None),
+        (lambda f: in_a_folder(f), None, None),
+    ],
+)  # fmt: skip
+def test_shards(tmp_path, change, error, message):
+    """What transformers would not name, or would take for another checkpoint's."""
+    folder = changed(tmp_path, "modelopt-qwen3moe-nvfp4")
+    files = TensorFiles(folder)
+    names, places = list(files), {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number}-of-2.safetensors"
+        safetensors.torch.save_file({n: files[n].clone() for n in part}, folder / file, {"format": "pt"})
+        places |= dict.fromkeys(part, file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    change(folder)
+    if error is None:
+        assert torch.equal(logits(folder), logits(DATA / "modelopt-qwen3moe-nvfp4"))
+        return
+    with pytest.raises(error, match=message):
+        ours.load(folder, dtype=torch.bfloat16)
+
+
+def in_a_folder(folder):
+    """Move the files to one, and say so in the index."""
+    (folder / "parts").mkdir()
+    for path in folder.glob("*.safetensors"):
+        path.rename(folder / "parts" / path.name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"model-', '"parts/model-'))
 
 
 def drop(tensors, prefix):

@@ -23,6 +23,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     ZERO,
     Config,
     Convention,
+    object_of,
 )
 from nvfp4_cute.models.checkpoints.names import (
     FUSED_PART,
@@ -79,7 +80,8 @@ class Checkpoint:
         plain: names of all tensors that belong to no quantized layer.
 
     Raises:
-        FileNotFoundError: no config.json, or no tensors. CheckpointError: a scheme or a tensor that is not known.
+        FileNotFoundError: no config.json, or no tensors. CheckpointError: a scheme or a tensor that is not known; or no file says
+            how weights that are quantized are.
     """
 
     def __init__(self, folder: str | os.PathLike, *, missing_input_scale: MissingInputScale = "refuse"):
@@ -97,7 +99,9 @@ class Checkpoint:
         self.experts: dict[str, Scheme] = {}
         self._parts: dict[str, dict[tuple[str, int | None], str]] = {}
         self.plain: list[str] = list(self.files)
-        if self.convention is not None:
+        if self.convention is None:
+            _check_plain(self.files)
+        else:
             self._sort(self.convention)
 
     # ---- what is there ---------------------------------------------------------------------------------------
@@ -257,8 +261,25 @@ class Checkpoint:
             weight, factors = stacked(prefix, kind, [one.weight for one in read])
             inputs = [one.input_scale for one in read]
             order, pre_scale = _stacked_rows(read)
+            bias = self._bias([one.name for one in read])
+        checks.check_bias(f"{kind} projections of {prefix}", bias, weight.shape)
         side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias, order, pre_scale)
         return side.deinterleaved() if kind == "gate_up" and interleaved else side
+
+    def _bias(self, names: list[str]) -> torch.Tensor | None:
+        """Biases of one projection of all experts, [E, N]; None where no expert has one."""
+        names = [f"{name}.bias" for name in names]
+        absent = [name for name in names if name not in self.files]
+        if len(absent) == len(names):
+            return None
+        if absent:
+            raise CheckpointError(
+                f"{absent[0]} is in no file, and other experts of the layer have a bias; a file of the checkpoint is missing: "
+                "fetch it again"
+            )
+        biases = [self.files[name] for name in names]
+        checks.check_alike(names, biases)
+        return torch.stack(biases)
 
     def _inputs(self, scheme: Scheme, prefix: str, inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
         """Scales of activations, [E]; unknown ones are the largest that is known."""
@@ -397,7 +418,12 @@ def _joined(gate: _Side, up: _Side) -> _Side:
     )  # fmt: skip
     factors = None if gate.factors is None else torch.cat([gate.factors, up.factors], 1)
     inputs = None if gate.inputs is None else torch.maximum(gate.inputs, up.inputs)
-    return _Side(weight, factors, inputs, None, gate.order, gate.pre_scale)
+    if (gate.bias is None) != (up.bias is None):
+        raise CheckpointError(
+            "of gate and up projections of experts one has biases; both have, or none: a file of the checkpoint is missing"
+        )
+    bias = None if gate.bias is None else torch.cat([gate.bias, up.bias], 1)
+    return _Side(weight, factors, inputs, bias, gate.order, gate.pre_scale)
 
 
 def _k_major(
@@ -520,7 +546,12 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
     if quantization is not None:
         convention_of(quantization)
         return dict(unwrapped(quantization))
-    files = TensorFiles(folder)
+    _check_plain(TensorFiles(folder))
+    return None
+
+
+def _check_plain(files: TensorFiles) -> None:
+    """Raise for a tensor that only quantizing tools write, where no file says how it is to be read."""
     is_packed = lambda name, entry: entry.dtype in PACKED_DTYPES or name.rpartition(".")[2] in PACKED_NAMES
     one = next((name for name, entry in files.entries.items() if is_packed(name, entry)), None)
     if one is not None:
@@ -529,7 +560,6 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
             "hf_quant_config.json, so nothing says what it means: fetch all files of the checkpoint, or, of one of MLX, the "
             "model that it was made of"
         )
-    return None
 
 
 def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
@@ -539,7 +569,7 @@ def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
 
 
 def _quantization(config: dict[str, Any], folder: Path) -> Config | None:
-    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get(
+    quantization = config.get("quantization_config") or object_of(config, "text_config").get(
         "quantization_config"
     )
     own = folder / "hf_quant_config.json"

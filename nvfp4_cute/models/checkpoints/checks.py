@@ -61,6 +61,28 @@ def check_pre_scale(name: str, tensor: torch.Tensor, k: int) -> None:
         raise CheckpointError(f"{name} has factors that are zero or not finite; export it again")
 
 
+def check_alike(names: list[str], biases: list[torch.Tensor]) -> None:
+    """Raise unless biases of experts have one dtype and one shape."""
+    first = biases[0]
+    for name, one in zip(names, biases, strict=True):
+        if (one.dtype, one.shape) != (first.dtype, first.shape):
+            raise CheckpointError(
+                f"{name} is {one.dtype} {list(one.shape)}, and {names[0]} {first.dtype} {list(first.shape)}; one layer's experts "
+                "are alike: export it again"
+            )
+
+
+def check_bias(place: str, bias: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raise unless there is a bias for each row of the weights [E, N, K] of ``place``, or none at all."""
+    if bias is None:
+        return
+    if tuple(bias.shape) != tuple(shape[:2]) or not bias.is_floating_point():
+        raise CheckpointError(
+            f"biases of {place} are {bias.dtype} {list(bias.shape)}, and weights {list(shape)} have one a row, "
+            f"{list(shape[:2])}: the two are of different exports"
+        )
+
+
 def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tensor, scale_name: str) -> None:
     """Raise unless dtypes and shapes of values and block scales fit each other, and no scale is NaN or negative.
 
@@ -74,7 +96,9 @@ def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tenso
             f"{name} has dtype {data.dtype}; {scheme.weights} weights are {dtype}: export it again"
         )
     if data.ndim < 2:
-        raise CheckpointError(f"{name} has shape {list(data.shape)}; weights are [..., N, K]")
+        raise CheckpointError(
+            f"{name} has shape {list(data.shape)}; weights are [..., N, K]: export it again"
+        )
     n, k = data.shape[-2], data.shape[-1] * (2 if packed else 1)
     expected = scale_shape(scheme.weights, n, k)
     if scheme.weights in (FP8, INT8):
@@ -105,13 +129,15 @@ def scale_shape(weights: str, n: int, k: int) -> tuple[int, int]:
 def _check_scales(name: str, weights: str, scale: torch.Tensor) -> None:
     if weights == "nvfp4":
         if scale.dtype != torch.float8_e4m3fn:
-            raise CheckpointError(f"{name} has dtype {scale.dtype}; NVFP4 block scales are float8_e4m3fn")
+            raise CheckpointError(
+                f"{name} has dtype {scale.dtype}; NVFP4 block scales are float8_e4m3fn: export it again"
+            )
         codes = scale.view(torch.uint8)
         bad = (codes & E4M3_NAN == E4M3_NAN) | (codes > SIGN)
     elif weights in ("mxfp4", "mxfp8_e4m3"):
         if scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
             raise CheckpointError(
-                f"{name} has dtype {scale.dtype}; MX block scales are uint8, exponents plus 127"
+                f"{name} has dtype {scale.dtype}; MX block scales are uint8, exponents plus 127: export it again"
             )
         bad = scale.view(torch.uint8) == UE8M0_NAN
     else:

@@ -1,7 +1,5 @@
 """Checkpoints of compressed-tensors (llm-compressor, vLLM): global scales are stored as reciprocals, 2688 / amax."""
 
-from typing import Any
-
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import (
     DATA,
@@ -15,6 +13,9 @@ from nvfp4_cute.models.checkpoints.convention import (
     Config,
     Convention,
     Modules,
+    names_of,
+    object_of,
+    objects_of,
     unknown,
 )
 from nvfp4_cute.models.checkpoints.int4 import of_compressed_tensors
@@ -59,9 +60,9 @@ def convention(quantization: Config) -> Convention:
     ignored = Modules(quantization.get("ignore") or ())
     named: list[tuple[Modules, Scheme]] = []
     every: list[Scheme] = []
-    for name, group in (quantization.get("config_groups") or {}).items():
+    for name, group in objects_of(quantization, "config_groups").items():
         found = _scheme(name, group, quantization.get("format"))
-        targets = group.get("targets") or ["Linear"]
+        targets = names_of(group.get("targets") or ["Linear"])
         named.append((Modules(t for t in targets if t != "Linear"), found))
         every += [found] * ("Linear" in targets)
     if not named:
@@ -82,21 +83,23 @@ def convention(quantization: Config) -> Convention:
 
 def _check_nothing_else(quantization: Config) -> None:
     """Raise where more was done to weights than quantizing them."""
-    sparsity = (quantization.get("sparsity_config") or {}).get("format") or "dense"
+    given = object_of(quantization, "sparsity_config")
+    sparsity = given.get("format") or "dense"
     if sparsity != "dense":
-        structure = quantization["sparsity_config"].get("sparsity_structure")
+        structure = given.get("sparsity_structure")
         raise CheckpointError(
             f"sparsity_config.format is {sparsity!r}, structure {structure!r}; this reader takes dense weights: export the "
             "model without sparse compression"
         )
-    if (quantization.get("transform_config") or {}).get("config_groups"):
+    if object_of(quantization, "transform_config").get("config_groups"):
         raise CheckpointError(
             "transform_config rotates weights and activations, which this reader does not; export the model without transforms"
         )
 
 
 def _scheme(name: str, group: Config, default: str | None) -> Scheme:
-    weights = group.get("weights") or {}
+    place = f"config_groups.{name}."
+    weights, given = (object_of(group, side, place) for side in ("weights", "input_activations"))
     tool_format = group.get("format") or default
     found = FORMATS.get(str(tool_format))
     if found is None:
@@ -108,7 +111,6 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
     _check(f"config_groups.{name}", weights, found)
     if found == INT8:
         _check_integers(f"config_groups.{name}", group)
-    given = group.get("input_activations") or {}
     is_token = (given.get("num_bits"), given.get("strategy"), given.get("dynamic")) == (8, "token", True)
     if found == INT4 and given and not (is_token and given.get("symmetric", True) is True):
         raise CheckpointError(
@@ -116,12 +118,12 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
             "comes: export the weights alone, or W4A8"
         )
     has_zero_points = found == INT4 and weights.get("symmetric", True) is not True
-    activations = _activations(group.get("input_activations"), found)
+    activations = _activations(given, found)
     has_order = found == INT4 and weights.get("actorder") in ORDERING
     return Scheme(str(tool_format), found, activations, has_zero_points, has_order=has_order)
 
 
-def _activations(given: Any, weights: str) -> str | None:
+def _activations(given: Config, weights: str) -> str | None:
     if not given:
         return None
     if weights == "fp8_128x128":
@@ -164,7 +166,7 @@ def _check(place: str, weights: Config, found: str) -> None:
             raise CheckpointError(
                 f"{place}.weights.{key} is {weights.get(key)!r}, and its format {found} has {value!r}; export it anew"
             )
-    if found == "fp8_128x128" and list(weights.get("block_structure") or ()) != [128, 128]:
+    if found == "fp8_128x128" and weights.get("block_structure") not in ([128, 128], (128, 128)):
         raise CheckpointError(
             f"{place}.weights.block_structure is {weights.get('block_structure')!r}; kernels have blocks of [128, 128]"
         )

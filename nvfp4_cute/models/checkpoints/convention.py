@@ -75,12 +75,7 @@ class Modules:
     """
 
     def __init__(self, patterns: Iterable[str]):
-        given = patterns if isinstance(patterns, str) else list(patterns)
-        if isinstance(given, str) or not all(isinstance(pattern, str) for pattern in given):
-            raise CheckpointError(
-                f"{given!r} is no list of modules' names, as a config of quantized layers has them: correct config.json"
-            )
-        cut = [pattern.split("\0")[0] for pattern in given]
+        cut = [pattern.split("\0")[0] for pattern in names_of(patterns)]
         expressions = [p[3:] for p in cut if p.startswith("re:")]
         plain = [p for p in cut if p and not p.startswith("re:")]
         wild = [p for p in plain if any(c in p for c in "*?[")]
@@ -101,6 +96,38 @@ class Modules:
         if prefix.startswith(self.begins) or any(prefix[:end] in self.exact for end in ends):
             return True
         return any(e.match(name) for e in self.expressions for name in spellings(prefix))
+
+
+def names_of(given: Any) -> list[str]:
+    """A list of modules' names or patterns as a config has it. Raises CheckpointError where it is none."""
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{given!r} is no list of modules' names, as a config of quantized layers has them: correct config.json"
+        )
+    return names
+
+
+def object_of(config: Config, key: str, place: str = "") -> Config:
+    """The object under ``key``, an empty one where nothing is; ``place`` is of ``config``, for messages.
+
+    Raises:
+        CheckpointError: something else is there.
+    """
+    return _object(f"{place}{key}", config.get(key) or {})
+
+
+def objects_of(config: Config, key: str) -> dict[str, Config]:
+    """The objects by name that the object under ``key`` has. Raises CheckpointError where it has something else."""
+    return {name: _object(f"{key}.{name}", one) for name, one in object_of(config, key).items()}
+
+
+def _object(place: str, found: Any) -> Config:
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"{place} is {found!r}; it is an object: correct config.json, or fetch it again"
+        )
+    return found
 
 
 def unknown(what: str, value: object, known: Mapping[str, Any]) -> CheckpointError:

@@ -14,7 +14,7 @@ def convention(quantization: Config) -> Convention:
     Raises:
         CheckpointError: blocks of another size, or activations scaled by numbers in the file.
     """
-    if list(quantization.get("weight_block_size") or ()) != BLOCK:
+    if quantization.get("weight_block_size") not in (BLOCK, tuple(BLOCK)):
         raise CheckpointError(
             f"weight_block_size is {quantization.get('weight_block_size')!r}; this reader takes {BLOCK}: export it so"
         )

@@ -127,7 +127,7 @@ def of_modelopt(prefix: str, tensors: Tensors) -> Ordered:
     packed = tensors[DATA]
     if packed.dtype != torch.uint8 or packed.ndim != 2:
         raise CheckpointError(
-            f"{prefix} has packed integers of {packed.dtype} {list(packed.shape)}; they are uint8, [N/2, K]"
+            f"{prefix} has packed integers of {packed.dtype} {list(packed.shape)}; they are uint8, [N/2, K]: export it again"
         )
     signed = torch.stack([packed & 15, packed >> 4], 1).flatten(0, 1)
     return _stored(prefix, pack_e2m1(signed ^ INT4_ZERO_POINT), tensors[SCALE], None), None
@@ -140,7 +140,7 @@ def _stored(
     n, k = len(data), 2 * data.shape[1]
     if scale.dtype not in SCALE_DTYPES:
         raise CheckpointError(
-            f"{prefix} has scales of {scale.dtype}; they are {', '.join(map(str, SCALE_DTYPES))}"
+            f"{prefix} has scales of {scale.dtype}; they are {', '.join(map(str, SCALE_DTYPES))}: export it again"
         )
     blocks = scale.shape[-1] if scale.ndim == 2 else 0
     if blocks == 1 and k not in INT4_BLOCKS:
@@ -150,7 +150,7 @@ def _stored(
     if not blocks or tuple(scale.shape) != (n, blocks) or k % blocks or k // blocks not in INT4_BLOCKS:
         raise CheckpointError(
             f"{prefix} has {n} x {k} values and scales {list(scale.shape)}; a scale is for {', '.join(map(str, INT4_BLOCKS))} "
-            "values of K, or for all of them"
+            "values of K, or for all of them: export it so"
         )
     if not bool(torch.isfinite(scale).all()):
         raise CheckpointError(
@@ -173,7 +173,8 @@ def _stored(
 def _words(prefix: str, packed: torch.Tensor) -> torch.Tensor:
     if packed.dtype != torch.int32 or packed.ndim != 2:
         raise CheckpointError(
-            f"{prefix} has packed integers of {packed.dtype} {list(packed.shape)}; they are int32, of two dimensions"
+            f"{prefix} has packed integers of {packed.dtype} {list(packed.shape)}; they are int32, of two dimensions: export it "
+            "again"
         )
     return packed
 

@@ -10,6 +10,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     Config,
     Convention,
     Modules,
+    objects_of,
     unknown,
 )
 from nvfp4_cute.models.checkpoints.int4 import of_modelopt
@@ -55,14 +56,14 @@ def convention(quantization: Config) -> Convention:
     """How to read a checkpoint by its ``quantization_config``, or the ``quantization`` of hf_quant_config.json.
 
     Raises:
-        CheckpointError: quant_algo is none that is known.
+        CheckpointError: quant_algo is none that is known, or the config is not built as one.
     """
     algorithm = str(quantization.get("quant_algo")).upper()
-    groups = (quantization.get("config_groups") or {}).values()
+    groups = objects_of(quantization, "config_groups").values()
     if algorithm == "NVFP4" and groups and not any(group.get("input_activations") for group in groups):
         algorithm = "W4A16_NVFP4"  # what exports of weights alone mean, whatever they say
     excluded = [Modules(quantization.get(key) or ()) for key in ("exclude_modules", "ignore")]
-    layers = quantization.get("quantized_layers") or {}
+    layers = objects_of(quantization, "quantized_layers")
     wild = [(Modules([pattern]), entry) for pattern, entry in layers.items() if "*" in pattern]
     # Those that are unknown are refused when the checkpoint is opened, not at their first layer.
     algorithms = {entry.get("quant_algo") for entry in layers.values()} if algorithm == MIXED else {algorithm}

@@ -34,6 +34,7 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
+POINTER = b"version "  # begins what Git LFS leaves in the place of a file that it has not fetched
 ALIGN_BYTES = 8  # of the header's end, by the format
 
 
@@ -145,10 +146,19 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
             )
         return names, index
     names = sorted(p.name for p in folder.glob("*.safetensors"))
-    if not names:
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
         raise FileNotFoundError(
-            f"{folder} has no *.safetensors; pass the folder of a checkpoint, with its config.json"
+            f"{folder / absent[0]} is no file, or a link to one that is not there; fetch all files"
         )
+    if not names:
+        pickled = next((p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt")) if p.is_file()), None)
+        way_out = (
+            "pass the folder of a checkpoint, with its config.json"
+            if pickled is None
+            else f"{pickled} is not read here: save the model as safetensors with its tool"
+        )
+        raise FileNotFoundError(f"{folder} has no *.safetensors; {way_out}")
     return names, {}
 
 
@@ -158,10 +168,10 @@ def _object(text: bytes, path: Path) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise ValueError(
-            f"{path} has no JSON where it should be ({error}): the file is damaged or cut"
+            f"{path} has no JSON where it should be ({error}): the file is damaged or cut; fetch it again"
         ) from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} has JSON that is no object: the file is damaged")
+        raise ValueError(f"{path} has JSON that is no object: the file is damaged; fetch it again")
     return found
 
 
@@ -169,20 +179,29 @@ def _header(path: Path) -> dict[str, Entry]:
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
+        if first == POINTER:
+            raise ValueError(
+                f"{path} has {size} bytes of text in the place of tensors, as Git LFS leaves it; run `git lfs pull` in its folder"
+            )
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
         if length > min(size - 8, MAX_HEADER_BYTES):
-            raise ValueError(f"{path} has {size} bytes and no header of {length}: the file is damaged or cut")
+            raise ValueError(
+                f"{path} has {size} bytes and no header of {length}: the file is damaged or cut; fetch it again"
+            )
         header = _object(file.read(length), path)
     entries = {}
     for name, given in header.items():
         if name == "__metadata__":
             continue
         if not isinstance(given, dict) or not {"dtype", "shape", "data_offsets"} <= set(given):
-            raise ValueError(f"{path} does not say what {name!r} is and where it lies: the file is damaged")
+            raise ValueError(
+                f"{path} does not say what {name!r} is and where it lies: the file is damaged; fetch it again"
+            )
         numbers = [*given["data_offsets"], *given["shape"]]
         if len(given["data_offsets"]) != 2 or any(type(n) is not int or n < 0 for n in numbers):
             raise ValueError(
-                f"{path} says of {name!r} {given}, and sizes are whole and not negative: the file is damaged"
+                f"{path} says of {name!r} {given}, and sizes are whole and not negative: the file is damaged; fetch "
+                "it again"
             )
         start, end = (8 + length + offset for offset in given["data_offsets"])
         shape, dtype = tuple(given["shape"]), given["dtype"]
