@@ -132,6 +132,10 @@ class Checker(Protocol):
         """It loads registers with words that nobody wrote."""
         ...
 
+    def lanes_copied(self, offsets: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
+        """Each of its lanes copied `nbytes` to its own offset in shared memory."""
+        ...
+
     def lanes_differ(self, where: str) -> None:
         """Its lanes write different bytes to one place."""
         ...

@@ -14,6 +14,7 @@ import cutlass.cute as cute
 import more_bug_reports
 import order_bug_reports
 import torch
+import visibility_reports
 from cutlass.cute.runtime import from_dlpack
 
 from nvfp4_cute.compile.compiler import compile_jit
@@ -21,7 +22,7 @@ from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.errors import EmulatorError
 
-KERNELS = bug_reports, more_bug_reports, order_bug_reports
+KERNELS = bug_reports, more_bug_reports, order_bug_reports, visibility_reports
 WORDS = 2048
 MODES = ("eager", "lazy", "random:3")
 
@@ -97,6 +98,18 @@ REPORTS = (
     Report("response_overwritten", "Triton #10922", "race", r"try_cancel .* writes smem", (6, 64, 2), ("eager",)),
     Report("asks_again", "PTX ISA", "silicon", "cancel-after-failure: "),
     Report("another_lane_waits", "Fuser #3961", "race", "bulk store", wrong=LATE),
+    Report("elected_lane_waits", "cudnn-frontend #448", "race", r"only another lane of the warp waited|bulk load .* ld\.shared", wrong=ALWAYS),
+    Report("loaded_over_zeros", "PTX ISA", "proxy-fence", r"bulk load .* writes .* no fence\.proxy\.async"),
+    Report("stored_over_zeros", "PTX ISA", "proxy-fence", r"bulk store .* writes global memory .* no fence\.proxy\.async"),
+    Report("map_of_ordinary_stores", "PTX ISA", "proxy-fence", r"st\.global .* no fence\.proxy\.tensormap::generic\.release"),
+    Report("small_copies_of_other_lanes", "PTX ISA", "race", r"another lane of the warp accessed in cp\.async", severity="warning"),
+    Report("elected_lane_frees_a_stage", "PTX ISA", "race", "stores over what bulk store .* only another lane", severity="warning"),
+    Report("expected_too_early", "PTX ISA", "mbarrier", r"mbarrier\.expect_tx .* nothing orders them"),
+    Report("expected_in_another_cta", "PTX ISA", "mbarrier", r"mbarrier\.expect_tx .* without a fence\.mbarrier_init", TWO_CTAS),
+    Report("relaxed_barrier_of_a_cluster", "PTX ISA", "silicon", "remote-arrival-scope: .* global memory", TWO_CTAS),
+    Report("stored_again_behind_a_relaxed_barrier", "PTX ISA", "silicon", "remote-arrival-scope: st.global", TWO_CTAS),
+    Report("wait_that_may_give_up", "PTX ISA", "race", r"bulk load .* may answer false after a while: repeat it"),
+    Report("waits_twice_at_most", "PTX ISA", "race", r"bulk load .* may answer false after a while: repeat it"),
 )  # fmt: skip
 
 

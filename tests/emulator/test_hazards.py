@@ -269,6 +269,27 @@ def test_a_fence_makes_relaxed_arrivals_and_waits_order():
             assert_found(body, "race", r"ld\.shared .* warp 1.* st\.shared .* nothing orders them")
 
 
+TEST = "mbarrier.test_wait.parity.shared.b64 %p5, [%r1], 0;\nselp.u32 %r10, 1, 0, %p5;\n"
+
+
+@pytest.mark.parametrize(
+    "between, answers",
+    [
+        (in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];"), (1, 0)),
+        (in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];") + "bar.sync 0;\n", (1, 1)),
+        (in_thread(0, load(256)) + wait(0), (1, 1)),
+        (in_thread(0, load(256)) + "bar.sync 0;\n", (0, 0)),
+        ("", (0, 0)),
+    ],
+    ids=["own arrival", "arrival behind a barrier", "own wait", "copy", "nothing"],
+)
+def test_a_test_is_true_where_its_warp_knows_the_phase(between, answers):
+    """Elsewhere it answers false once."""
+    body = init(1) + between + TEST + "mad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %r10;\n"
+    out = run(body + (in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];") if not between else "") + wait(0))
+    assert (out[0], out[32]) == answers
+
+
 def test_use_before_initialisation():
     assert_found(
         in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];"), "mbarrier", "no mbarrier was initialised"

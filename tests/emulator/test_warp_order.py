@@ -16,6 +16,9 @@ FIRST_LANE = f"@%p1 st.shared.b32 [%r1+{DATA}], %r7;\n"
 ALL_LOAD = f"ld.shared.b32 %r10, [%r1+{DATA}];\n"
 
 
+SMALL_COPY = "cp.async.ca.shared.global [{to}], [%rd1], 4;\ncp.async.wait_all;\n"
+
+
 def warnings(body):
     machine = Machine(148, check=True)
     out = np.zeros(64, np.uint32)
@@ -80,3 +83,29 @@ def test_one_lane_waits_for_a_copy(between: str, told: bool) -> None:
     assert bool(warnings(copy + between + OWN_LOAD)) is not told
     assert not warnings(copy + f"@%p1 ld.shared.b32 %r10, [%r1+{DATA}];\n")
     assert not warnings(copy + between + OWN_LOAD.replace(str(DATA), str(DATA + 256)))
+
+
+def test_what_a_lane_copied() -> None:
+    copy = SMALL_COPY.format(to=f"%r9+{DATA}")
+    assert not warnings(copy + OWN_LOAD)
+    assert not warnings(copy + "bar.warp.sync 0xffffffff;\n" + LOAD)
+    (text,) = warnings(copy + LOAD)
+    assert text.startswith("ld.shared") and "accessed in cp.async" in text
+    everybody = SMALL_COPY.format(to=f"%r1+{DATA}")
+    assert not warnings(everybody + ALL_LOAD)
+
+
+def test_one_lane_waits_for_a_bulk_store() -> None:
+    save = f"""bar.warp.sync 0xffffffff;
+    fence.proxy.async.shared::cta;
+    @!%p1 bra AFTER;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r1+{DATA}], 128;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;
+    AFTER:
+    """
+    assert not warnings(STORE + save + "bar.warp.sync 0xffffffff;\n" + STORE)
+    assert not warnings(STORE + save + OWN_LOAD)
+    assert not warnings(STORE + save + STORE.replace(str(DATA), str(DATA + 256)))
+    (text,) = warnings(STORE + save + STORE)
+    assert "stores over what bulk store" in text

@@ -103,6 +103,7 @@ class WarpClock:
         fenced: what it knew at its last fence, in row CLUSTER at its last one of the cluster or wider.
         unfenced: what relaxed waits found, which counts from the next fence on.
         fenced_inits: how many of its initialisations of mbarriers a fence of its own has covered.
+        gave_up: program counters of waits for mbarriers that have answered false for once.
     """
 
     def __init__(self, components: Components, warp: "Warp"):
@@ -119,6 +120,7 @@ class WarpClock:
         self.issued: dict[Engine | str, int] = {}
         self.releases: dict[int, int] = {}
         self.fenced_inits = 0
+        self.gave_up: set[int] = set()
 
     def publish(self, site: int | None = None) -> np.ndarray:
         """What the warp knows now, for whoever learns from it; what it does later is not part of it.

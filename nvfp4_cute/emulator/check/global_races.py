@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 UNDER_WAY = np.iinfo(np.int32).max
 """Order of a write that nobody has waited for: no release tells of it."""
 
+GENERIC = ("st", "atom", "red")
+"""Instructions that write through the generic proxy."""
+
 
 @dataclass
 class Footprint:
@@ -266,12 +269,12 @@ class GlobalRaces:
         if late is None:
             late = self._foreign(shadow, index, ~own & (epochs != NOBODY), clusters, self._known)
         unfenced = False
-        if late is None and actor.proxy and not write:
+        if late is None and actor.proxy:
             late = self._unfenced(shadow, index, epochs, own, actor)
             unfenced = late is not None
         checker = self.checker
         if late is None:
-            if self.silicon.narrow and not (write or atomic):
+            if self.silicon.narrow and not (atomic or (write and actor.proxy)):
                 self.silicon.stores_relied_on(mine, shadow.sites[index], actor, self._place(shadow, index[0]))
             return
         number = int(shadow.sites[index[late]])
@@ -281,8 +284,8 @@ class GlobalRaces:
         place = self._place(shadow, index[late])
         if unfenced:
             text = (
-                f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: "
-                "no fence.proxy.async between them"
+                f"{site} {'writes' if write else 'reads'} {place} through the async proxy, {other} wrote it through the generic "
+                "proxy: no fence.proxy.async of global memory between them"
             )
             checker.report("proxy-fence", site, other, text)
         elif write:
@@ -333,15 +336,29 @@ class GlobalRaces:
         self, shadow: GlobalShadow, index: np.ndarray, epochs: np.ndarray, own: np.ndarray, actor: Actor
     ) -> int | None:
         """Position of a generic write that no fence has handed to the async proxy."""
-        sites = self.checker.sites
-        generic = np.array(
-            [sites[n].inst.opcode in ("st", "atom", "red") for n in shadow.sites[index].tolist()]
-        )
+        generic = self._generic(shadow.sites[index])
+        if not generic.any():
+            return None
         late = first_unordered(actor.knowledge[FENCED], np.where(generic & own, epochs, NOBODY))
         if late is not None:
             return late
         others = generic & ~own & (epochs != NOBODY)
         return self._foreign(shadow, index, others, shadow.clusters[index], self._fenced)
+
+    def _generic(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of these places write through the generic proxy, bool."""
+        sites = self.checker.sites
+        return np.isin(numbers, [n for n in np.unique(numbers).tolist() if sites[n].inst.opcode in GENERIC])
+
+    def generic_writers(self, address: int, nbytes: int) -> list[tuple[int, int]]:
+        """Epochs and places of ordinary stores of the running clusters that wrote `nbytes` there last."""
+        shadow = self._shadow(address, create=False)
+        if shadow is None:
+            return []
+        index = shadow.index(np.array([address], np.int64), nbytes)
+        epochs, numbers = shadow.writers[index], shadow.sites[index]
+        mine = (shadow.clusters[index] == self._cluster) & (epochs != NOBODY) & self._generic(numbers)
+        return sorted(set(zip(epochs[mine].tolist(), numbers[mine].tolist(), strict=True)))
 
     # ---- synchronisation through memory ------------------------------------------------------------
     def acquire(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:

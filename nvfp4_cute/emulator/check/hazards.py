@@ -39,7 +39,7 @@ from nvfp4_cute.emulator.check.clocks import (
 )
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
-from nvfp4_cute.emulator.check.ledger import Hazard, HeldWrite, Record, Site, whose
+from nvfp4_cute.emulator.check.ledger import Copied, Hazard, HeldWrite, Record, Site, whose
 from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Accesses, Actor, Conflict, Shadow, TensorShadow
@@ -49,7 +49,7 @@ from nvfp4_cute.emulator.check.unawaited import Unawaited
 from nvfp4_cute.emulator.check.warp_order import WarpOrder
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.memory import GlobalMemory
-from nvfp4_cute.emulator.modes import Engine, Operation
+from nvfp4_cute.emulator.modes import UNORDERED, Engine, Operation
 from nvfp4_cute.emulator.places import Place
 from nvfp4_cute.emulator.silicon import named
 from nvfp4_cute.errors import EmulatorError
@@ -305,6 +305,9 @@ class Checker:
         text = f"{site} {does} {where} {tail}: nothing orders them"
         if site is other and actor.proxy:
             text += " (the same instruction, in another lane if nobody elected one, or an earlier time)"
+        gave_up = self.mbarriers.given_up(site if conflict.wrote else other, conflict.writer)
+        if gave_up is not None:
+            text += f"; {gave_up} may answer false after a while: repeat it until it answers true"
         if conflict.wrote and write and content is not None:
             self.report_write("race", site, other, text, lambda: content(conflict.late))
         else:
@@ -338,10 +341,15 @@ class Checker:
     def completed(self, operation: Operation) -> None:
         """The warp that issued an operation knows that it is complete."""
         record: Record = operation.record
-        self._clocks[operation.warp].completed(record.component, record.number)
+        warp = operation.warp
+        if operation.engine in UNORDERED:
+            self.warp_order.waits(warp, record.component)
+        elif record.copied is not None:
+            self.warp_order.copied(warp, record.site, record.copied)
+        self._clocks[warp].completed(record.component, record.number)
         self.globals.completed(epoch(record.component, record.number))
         if operation.engine is Engine.TMEM_LOAD:
-            self.unawaited.awaited(operation.warp)
+            self.unawaited.awaited(warp)
 
     def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
         """An operation that is done wrote registers (None: a sink)."""
@@ -582,6 +590,10 @@ class Checker:
         self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=True)
         if valid is not None:
             self.tensor[cta].valid[lanes, columns] = valid
+
+    def lanes_copied(self, offsets: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
+        """Each lane of the current operation (`lanes`, uint32) copied `nbytes` to its own offset (int64) in shared memory."""
+        self._record().copied = Copied(offsets, nbytes, lanes)
 
     def lanes_differ(self, where: str) -> None:
         """Lanes of the current operation write different bytes to one place."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -107,15 +107,28 @@ class HeldWrite:
     before: np.ndarray
 
 
+class Copied(NamedTuple):
+    """What lanes of a warp copied to shared memory by cp.async: `nbytes` to each offset (int64), by `lanes` (uint32)."""
+
+    offsets: np.ndarray
+    nbytes: int
+    lanes: np.ndarray
+
+
 @dataclass
 class Record:
-    """What the checker keeps about an operation: what its warp knew, its own component and number, its place."""
+    """What the checker keeps about an operation: what its warp knew, its own component and number, its place.
+
+    Attributes:
+        unwritten: which registers it loaded with words that nobody wrote.  copied: what it copied lane by lane.
+    """
 
     knowledge: np.ndarray
     component: int
     number: int
     site: int
     unwritten: np.ndarray | None = None
+    copied: Copied | None = None
     _actor: Actor | None = None
 
     def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:

@@ -1,13 +1,21 @@
 """mbarriers for the checker: what an arrival knew, a wait learns; who uses a barrier that nobody has made, or misses a phase."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.clocks import CAUSED, CLUSTER, SEEN, epoch, joined
-from nvfp4_cute.emulator.check.ledger import BarrierClock, Ledger, whose
+from nvfp4_cute.emulator.check.clocks import (
+    CAUSED,
+    CLUSTER,
+    COMPONENT_SHIFT,
+    SEEN,
+    VALUE_MASK,
+    epoch,
+    joined,
+)
+from nvfp4_cute.emulator.check.ledger import BarrierClock, Ledger, Site, whose
 from nvfp4_cute.emulator.check.shadow import Actor
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.memory import Mbarrier
@@ -33,6 +41,7 @@ class Mbarriers:
     def begin(self) -> None:
         """Fresh clusters: no barriers."""
         self._live: dict[Cta, np.ndarray] = {}
+        self._given_up: dict[tuple[tuple[int, int, int], int], dict[int, tuple[BarrierClock, int]]] = {}
 
     def initialised(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
         """A barrier was initialised, perhaps over an old one."""
@@ -195,6 +204,15 @@ class Mbarriers:
         if outside:
             self.checker.touch(cta, Actor(published, epoch(*stamp), number, False))
 
+    def counted(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:
+        """A warp is about to change the count of bytes that a barrier expects, which orders nothing."""
+        clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
+        outside, actor = cta is not warp.cta, self.checker.warp_actor(warp, pc)
+        record = self._use(cta, barrier, actor.knowledge, number, outside=outside)
+        record.users[clock.own] = (clock.value, number)
+        if outside:
+            self.checker.touch(cta, actor)
+
     def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
         """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
         own = self.checker.operation()
@@ -226,6 +244,38 @@ class Mbarriers:
         record.users[record.component] = (barrier.phase + 1, own.site)
         return epoch(record.component, barrier.phase + 1)
 
+    def gives_up(
+        self, warp: "Warp", pc: int, barriers: list[Mbarrier], complete: Callable[[Mbarrier], bool]
+    ) -> bool:
+        """Whether a wait answers false although it would find its phase complete, or wait for it.
+
+        It may, if its warp does not know that the phase is complete: a test comes too early on a slower day, and a wait ends
+        after a while. Each does so once in a warp, and who repeats it until it answers true does not notice.
+
+        Args:
+            barriers: for which it waits.  complete: whether the phase of one is complete.
+        """
+        clock = self.checker.clock(warp)
+        if pc in clock.gave_up:
+            return False
+        knowledge = clock.knowledge = self.checker.components.fit(clock.knowledge)
+        if any(complete(barrier) and _knows_phase(knowledge, barrier) for barrier in barriers):
+            return False
+        clock.gave_up.add(pc)
+        given_up = self._given_up.setdefault((warp.cta.idx, warp.idx), {})
+        for barrier in barriers:
+            given_up.setdefault(barrier.record.component, (barrier.record, self.checker.site(warp, pc)))
+        return True
+
+    def given_up(self, reader: Site, writer: int) -> Site | None:
+        """A wait of a reader's warp that gave up and was not repeated, and would have told of the epoch of a write."""
+        component, value = writer >> COMPONENT_SHIFT, writer & VALUE_MASK
+        for record, number in self._given_up.get((reader.cta, reader.warp), {}).values():
+            known = record.complete[SEEN]
+            if component == record.component or (component < known.size and known[component] >= value):
+                return self.checker.sites[number]
+        return None
+
     def waited(
         self,
         warp: "Warp",
@@ -240,6 +290,7 @@ class Mbarriers:
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         clock.knowledge = self.checker.components.fit(clock.knowledge)
         record = self._use(cta, barrier, clock.knowledge, number, outside=False)
+        self._given_up.get((warp.cta.idx, warp.idx), {}).pop(record.component, None)
         if relaxed:
             found = self.checker.components.fit(record.complete).copy()
             found[SEEN, record.component] = barrier.phase
@@ -302,3 +353,13 @@ class Mbarriers:
                     self._arrivals(barrier),
                     "note" if barrier.tx > 0 else "error",
                 )
+
+
+def _knows_phase(knowledge: np.ndarray, barrier: Mbarrier) -> bool:
+    """Whether a holder of the knowledge knows that all phases so far are complete: of them, or of all that completed them."""
+    record: BarrierClock = barrier.record
+    if max(knowledge[SEEN, record.component], knowledge[CAUSED, record.component]) >= barrier.phase:
+        return True
+    copied, _ = record.users.get(record.component, (0, 0))
+    known = record.complete[SEEN]
+    return copied < barrier.phase and not np.count_nonzero(known > knowledge[SEEN, : known.size])

@@ -48,7 +48,7 @@ class Conflict:
     Attributes:
         site: who made it.  wrote: it was a write.
         unfenced: it is ordered, but its bytes were never handed to the async proxy.
-        granules: flat numbers of the first and the last granule concerned.
+        granules: flat numbers of the first and the last granule concerned.  writer: epoch of the write, of this one for a read.
         late: flat numbers of all granules that unordered writes wrote; empty for reads.
     """
 
@@ -56,6 +56,7 @@ class Conflict:
     wrote: bool
     unfenced: bool
     granules: tuple[int, int]
+    writer: int
     late: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -217,7 +218,8 @@ class Shadow:
             position = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
         site = int(sites.reshape(-1)[position])
         late = unordered(actor.knowledge[SEEN], epochs)
-        return Conflict(site, True, unfenced, self.extent(index, sites == site), self.numbers(index)[late])
+        extent, writer = self.extent(index, sites == site), int(epochs.reshape(-1)[position])
+        return Conflict(site, True, unfenced, extent, writer, self.numbers(index)[late])
 
     def unordered_reader(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """The first read that did not happen before the actor's access."""
@@ -230,7 +232,7 @@ class Shadow:
                 numbers = readers.numbers[index]
                 late = self.accesses.epochs_of(numbers) & VALUE_MASK > known
                 site = int(self.accesses.sites_of(numbers).reshape(-1)[int(late.argmax())])
-                return Conflict(site, False, False, self.extent(index, late))
+                return Conflict(site, False, False, self.extent(index, late), actor.epoch)
         return None
 
     def extent(self, index: Any, where: np.ndarray) -> tuple[int, int]:

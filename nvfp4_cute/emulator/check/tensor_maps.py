@@ -2,12 +2,13 @@
 
 TMA reads maps through a proxy of their own. Ordinary writes reach it behind ``fence.proxy.tensormap::generic.release``, which
 ``tensormap.cp_fenceproxy`` contains, and whoever uses the map executes ``.acquire`` before, or knows of a warp that did
-(PTX ISA, membar and fence, proxies). TMA may read a map until the copies are complete that use it (DeepGEMM #343), or until
-``wait_group.read`` of a group behind them, which waits for reads of maps, those of loads, too (CUTLASS #2912).
+(PTX ISA, membar and fence, proxies). Edits are ``tensormap.replace`` and ordinary stores alike. TMA may read a map until the
+copies are complete that use it (DeepGEMM #343), or until ``wait_group.read`` of a group behind them, which waits for reads of
+maps, those of loads, too (CUTLASS #2912).
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -36,19 +37,26 @@ class Use:
         return any(knowledge[SEEN, epoch >> COMPONENT_SHIFT] >= epoch & VALUE_MASK for epoch in self.epochs)
 
 
+class Fence(NamedTuple):
+    """A fence of the proxy: component and count of its warp then, and what that warp knew."""
+
+    component: int
+    value: int
+    knowledge: np.ndarray
+
+
 @dataclass
 class Edits:
     """A map that the running clusters use or edit.
 
     Attributes:
         writer: component, count and place of the newest edit.  released: the edit was one with a fence.
-        releases, acquires: fences behind it: components and counts of warps.  uses: copies that may still use it.
+        acquires: fences behind it.  uses: copies that may still use it.
     """
 
     writer: tuple[int, int, int] | None = None
     released: bool = False
-    releases: list[tuple[int, int]] = field(default_factory=list)
-    acquires: list[tuple[int, int]] = field(default_factory=list)
+    acquires: list[Fence] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
 
 
@@ -63,6 +71,7 @@ class TensorMaps:
     def begin(self) -> None:
         """Fresh clusters."""
         self._maps: dict[int, Edits] = {}
+        self._releases: list[Fence] = []
 
     def edited(self, warp: "Warp", pc: int, address: int, *, released: bool) -> None:
         """A warp writes a map in global memory. `released`: by an instruction that is a release of its proxy, too."""
@@ -79,16 +88,9 @@ class TensorMaps:
     def fenced(self, warp: "Warp", address: int | None = None) -> None:
         """A fence of the proxy: with an address an acquire of the map there, without one a release of all that the warp knows."""
         clock = self.checker.clock(warp)
-        event = clock.own, clock.value
-        if address is None:
-            for edits in self._maps.values():
-                if _knows(clock.knowledge, edits.writer):
-                    edits.releases.append(event)
-        elif address in self._maps:
-            edits = self._maps[address]
-            released = edits.released or any(_knows(clock.knowledge, release) for release in edits.releases)
-            if released and _knows(clock.knowledge, edits.writer):
-                edits.acquires.append(event)
+        fence = Fence(clock.own, clock.value, clock.publish())
+        fences = self._releases if address is None else self._maps.setdefault(address, Edits()).acquires
+        fences.append(fence)
 
     def used(self, warp: "Warp", pc: int, address: int) -> Use:
         """A warp issues a copy that uses the map in global memory. Returns what `reading` completes."""
@@ -102,25 +104,47 @@ class TensorMaps:
         return edits.uses[-1]
 
     def _check(self, edits: Edits, actor: Actor, address: int) -> None:
-        writer = edits.writer
-        if writer is None or not _knows(actor.knowledge, writer):
-            return  # not of these clusters, or a race
-        if not any(_knows(actor.knowledge, acquire) for acquire in edits.acquires):
-            site, other = self.checker.sites[actor.site], self.checker.sites[writer[2]]
-            missing = "acquire" if edits.released or edits.releases else "release"
-            self.checker.report(
-                "proxy-fence",
-                site,
-                other,
-                f"{site} uses the tensor map at {address:#x}, which {other} wrote through the generic proxy: no "
-                f"fence.proxy.tensormap::generic.{missing} between them",
-            )
+        writers = [
+            (epoch >> COMPONENT_SHIFT, epoch & VALUE_MASK, site)
+            for epoch, site in self.races.generic_writers(address, DESCRIPTOR_BYTES)
+        ]
+        if edits.writer is not None:
+            writers.append(edits.writer)
+        for writer in writers:
+            if not _knows(actor.knowledge, writer):
+                continue  # a race
+            missing = self._missing(edits, writer, actor, released=edits.released and writer is edits.writer)
+            if missing:
+                site, other = self.checker.sites[actor.site], self.checker.sites[writer[2]]
+                self.checker.report(
+                    "proxy-fence",
+                    site,
+                    other,
+                    f"{site} uses the tensor map at {address:#x}, which {other} wrote through the generic proxy: no "
+                    f"fence.proxy.tensormap::generic.{missing} between them",
+                )
+                return
+
+    def _missing(
+        self, edits: Edits, writer: tuple[int, int, int], actor: Actor, *, released: bool
+    ) -> str | None:
+        """Which half of the fence lacks between a write of a map and a use. `released`: the write was a release, too."""
+        acquires = [fence for fence in edits.acquires if _knows(fence.knowledge, writer)]
+        if not released:
+            releases = [fence for fence in self._releases if _knows(fence.knowledge, writer)]
+            if not releases:
+                return "release"
+            acquires = [
+                fence for fence in acquires if any(_knows(fence.knowledge, release) for release in releases)
+            ]
+        return None if any(_knows(actor.knowledge, fence) for fence in acquires) else "acquire"
 
     def reading(self, use: Use, stamp: int | None = None) -> None:
         """The current operation uses a map. `stamp`: epoch of its completion if not that of its own component."""
         use.epochs.append(self.checker.operation().actor(stamp).epoch)
 
 
-def _knows(knowledge: np.ndarray, event: "tuple[int, ...] | None") -> bool:
+def _knows(knowledge: np.ndarray, event: "tuple[int, int, int] | Fence") -> bool:
     """Whether an event (component, count, ...) happened before a holder of the knowledge."""
-    return event is not None and bool(knowledge[SEEN, event[0]] >= event[1])
+    component, value, _ = event
+    return component < knowledge.shape[1] and bool(knowledge[SEEN, component] >= value)

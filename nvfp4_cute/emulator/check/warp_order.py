@@ -3,7 +3,8 @@
 Lanes run independently since Volta: what one lane stored another one may load only behind a barrier of the warp, which
 bar.warp.sync is (PTX ISA). Everything else that waits for the lanes counts here, too, since hardware executes the
 accesses of a warp that has met in program order. So only what may go wrong where the compiler lets lanes drift apart is
-reported, as a warning. So are loads of what a copy brought where other lanes waited for the copy's mbarrier and these did not.
+reported, as a warning. So are accesses of what a copy brought or read where other lanes waited for the copy and these did not:
+what ``cp.async`` copied is a store of the lane that copied it, at the time when it waits for that.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,9 +13,10 @@ import numpy as np
 
 from nvfp4_cute.emulator.addresses import OFFSET_MASK
 from nvfp4_cute.emulator.check.clocks import COMPONENT_SHIFT, SEEN, VALUE_MASK
-from nvfp4_cute.emulator.check.ledger import Ledger
+from nvfp4_cute.emulator.check.ledger import Copied, Ledger
+from nvfp4_cute.emulator.check.shadow import distinct
 from nvfp4_cute.emulator.lanes import LANE_IDS, LANES
-from nvfp4_cute.emulator.places import CHUNK_BYTES, LanePlaces, lane_places
+from nvfp4_cute.emulator.places import CHUNK_BYTES, LanePlaces, Place, granules, lane_places
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
@@ -53,20 +55,26 @@ class Access(NamedTuple):
 
 
 class WarpAccesses:
-    """Accesses of one warp since it met last. `rounds`: by 16-byte chunk, the round in which the warp accessed it last."""
+    """Accesses of one warp since it met last.
+
+    Attributes:
+        rounds: by 16-byte chunk, the round in which the warp accessed it last.
+        copied: copies that their lanes have waited for, and their places.
+    """
 
     def __init__(self, chunks: int):
         """None yet."""
         self.round = 0
         self.rounds = np.zeros(chunks, np.int32)
         self.unmarked: list[Access] = []
+        self.copied: list[tuple[Copied, int]] = []
 
 
 class Waits(NamedTuple):
     """What only some lanes of a warp have waited for since it met.
 
     Attributes:
-        others: lanes that have not, bool (32,).  phases: of each mbarrier's component, how many all lanes knew complete.
+        others: lanes that have not, bool (32,).  phases: of each component of them, how many events all lanes knew complete.
     """
 
     others: np.ndarray
@@ -97,11 +105,12 @@ class WarpOrder:
         if accesses is not None:
             accesses.round = 0
             accesses.unmarked.clear()
+            accesses.copied.clear()
         if self._waits:
             self._waits.pop(warp, None)
 
     def waits(self, warp: "Warp", component: int) -> None:
-        """Active lanes have found a phase of the mbarrier of a component complete, of which the warp has not learnt yet."""
+        """Active lanes have found events of a component (phases, or copies) complete, which the warp has not learnt yet."""
         missing = warp.missing()
         if missing is None:
             return
@@ -109,6 +118,16 @@ class WarpOrder:
         seen = self.checker.clock(warp).knowledge[SEEN]
         phases.setdefault(component, int(seen[component]) if component < len(seen) else 0)
         self._waits[warp] = Waits(others & missing, phases)
+
+    def copied(self, warp: "Warp", site: int, copied: Copied) -> None:
+        """Lanes have waited for what they copied."""
+        self._accesses(warp).copied.append((copied, site))
+
+    def _accesses(self, warp: "Warp") -> WarpAccesses:
+        accesses = self._warps.get(warp)
+        if accesses is None:
+            accesses = self._warps[warp] = WarpAccesses(-(-warp.cta.smem.size // CHUNK_BYTES))
+        return accesses
 
     def access(
         self,
@@ -123,43 +142,55 @@ class WarpOrder:
         """Active lanes access `nbytes` at each address (int64, in the window shared::cluster; one if they agree), at `places`."""
         if len(places) > 1 or places[0][0] != warp.cta.rank:
             return
-        if not write and warp in self._waits:
-            self._compare_waits(warp, site, addresses, nbytes)
-        accesses = self._warps.get(warp)
-        if accesses is None:
-            accesses = self._warps[warp] = WarpAccesses(-(-warp.cta.smem.size // CHUNK_BYTES))
+        if warp in self._waits:
+            self._compare_waits(warp, site, addresses, nbytes, write=write)
+        accesses = self._accesses(warp)
         if not accesses.round:
             self._rounds += 1
             accesses.round = self._rounds
+        for copied, number in accesses.copied:
+            earlier = Access(accesses.round, number, copied.offsets, copied.nbytes, copied.lanes, True)
+            self._note(warp.cta, accesses, earlier, granules(copied.offsets, copied.nbytes))
+        accesses.copied.clear()
         lanes = None
         if addresses.size == warp.num_active:
             lanes = LANE_IDS if warp.all_active else LANE_IDS[warp.active]
         one = Access(accesses.round, site, addresses, nbytes, lanes, write)
-        index = places[0][1][0]
+        self._note(warp.cta, accesses, one, places[0][1])
+
+    def _note(self, cta: "Cta", accesses: WarpAccesses, one: Access, place: Place) -> None:
+        """Hold an access against the earlier ones of its round where it is near one."""
+        index = place[0]
         chunks = index[0] if isinstance(index, tuple) else index
         if np.count_nonzero(accesses.rounds[chunks] == accesses.round):
-            self._compare(warp.cta, accesses, one)
+            self._compare(cta, accesses, one)
         else:
             accesses.unmarked.append(one)
         accesses.rounds[chunks] = accesses.round
 
-    def _compare_waits(self, warp: "Warp", number: int, addresses: np.ndarray, nbytes: int) -> None:
-        """Hold loads of lanes against the copies that only others of the warp waited for."""
+    def _compare_waits(
+        self, warp: "Warp", number: int, addresses: np.ndarray, nbytes: int, *, write: bool
+    ) -> None:
+        """Hold accesses of lanes against the copies that only others of the warp waited for."""
         others, phases = self._waits[warp]
-        loading = others[warp.active]
-        if addresses.size == loading.size:
-            addresses = addresses[loading]
-        if not loading.any():
+        strange = others[warp.active]
+        if addresses.size == strange.size:
+            addresses = addresses[strange]
+        if not strange.any():
             return
         ((_, (index, _)),) = lane_places(addresses, nbytes)
         shadow, sites = self.checker.shared[warp.cta], self.checker.sites
-        for writer in shadow.writers_of(index):
-            stamp = shadow.accesses.epochs[writer]
+        copies = shadow.writers_of(index)
+        if write:
+            for component in phases.keys() & shadow.readers.keys():
+                copies += distinct(shadow.readers[component].at(index))
+        for copy in copies:
+            stamp = shadow.accesses.epochs[copy]
             if stamp & VALUE_MASK > phases.get(stamp >> COMPONENT_SHIFT, VALUE_MASK):
-                site, other = sites[number], sites[shadow.accesses.sites[writer] >> 1]
+                site, other = sites[number], sites[shadow.accesses.sites[copy] >> 1]
                 text = (
-                    f"{site} loads what {other} copied, and only another lane of the warp waited for that: no bar.warp.sync "
-                    "between them, nor anything else for which the warp meets"
+                    f"{site} {'stores over' if write else 'loads'} what {other} copied, and only another lane of the warp waited "
+                    "for that: no bar.warp.sync between them, nor anything else for which the warp meets"
                 )
                 self.checker.report("race", site, other, text, severity="warning")
                 return

@@ -494,22 +494,39 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
     return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
 
 
+@WATCHERS.register("mbarrier.expect_tx", "mbarrier.complete_tx")
+def _count_bytes(inst: Inst, b: Builder, step: Step) -> Step:
+    places, pc = _barrier_places(inst, b, 0), b.pc
+
+    def run(warp: "Warp") -> Any:
+        for cta, offset in places(warp):
+            checker_of(warp).mbarriers.counted(warp, pc, cta, cta.mbarrier(offset))
+        return step(warp)
+
+    return run
+
+
 @WATCHERS.register("mbarrier.test_wait", "mbarrier.try_wait")
 def _wait(inst: Inst, b: Builder, step: Step) -> Step:
     places, pc = _barrier_places(inst, b, 1), b.pc
     by_parity, wide, relaxed = "parity" in inst.mods, "cluster" in inst.mods, "relaxed" in inst.mods
     token: Reader = b.read(inst.operands[2], "u32" if by_parity else "b64")
+    answer = b.write(inst.operands[0], "pred")
 
     def run(warp: "Warp") -> Any:
         value = int(lane_value(token(warp), warp.first_lane()))
         found = [(cta, cta.mbarrier(offset)) for cta, offset in places(warp)]
+        complete = lambda barrier: barrier.test_parity(value) if by_parity else barrier.test_state(value)
+        if checker_of(warp).mbarriers.gives_up(warp, pc, [barrier for _, barrier in found], complete):
+            answer(warp, False)
+            return None
         result = step(warp)
         if result is None:
             checker = checker_of(warp)
             if warp.missing() is None:
                 checker.warp_order.met(warp)
             for cta, barrier in found:
-                if barrier.test_parity(value) if by_parity else barrier.test_state(value):
+                if complete(barrier):
                     checker.warp_order.waits(warp, barrier.record.component)
                     checker.mbarriers.waited(warp, pc, cta, barrier, wide=wide, relaxed=relaxed)
         return result

@@ -23,6 +23,7 @@ from nvfp4_cute.emulator.isa.issue import (
     signalled,
 )
 from nvfp4_cute.emulator.isa.spaces import as_u64, gather, scatter
+from nvfp4_cute.emulator.lanes import LANE_IDS
 from nvfp4_cute.emulator.memory import Mbarrier
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.places import byte_range, granules
@@ -338,7 +339,8 @@ def copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray)
     if checker is not None:
         checker.read_global(as_u64(src)[lanes].astype(np.int64), nbytes, proxy=False)
         data = np.ascontiguousarray(np.asarray(rows)[:, lanes].T)
-        _check_small(warp.cta, _offsets(dst, lanes), data.view(np.uint8).reshape(len(data), nbytes))
+        data = data.view(np.uint8).reshape(len(data), nbytes)
+        _check_small(warp.cta, _offsets(dst, lanes), data, LANE_IDS[lanes])
 
 
 def copy_padded(
@@ -357,19 +359,20 @@ def copy_padded(
     if checker is not None:
         for count in np.unique(counts[counts > 0]).tolist():
             checker.read_global(addresses[counts == count], count, proxy=False)
-        _check_small(cta, offsets, data)
+        _check_small(cta, offsets, data, LANE_IDS[lanes])
 
 
 def _offsets(dst: Any, lanes: np.ndarray) -> np.ndarray:
     return (as_u64(dst)[lanes] & np.uint64(OFFSET_MASK)).astype(np.int64)
 
 
-def _check_small(cta: "Cta", offsets: np.ndarray, data: np.ndarray) -> None:
-    """Report a cp.async that wrote data (uint8 [lanes, bytes]) at offsets; lanes may meet where they copy the same."""
+def _check_small(cta: "Cta", offsets: np.ndarray, data: np.ndarray, lanes: np.ndarray) -> None:
+    """Report a cp.async whose `lanes` wrote data (uint8 [lanes, bytes]) at offsets; they may meet where they copy the same."""
     checker = cta.machine.checker
     assert checker is not None
     checker.write_shared(cta, granules(offsets, data.shape[1]), proxy=False)
     if len(np.unique(offsets)) == len(offsets):
+        checker.lanes_copied(offsets, data.shape[1], lanes)
         return
     for offset, row in zip(offsets.tolist(), data, strict=True):
         if not np.array_equal(cta.smem.read(offset, data.shape[1]), row):
