@@ -4,6 +4,7 @@ from nvfp4_cute.emulator.check.bank_watch import counted
 from nvfp4_cute.emulator.check.early_release import prepare_uses
 from nvfp4_cute.emulator.check.unawaited import prepare_unawaited
 from nvfp4_cute.emulator.check.watch import WATCHERS
+from nvfp4_cute.emulator.check.wgmma_registers import prepare_wgmma
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.ptx import Entry, Program
 from nvfp4_cute.emulator.record.form_watch import watched
@@ -40,6 +41,7 @@ def compiled(
     code = Code(program, entry, late=late, noted=checked, wrappers=wrappers)
     if checked:
         prepare_uses(code)
+        prepare_wgmma(code)
         if not late:
             prepare_unawaited(code)
     if timed:

@@ -26,6 +26,10 @@ MAX_COUNT = (1 << 20) - 1
 """Largest mbarrier arrival count and largest magnitude of its tx-count."""
 
 
+OFFSET_BITS, MOST_OVERFLOWS = 32, 256
+"""Of an offset that may have overflowed; how many times, in bytes, for an address to look like that."""
+
+
 @dataclass(frozen=True)
 class Range:
     """A live allocation of global memory: host address, size in bytes, and whether stores are allowed."""
@@ -260,7 +264,22 @@ class GlobalMemory:
         near = min(self._ranges, key=distance)
         where = f"{addr - near.start:+d} bytes from the start of `{near.name}` ({near.nbytes} bytes)"
         access = f"global {'store' if write else 'load'} of {nbytes} bytes at {addr:#x}"
-        return f"{access} is outside every live range; nearest: {where}"
+        return f"{access} is outside every live range; nearest: {where}{self._overflowed(addr)}"
+
+    def _overflowed(self, addr: int) -> str:
+        """Whether an address lies a multiple of 2^32 bytes beside a place in a range, as offsets do that overflow 32 bits."""
+        for found in self._ranges:
+            times = (addr - found.start) >> OFFSET_BITS
+            if (
+                times
+                and abs(times) <= MOST_OVERFLOWS
+                and (addr - found.start) % (1 << OFFSET_BITS) < found.nbytes
+            ):
+                return (
+                    f"; {times:+d} x 2^{OFFSET_BITS} bytes from a place in `{found.name}`: an offset that overflowed "
+                    f"{OFFSET_BITS} bits?"
+                )
+        return ""
 
 
 def _united(ranges: Iterable[Range]) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 import bug_reports
 import cutlass.cute as cute
 import more_bug_reports
+import operand_bug_reports
 import order_bug_reports
 import torch
 import visibility_reports
@@ -22,7 +23,7 @@ from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.errors import EmulatorError
 
-KERNELS = bug_reports, more_bug_reports, order_bug_reports, visibility_reports
+KERNELS = bug_reports, more_bug_reports, order_bug_reports, visibility_reports, operand_bug_reports
 WORDS = 2048
 MODES = ("eager", "lazy", "random:3")
 
@@ -33,7 +34,7 @@ class Report:
 
     Attributes:
         source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
-            CTAs of a cluster.  wrong: modes that show it without the checker, by an error or by other results.
+            CTAs of a cluster.  arch: what it is compiled for.  wrong: modes that show it without the checker, by an error or by other results.
     """
 
     kernel: str
@@ -43,10 +44,12 @@ class Report:
     shape: tuple[int, int, int] = (1, 64, 1)
     wrong: tuple[str, ...] = ()
     severity: str = "error"
+    arch: str = "sm_100a"
 
 
 LATE, ALWAYS = ("lazy", "random:3"), MODES
 TWO_CTAS, FOUR_WARPS, EIGHT_WARPS = (2, 64, 2), (1, 128, 1), (1, 256, 1)
+TWO_BLOCKS, HOPPER = (2, 64, 1), "sm_90a"
 REPORTS = (
     Report("issuer_waits", "TransformerEngine #3417", "race", "bulk store", wrong=LATE),
     Report("groups_off_by_one", "DeepEP #657", "race", r"bulk load .* while bulk store .* may still read"),
@@ -110,6 +113,37 @@ REPORTS = (
     Report("stored_again_behind_a_relaxed_barrier", "PTX ISA", "silicon", "remote-arrival-scope: st.global", TWO_CTAS),
     Report("wait_that_may_give_up", "PTX ISA", "race", r"bulk load .* may answer false after a while: repeat it"),
     Report("waits_twice_at_most", "PTX ISA", "race", r"bulk load .* may answer false after a while: repeat it"),
+    Report("lanes_without_use", "CUTLASS #3652", "race", r"tcgen05\.dealloc .* frees .* put tcgen05\.wait::ld", FOUR_WARPS, severity="warning"),
+    Report("packed_over_others", "FastVideo #1819; facebookexperimental/triton #1993", "race", r"tcgen05\.st .* while tcgen05\.ld", EIGHT_WARPS, ALWAYS),
+    Report("next_product", "cudnn-frontend #396", "race|hang", r"tcgen05\.mma .* tcgen05\.ld|the warp has found 0 of the 2", (1, 160, 1), ("eager", "random:3")),
+    Report("operand_under_product", "TIRx-kernels #7", "race|tensor-memory", r"tcgen05\.(st|mma) .* tcgen05\.(st|mma)|not allocated", FOUR_WARPS, LATE),
+    Report("operand_past_the_end", "Triton #11366", "out-of-bounds", r"tcgen05\.mma.* shared access of 2048 bytes", FOUR_WARPS, ALWAYS),
+    Report("operand_rewritten", "Triton #9433 and #11781", "register", r"writes a register of A while wgmma", FOUR_WARPS, arch=HOPPER),
+    Report("written_behind_the_fence", "Triton #9530", "register", r"a register of A .* no wgmma\.fence", FOUR_WARPS, arch=HOPPER),
+    Report("operand_not_fenced", "TileLang #2634", "proxy-fence", r"wgmma\.mma_async .* no fence\.proxy\.async", FOUR_WARPS, arch=HOPPER),
+    Report("no_barrier_back", "TileLang #2613", "race", r"st\.shared .* while wgmma\.mma_async", EIGHT_WARPS, arch=HOPPER),
+    Report("lanes_still_load", "cudnn-frontend #993", "early-release", r"mbarrier\.arrive .* bulk load .* overwrites it"),
+    Report("staging_of_a_reduction", "cudnn-frontend #1049 and #1135", "race", r"bulk reduction .* st\.shared", wrong=ALWAYS),
+    Report("never_initialised", "CUTLASS #2364", "mbarrier", "no mbarrier was initialised", wrong=ALWAYS),
+    Report("fence_of_another_thread", "Triton #11498", "mbarrier", r"without a fence\.mbarrier_init"),
+    Report("bytes_of_the_cluster", "TileLang #2644", "hang", "more bytes are expected than copied", (4, 64, 4), ALWAYS),
+    Report("bytes_without_arrival", "TileLang #2566", "hang", "pending 1 of 1 arrivals, 0 tx bytes", wrong=ALWAYS),
+    Report("leader_signals_early", "Triton #10035", "mbarrier", "a slower warp misses it", (1, 288, 1), severity="warning"),
+    Report("bytes_of_the_tail", "TileLang #2525 and #2506", "alignment", "multiple of 16", wrong=ALWAYS),
+    Report("slot_of_64_bytes", "emmy #176", "alignment", "multiple of 128 bytes", wrong=ALWAYS),
+    Report("offset_of_the_box", "TileLang #2527", "alignment", "20 bytes into", wrong=ALWAYS),
+    Report("rows_of_92_bytes", "vLLM #45466", "alignment", r"st\.global\.v4.* not aligned to the 16 bytes", wrong=ALWAYS),
+    Report("vector_behind_sums", "FlashInfer #634", "alignment", r"ld\.shared\.v4.* not aligned to the 16 bytes", wrong=ALWAYS),
+    Report("over_the_next_row", "AITER #5290", "double-store", r"cta 1,0,0 .*cta 0,0,0 .* writes too", TWO_BLOCKS, ALWAYS),
+    Report("row_times_stride", "MSLK #303; flash-attention #1500", "out-of-bounds", r"-4 x 2\^32 bytes .* overflowed 32 bits", wrong=ALWAYS),
+    Report("fill_over_copy", "TileLang #2698", "race", r"st\.shared .* may still be writing", wrong=ALWAYS),
+    Report("load_after_store", "vLLM #34991", "race", r"ld\.global .* st\.global .* writes", wrong=ALWAYS),
+    Report("mask_of_the_first_half", "SGLang #9620", "rule", "does not name them"),
+    Report("elected_in_a_branch", "cudnn-frontend #717", "hang", r"elect\.sync.* have not arrived", wrong=ALWAYS),
+    Report("misaligned_barriers", "llama.cpp #13469", "race", r"st\.shared .* ld\.shared", wrong=ALWAYS),
+    Report("leader_exits", "Triton #11730", "exit", r"may exit before ld\.shared::cluster", TWO_CTAS),
+    Report("last_block", "PyTorch #128455", "race", r"ld\.global .*relaxed accesses order nothing", TWO_BLOCKS),
+    Report("counted_without_fence", "FlashInfer #4742", "race", r"ld\.global .* bulk store", TWO_BLOCKS),
 )  # fmt: skip
 
 
@@ -123,7 +157,7 @@ def ptx_of(report: Report, fixed: bool) -> str:
         kernel(src, out, fixed).launch(grid=(grid, 1, 1), block=(block, 1, 1), cluster=(cluster, 1, 1))
 
     tensors = [from_dlpack(torch.zeros(WORDS, dtype=torch.int32)) for _ in range(2)]
-    return compile_jit("sm_100a", launch, *tensors, no_jit_engine=True)[1]
+    return compile_jit(report.arch, launch, *tensors, no_jit_engine=True)[1]
 
 
 def run(report: Report, mode: str, *, fixed: bool, check: bool = False):

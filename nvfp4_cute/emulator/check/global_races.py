@@ -6,6 +6,7 @@ address knows all that the releasing clusters had written when they released. Re
 together with fences: a store tells what its warp knew at its last fence, what a load tells counts from the next fence on.
 A barrier of the CTA or the cluster hands on what fences before it covered: each thread fences its stores, all meet, and
 one raises the flag. PTX ISA asks for a fence of that one behind the barrier; hardware has completed the stores before it.
+In the same way a barrier hands on what a relaxed load found: one thread sees the count, all meet, and each fences its loads.
 
 What a bulk store writes counts as written when a warp has waited for the whole operation, not for its reads only.
 """
@@ -110,6 +111,7 @@ class GlobalRaces:
         self._pending: dict[Warp, Told] = {}
         self._at_fence: dict[Warp, Told] = {}
         self._at_gate: dict[Any, Told] = {}
+        self._found_at_gate: dict[Any, Told] = {}
         self._under_way: dict[int, list[tuple[GlobalShadow, np.ndarray, int]]] = {}
         self._relaxed = False
         self._cluster = self._releases = 0
@@ -143,7 +145,7 @@ class GlobalRaces:
         self._cluster += 1
         self._releases = 1
         self._known, self._fenced, self._pending, self._at_fence = {}, {}, {}, {}
-        self._at_gate, self._under_way = {}, {}
+        self._at_gate, self._found_at_gate, self._under_way = {}, {}, {}
         for key in [key for key in self._told if not isinstance(key, int)]:
             del self._told[key]
         for told in self._told.values():
@@ -394,15 +396,21 @@ class GlobalRaces:
 
     def arrive(self, warp: "Warp", gate: Any) -> None:
         """A warp arrives at a barrier of its CTA or cluster."""
-        told = self._at_fence.get(warp)
-        if told is not None:
-            self._at_gate.setdefault(gate, Told()).add(told)
+        for told, gates in (
+            (self._at_fence.get(warp), self._at_gate),
+            (self._pending.get(warp), self._found_at_gate),
+        ):
+            if told is not None:
+                gates.setdefault(gate, Told()).add(told)
 
     def pass_gate(self, warp: "Warp", gate: Any) -> None:
-        """A warp has passed a barrier: stores that others fenced before it are as fenced by itself."""
-        told = self._at_gate.get(gate)
-        if told is not None:
-            self._at_fence.setdefault(warp, Told()).add(told)
+        """A warp has passed a barrier: stores that others fenced before it are as fenced by itself, what they found as found."""
+        for told, warps in (
+            (self._at_gate.get(gate), self._at_fence),
+            (self._found_at_gate.get(gate), self._pending),
+        ):
+            if told is not None:
+                warps.setdefault(warp, Told()).add(told)
 
     def proxy_fence(self) -> None:
         """A warp hands the generic writes that its cluster knows of to the async proxy."""

@@ -47,6 +47,7 @@ from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.check.tensor_maps import TensorMaps
 from nvfp4_cute.emulator.check.unawaited import Unawaited
 from nvfp4_cute.emulator.check.warp_order import WarpOrder
+from nvfp4_cute.emulator.check.wgmma_registers import WgmmaRegisters
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import UNORDERED, Engine, Operation
@@ -113,6 +114,7 @@ class Checker:
         self.early_releases = EarlyReleases(self)
         self.warp_order = WarpOrder(self)
         self.unawaited = Unawaited(self.used)
+        self.wgmma_registers = WgmmaRegisters(self)
         self.silicon = SiliconChecks(self)
         self.mbarriers = Mbarriers(self, self.silicon)
         self.dependencies = Dependencies(self, self.silicon)
@@ -163,6 +165,7 @@ class Checker:
         self.early_releases.begin()
         self.warp_order.begin()
         self.unawaited.begin()
+        self.wgmma_registers.begin()
         self.mbarriers.begin()
         self.tensor_maps.begin()
         self.silicon.begin()

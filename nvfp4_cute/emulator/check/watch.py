@@ -17,7 +17,7 @@ from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
 from nvfp4_cute.emulator.isa.issue import cta_pair
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
-from nvfp4_cute.emulator.lanes import NOTHING
+from nvfp4_cute.emulator.lanes import LANE_IDS, LANES, NOTHING
 from nvfp4_cute.emulator.places import LanePlaces, granules, lane_places
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES
@@ -377,19 +377,50 @@ def _gated(
     return run
 
 
+MASKS = {
+    "shfl.sync": 4, "vote.sync": 2, "match.any.sync": 2, "match.all.sync": 2, "redux.sync": 2, "elect.sync": 1,
+    "bar.warp.sync": 0,
+}  # fmt: skip
+"""Operand of each that names the lanes."""
+
+EVERY_LANE = 0xFFFFFFFF
+
+
 # Instructions of whole warps, which are .sync, beside those that have a wrapper of their own.
 @WATCHERS.register(
     "bar.warp.sync", "shfl.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync", "mma", "movmatrix",
     "wgmma", "tcgen05.ld", "tcgen05.st", "tcgen05.wait::ld", "tcgen05.wait::st", "setmaxnreg",
 )  # fmt: skip
 def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
+    position = MASKS.get(inst.opcode)
+    mask = b.read(inst.operands[position], "b32") if position is not None else None
+    pc = b.pc
+
     def run(warp: "Warp") -> Any:
+        if mask is not None:
+            _check_mask(warp, pc, mask(warp))
         result = step(warp)
         if result is None:
             checker_of(warp).warp_order.met(warp)
         return result
 
     return run
+
+
+def _check_mask(warp: "Warp", pc: int, mask: Any) -> None:
+    """Every lane that executes an instruction of a warp is among those that its mask names."""
+    if mask.__class__ is int and mask == EVERY_LANE:
+        return
+    outside = warp.active & (np.broadcast_to(mask, LANES).astype(np.int64) >> LANE_IDS & 1 == 0)
+    if outside.any():
+        lanes = [int(lane) for lane in outside.nonzero()[0]]
+        checker = checker_of(warp)
+        site, named = (
+            checker.sites[checker.site(warp, pc)],
+            int(np.broadcast_to(mask, LANES)[lanes[0]]) & EVERY_LANE,
+        )
+        text = f"{site}: lanes {lanes} execute it with the mask {named:#x}, which does not name them: what it does is undefined"
+        checker.report("rule", site, None, text)
 
 
 def _named_gate(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], Any]":

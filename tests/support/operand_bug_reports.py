@@ -1,0 +1,725 @@
+"""Reports of faults of operands, addresses and tensor cores, and of what waits for them. See `bug_reports`."""
+
+import cutlass
+import cutlass.cute as cute
+from bug_reports import (
+    NBYTES,
+    WARP,
+    address,
+    arrive,
+    barriers,
+    fence_async,
+    get,
+    load,
+    place,
+    put,
+    read_tmem,
+    remote,
+    shared,
+    store,
+    stored,
+    sync,
+    wait,
+    write_tmem,
+)
+from cutlass import Int32, Int64
+from cutlass.cute.arch import inline_ptx
+from more_bug_reports import poll
+from order_bug_reports import acquire_map, cluster_barrier, make_map, publish_map
+
+A_BYTES = 128 * 32
+"""A of one product in tensor memory's shape: 128 rows of 16 halves; B has 64 rows."""
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------------
+@cute.jit
+def allocate(slot, columns: cutlass.Constexpr):
+    inline_ptx(
+        f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns};",
+        read_only_args=[Int32(slot)],
+    )
+
+
+@cute.jit
+def free(tmem, columns: cutlass.Constexpr):
+    inline_ptx(
+        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(tmem)]
+    )
+
+
+@cute.jit
+def tensor_memory(slot, columns: cutlass.Constexpr):
+    """Warp 0 allocates; every thread gets the first column."""
+    if cute.arch.thread_idx()[0] < WARP:
+        allocate(slot, columns)
+    cute.arch.sync_threads()
+    return get(slot)
+
+
+@cute.jit
+def operand(at, version: cutlass.Constexpr):
+    """Descriptor of a K-major operand of 16 halves in K, without swizzle. `version`: 1 of tcgen05, 0 of wgmma."""
+    return (Int64(at) >> 4) | Int64(128 >> 4 << 16 | 256 >> 4 << 32 | version << 46)
+
+
+@cute.jit
+def multiply(d, a, b):
+    """One tcgen05.mma of 128 x 64 x 16 halves that does not accumulate; `a`, `b`: addresses in shared memory."""
+    inline_ptx(
+        "{ .reg .pred P; .reg .b32 I; setp.ne.b32 P, 0, 0; mov.b32 I, 0x08100010;\n"
+        "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], {$r1}, {$r2}, I, P; }",
+        read_only_args=[Int32(d), operand(a, 1), operand(b, 1)],
+    )
+
+
+@cute.jit
+def multiply_tmem(d, a, b):
+    """The same with A in tensor memory, at column `a`."""
+    inline_ptx(
+        "{ .reg .pred P; .reg .b32 I; setp.ne.b32 P, 0, 0; mov.b32 I, 0x08100010;\n"
+        "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], [{$r1}], {$r2}, I, P; }",
+        read_only_args=[Int32(d), Int32(a), operand(b, 1)],
+    )
+
+
+@cute.jit
+def commit(bar):
+    inline_ptx(
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{$r0}];",
+        read_only_args=[Int32(bar)],
+    )
+
+
+@cute.jit
+def store_tmem(at, value):
+    """tcgen05.st of one column, and nobody waits for it."""
+    inline_ptx(
+        "{ .reg .b32 V; mov.b32 V, {$r1}; tcgen05.st.sync.aligned.32x32b.x1.b32 [{$r0}], {V}; }",
+        read_only_args=[Int32(at), Int32(value)],
+    )
+
+
+@cute.jit
+def load_tmem(at):
+    """tcgen05.ld of one column, and nobody waits for it."""
+    return inline_ptx(
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {{$w0}}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[Int32(at)],
+    )
+
+
+@cute.jit
+def expect(bar, nbytes: cutlass.Constexpr):
+    inline_ptx(f"mbarrier.arrive.expect_tx.shared.b64 _, [{{$r0}}], {nbytes};", read_only_args=[Int32(bar)])
+
+
+@cute.jit
+def copy(to, source, bar, nbytes: cutlass.Constexpr):
+    """A bulk load of which nobody has said that it is expected."""
+    inline_ptx(
+        f"cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{{$r0}}], [{{$r1}}], {nbytes}, [{{$r2}}];",
+        read_only_args=[Int32(to), Int64(source), Int32(bar)],
+    )
+
+
+# ---- tensor memory -----------------------------------------------------------------------------------------------------------
+@cute.kernel
+def lanes_without_use(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Half of the lanes use what tcgen05.ld brought; then all say that they are done, and the columns are freed."""
+    tidx, warp, lane = place()
+    slot, bars = shared(16, 16), barriers(1, (128,))
+    tmem = tensor_memory(slot, 32)
+    at = tmem + (warp << 21)
+    write_tmem(at, tidx)
+    value = load_tmem(at)
+    if cutlass.const_expr(fixed):
+        inline_ptx("tcgen05.wait::ld.sync.aligned;")
+    if lane < 16:
+        out[tidx] = value
+    arrive(bars)
+    if warp == 0:
+        wait(bars, 0)
+        free(tmem, 32)
+
+
+@cute.kernel
+def packed_over_others(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Two warps of a quadrant load a half of the columns each; what one of them packs lies over the other's half."""
+    tidx, warp, lane = place()
+    slot = shared(16, 16)
+    tmem = tensor_memory(slot, 32)
+    at = tmem + ((warp % 4) << 21)
+    half = warp // 4
+    write_tmem(at + half, tidx)
+    cute.arch.sync_threads()
+    value = read_tmem(at + half)
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    if half == 1:
+        write_tmem(at, value + 5)
+    out[tidx] = value
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem, 32)
+
+
+@cute.kernel
+def next_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The next product overwrites an accumulator when an older generation of it was read, not this one."""
+    tidx, warp, lane = place()
+    slot, operands, bars = shared(16, 16), shared(6144), barriers(3, (1, 1, 128))
+    tmem = tensor_memory(slot, 64)
+    if warp == 4:
+        if lane == 0:
+            load(operands, address(src, 0), bars, 6144)
+            wait(bars, 0)
+            for turn in cutlass.range_constexpr(2):
+                wait(bars + 16, 1 if turn == 0 or not fixed else 0)
+                multiply(tmem, operands, operands + A_BYTES)
+                commit(bars + 8)
+    else:
+        for turn in cutlass.range_constexpr(2):
+            wait(bars + 8, turn)
+            out[128 * turn + tidx] = read_tmem(tmem + (warp << 21))
+            arrive(bars + 16)
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem, 64)
+
+
+@cute.kernel
+def operand_under_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Columns that a product reads are stored again, before the commit says that it is complete."""
+    tidx, warp, lane = place()
+    slot, operands, bars = shared(16, 16), shared(2048), barriers(2, (1, 1))
+    tmem = tensor_memory(slot, 128)
+    at = tmem + 64 + (warp << 21)
+    if tidx == 0:
+        load(operands, address(src, 0), bars, 2048)
+    wait(bars, 0)
+    for turn in cutlass.range_constexpr(2):
+        for column in cutlass.range_constexpr(8):
+            store_tmem(at + column, 0x3C003C00)
+        inline_ptx("tcgen05.wait::st.sync.aligned;\ntcgen05.fence::before_thread_sync;")
+        cute.arch.sync_threads()
+        if tidx == 0:
+            inline_ptx("tcgen05.fence::after_thread_sync;")
+            multiply_tmem(tmem, tmem + 64, operands)
+            commit(bars + 8)
+        if cutlass.const_expr(fixed or turn == 1):
+            wait(bars + 8, turn if fixed else 1)
+    out[tidx] = read_tmem(tmem + (warp << 21))
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem, 128)
+
+
+@cute.kernel
+def operand_past_the_end(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The descriptor of an operand of few rows has the shape of the whole tile, which ends behind shared memory."""
+    tidx, warp, lane = place()
+    slot, operands, bars = shared(16, 16), shared(6144), barriers(2, (1, 1))
+    tmem = tensor_memory(slot, 64)
+    if tidx == 0:
+        load(operands, address(src, 0), bars, 6144)
+        wait(bars, 0)
+        multiply(tmem, operands, operands + (A_BYTES if fixed else 6144))
+        commit(bars + 8)
+    wait(bars + 8, 0)
+    out[tidx] = read_tmem(tmem + (warp << 21))
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem, 64)
+
+
+# ---- wgmma -------------------------------------------------------------------------------------------------------------------
+WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {D0, D1, D2, D3}"
+REGISTERS = (
+    "{ .reg .pred P; .reg .b32 D<4>, A<4>; setp.ne.b32 P, 0, 0;\n"
+    + "".join(f"mov.b32 A{i}, {{$r1}};\n" for i in range(4))
+    + "".join(f"mov.b32 D{i}, 0;\n" for i in range(4))
+)
+
+
+@cute.kernel
+def operand_rewritten(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A register that holds a part of A gets the next part while wgmma may still read it."""
+    tidx, warp, lane = place()
+    operands, bars = shared(NBYTES), barriers(1, (1,))
+    if tidx == 0:
+        load(operands, address(src, 0), bars, 256)
+    wait(bars, 0)
+    update, done = "xor.b32 A1, A1, 0x4000;\n", "wgmma.wait_group.sync.aligned 0;\n"
+    product = f"{WGMMA}, {{A0, A1, A2, A3}}, {{$r0}}, P, 1, 1, 0;\nwgmma.commit_group.sync.aligned;\n"
+    out[tidx] = inline_ptx(
+        REGISTERS
+        + "wgmma.fence.sync.aligned;\n"
+        + product
+        + (done + update if fixed else update)
+        + f"wgmma.fence.sync.aligned;\n{product}{done}mov.b32 {{$w0}}, D1; }}",
+        write_only_types=[Int32],
+        read_only_args=[operand(operands, 0), Int32(0x3C003C00)],
+    )
+
+
+@cute.kernel
+def written_behind_the_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Registers of A are written between wgmma.fence and the product that reads them."""
+    tidx, warp, lane = place()
+    operands, bars = shared(NBYTES), barriers(1, (1,))
+    if tidx == 0:
+        load(operands, address(src, 0), bars, 256)
+    wait(bars, 0)
+    update, fence = "xor.b32 A1, A1, 0x4000;\n", "wgmma.fence.sync.aligned;\n"
+    out[tidx] = inline_ptx(
+        REGISTERS
+        + (update + fence if fixed else fence + update)
+        + f"{WGMMA}, {{A0, A1, A2, A3}}, {{$r0}}, P, 1, 1, 0;\n"
+        + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\nmov.b32 {$w0}, D1; }",
+        write_only_types=[Int32],
+        read_only_args=[operand(operands, 0), Int32(0x3C003C00)],
+    )
+
+
+@cute.jit
+def multiply_shared(a, b):
+    """A product of 64 x 8 x 16 halves in shared memory, complete; a word of it."""
+    return inline_ptx(
+        "{ .reg .pred P; .reg .b32 D<4>; setp.ne.b32 P, 0, 0;\n"
+        + "".join(f"mov.b32 D{i}, 0;\n" for i in range(4))
+        + f"wgmma.fence.sync.aligned;\n{WGMMA}, {{$r0}}, {{$r1}}, P, 1, 1, 0, 0;\n"
+        + "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\nmov.b32 {$w0}, D1; }",
+        write_only_types=[Int32],
+        read_only_args=[operand(a, 0), operand(b, 0)],
+    )
+
+
+@cute.kernel
+def operand_not_fenced(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Threads store an operand, meet and multiply: wgmma reads it through another proxy."""
+    tidx, warp, lane = place()
+    operands = shared(2304)
+    for word in cutlass.range_constexpr(5):
+        if word < 4 or tidx < 64:
+            put(operands + 4 * (tidx + 128 * word), 0x3C003C00)
+    if cutlass.const_expr(fixed):
+        fence_async()
+    cute.arch.sync_threads()
+    out[tidx] = multiply_shared(operands, operands + 2048)
+
+
+@cute.kernel
+def no_barrier_back(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Two warpgroups multiply one tile, and the faster one fills it for the next turn."""
+    tidx, warp, lane = place()
+    operands = shared(2304)
+    for turn in cutlass.range(2, unroll=1):
+        for word in cutlass.range_constexpr(3):
+            if word < 2 or tidx < 64:
+                put(operands + 4 * (tidx + 256 * word), 0x3C003C00 + turn)
+        fence_async()
+        cute.arch.sync_threads()
+        out[256 * turn + tidx] = multiply_shared(operands, operands + 2048)
+        if cutlass.const_expr(fixed):
+            cute.arch.sync_threads()
+
+
+# ---- copies and their barriers -------------------------------------------------------------------------------------------------
+@cute.kernel
+def lanes_still_load(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A slot of mask words is released by a lane of each warp, behind loads of all lanes and without a fence."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(2, (1, 64 if fixed else 2))
+    for turn in cutlass.range_constexpr(2):
+        if tidx == 0:
+            if cutlass.const_expr(turn == 1):
+                wait(bars + 8, 0)
+            load(buffer, address(src, 64 * turn), bars, 256)
+        wait(bars, turn)
+        value = get(buffer + 4 * tidx)
+        if cutlass.const_expr(fixed):
+            fence_async()
+            arrive(bars + 8)
+        elif lane == 0:
+            arrive(bars + 8)
+        out[64 * turn + tidx] = value
+
+
+@cute.kernel
+def staging_of_a_reduction(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The thread that issues a bulk reduction waits for it; the others store the next rows without being told."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    for turn in cutlass.range(2, unroll=1):
+        put(buffer + 4 * tidx, tidx + turn)
+        fence_async()
+        cute.arch.sync_threads()
+        if tidx == 0:
+            inline_ptx(
+                "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [{$r0}], [{$r1}], 256;\ncp.async.bulk.commit_group;",
+                read_only_args=[address(out, 0), Int32(buffer)],
+            )
+            stored()
+        if cutlass.const_expr(fixed):
+            cute.arch.sync_threads()
+    if tidx == 0:
+        stored(0, "")
+
+
+@cute.kernel
+def never_initialised(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The call that announces bytes is taken for the one that initialises the barrier."""
+    tidx, warp, lane = place()
+    buffer, bar = shared(NBYTES), shared(8, 8)
+    if tidx == 0:
+        if cutlass.const_expr(fixed):
+            inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[Int32(bar)])
+        else:
+            expect(bar, 256)
+        inline_ptx("fence.mbarrier_init.release.cluster;")
+    cute.arch.sync_threads()
+    if tidx == 0:
+        load(buffer, address(src, 0), bar, 256)
+    wait(bar, 0)
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def bytes_of_the_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A barrier expects the bytes of each CTA of the cluster, and only a pair of them signals it."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    cluster_barrier()
+    if tidx == 0:
+        expect(bars, 512 if fixed else 1024)
+        if rank % 2 == 0:
+            for half in cutlass.range_constexpr(2):
+                inline_ptx(
+                    "{ .reg .b16 MASK; .reg .b32 SHIFT; mov.b32 SHIFT, 3; shl.b32 SHIFT, SHIFT, {$r3}; cvt.u16.u32 MASK, SHIFT;\n"
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                    "[{$r0}], [{$r1}], 256, [{$r2}], MASK; }",
+                    read_only_args=[
+                        Int32(buffer + 256 * half),
+                        address(src, 64 * half),
+                        Int32(bars),
+                        Int32(rank),
+                    ],
+                )
+    wait(bars, 0)
+    out[64 * rank + tidx] = get(buffer + 4 * tidx)
+    cluster_barrier()
+
+
+@cute.kernel
+def bytes_without_arrival(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Bytes are announced, and nobody arrives: the phase lacks its one arrival."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    if tidx == 0:
+        inline_ptx(
+            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{$r0}], 256;", read_only_args=[Int32(bars)]
+        )
+        copy(buffer, address(src, 0), bars, 256)
+        if cutlass.const_expr(fixed):
+            arrive(bars)
+    wait(bars, 0)
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def leader_signals_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The first warp of a role says that a slot is free while the others may not have found it full."""
+    tidx, warp, lane = place()
+    bars = barriers(2, (1, 1))
+    for turn in cutlass.range(3, unroll=1):
+        if warp == 0:
+            if lane == 0:
+                wait(bars + 8, (turn & 1) ^ 1)
+                arrive(bars)
+        elif warp >= 4:
+            wait(bars, turn & 1)
+            if cutlass.const_expr(fixed):
+                sync(1, 160)
+            if tidx == 4 * WARP:
+                arrive(bars + 8)
+    out[tidx] = tidx
+
+
+@cute.kernel
+def bytes_of_the_tail(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A bulk store of so many bytes as there are, which is no multiple of 16."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    put(buffer + 4 * tidx, tidx + 1)
+    fence_async()
+    cute.arch.sync_threads()
+    if tidx == 0:
+        inline_ptx(
+            "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};\ncp.async.bulk.commit_group;",
+            read_only_args=[address(out, 0), Int32(buffer), Int32(256 if fixed else 252) + warp],
+        )
+        stored()
+
+
+@cute.kernel
+def slot_of_64_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A ring of slots as small as their rows: every other one begins where no tensor copy may write."""
+    tidx, warp, lane = place()
+    buffer, draft, bars = shared(NBYTES), shared(128), barriers(2, (1, 1))
+    live = (address(src, 1024) + 127) & -128
+    if warp == 0:
+        if lane == 0:
+            make_map(draft, src, 0)
+        cute.arch.sync_warp()
+        publish_map(live, draft)
+        acquire_map(live)
+        if lane == 0:
+            for turn in cutlass.range_constexpr(2):
+                expect(bars + 8 * turn, 256)
+                inline_ptx(
+                    "{ .reg .b32 Z; mov.b32 Z, 0;\n"
+                    "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}, {Z, {$r3}}], [{$r2}]; }",
+                    read_only_args=[
+                        Int32(buffer + (256 if fixed else 320) * turn),
+                        Int64(live),
+                        Int32(bars + 8 * turn),
+                        Int32(turn),
+                    ],
+                )
+        cute.arch.sync_warp()
+    for turn in cutlass.range_constexpr(2):
+        wait(bars + 8 * turn, 0)
+        out[64 * turn + tidx] = get(buffer + (256 if fixed else 320) * turn + 4 * tidx)
+
+
+@cute.kernel
+def offset_of_the_box(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A tensor store of a part of rows that begins 20 bytes into them."""
+    tidx, warp, lane = place()
+    buffer, draft = shared(NBYTES), shared(128)
+    live = (address(src, 1024) + 127) & -128
+    put(buffer + 4 * tidx, tidx + 1)
+    fence_async()
+    cute.arch.sync_threads()
+    if warp == 0:
+        if lane == 0:
+            make_map(draft, out, 0)
+        cute.arch.sync_warp()
+        publish_map(live, draft)
+        acquire_map(live)
+        if lane == 0:
+            inline_ptx(
+                "{ .reg .b32 Z; mov.b32 Z, 0;\n"
+                "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{$r0}, {{$r2}, Z}], [{$r1}];\n"
+                "cp.async.bulk.commit_group; }",
+                read_only_args=[Int64(live), Int32(buffer), Int32(4 if fixed else 5)],
+            )
+            stored(0, "")
+        cute.arch.sync_warp()
+
+
+@cute.kernel
+def fence_of_another_thread(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """One thread initialises a barrier, and another one executes the fence that should make it visible."""
+    tidx, warp, lane = place()
+    buffer, bar = shared(NBYTES), shared(8, 8)
+    if tidx == 0:
+        inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[Int32(bar)])
+    if tidx == (0 if fixed else WARP):
+        inline_ptx("fence.mbarrier_init.release.cluster;")
+    cute.arch.sync_threads()
+    if tidx == 0:
+        load(buffer, address(src, 0), bar, 256)
+    wait(bar, 0)
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def misaligned_barriers(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A barrier more in a branch that one warp takes: it meets the other one a barrier early from there on."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    for turn in cutlass.range(2, unroll=1):
+        if warp == (0 if turn == 0 else 1):
+            if cutlass.const_expr(not fixed):
+                cute.arch.sync_threads()
+        put(buffer + 4 * tidx, tidx + 100 * turn)
+        cute.arch.sync_threads()
+        out[64 * turn + tidx] = get(buffer + 4 * (tidx ^ WARP))
+        cute.arch.sync_threads()
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------------------
+@cute.kernel
+def rows_of_92_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Vectors of 16 bytes are stored to rows whose pitch is no multiple of 16: only the source was looked at."""
+    tidx, warp, lane = place()
+    for row in cutlass.range(2, unroll=1):
+        if tidx < 4:
+            at = address(out, 23 * row + 4 * tidx)
+            if cutlass.const_expr(fixed):
+                for word in cutlass.range_constexpr(4):
+                    out[23 * row + 4 * tidx + word] = tidx + word
+            else:
+                inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r1}, {$r1}, {$r1}};",
+                    read_only_args=[at, Int32(tidx)],
+                )
+
+
+@cute.kernel
+def vector_behind_sums(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Vectors lie in shared memory right behind one word of each of two warps."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES + 64)
+    rows = buffer + (16 if fixed else 8)
+    if lane == 0:
+        put(buffer + 4 * warp, tidx)
+    for word in cutlass.range_constexpr(4):
+        put(rows + 16 * tidx + 4 * word, tidx * word)
+    out[tidx] = inline_ptx(
+        "{ .reg .b32 A, B, C; ld.shared.v4.b32 {A, B, C, {$w0}}, [{$r0}]; }",
+        write_only_types=[Int32],
+        read_only_args=[Int32(rows + 16 * tidx)],
+    )
+
+
+@cute.kernel
+def over_the_next_row(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Rows of 62 words are stored as vectors of four: the last one of a row covers the beginning of the next CTA's."""
+    tidx, warp, lane = place()
+    row = cute.arch.block_idx()[0]
+    if tidx < (62 if fixed else 64):
+        out[62 * row + tidx] = 1000 * row + tidx
+
+
+@cute.kernel
+def row_times_stride(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The offset of a row of a large tensor is computed in 32 bits."""
+    tidx, warp, lane = place()
+    row, stride = Int32(40000) + warp * 0, Int32(1 << 16)
+    first = address(src, 0) - Int64(40000 << 18)  # where a tensor begins of which `src` is row 40000
+    offset = Int64(row) * Int64(stride) if fixed else Int64(row * stride)
+    out[tidx] = inline_ptx(
+        "ld.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[first + (offset + Int64(tidx)) * 4],
+    )
+
+
+@cute.kernel
+def load_after_store(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Threads of a CTA store all offsets to global memory, and each loads one that another warp stored."""
+    tidx, warp, lane = place()
+    out[tidx] = 3 * tidx
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    out[64 + tidx] = out[tidx ^ WARP] + 1
+
+
+@cute.kernel
+def fill_over_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A tile is stored, and a part of it filled by other threads than those that stored that part."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    put(buffer + 4 * tidx, src[tidx])
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    if tidx < WARP:
+        put(buffer + 4 * (tidx + WARP), 7)
+    cute.arch.sync_threads()
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+# ---- warps -------------------------------------------------------------------------------------------------------------------------
+@cute.kernel
+def mask_of_the_first_half(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Groups of 16 lanes reduce, and the upper one shuffles with the mask of the lower one."""
+    tidx, warp, lane = place()
+    mask = Int32(0xFFFF)
+    if cutlass.const_expr(fixed):
+        mask = Int32(0xFFFF) << (lane & 16)
+    out[tidx] = inline_ptx(
+        "shfl.sync.bfly.b32 {$w0}, {$r0}, 8, 31, {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[Int32(tidx), mask],
+    )
+
+
+@cute.kernel
+def elected_in_a_branch(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A lane is elected where only one lane comes."""
+    tidx, warp, lane = place()
+    elect = "{ .reg .pred P; .reg .b32 L; elect.sync L|P, 0xffffffff; selp.b32 {$w0}, 1, 0, P; }"
+    chosen = Int32(0)
+    if cutlass.const_expr(fixed):
+        chosen = inline_ptx(elect, write_only_types=[Int32])
+    elif lane == 0:
+        chosen = inline_ptx(elect, write_only_types=[Int32])
+    cute.arch.sync_warp()
+    out[tidx] = chosen
+
+
+# ---- CTAs --------------------------------------------------------------------------------------------------------------------------
+@cute.kernel
+def leader_exits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The CTA that holds the result of an atomic exits when it has published it; the others still load it."""
+    tidx, warp, lane = place()
+    rank = cute.arch.block_idx_in_cluster()
+    buffer = shared(NBYTES)
+    if rank == 0:
+        put(buffer + 4 * tidx, tidx + 9)
+    cluster_barrier()
+    if rank == 1:
+        out[tidx] = inline_ptx(
+            "ld.shared::cluster.b32 {$w0}, [{$r0}];",
+            write_only_types=[Int32],
+            read_only_args=[remote(buffer + 4 * tidx, 0)],
+        )
+    if cutlass.const_expr(fixed):
+        cluster_barrier()
+
+
+@cute.kernel
+def last_block(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The last CTA to count itself adds up what the others stored, with no fence behind the atomic that told it so."""
+    tidx, warp, lane = place()
+    cta = cute.arch.block_idx()[0]
+    last = shared(16, 16)
+    out[64 * cta + tidx] = 100 * cta + tidx
+    inline_ptx("fence.acq_rel.gpu;")
+    cute.arch.sync_threads()
+    if tidx == 0:
+        before = inline_ptx(
+            "atom.global.add.u32 {$w0}, [{$r0}], 1;",
+            write_only_types=[Int32],
+            read_only_args=[address(out, 1024)],
+        )
+        put(last, before)
+    cute.arch.sync_threads()
+    if get(last) == 1:
+        if cutlass.const_expr(fixed):
+            inline_ptx("fence.acq_rel.gpu;")
+        out[256 + tidx] = out[tidx] + out[64 + tidx]
+
+
+@cute.kernel
+def counted_without_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A counter says that a partial result was stored in bulk, and nothing stands between the wait and the count."""
+    tidx, warp, lane = place()
+    buffer, counter = shared(NBYTES), address(out, 1024)
+    if cute.arch.block_idx()[0] == 0:
+        put(buffer + 4 * tidx, tidx + 5)
+        fence_async()
+        cute.arch.sync_threads()
+        if tidx == 0:
+            store(address(out, 0), buffer, 256)
+            stored(0, "")
+            if cutlass.const_expr(fixed):
+                inline_ptx("fence.proxy.async;\nfence.acq_rel.gpu;")
+            inline_ptx("red.global.add.u32 [{$r0}], 1;", read_only_args=[counter])
+    else:
+        poll(counter)
+        out[128 + tidx] = out[tidx] * 2
