@@ -383,13 +383,16 @@ def test_a_wait_of_one_warp_is_one_for_its_warpgroup():
 
 # ---- warps -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "inst", ["shfl.sync.bfly.b32 %r9, %r8, 8, 31, {}", "vote.sync.ballot.b32 %r9, %p0, {}", "bar.warp.sync {}"]
+    "inst",
+    ["shfl.sync.bfly.b32 %r9, %r8, 8, 31, {}", "vote.sync.ballot.b32 %r9, %p0, {}", "bar.warp.sync {}"],
 )
 def test_lanes_outside_their_mask(inst):
     assert_clean(inst.format("0xffffffff") + ";\n")
     half = "shl.b32 %r10, 0xffff, %r11;\n" + inst.format("%r10") + ";\n"
     assert_clean("and.b32 %r11, %r8, 16;\n" + half)
-    assert_found("mov.b32 %r11, 0;\n" + half, "rule", r"lanes \[16, .* with the mask 0xffff, which does not name them")
+    assert_found(
+        "mov.b32 %r11, 0;\n" + half, "rule", r"lanes \[16, .* with the mask 0xffff, which does not name them"
+    )
 
 
 # ---- tensor memory -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ KINDS = {
     "mbarrier": "An mbarrier used before its initialisation is visible, or with counts that do not balance",
     "named-barrier": "An arrival at a named barrier that may be taken for one of another round",
     "tensor-memory": "Tensor memory outside the allocation, of another warp's quadrant, leaked, or freed early",
-    "register": "A register read before the asynchronous operation that writes it was waited for, or written while one may use it",
+    "register": "A register read before the asynchronous operation that writes it was waited for, or written while one uses it",
     "double-store": "Two writes of one place of global memory that nothing orders",
     "out-of-bounds": "An access outside shared memory or every live tensor",
     "alignment": "A misaligned address, descriptor, or size",
