@@ -138,6 +138,13 @@ def test_a_refused_tensor_map_says_why(capfd) -> None:
         encode_through_the_shim(descriptor, inner_box=300)
 
 
+def test_host_code_of_old_versions_asks_for_names_of_errors() -> None:
+    """What CuTe DSL 4.3 makes for TVM-FFI links to it, and its own runtime library needs a driver."""
+    name = ctypes.CDLL(shim_path()).cuda_dialect_get_error_name
+    name.restype = ctypes.c_char_p
+    assert name(1)
+
+
 def test_missing_shim_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_shim.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EmulatorError, match="no C compiler was found.*reinstall"):

@@ -283,5 +283,11 @@ EXPORT void cuda_dialect_unload_library_once(int64_t *state) {
   if (unload) unload(state);
 }
 
+/* The host code that version 4.3 makes for TVM-FFI asks for it when a call failed; its runtime library needs a driver. */
+EXPORT const char *cuda_dialect_get_error_name(int error) {
+  const char *(*name)(int) = real("cuda_dialect_get_error_name");
+  return name ? name(error) : "failure on the emulated device";
+}
+
 /* Loaded with dlopen, never imported; the symbol satisfies build tools that expect an extension module. */
 EXPORT void *PyInit__launch_shim(void) { return NULL; }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from nvfp4_cute.emulator.fronts.virtual_gpu import MemoryRange, VirtualGpu, aligned_bytes
 
@@ -26,12 +27,13 @@ class DeviceMemory:
         self.gpu = gpu
         self._device: dict[int, tuple[weakref.ref, str]] = {}
         self._pinned: dict[int, tuple[weakref.ref, str]] = {}
+        self._fake: dict[int, tuple[weakref.ref, str]] = {}
         self._freed: deque[tuple[str, np.ndarray]] = deque()
         self._freed_bytes = 0
 
     def is_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the GPU."""
-        return self._has(self._device, tensor)
+        return self._has(self._fake if isinstance(tensor, FakeTensor) else self._device, tensor)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is in pinned host memory."""
@@ -39,6 +41,8 @@ class DeviceMemory:
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Put a tensor whose storage nobody else uses into device memory, in place; returns it."""
+        if isinstance(tensor, FakeTensor):
+            return self.mark_fake(tensor)
         storage = tensor.untyped_storage()
         buffer = aligned_bytes(storage.nbytes())
         if storage.nbytes():
@@ -66,6 +70,16 @@ class DeviceMemory:
         """Note that memory which came from elsewhere is device memory; returns the tensor."""
         self._mark(self._device, tensor)
         return tensor
+
+    def mark_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note that a tensor without data (FakeTensor) stands for one on the GPU; returns it."""
+        self._mark(self._fake, tensor)
+        return tensor
+
+    def unmark_fake(self, tensor: torch.Tensor) -> None:
+        """A fake tensor is on the CPU: what it was made of is on the GPU."""
+        if isinstance(tensor, FakeTensor):
+            self._fake.pop(id(tensor.untyped_storage()), None)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that a host tensor is pinned; returns it."""

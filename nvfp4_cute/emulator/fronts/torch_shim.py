@@ -23,6 +23,7 @@ from torch.utils._device import _device_constructors
 
 from nvfp4_cute.emulator.fronts.torch_cuda import Profile, cuda_module, nvtx_module
 from nvfp4_cute.emulator.fronts.torch_dlpack import Bridges
+from nvfp4_cute.emulator.fronts.torch_fake import marked_fakes
 from nvfp4_cute.emulator.fronts.torch_memory import DeviceMemory, is_gpu, tensors_in
 from nvfp4_cute.emulator.fronts.torch_products import PRODUCTS, REFERENCES, in_float32
 from nvfp4_cute.emulator.fronts.torch_reentry import Reentry
@@ -52,6 +53,7 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
                 get_default_device=lambda: mode.default_device or torch.device("cpu"),
             )
         )
+        stack.enter_context(marked_fakes(memory, GPU))
         stack.enter_context(mode.bridges.in_place())
         stack.enter_context(Reentry(mode, memory).in_place())
         stack.enter_context(mode)
@@ -157,6 +159,8 @@ class DeviceMode(TorchFunctionMode):
         result = convert(tensor, copy or here != there)
         if there and result is not tensor:
             self.memory.place(result)
+        if not there:
+            self.memory.unmark_fake(result)
         return result
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

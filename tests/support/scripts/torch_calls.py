@@ -2,6 +2,8 @@
 
 import checks
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -363,6 +365,19 @@ def check_scaled_grouped_products() -> None:
     )
     expected = torch.cat([a[:2] @ b[0].t() * columns[0], a[2:] @ b[1].t() * columns[1]]) * rows[:, None]
     assert got.cpu().equal(expected)
+
+
+def check_fake_tensors() -> None:
+    """Tracers make tensors without data, of sizes that they do not know."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fake = mode.from_tensor(torch.zeros(4, 8, device="cuda"))
+    host = mode.from_tensor(torch.zeros(4, 8))
+    with mode:
+        unknown = mode.shape_env.create_unbacked_symint()
+        others = fake + 1, fake[0], fake.t() @ fake, torch.empty_like(fake), fake.new_empty([unknown, 8])
+        made = torch.zeros(3, device="cuda")
+        assert all(map(on_gpu, (fake, made, *others, host.cuda(), fake.half())))
+        assert not any(map(on_gpu, (host, host + 1, fake.cpu(), torch.zeros(3))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Fake tensors on the virtual GPU: code generators that trace with them (Helion) see the devices that a GPU build shows.
+
+A fake tensor for CUDA is one for the CPU that is marked, as real tensors are: torch without CUDA cannot index others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from nvfp4_cute.emulator.fronts.torch_memory import DeviceMemory, is_gpu
+from nvfp4_cute.emulator.fronts.virtual_gpu import replaced
+
+CPU = torch.device("cpu")
+DEVICES = ("device", "fake_device", "_fake_device")
+"""Arguments of FakeTensor that name its device; the first is the third positional one, too."""
+
+
+@contextmanager
+def marked_fakes(memory: DeviceMemory, gpu: torch.device) -> Iterator[None]:
+    """Inside the block fake tensors for CUDA are marked in `memory`, and say that they are on `gpu`."""
+    make, attribute = FakeTensor.__new__, vars(FakeTensor)["device"]
+
+    def new(cls: Any, *args: Any, **options: Any) -> Any:
+        devices = (*args[2:3], *(options.get(name) for name in DEVICES))
+        if not any(map(is_gpu, devices)):
+            return make(cls, *args, **options)
+        args = tuple(CPU if place == 2 else value for place, value in enumerate(args))
+        options |= {name: CPU for name in DEVICES if options.get(name) is not None}
+        return memory.mark_fake(make(cls, *args, **options))
+
+    def device_of(fake: Any) -> torch.device:
+        found = attribute.fget(fake)
+        return gpu if found.type == "cpu" and memory.is_device(fake) else found
+
+    with replaced(FakeTensor, __new__=new, device=property(device_of, attribute.fset)):
+        yield
