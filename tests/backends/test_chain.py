@@ -45,7 +45,7 @@ def refuse(*arguments, **options):
     raise AssertionError("the long way")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("make", [some_layer, some_mlp])
 def test_the_third_call_is_one(h100, monkeypatch, options, make):

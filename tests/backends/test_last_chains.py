@@ -82,7 +82,7 @@ def counted(monkeypatch):
     return lambda layer, x: Counted(layer, x, monkeypatch)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("make", [some_layer, some_mlp])
 def test_other_rows_of_the_same_kind(counted, make, options):

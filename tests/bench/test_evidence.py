@@ -19,7 +19,7 @@ MIN_RUNS, MIN_PROJECTS, MAX_UNPROVEN = 40, 4, 4
 
 
 # ---- our kernels against the page ------------------------------------------------------------------------------------
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_form_without_evidence_stands_on_the_page(name):
     forms, error = forms_of_name(name)
@@ -230,6 +230,7 @@ def test_a_run_that_fails_is_shown_and_not_counted(checkout, capsys):
     assert not list((checkout / "cache").iterdir())
 
 
+@pytest.mark.slow
 def test_a_script_that_launches_nothing_proves_nothing(checkout):
     (checkout / "script.py").write_text("print('fine')")
     assert tool.main([str(checkout), "--cache", str(checkout / "cache"), "--jobs", "1"]) == 1

@@ -1,10 +1,10 @@
 """The harness on the emulator without the processes around it."""
 
 import io
-import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from new_process import forking
 
 from nvfp4_cute.competition import evaluator, protocol, worker
 from nvfp4_cute.problems import registry
@@ -24,9 +24,7 @@ def verdict(tmp_path, monkeypatch):
         (tmp_path / "submission.py").write_text(text)
         modelled = mode != "test"
         settings = worker.Settings(problem, "sm_100a", modelled, strict=strict)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["nvfp4_cute.competition.worker", "cutlass.cute"])
-        with ProcessPoolExecutor(1, context, worker.start, (settings,)) as pool:
+        with ProcessPoolExecutor(1, forking(), worker.start, (settings,)) as pool:
             harness = evaluator.Harness(
                 registry.load(problem), pool, strict=strict, modelled=modelled, num_inputs=2
             )

@@ -195,6 +195,7 @@ def test_less_than_the_official_timing_is_said(monkeypatch, options, remark):
     assert evaluate.timing_remarks(request) == remark
 
 
+@pytest.mark.slow
 def test_an_export_is_timed_on_the_emulator(task, tmp_path, capsys):
     """Speed of light of this case is below a nanosecond; a launch takes microseconds, however little it computes."""
     submission = tmp_path / "mine.py"

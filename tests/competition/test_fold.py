@@ -475,6 +475,7 @@ def group_gemm():
     return export.make_submission("nvfp4_group_gemm"), export.make_submission("nvfp4_group_gemm", folded=True)
 
 
+@pytest.mark.slow
 def test_the_group_problem_has_two_thousand_lines_and_every_one_is_traced(group_gemm):
     whole, short = group_gemm
     assert len(short.lines) <= MOST_LINES < 0.5 * len(whole.lines)

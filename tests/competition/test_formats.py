@@ -97,8 +97,8 @@ print("right" if same else "WRONG")
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["nvfp4_group_gemm", *(
-    pytest.param(slow, marks=pytest.mark.slow) for slow in ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm")
+@pytest.mark.parametrize("name", ["nvfp4_gemv", *(
+    pytest.param(slow, marks=pytest.mark.slow) for slow in ("nvfp4_group_gemm", "nvfp4_gemm", "nvfp4_dual_gemm")
 )])  # fmt: skip
 @pytest.mark.parametrize(
     "form, program", [(formats.PYGPUBENCH, PYGPUBENCH), (formats.KERNELBENCH, KERNELBENCH)]

@@ -22,8 +22,10 @@ def test_first_shapes(verdict, name):
     assert results.passed and len(results.cases) == FEW, results
 
 
-@pytest.mark.sampled(1)
-@EACH
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "nvfp4_group_gemm" else pytest.mark.slow) for name in EXPORTED],
+)
 def test_strict_mode(verdict, name):
     results = verdict(export.make_submission(name).text, strict=True, problem=name, cases=shapes(name)[:1])
     assert results.passed, results
@@ -38,7 +40,7 @@ def test_all_other_shapes(verdict, name):
     assert results.passed and len(results.cases) == len(cases), results
 
 
-@pytest.mark.parametrize("name", ["nvfp4_gemv", "nvfp4_group_gemm"])
+@pytest.mark.parametrize("name", ["nvfp4_gemv", pytest.param("nvfp4_group_gemm", marks=pytest.mark.slow)])
 def test_a_modelled_time_is_that_of_the_kernels(verdict, name):
     """Microseconds for a launch, and the same again for the same addresses and sizes."""
     results = verdict(

@@ -9,6 +9,7 @@ from cheats import CHEATS, HONEST, UNNOTICED_BY_ONE_CALL
 from nvfp4_cute.competition import protocol, worker
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "mode, strict",
     [("test", False), ("test", True), ("benchmark", True), ("leaderboard", False), ("profile", False)],
@@ -19,7 +20,7 @@ def test_an_honest_submission_passes(verdict, mode, strict):
     assert [case.source for case in results.cases] == ["not timed"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_caught(verdict, name):
     text, expected = CHEATS[name]

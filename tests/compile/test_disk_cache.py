@@ -1,9 +1,6 @@
 """Compiled kernels on disk: found, replaced when they are not what they should be, compiled once by many."""
 
 import json
-import subprocess
-import sys
-import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import get_args
 import cases
 import pytest
 import torch
+from new_process import forking
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import cli, grouped_gemm
@@ -214,43 +212,29 @@ def test_a_full_disk_is_not_kept_full(tmp_path, compilations, compiled, monkeypa
 
 # ---- in use ----------------------------------------------------------------------------------------------------
 
-CHILD = """
-    import sys
-    from pathlib import Path
-    import torch
-    from nvfp4_cute.compile import disk_cache
-    from nvfp4_cute.compile.simt_keys import GemvKey
 
+def fetch_at_once(folder, barrier, results):
+    """In a process: what it compiled, and the registers of the kernel that it got."""
+    keys = []
     real = disk_cache.compile_kernel
-    def compile_kernel(key):
-        print("compiled", flush=True)
-        return real(key)
-    disk_cache.compile_kernel = compile_kernel
-    print("ready", flush=True)
-    sys.stdin.readline()
-    kernel = disk_cache.fetch(Path(sys.argv[1]), GemvKey("sm_100a", torch.float16, False))
-    print(kernel.resources.registers)
-"""
+    disk_cache.compile_kernel = lambda key: keys.append(key.to_name()) or real(key)
+    barrier.wait(120)
+    kernel = disk_cache.fetch(folder, KEY)
+    results.put((keys, kernel.resources.registers))
 
 
 def test_processes_that_start_at_once_compile_once(tmp_path, compiled):
+    context = forking()
+    barrier, results = context.Barrier(2), context.Queue()
     children = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        context.Process(target=fetch_at_once, args=(tmp_path, barrier, results), daemon=True)
         for _ in range(2)
     ]
-    assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
     for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    output = [child.communicate(timeout=120)[0].split() for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert sorted(map(len, output)) == [1, 2], output
-    assert {words[-1] for words in output} == {str(compiled.resources.registers)}
+        child.start()
+    found = [results.get(timeout=120) for _ in children]
+    assert sorted(keys for keys, _ in found) == [[], [KEY.to_name()]]
+    assert {registers for _, registers in found} == {compiled.resources.registers}
 
 
 @pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")

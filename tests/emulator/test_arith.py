@@ -66,6 +66,7 @@ INTEGER = {
 }
 
 
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("type_", ["u16", "s16", "u32", "s32", "u64", "s64"])
 @pytest.mark.parametrize("op", INTEGER)
 def test_integer_arithmetic(elementwise, op: str, type_: str) -> None:
@@ -78,6 +79,7 @@ def test_integer_arithmetic(elementwise, op: str, type_: str) -> None:
     elementwise(f"{op}.{type_} %d, %a, %b;", {"a": a, "b": b}, {"d": a.dtype}, {"d": np.array(want, a.dtype)})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
 def test_high_product(elementwise, type_: str) -> None:
     bits = int(type_[1:])
@@ -91,6 +93,7 @@ def test_high_product(elementwise, type_: str) -> None:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("type_", ["u16", "s16", "u32", "s32"])
 def test_wide_product_and_sum(elementwise, type_: str) -> None:
     bits = int(type_[1:])
@@ -109,6 +112,7 @@ def test_wide_product_and_sum(elementwise, type_: str) -> None:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("types", ["s32.s32", "u32.u32", "s32.u32", "u32.s32"])
 def test_products_of_bytes(elementwise, types: str) -> None:
     a, b = pairs(32)
@@ -140,6 +144,7 @@ def test_logic(elementwise, type_: str) -> None:
     elementwise(body, {"a": a, "b": b}, dict.fromkeys("defg", dtype), want)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("type_", ["u16", "s16", "u32", "s32", "u64", "s64"])
 def test_shifts_clamp_their_count(elementwise, type_: str) -> None:
     bits = int(type_[1:])
@@ -244,6 +249,7 @@ def test_bit_counts(elementwise) -> None:
     )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("table", [0x00, 0x96, 0xCA, 0xE8, 0xFF, 0x1B])
 def test_lop3(elementwise, table: int) -> None:
     a, b = pairs(32)
@@ -266,6 +272,7 @@ def picked(x: int, y: int, selector: int) -> int:
     return int.from_bytes(bytes(out), "little")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("selector", [0x3210, 0x7654, 0x5410, 0x0123, 0xBA98, 0xF0E4])
 def test_prmt(elementwise, selector: int) -> None:
     a, b = pairs(32)
@@ -301,6 +308,7 @@ def test_moves_pack_and_unpack(elementwise) -> None:
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("type_", ["u16", "s16", "u32", "s32", "u64", "s64"])
 def test_integer_comparison(elementwise, type_: str) -> None:
     a, b = pairs(int(type_[1:]))
@@ -372,6 +380,7 @@ def round_fraction(value: Fraction, mode: str) -> np.float32:
 FLOAT = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y}
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 @pytest.mark.parametrize("op", FLOAT)
 def test_float_rounding(elementwise, op: str, mode: str) -> None:
@@ -394,6 +403,7 @@ def test_float_rounding(elementwise, op: str, mode: str) -> None:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_fma_rounds_once(elementwise, mode: str) -> None:
     a, b, c = float_pairs(512)
@@ -558,6 +568,7 @@ UNORDERED = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("op", UNORDERED)
 def test_float_comparison(elementwise, op: str) -> None:
     a, b, _ = float_pairs(32)
@@ -588,6 +599,7 @@ def test_packed_f32x2(elementwise, op: str) -> None:
     elementwise(f"{op}.rn.f32x2 %d, %a, %b{third};", inputs, {"d": np.uint64}, {"d": pack(result)})
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("op", ["add", "mul", "fma"])
 @pytest.mark.parametrize("type_", ["f16x2", "bf16x2", "f16", "bf16"])
 def test_narrow_floats_round_correctly(elementwise, op: str, type_: str) -> None:

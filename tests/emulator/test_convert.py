@@ -60,6 +60,7 @@ def f32_samples(name: str) -> np.ndarray:
     return np.concatenate([both, -both])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SMALL)
 def test_f32_to_narrow_pairs(elementwise, name: str) -> None:
     high = f32_samples(name)
@@ -76,6 +77,7 @@ def test_f32_to_narrow_pairs(elementwise, name: str) -> None:
     elementwise(declared + convert, inputs, {"d": np.uint16}, {"d": word})
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SMALL)
 def test_narrow_pairs_to_f16x2_all_codes(elementwise, name: str) -> None:
     bits = {"e2m1": 4, "e2m3": 6, "e3m2": 6}.get(name, 8)
@@ -108,6 +110,7 @@ def test_ue8m0_to_bf16x2_all_codes(elementwise) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["rz", "rp"])
 def test_f32_to_ue8m0(elementwise, mode: str) -> None:
     powers = np.array([2.0**e for e in range(-126, 128)], np.float32)
@@ -162,6 +165,7 @@ def rounded_code(value: float, mantissa_bits: int, emin: int, emax: int, mode: s
     return code | (sign << (mantissa_bits + (5 if emax == 15 else 8)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["rn", "rz"])
 @pytest.mark.parametrize("name", ["f16", "bf16"])
 def test_f32_to_16_bits(elementwise, name: str, mode: str) -> None:
@@ -214,6 +218,7 @@ RANGES = {"u8": (0, 255), "s8": (-128, 127), "u16": (0, 65535), "s16": (-32768, 
           "s32": (-(2**31), 2**31 - 1), "u64": (0, 2**64 - 1), "s64": (-(2**63), 2**63 - 1)}  # fmt: skip
 
 
+@pytest.mark.sampled(22)
 @pytest.mark.parametrize("dest", RANGES)
 @pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
 def test_float_to_integer(elementwise, mode: str, dest: str) -> None:
@@ -245,6 +250,7 @@ def test_float_to_integer(elementwise, mode: str, dest: str) -> None:
     elementwise(f"cvt.{mode}.{dest}.f32 %d, %a;", {"a": values.view(np.uint32)}, {"d": dtype}, {"d": words})
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 @pytest.mark.parametrize("source", ["u32", "s32", "u64", "s64"])
 def test_integer_to_f32(elementwise, source: str, mode: str) -> None:

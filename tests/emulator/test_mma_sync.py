@@ -41,6 +41,7 @@ def run(
 
 
 # ---- plain floating point ----------------------------------------------------------------------------------------
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("regime", ["integers", "moderate", "tiny", "any"])
 @pytest.mark.parametrize("form", FLOAT_FORMS, ids=lambda f: ".".join(map(str, f)).lstrip("."))
 def test_float_forms(form, regime):
@@ -129,6 +130,7 @@ def test_fp4_forms(name, regime):
         compare(got, lambda i, j: model.fp4_dot(a[i], b[:, j], c[i, j], sfa[i], sfb[j], scale_type), 32)
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("regime", ["integers", "moderate", "any"])
 @pytest.mark.parametrize("formats", [(a, b) for a in NARROW for b in NARROW], ids=".".join)
 def test_mxf8f6f4_forms(formats, regime):

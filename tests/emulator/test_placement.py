@@ -123,7 +123,7 @@ def elsewhere() -> Move:
     return move
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by_representatives", [False, True])
 @pytest.mark.parametrize("target, operation", [("B200", lists), ("RTX 5090", lists), ("B200", column)])
 def test_times_do_not_say_where_the_host_has_tensors(target, operation, by_representatives):

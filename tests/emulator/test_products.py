@@ -27,6 +27,7 @@ def draw_range(rng: np.random.Generator, fmt: str, shape: tuple[int, ...], width
     return (codes << (13 if fmt == "tf32" else 0)).astype(np.uint32)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("d", ["f32", "f16"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_same_as_the_general_rule(fmt, d, monkeypatch):

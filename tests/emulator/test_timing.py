@@ -80,6 +80,7 @@ def test_what_l2_holds_is_not_read_again():
     assert timing.hbm_bytes == 3 * PIECE * CTAS
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_never_faster_than_memory_and_launch(target):
     constants = constants_of(target)
@@ -88,6 +89,7 @@ def test_never_faster_than_memory_and_launch(target):
     assert timing.cycles >= constants.launch + timing.hbm_bytes / constants.hbm_bandwidth
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "field",
     ["hbm_bandwidth", "l2_bandwidth", "l2_look_ups", "l2_write_bandwidth", "sm_bandwidth", "smem_bandwidth"],

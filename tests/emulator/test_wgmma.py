@@ -11,6 +11,7 @@ from nvfp4_cute.errors import EmulatorError
 
 
 # ---- types -------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("a_registers", [False, True], ids=["a in smem", "a in registers"])
 @pytest.mark.parametrize("regime", ["integers", "moderate", "tiny", "any"])
 @pytest.mark.parametrize("types", WGMMA_TYPES, ids=".".join)

@@ -54,6 +54,7 @@ TALL = cases.Case("tall", ((500, 136, 288), (129, 8, 160)), 3)
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("stream_k", [False, True])
 def test_tiles_of_two_blocks(stream_k):
@@ -135,6 +136,7 @@ def test_whole_tiles_come_first(chosen, mode):
         assert_bitwise_equal(got, want)
 
 
+@pytest.mark.slow
 def test_who_has_a_share_of_a_tile_has_k_tiles_of_it():
     """Five tiles of eight K tiles for four clusters: were one of them whole for each, of the last one some would get less than a part."""
     case = cases.Case("shares", ((32, 5 * 256, 1024),), 6)
@@ -144,6 +146,7 @@ def test_who_has_a_share_of_a_tile_has_k_tiles_of_it():
     assert_bitwise_equal(actual, *run(case, operands, "reference"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
 @pytest.mark.parametrize(
     ("chosen", "mode"),

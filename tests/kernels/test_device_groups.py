@@ -26,7 +26,7 @@ SM120_CONFIGS = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("arch", "config", "mode"),
@@ -68,6 +68,7 @@ def test_the_reference_is_that_of_the_list_form():
         assert_bitwise_equal(masked[g, : ROWS[g]], part)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_columns_may_be_contiguous(arch, form):
@@ -78,6 +79,7 @@ def test_columns_may_be_contiguous(arch, form):
     assert torch.equal(bits(actual.contiguous()), bits(expected))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_many_groups(arch):
     """More than a warp has lanes, so that it looks at several windows; a CTA skips windows without tiles."""

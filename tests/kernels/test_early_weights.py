@@ -31,7 +31,7 @@ CONFIGS = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
@@ -119,7 +119,7 @@ BLOCKED, BLOCKED_BATCHES = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("call", "tokens", "weights", "blocked"), [
     (gemm, ROWMAJOR, (ROWMAJOR,), (BLOCKED,)),
     (gemm, ROWMAJOR_BATCHES, (ROWMAJOR_BATCHES,), (BLOCKED_BATCHES,)),

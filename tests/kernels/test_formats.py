@@ -94,7 +94,7 @@ def with_k_tile(arch, name, pair):
     return family.with_k_tile(KernelConfig.from_name(name), pair)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "pair", "name", "mode"), EVERY_CONFIG)
 def test_every_tile_shape_is_right_and_clean(arch, pair, name, mode):
     """Bit-equal and without hazards, whenever asynchronous operations happen."""
@@ -121,7 +121,7 @@ EVERY_CANDIDATE = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "pair", "config", "dual"), EVERY_CANDIDATE)
 def test_every_config_that_may_be_chosen_is_right(arch, pair, config, dual):
     """Tiles of every size have several K tiles, and rows behind them; scales of tiles of over 128 rows lie in two blocks."""

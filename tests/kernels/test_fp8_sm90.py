@@ -55,6 +55,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("chosen", "mode"), CONFIGS, ids=str)
 def test_ragged(chosen, mode):
     check_ragged(200, 384, chosen, EMULATED, mode)
@@ -105,6 +106,7 @@ def test_not_a_number_stays_in_its_row_or_column():
     check_not_a_number(EMULATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [1, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
 def test_bits_do_not_depend_on_stages_or_ctas(split):
     """On values whose sums round: of one number of parts of K, all configs give the same."""
@@ -152,6 +154,7 @@ DUAL_CONFIGS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("chosen", "mode"), DUAL_CONFIGS, ids=str)
 def test_dual_ragged(chosen, mode):
     check_dual_ragged(200, 384, chosen, EMULATED, mode)

@@ -37,7 +37,7 @@ def run(operands, *, m_major=False, dtype=torch.float16, **options):
     return out.contiguous()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arch", "config", "mode", "m_major"),
     [
@@ -115,6 +115,7 @@ def test_batches_may_interleave_and_scales_be_plain():
     assert got.shape == (m, n, 2) and got.permute(2, 0, 1).is_contiguous()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arch", "mode"),
     [
@@ -151,7 +152,7 @@ def test_a_chain_of_layers_stays_at_four_bits(arch, mode):
         gemm(x.data, weights[0].data, x.scale, weights[0].scale, out_global_scale=1.0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arch", "config"),
     [

@@ -103,6 +103,7 @@ def test_mmas_of_96_elements_of_k(name):
             assert_same(mlp(layers[0]), expected)
 
 
+@pytest.mark.slow
 def test_eighteen_layers():
     layers = make_layers(18, 16, 256)
     with observe(check=True) as observer:
@@ -149,11 +150,12 @@ def test_reference_and_moves():
     assert_same(other(layers[0]), expected)
 
 
-def test_no_spills():
-    for name in CONFIGS:
-        config = KernelConfig.from_name(name)
-        key = KernelKey("sm_100a", config, 18, "nvfp4", True, is_chain=True).validated()
-        assert get_kernel(key).resources.stack_bytes == 0
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_spills(name):
+    config = KernelConfig.from_name(name)
+    key = KernelKey("sm_100a", config, 18, "nvfp4", True, is_chain=True).validated()
+    assert get_kernel(key).resources.stack_bytes == 0
 
 
 def test_refusals():

@@ -28,7 +28,7 @@ SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 102
 LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @TWO_KINDS
 @pytest.mark.parametrize("m, k", SHAPES + LONG)
 def test_bit_equal_in_the_documented_order(backend, m, k):
@@ -38,7 +38,7 @@ def test_bit_equal_in_the_documented_order(backend, m, k):
     assert_bitwise_equal(out, gemv_expected(operands), m=m, k=k)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 def test_every_architecture_gives_the_same_bits(arch, out_dtype):
@@ -47,6 +47,7 @@ def test_every_architecture_gives_the_same_bits(arch, out_dtype):
     assert_bitwise_equal(out, gemv_expected(operands, alpha, out_dtype), arch=arch)
 
 
+@pytest.mark.sampled(3)
 @TWO_KINDS
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:5"])
 def test_no_hazards_in_any_mode(backend, mode):
@@ -57,6 +58,7 @@ def test_no_hazards_in_any_mode(backend, mode):
     assert_bitwise_equal(out, gemv_expected(operands), mode=mode)
 
 
+@pytest.mark.sampled(1)
 @TWO_KINDS
 def test_same_bits_whatever_m_and_l(backend):
     operands = make_gemv_operands(131, 2080, 2, seed=4)
@@ -67,7 +69,7 @@ def test_same_bits_whatever_m_and_l(backend):
     assert_bitwise_equal(one, whole[:3, 1].contiguous())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @TWO_KINDS
 @pytest.mark.parametrize("k", [2064, 4096 + 1040, 48])
 def test_ctas_that_go_from_rows_to_rows(backend, k, monkeypatch):
@@ -80,6 +82,7 @@ def test_ctas_that_go_from_rows_to_rows(backend, k, monkeypatch):
     assert_bitwise_equal(out, gemv_expected(operands), k=k)
 
 
+@pytest.mark.sampled(1)
 @TWO_KINDS
 def test_exact_sums_equal_the_reference(backend):
     operands = make_gemv_operands(70, 1056, 2, seed=5, small_scales=True)
@@ -106,6 +109,7 @@ def test_zeros_give_plus_zero(backend):
     assert (bits(out) == 0).all()
 
 
+@pytest.mark.sampled(1)
 @TWO_KINDS
 def test_scales_in_their_other_forms(backend):
     """The permuted view and row-major scales give the same bits as the straight form; strides of out are free."""
@@ -183,6 +187,7 @@ def test_no_spills(arch):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_memory_instructions(arch):
     """A is read in vectors of 16 bytes that skip L1: once before the loop and once in it."""

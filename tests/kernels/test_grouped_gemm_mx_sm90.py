@@ -61,6 +61,7 @@ def check_ragged(n, k, chosen, mode="eager", backend=EMULATED):
     assert_bitwise_equal(got[: ENDS[-1]], want[: ENDS[-1]])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chosen", "mode"),
     [

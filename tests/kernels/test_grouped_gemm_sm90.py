@@ -66,6 +66,7 @@ QUICK = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", QUICK)
 def test_case(name):
     check(next(case for case in cases.ALL if case.name == name), EMULATED)
@@ -178,7 +179,7 @@ def test_sizes_on_the_device(form, chosen, mode):
     assert_sizes_on_the_device_match(form, chosen, mode)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("n", "pitch", "first"),
     [(136, 136, 0), (136, 137, 0), (136, 144, 1), (130, 136, 0)],
@@ -207,6 +208,7 @@ def test_where_rows_are_stored(n, pitch, first, is_dual):
     assert bool(unwritten(buffer)[:, beside].all())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [8, 32, 128, 256])
 def test_machine_code(tokens):
     """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products.

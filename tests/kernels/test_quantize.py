@@ -70,7 +70,7 @@ def test_every_architecture(arch, dtype):
     check(x, f"emulator:{arch}", scale_layout="rowmajor")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @TWO_KINDS
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (2, 48), (129, 64), (33, 336), (2, 3, 5, 80), (40, 1040)])
 def test_shapes(backend, shape):
@@ -79,7 +79,7 @@ def test_shapes(backend, shape):
         check(spread(shape, torch.bfloat16, len(shape)), backend, scale_layout=scale_layout)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @TWO_KINDS
 @pytest.mark.parametrize(
     ("shape", "global_scale"),
@@ -107,6 +107,7 @@ def test_a_global_scale_for_each_batch(backend, shape, global_scale):
         assert_bitwise_equal(got.dequantize(), quantize(x, global_scale=global_scale, **options).dequantize())
 
 
+@pytest.mark.sampled(2)
 @TWO_KINDS
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
 def test_same_bits_in_any_mode(backend, mode):
@@ -117,6 +118,7 @@ def test_same_bits_in_any_mode(backend, mode):
         )
 
 
+@pytest.mark.sampled(1)
 @TWO_KINDS
 def test_rows_that_vectors_cannot_read_are_copied(backend):
     x = spread((70, 96), torch.float16)
@@ -228,7 +230,7 @@ def test_rounding_by_sums_is_the_conversion():
 # ---- groups ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @TWO_KINDS
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("stops", [(5, 5, 140, 290), (300,), (0, 0, 128, 256), (0, 0)])
@@ -285,7 +287,7 @@ def every_variant():
             yield QuantizeKey(arch, dtype, scaled, grouped, blocked, words=words, found_times=1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", [*every_variant()], ids=QuantizeKey.to_name)
 def test_no_spills(key):
     resources = get_kernel(key).resources
@@ -345,7 +347,7 @@ def gates(dtype):
     return x.to(dtype).view(4, -1), up.to(dtype).view(4, -1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_quantize_is_bit_equal(arch, dtype):

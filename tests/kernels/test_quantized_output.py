@@ -68,7 +68,7 @@ def check(case, operands, got, sums, factors):
         assert_quantized(result.data, result.scale, x, factor, POISON)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "mode",
     [
@@ -114,6 +114,7 @@ def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
         assert_bitwise_equal(got.scale, want.scale, mode=mode)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arch", "name"),
     [
@@ -154,7 +155,7 @@ def test_other_architectures(arch):
     check(SMALL, None, grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out=out, **options), sums, None)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("arch", "name"),
@@ -244,6 +245,7 @@ def test_dual_gemm(arch, name):
     assert_quantized(single.data, single.scale, sums[0], torch.tensor(GLOBAL_SCALES[0]))
 
 
+@pytest.mark.slow
 @EVERY_FAMILY
 def test_dual_gemm_of_batches(arch):
     """Each batch as the call of it alone; an output of the caller's is written."""
@@ -270,6 +272,7 @@ def quantization_bound(x, global_scale):
     return amax / 6 * (1 + 2**-4) + 6 * 2.0**-10 * global_scale
 
 
+@pytest.mark.slow
 @EVERY_FAMILY
 def test_layers_chain_within_the_bound(arch):
     """Two layers that never leave 4 bits, and a float64 chain: quantization's bound carried through the second layer."""
@@ -299,20 +302,23 @@ def test_layers_chain_within_the_bound(arch):
         assert error.square().mean() < 0.15**2 * (exact @ second.T).square().mean()
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("is_dual", [False, True])
-def test_machine_code(is_dual):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        (config, activation)
+        for candidates, activation in ((sm100.CANDIDATES, None), (sm100.DUAL_CANDIDATES, "silu"))
+        for config in candidates[:: len(candidates) // 4]
+    ],
+    ids=str,
+)
+def test_machine_code(config, activation):
     """No candidate spills; a block takes eight conversions of two values, and its scale one."""
-    candidates = sm100.DUAL_CANDIDATES if is_dual else sm100.CANDIDATES
-    for config in candidates[:: len(candidates) // 4]:
-        key = KernelKey(
-            "sm_100a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
-        ).validated()
-        kernel = get_kernel(key)
-        assert kernel.resources.stack_bytes == 0, config
-        assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 16
-        assert kernel.ptx.count("cvt.rn.satfinite.e4m3x2.f32") == 2
-        assert kernel.ptx.count("shfl.sync.bfly") == (80 if config.swap_ab else 0)
+    kernel = get_kernel(KernelKey("sm_100a", config, 2, "nvfp4", True, activation=activation).validated())
+    assert kernel.resources.stack_bytes == 0
+    assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 16
+    assert kernel.ptx.count("cvt.rn.satfinite.e4m3x2.f32") == 2
+    assert kernel.ptx.count("shfl.sync.bfly") == (80 if config.swap_ab else 0)
 
 
 @pytest.mark.slow

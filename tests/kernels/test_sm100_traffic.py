@@ -104,6 +104,7 @@ def test_mmas_that_share_the_n_side_load_it_once(monkeypatch, mmas, name):
     assert len(own) == len(set(own)) == 7 * config.num_m_cta
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["t128x128x256_s0a2_2cta", "t128x128x256_s0a2_2cta_swap"])
 def test_every_shared_box_is_prefetched_once(monkeypatch, name):
     """Of two tiles by two, every box that the ring does not hold at first, by one of the tiles that load it."""
@@ -126,6 +127,7 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
     assert sorted(prefetched) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("t128x64x256_s0a3_2cta", 256), ("t128x256x256_s0a2", 512)])
 def test_quantized_results_fill_sectors(name, n):
     """Two slices of a row of NVFP4 results are stored at once, in whole 32-byte sectors."""

@@ -60,6 +60,7 @@ def compiled(arch="sm_120a", config=sm120.DEFAULT_CONFIG, dtype=torch.float16, f
 # ---- machine code ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", sm120.ARCHS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_no_spills(arch, dtype):
@@ -69,7 +70,7 @@ def test_no_spills(arch, dtype):
     assert threads * kernel.resources.registers <= 65536, "a CTA's threads share the SM's registers"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", [*sm120.CANDIDATES, *TILES], ids=KernelConfig.to_name)
 @pytest.mark.parametrize("form", ["list", "ragged"])
 def test_no_tile_spills_or_calls(config, form):
@@ -147,7 +148,7 @@ def test_case(case):
     check(case, backend=EMULATOR)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", TILES, ids=KernelConfig.to_name)
 def test_small_tiles(config):
     check(
@@ -155,7 +156,7 @@ def test_small_tiles(config):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", [None, KernelConfig((128, 64, 256), 2, 2, 3)], ids=str)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
@@ -168,6 +169,7 @@ def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
         assert_bitwise_equal(got, want, mode=mode)
 
 
+@pytest.mark.slow
 def test_same_bits_for_every_number_of_ctas_and_stages():
     operands = cases.make_operands(SHAPES)
     expected = run(SHAPES, operands, EMULATOR)
@@ -184,7 +186,7 @@ def test_gb10_gives_the_same_bits():
 # ---- bank conflicts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *TILES], ids=KernelConfig.to_name)
 def test_shared_memory_is_read_without_bank_conflicts(config):
     case = cases.Case("banks", ((130, 136, 512),))
@@ -196,6 +198,7 @@ def test_shared_memory_is_read_without_bank_conflicts(config):
     assert not use.conflicts(), use.table()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["t128x64x128_s0a1", "t128x64x128_s0a1_swap", "t128x32x256_s0a2_swap"])
 @pytest.mark.parametrize("m_major", [False, True])
 def test_results_are_stored_in_whole_sectors(name, m_major):
@@ -252,6 +255,7 @@ def test_every_candidate_can_be_built(config):
     assert sm120.unsupported_reason(config) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tokens", [5, 30, 50])
 def test_the_chosen_config_is_right(tokens):
     check(

@@ -233,7 +233,7 @@ def run(operands, alpha=None, format=MXFP4, **options):
     return gemm(x, w, None, scale, alpha, out=out, out_dtype=torch.float32, b_format=format, **options)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize(("m", "k"), [(3, 352), (13, 160), (8, 1184)])
 def test_few_rows(arch, m, k):
@@ -245,7 +245,7 @@ def test_few_rows(arch, m, k):
     assert len(observer.stats) == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
 @pytest.mark.parametrize(("arch", "m", "k"), [("sm_90a", 3, 352), ("sm_100a", 13, 160), ("sm_90a", 40, 1184)])
 def test_few_rows_of_8_bit_weights(format, arch, m, k):
@@ -255,6 +255,7 @@ def test_few_rows_of_8_bit_weights(format, arch, m, k):
     assert_bitwise_equal(actual, run(operands, alpha, format))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("format", "least"), [(MXFP8_E4M3, 11), (MXFP8_E5M2, 26)], ids=["e4m3", "e5m2"])
 def test_every_8_bit_weight_times_every_scale(format, least):
     """All codes, infinities and NaN among them, alone in their columns; scales under ``least`` round by 2^-126 at most of e4m3."""

@@ -25,7 +25,7 @@ def assert_same_bits(**arguments):
         assert_bitwise_equal(got, want)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chosen", "dtype", "mode"),
     [
@@ -95,6 +95,7 @@ def test_dual(layout, chosen, activation):
         torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-30, equal_nan=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_weight_is_exact(dtype):
     """All e2m1 codes times all finite scales, of both signs, which say nothing, times 1."""
@@ -138,7 +139,7 @@ def test_chosen_config():
     assert_same_bits(form="ragged", rows=(3, 0, 7), n=264, k=512, chosen=None)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
 def test_no_spills(chosen, dtype):
@@ -149,7 +150,7 @@ def test_no_spills(chosen, dtype):
     assert_mmas_overlap(kernel.cubin)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chosen", largest_candidates(2), ids=lambda chosen: chosen.to_name())
 def test_no_spills_of_dual(chosen):
     gate = Gate("silu", 7.0, "separate")

@@ -314,6 +314,7 @@ def arguments_of(form):
     return rows | {"b": b, "a_scale": random_bytes(2048), "b_scale": b_scale.view(-1)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["list", "ragged", "masked"])
 @pytest.mark.parametrize("own_out", [True, False])
 def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_out):
@@ -417,6 +418,7 @@ def dual_arguments(form, layout):
     return arguments | {"b1": b1, "b1_scale": b1_scale, "b2": None, "b2_scale": None}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("form", "layout"),
     [
@@ -601,6 +603,7 @@ def test_an_address_that_belongs_to_no_tensor_is_no_part():
     assert prepared.parts_of(launch, given + results + [torch.ones(1)]) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bias", [False, True], ids=["fused", "activated"])
 def test_the_second_layer_of_experts_makes_no_table(gpu, monkeypatch, bias):
     """Route, order, rows, products and sum of other tokens: launched by what the first call prepared."""

@@ -121,6 +121,7 @@ def test_activations_are_rounded_where_the_layer_rounds_them(tmp_path):
     torch.testing.assert_close(first.hessian, used.T @ used, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_less_is_lost(tmp_path, kind):
     """Weights alone: logits on the text, and on other tokens, err less than to nearest."""
@@ -142,6 +143,7 @@ def test_less_is_lost(tmp_path, kind):
     assert errors["gptq"] < 0.9 * errors["nearest"] and errors["gptq"] < errors["search"], errors
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_command(tmp_path, format, layout, capsys):

@@ -27,6 +27,7 @@ def check(layer, arch="sm_90a", mode="eager", most=6, **facts):
     return got
 
 
+@pytest.mark.slow
 def test_one_small_layer():
     check(some_layer(5, 2, 4, 64, 128))
 
@@ -79,6 +80,7 @@ def test_random_layers(seed):
     check(drawn(seed), ARCHS[seed // 3 % 3], mode, seed=seed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", seeds(60, 9, 11, 13))
 def test_random_layers_of_16_bit_rows(seed):
     """With whole numbers between the products, so that sums are exact in any order."""
@@ -148,6 +150,7 @@ def test_rows_without_a_global_scale_are_given_none():
         moe(x, ids, weights, w13, w2, activations="mxfp4", hidden_scale=torch.ones(1))
 
 
+@pytest.mark.slow
 def test_equal_scores_of_permuted_tokens_have_the_same_bits():
     """Tokens in another order, and a token's choices where each is kept in its place: the same rows come out."""
     layer = some_layer(40, 3, 6, 64, 128, seed=7)
@@ -157,6 +160,7 @@ def test_equal_scores_of_permuted_tokens_have_the_same_bits():
     assert_bitwise_equal(moe(*layer.arguments(), **layer.options, backend="emulator:sm_90a"), got[order])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_silu_in_the_epilogue(arch):
     """Its exponential is the GPU's: a hidden value may round to the next one, no more."""

@@ -28,6 +28,7 @@ def some(tokens, top_k, experts, seed=0, first=0, dtype=torch.int32):
     return torch.randint(-2 + first, first + experts + 2, (tokens, top_k), generator=generator).to(dtype)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "tokens, top_k, experts",
@@ -67,6 +68,7 @@ def test_one_expert_and_none():
     assert not order.offs.any() and bool((order.rows == -1).all())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_two_launches(arch, monkeypatch):
     """The same order from several CTAs; limits are moved so that few slots take two launches."""
@@ -75,7 +77,7 @@ def test_two_launches(arch, monkeypatch):
     check(some(200, 8, 40, 3), 40, arch, launches=2)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_a_cluster(arch, mode, monkeypatch):

@@ -67,6 +67,7 @@ def there_and_back(peers, tokens, ids, placement, scale, backend, h, weights):
     return [*results, *sums, *(part for one in parts for part in one)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "shares, top_k, hidden, dtype, scale, is_quantized",

@@ -57,6 +57,7 @@ def zeros(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "tokens, top_k, hidden, dtype, scale",

@@ -20,6 +20,7 @@ def refuse(*arguments, **options):
     raise AssertionError("not for so many rows")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_many_rows_decode_the_weights(arch, monkeypatch):
     """One launch, which decodes; the product is torch's."""

@@ -1,9 +1,12 @@
-"""``python ARGUMENTS`` without the seconds that importing torch and the package takes: a process that has done that and nothing else
-forks, and its child goes on as Python would.
+"""Processes without the seconds that importing torch and the package takes.
+
+A process that has imported them and done nothing else forks: its child goes on as ``python ARGUMENTS`` would, or calls a function.
 """
 
 import gc
+import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -12,6 +15,22 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+
+# Not CuTe DSL, which reads its environment when it is imported: programs set that before.
+IMPORTED = (
+    "nvfp4_cute.cli.emulate",
+    "nvfp4_cute.competition.worker",
+    "nvfp4_cute.competition.trace.session",
+    "nvfp4_cute.experts.layer",
+    "nvfp4_cute.backends.reference",
+)
+
+
+def forking() -> multiprocessing.context.BaseContext:
+    """A context of ``multiprocessing`` whose processes are forked so, of one that has imported CuTe DSL as well."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTED, "cutlass.cute"])
+    return context
 
 
 def run_python(
@@ -78,8 +97,8 @@ def _go_on(request: dict) -> None:
 
 
 if __name__ == "__main__":
-    import nvfp4_cute.cli  # noqa: F401
-
+    for name in IMPORTED:
+        importlib.import_module(name)
     gc.freeze()
     if (request := _serve()) is not None:
         _go_on(request)

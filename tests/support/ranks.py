@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from expert_layers import Layer, mx_weights, some_layer
+from new_process import forking
 
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
@@ -34,8 +35,7 @@ def run_ranks(
 
     With ``backend="nccl"`` a process has the GPU of its rank's number.
     """
-    context = torch.multiprocessing.get_context("forkserver")  # which imports once for all processes
-    context.set_forkserver_preload(["nvfp4_cute.experts.layer", "nvfp4_cute.backends.reference"])
+    context = forking()
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
         processes = [

@@ -1,10 +1,11 @@
 """Small problems in the schema of FlashInfer-Bench, and a process that judges solutions of them."""
 
 import json
-import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+
+from new_process import forking
 
 from nvfp4_cute.competition.trace import session
 from nvfp4_cute.problems import trace_schema as schema
@@ -70,15 +71,13 @@ def write(folder, definition_json=None, workloads=None, solution_json=None):
 
 def judge(folder, device="cpu", rules="sol-execbench", timed=False):
     """Results of a folder by a process forked from a server that has loaded torch: starting one takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nvfp4_cute.competition.trace.session", "cutlass.cute"])
     place = folder / "solution"
     found = schema.read_folder(folder)[2]
     for path, text in found.sources.items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)
     settings = session.Settings(str(folder), None, device, rules, 2, timed)
-    with ProcessPoolExecutor(1, context) as pool:
+    with ProcessPoolExecutor(1, forking()) as pool:
         lines = pool.submit(_run, json.dumps(asdict(settings)), str(place), str(folder / "results")).result()
     return [session.Result(**json.loads(line)) for line in lines]
 

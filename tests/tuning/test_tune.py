@@ -179,6 +179,7 @@ def test_a_later_call_takes_it():
     assert used == [replace(ODD, num_cta=None), sm100.resolve(sm100.CANDIDATES[0])]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 def test_a_later_call_takes_it_where_the_device_has_the_sizes(form):
     arguments = device_groups_check.operands(form, [5, 60], n=64, k=256, has_alpha=False)

@@ -10,7 +10,13 @@ from nvfp4_cute.competition.trace import folder
 from nvfp4_cute.problems import trace_schema as schema
 
 
-@pytest.mark.parametrize("name", sorted(set(SMALL) - {"nvfp4_group_gemm", "nvfp4_dual_gemm"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "nvfp4_gemm" else ())
+        for name in sorted(set(SMALL) - {"nvfp4_group_gemm", "nvfp4_dual_gemm"})
+    ],
+)
 def test_what_is_written_is_read(name, tmp_path):
     written = folder.load(name, SMALL[name])
     schema.write_folder(tmp_path, *written)
