@@ -20,9 +20,11 @@ from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
-from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
+from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, GlobalScaleKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import CacheError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.launch.plan import check_list_groups
+from nvfp4_cute.ops.global_scale import MAX_TIMES
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
@@ -33,6 +35,7 @@ from nvfp4_cute.problem import (
     Gate,
     OutDtype,
     WeightLayout,
+    num_weights,
     result_format,
 )
 from nvfp4_cute.terminal import Progress
@@ -192,23 +195,26 @@ def keys(
         early_weights: of GEMMs, where their kernels have it.
 
     Raises:
-        UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
+        UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist, or more groups than one takes.
         ValueError: an operation that does not exist, or a dtype that quantize does not take.
     """
     counts = groups if form == "list" else (1,)
     shared: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
     shared["early_weights"] = early_weights
+    is_quantized = result_format(dtype) is not None
     for operation in operations:
         if operation not in OPERATIONS:
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
         if operation == "grouped_gemm":
             for count, config in product(counts, configs or _choices(arch, form, dtype, None, formats)):
+                check_list_groups(count, 1, is_quantized)
                 yield KernelKey(
                     arch, config, count, dtype, has_alpha, form, **shared, bias_dtype=bias_dtype
                 ).validated()
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
             for count, config in product(counts, configs or _choices(arch, form, dtype, gate, formats)):
+                check_list_groups(count, num_weights(True, weight_layout), is_quantized)
                 yield KernelKey(
                     arch,
                     config,
@@ -238,6 +244,17 @@ def keys(
             for words in simt.quantize_choices(arch):
                 for is_scaled, is_grouped, is_blocked, has_up in product((False, True), repeat=4):
                     yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up, words=words)
+            yield from _finding_keys(arch, dtype)
+
+
+def _finding_keys(arch: str, dtype: torch.dtype) -> Iterator[QuantizeKey | GlobalScaleKey]:
+    """What finds the global scale "auto": in the launch that quantizes few values, and in one before that of more."""
+    for num_times in range(MAX_TIMES + 1):
+        for is_blocked in (False, True):
+            words = simt.quantize_choices(arch)[-1]
+            yield QuantizeKey(arch, dtype, True, False, is_blocked, words=words, found_times=num_times)
+        for is_small in (False, True):
+            yield GlobalScaleKey(arch, dtype, is_small, num_times)
 
 
 def _choices(

@@ -19,7 +19,7 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.bands import divided
 from nvfp4_cute.launch.entries import GroupsTask
-from nvfp4_cute.launch.plan import config_of, make_plan, mma_of, most_tiles_m
+from nvfp4_cute.launch.plan import config_of, key_of, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
@@ -64,11 +64,13 @@ class GroupedTask(GroupsTask):
 
     def config_on(self, gpu: Gpu) -> KernelConfig:
         """The caller's config, or what tuning found, or what is chosen by estimate."""
-        config = self.config or tuned.find(self.problem, gpu)
+        if self.config is not None:
+            return self.config
+        config = tuned.find(self.problem, gpu, lambda tried: replace(self, config=tried).key(gpu))
         return config or config_of(self.problem, gpu.arch, gpu.num_sms)
 
     def key(self, gpu: Gpu) -> KernelKey:
-        """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        """What to compile, in bands where the launch is. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         problem, config = self.problem, self.config_on(gpu)
         if problem.form in ("ragged", "masked"):
             a, b = self.operands.a[0], self.operands.b[0]
@@ -77,7 +79,7 @@ class GroupedTask(GroupsTask):
             reason = family_of(gpu.arch, (a.format, b.format)).work_reason(what, [most], config)
             if reason is not None:
                 raise UnsupportedProblem(reason)
-        return KernelKey.of(gpu.arch, config, divided(problem, self.operands, config, gpu)[0])
+        return key_of(divided(problem, self.operands, config, gpu)[0], gpu.arch, config)
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Plan and compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""

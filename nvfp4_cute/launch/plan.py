@@ -165,32 +165,54 @@ def make_plan(
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
         UnsupportedProblem: more groups than kernel parameters hold, or more work than ``stream_k`` counts.
     """
-    if problem.form == "batched" and problem.num_groups == 1:
-        problem = replace(problem, form="list")
-    if problem.form == "list":
-        _check_list_groups(problem)
+    problem = _as_launched(problem)
     config = config or config_of(problem, arch, sm_count)
-    key = KernelKey.of(arch, config, problem)
-    formats = problem.a_format, problem.b_format
-    clusters = num_clusters(config, clusters_at_once(arch, config, sm_count, formats))
+    key = key_of(problem, arch, config)
+    clusters = num_clusters(
+        config, clusters_at_once(arch, config, sm_count, (problem.a_format, problem.b_format))
+    )
     schedule = None
     if problem.form in ("list", "batched"):
-        what = f"groups of sizes {problem.sizes[0]}, ..."
-        reason = family_of(arch, formats).work_reason(what, problem.sizes, config)
-        if reason is not None:
-            raise UnsupportedProblem(reason)
         schedule = make_schedule(problem.sizes, config.work_tile_mnk, clusters, config.split_k)
         clusters = clusters if config.stream_k else schedule.num_cta
     return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator), clusters)
 
 
-def _check_list_groups(problem: GroupedProblem) -> None:
-    is_quantized = problem.out_format is not None
-    max_groups = base.max_list_groups(problem.num_b, is_quantized)
-    if problem.num_groups > max_groups:
-        group_bytes = base.param_bytes_per_group(problem.num_b, is_quantized)
+def key_of(problem: GroupedProblem, arch: str, config: KernelConfig) -> KernelKey:
+    """What a launch of ``problem`` compiles with a config. Raises as :func:`make_plan`, but for work of sizes on the device."""
+    problem = _as_launched(problem)
+    if problem.form == "list":
+        check_list_groups(problem.num_groups, problem.num_b, problem.out_format is not None)
+    key = KernelKey.of(arch, config, problem)
+    if problem.form in ("list", "batched"):
+        family, what = (
+            family_of(arch, (problem.a_format, problem.b_format)),
+            f"groups of sizes {problem.sizes[0]}, ...",
+        )
+        reason = family.work_reason(what, problem.sizes, config)
+        if reason is not None:
+            raise UnsupportedProblem(reason)
+    return key
+
+
+def _as_launched(problem: GroupedProblem) -> GroupedProblem:
+    """One batch is a list of one group."""
+    if problem.form == "batched" and problem.num_groups == 1:
+        return replace(problem, form="list")
+    return problem
+
+
+def check_list_groups(num_groups: int, num_b: int = 1, is_quantized: bool = False) -> None:
+    """Raises UnsupportedProblem for more groups of the list form than kernel parameters hold.
+
+    Args:
+        num_b, is_quantized: as of ``base.max_list_groups``.
+    """
+    max_groups = base.max_list_groups(num_b, is_quantized)
+    if num_groups > max_groups:
+        group_bytes = base.param_bytes_per_group(num_b, is_quantized)
         raise UnsupportedProblem(
-            f"{problem.num_groups} groups: the list form passes {group_bytes} bytes a "
+            f"{num_groups} groups: the list form passes {group_bytes} bytes a "
             f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "
             f"into calls of at most {max_groups}"
         )

@@ -120,16 +120,29 @@ class Tuning:
         return f"{self.request}\n{gpu.name} ({gpu.arch}), {self.kind}:\n{table}"
 
 
-class Asked(Exception):
-    """Ends a call that was made to learn what it asks for."""
+Check = Callable[[KernelConfig], object]
+"""Raises UnsupportedTarget, UnsupportedProblem or ConfigError where a call is not computed with a config."""
 
-    def __init__(self, request: Request):
+
+class Asked(Exception):
+    """Ends a call that was made to learn what it asks for.
+
+    Attributes:
+        request: that. check: of the configs of this call; None where it launches nothing itself.
+    """
+
+    def __init__(self, request: Request, check: Check | None):
         super().__init__(request)
-        self.request = request
+        self.request, self.check = request, check
 
 
 def request_of(call: Callable[[], object]) -> Request:
-    """What a call of an operation asks for; nothing is computed.
+    """What a call of an operation asks for; nothing is computed. Raises as :func:`asked_by`."""
+    return asked_by(call).request
+
+
+def asked_by(call: Callable[[], object]) -> Asked:
+    """What a call of an operation asks for, and the check of its configs; nothing is computed.
 
     Raises:
         ValueError: it asks for no config. Whatever its checks raise.
@@ -138,7 +151,7 @@ def request_of(call: Callable[[], object]) -> Request:
     try:
         call()
     except Asked as asked:
-        return asked.request
+        return asked
     finally:
         _is_asking.reset(token)
     raise ValueError(
@@ -146,10 +159,13 @@ def request_of(call: Callable[[], object]) -> Request:
     )
 
 
-def find(problem: GroupedProblem, gpu: Gpu) -> KernelConfig | None:
-    """The config that tuning found for a problem; None where there is no valid entry."""
+def find(problem: GroupedProblem, gpu: Gpu, check: Check | None = None) -> KernelConfig | None:
+    """The config that tuning found for a problem; None where there is no valid entry.
+
+    check: of the configs that the caller may launch with, for who asks what it asks for.
+    """
     if _is_asking.get():
-        raise Asked(Request.of(problem, gpu))
+        raise Asked(Request.of(problem, gpu), check)
     return _found(problem, gpu)
 
 

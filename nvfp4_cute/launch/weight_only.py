@@ -14,6 +14,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.entries import GroupsTask, address_places, entries
+from nvfp4_cute.launch.plan import check_list_groups
 from nvfp4_cute.launch.simt import W4A16Task, check_weights
 from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
@@ -21,7 +22,7 @@ from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import one_each, out_lines
-from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS, base, num_clusters, weight_only_family_of
+from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS, num_clusters, weight_only_family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import INT32_MAX, TMA_ALIGN_BYTES, Form, GroupedProblem
@@ -100,11 +101,9 @@ class WeightOnlyTask(GroupsTask):
         problem, dtype = self.problem, self.a[0].dtype
         out_dtype: Any = problem.out_dtype  # no name of a format: ``rules.check_result_of_pair``
         check_weights(arch, dtype, problem.b_format, weight_only_family_of(arch).PAIRS)
-        groups, most = problem.num_groups, base.max_list_groups(weights_of(problem.gate))
-        if problem.form == "list" and groups > most:
-            raise UnsupportedProblem(
-                f"{groups} groups: kernel parameters of the list form hold {most}; split the lists into calls of as many"
-            )
+        groups = problem.num_groups
+        if problem.form == "list":
+            check_list_groups(groups, weights_of(problem.gate))
         form, formats = problem.form, (problem.gate, problem.b_format, problem.bias_dtype)
         variant = (groups, dtype, out_dtype, problem.has_alpha, form, *formats)
         return WeightOnlyKey(arch, self.chosen, *variant).validated()

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.gpus.targets import B200, Target, lookup
 from nvfp4_cute.launch import prepared, tuned
+from nvfp4_cute.launch.plan import key_of
 from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.config import KernelConfig
@@ -59,18 +59,18 @@ def tune(
     if where in ("reference", "emulator"):
         where = f"{backends.EMULATOR_OF}{B200.name}"
     prepared.forget()
-    request = tuned.request_of(lambda: operation(*args, backend=where, **options))
+    asked = tuned.asked_by(lambda: operation(*args, backend=where, **options))
 
     def compute(name: str, config: KernelConfig) -> object:
         return operation(*args, backend=name, config=config, **options)
 
-    found = candidates(request)
+    found = candidates(asked.request, asked.check)
     if is_measured:
         times = measured_us(lambda config: compute(where, config), found)
     else:
         target = lookup(where.removeprefix(backends.EMULATOR_OF))
         times = modelled_us(compute, found, target)
-    tuning = Tuning(request, "measured" if is_measured else "modelled", tuned.ranked(times))
+    tuning = Tuning(asked.request, "measured" if is_measured else "modelled", tuned.ranked(times))
     prepared.forget()
     reason = tuned.store(tuning) if keep else None
     if reason is not None:
@@ -80,8 +80,12 @@ def tune(
     return tuning
 
 
-def candidates(request: Request) -> list[KernelConfig]:
+def candidates(request: Request, check: tuned.Check | None = None) -> list[KernelConfig]:
     """Every config to try, the one that is chosen without tuning first, those that cannot compute the problem left out.
+
+    Args:
+        check: of the call (``tuned.asked_by``), which knows what is launched: large products go by bands of rows. None: of the
+            problem as it is.
 
     Raises:
         UnsupportedTarget, UnsupportedProblem, ConfigError: there is none.
@@ -99,20 +103,20 @@ def candidates(request: Request) -> list[KernelConfig]:
             (problem.a_format, problem.b_format),
         )
     tried = choose.ranked(chosen_for, arch, num_sms)
-    found, refusal = _computable(request, tried)
+    found, refusal = _computable(check or partial(key_of, problem, arch), tried)
     if refusal is not None and not found:
         raise refusal
     return found
 
 
 def _computable(
-    request: Request, tried: Sequence[KernelConfig]
+    check: tuned.Check, tried: Sequence[KernelConfig]
 ) -> tuple[list[KernelConfig], ConfigError | UnsupportedProblem | None]:
     """Those that can compute the problem, and why the first of the others cannot."""
     found, refusal = [], None
     for config in dict.fromkeys(tried):
         try:
-            KernelKey.of(request.gpu.arch, config, request.problem)
+            check(config)
             found.append(config)
         except (ConfigError, UnsupportedProblem) as error:
             refusal = refusal or error

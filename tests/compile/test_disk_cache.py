@@ -1,6 +1,7 @@
 """Compiled kernels on disk: found, replaced when they are not what they should be, compiled once by many."""
 
 import json
+import re
 import time
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from new_process import forking
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import cli, grouped_gemm
+from nvfp4_cute import LinearNVFP4, cli, grouped_gemm, quantize
 from nvfp4_cute.cli import compile as ahead
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import cache, disk_cache
@@ -21,8 +22,11 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import GemvKey
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 from nvfp4_cute.errors import CacheError
+from nvfp4_cute.launch import table_task
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.planning.arch import sm90, sm100
+from nvfp4_cute.ops.global_scale import find_global_scale
+from nvfp4_cute.ops.quantize import find_and_quantize
+from nvfp4_cute.planning.arch import base, sm90, sm100
 from nvfp4_cute.problem import WeightLayout
 
 KEY = GemvKey("sm_100a", torch.float16, False)
@@ -323,13 +327,52 @@ def test_compile_verb_refuses(tmp_path, capsys):
         (f"quantize --dtype float32 --arch sm_100a --out {tmp_path}/y", "float16 or bfloat16"),
         (f"--arch sm_80 --out {tmp_path}/y", "no grouped GEMM kernel for sm_80"),
         (
+            f"grouped_gemm --groups 9999 --arch sm_100a --out {tmp_path}/y",
+            f"9999 groups: .* into calls of at most {base.max_list_groups()}",
+        ),
+        (
+            f"grouped_dual_gemm --groups 2,60 --dtype nvfp4 --arch sm_90a --out {tmp_path}/y",
+            f"60 groups: .* into calls of at most {base.max_list_groups(2, True)}",
+        ),
+        (
             f"grouped_gemm --formats fp8_1x128,fp8_128x128 --dtype mxfp4 --arch sm_100a --out {tmp_path}/y",
             "no GEMM of fp8_1x128 x fp8_128x128 in form list with results of mxfp4",
         ),
     ]:
         assert cli.main(["compile", *arguments.split()]) == 1
-        assert message in capsys.readouterr().err
+        assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "y").exists()
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_a_global_scale_that_is_found_launches_what_the_verb_compiles(arch, monkeypatch):
+    """Of ``quantize`` and of layers, few values and many, scales of either layout."""
+    launched = []
+
+    class Launched(Exception):
+        pass
+
+    def stop(key, **_):
+        launched.append(key)
+        raise Launched
+
+    monkeypatch.setattr(table_task, "get_kernel", stop)
+    backend, x = f"emulator:{arch}", torch.ones(8, 256, dtype=torch.bfloat16)
+    layer = LinearNVFP4(256, 64, backend=backend)
+    factors = [torch.ones(()), torch.ones(())]
+    for call in (
+        lambda: layer(x),
+        lambda: layer(x.repeat(256, 1)),
+        lambda: quantize(x, global_scale="auto", backend=backend),
+        lambda: quantize(x, global_scale="auto", scale_layout="rowmajor", backend=backend),
+        lambda: find_and_quantize(x, *factors, backend=backend),
+        lambda: find_global_scale(x, *factors, backend=backend),
+    ):
+        with pytest.raises(Launched):
+            call()
+    kinds = {"groups": (1,), "configs": None, "form": "list", "activation": "silu", "has_alpha": False}
+    found = set(ahead.keys(["quantize"], arch, dtype=torch.bfloat16, **kinds))
+    assert len(set(launched)) == 6 and set(launched) <= found
 
 
 def test_what_the_compile_verb_compiles():
@@ -343,7 +386,7 @@ def test_what_the_compile_verb_compiles():
         "has_alpha": True,
     }
     found = list(ahead.keys(ahead.OPERATIONS, "sm_100a", **settings))
-    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 2 * 16
+    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 2 * 16 + 12
     assert len({key.to_name() for key in found}) == len(found)
     ragged = list(ahead.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
     assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}

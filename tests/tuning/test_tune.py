@@ -291,6 +291,24 @@ def test_problems_without_a_kernel_are_refused():
         autotune.candidates(request(gpu=H200.gpu, out_m_major=True))
 
 
+def test_configs_are_judged_by_what_is_launched():
+    """A product in bands is a launch of as many groups, and stream-K does not count all work of a large one."""
+    m, n, k = 1 << 17, 1 << 15, 1 << 20
+    huge = GroupedProblem(((m, n, k),), has_alpha=False)
+    tried = autotune.candidates(Request.of(huge, H200.gpu))
+    offered = autotune.choose.candidates("sm_90a", "list")
+    assert tried and not any(config.stream_k for config in tried) and any(c.stream_k for c in offered)
+    empty = lambda rows: torch.empty(rows, 8192, dtype=torch.uint8)
+    scales = lambda rows: torch.empty(rows * 1024, dtype=torch.uint8)
+    call = lambda gpu: tuned.asked_by(
+        lambda: gemm(empty(16384), empty(512), scales(16384), scales(512), backend=f"emulator:{gpu}")
+    )
+    asked = call("GB10")
+    config = autotune.candidates(asked.request, asked.check)[0]
+    assert asked.request.problem.num_groups == 1 and asked.check(config).num_groups > 1
+    assert call("H200").check(sm90.DEFAULT_CONFIG).num_groups == 1
+
+
 def test_calls_with_nothing_to_tune_are_refused():
     a, b, a_scale, b_scale, _ = operands()
     with pytest.raises(ValueError, match="leave it out"):
