@@ -89,6 +89,7 @@ class Code:
         self.tails: list[tuple[tuple[Step, ...], tuple[int, ...]] | None] = [None] * (len(self.steps) + 1)
         self._block_live: dict[int, int] | None = None
         self._live_sets: dict[int, frozenset[int]] = {}
+        self._uses: dict[frozenset[int], bool] = {}
         self.everything = frozenset(range(len(self.builder.template)))
 
     # ---- building ------------------------------------------------------------------------------
@@ -173,6 +174,13 @@ class Code:
             self._fusible[pc] = run
         self.steps[pc] = run
         self._looks.setdefault(pc, []).append((active, look))
+
+    def uses(self, slots: frozenset[int]) -> bool:
+        """Whether any instruction reads one of the slots."""
+        found = self._uses.get(slots)
+        if found is None:
+            found = self._uses[slots] = any(not slots.isdisjoint(reads) for reads in self.reads)
+        return found
 
     # ---- running -------------------------------------------------------------------------------
     def tail(self, pc: int) -> tuple[tuple[Step, ...], tuple[int, ...]]:

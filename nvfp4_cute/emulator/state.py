@@ -106,6 +106,10 @@ class Executable(Protocol):
         """Steps from `pc` to the end of its basic block, the index of the first instruction of each, and the one after them."""
         ...
 
+    def uses(self, slots: frozenset[int]) -> bool:
+        """Whether any instruction reads one of the slots."""
+        ...
+
     def live_at(self, pc: int) -> frozenset[int]:
         """Slots whose value at `pc` may still be read."""
         ...

@@ -1,7 +1,7 @@
 """Bug reports of public kernels, made anew: the checker finds each fault in every mode, and nothing without it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -34,7 +34,8 @@ class Report:
 
     Attributes:
         source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
-            CTAs of a cluster.  arch: what it is compiled for.  wrong: modes that show it without the checker, by an error or by other results.
+            CTAs of a cluster.  arch: what it is compiled for.  before: kernels that are
+            launched before it, each letting the next one start early.  wrong: modes that show it without the checker, by an error or by other results.
     """
 
     kernel: str
@@ -45,6 +46,7 @@ class Report:
     wrong: tuple[str, ...] = ()
     severity: str = "error"
     arch: str = "sm_100a"
+    before: tuple[str, ...] = ()
 
 
 LATE, ALWAYS = ("lazy", "random:3"), MODES
@@ -144,6 +146,10 @@ REPORTS = (
     Report("leader_exits", "Triton #11730", "exit", r"may exit before ld\.shared::cluster", TWO_CTAS),
     Report("last_block", "PyTorch #128455", "race", r"ld\.global .*relaxed accesses order nothing", TWO_BLOCKS),
     Report("counted_without_fence", "FlashInfer #4742", "race", r"ld\.global .* bulk store", TWO_BLOCKS),
+    Report("counts_over_zeros", "vLLM #13140", "race", r"red\.shared .* st\.shared|st\.shared .* red\.shared", wrong=ALWAYS),
+    Report("release_of_one_thread", "FlashInfer #5251", "race", r"ld\.global .* red\.global", TWO_BLOCKS),
+    Report("one_warp_waits", "flash-attention #2498", "silicon", "pdl-order: .* without griddepcontrol", before=("preprocess",)),
+    Report("merge", "CCCL #3131", "silicon", "pdl-order: .* no wait of the launches between tells of", before=("preprocess", "partition")),
 )  # fmt: skip
 
 
@@ -166,9 +172,12 @@ def run(report: Report, mode: str, *, fixed: bool, check: bool = False):
     machine, out, error = Machine(148, mode=mode, check=check), np.zeros(WORDS, np.int32), None
     args = [np.arange(1, WORDS + 1, dtype=np.int32), out]
     try:
-        run_ptx(
-            ptx_of(report, fixed), None, grid, block, args, cluster=cluster, smem_bytes=8192, machine=machine
-        )
+        for name in (*report.before, report.kernel):
+            ptx = ptx_of(replace(report, kernel=name), fixed)
+            run_ptx(
+                ptx, None, grid, block, args, cluster=cluster, smem_bytes=8192, machine=machine,
+                programmatic=name not in report.before[:1] and bool(report.before),
+            )  # fmt: skip
     except EmulatorError as raised:
         error = raised
     return out, machine.checker.hazards if check else [], error

@@ -551,6 +551,37 @@ def misaligned_barriers(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
         cute.arch.sync_threads()
 
 
+@cute.kernel
+def counts_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Some threads clear counters in shared memory, and all count: an addition may come before the zero."""
+    tidx, warp, lane = place()
+    counters = shared(NBYTES)
+    if warp == 1:
+        put(counters + 4 * lane, 0)
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    inline_ptx("red.shared.add.u32 [{$r0}], 1;", read_only_args=[Int32(counters + 4 * lane)])
+    cute.arch.sync_threads()
+    if warp == 0:
+        out[tidx] = get(counters + 4 * lane)
+
+
+@cute.kernel
+def release_of_one_thread(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """All threads add to a histogram of several CTAs, and one releases without having met the others."""
+    tidx, warp, lane = place()
+    counter = address(out, 1024)
+    if cute.arch.block_idx()[0] == 0:
+        inline_ptx("red.global.add.u32 [{$r0}], 1;", read_only_args=[address(out, tidx)])
+        if cutlass.const_expr(fixed):
+            cute.arch.sync_threads()
+        if tidx == 0:
+            inline_ptx("red.release.gpu.global.add.u32 [{$r0}], 1;", read_only_args=[counter])
+    else:
+        poll(counter)
+        out[128 + tidx] = out[tidx] * 2
+
+
 # ---- addresses -------------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def rows_of_92_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
@@ -723,3 +754,49 @@ def counted_without_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
     else:
         poll(counter)
         out[128 + tidx] = out[tidx] * 2
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------------------------
+@cute.jit
+def lets_dependents_start():
+    inline_ptx("griddepcontrol.launch_dependents;")
+
+
+@cute.jit
+def waits_for_launches():
+    inline_ptx("griddepcontrol.wait;")
+
+
+@cute.kernel
+def preprocess(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Lets the next launch start, and stores what it needs."""
+    tidx, warp, lane = place()
+    lets_dependents_start()
+    out[tidx] = 5 * tidx
+
+
+@cute.kernel
+def partition(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A launch between two others, which lets the next one start and stores without having waited."""
+    tidx, warp, lane = place()
+    if cutlass.const_expr(fixed):
+        waits_for_launches()
+    lets_dependents_start()
+    out[256 + tidx] = tidx
+
+
+@cute.kernel
+def one_warp_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """The warp that loads waits for the launch before; another one reads statistics of that launch at once."""
+    tidx, warp, lane = place()
+    if warp == 0 or cutlass.const_expr(fixed):
+        waits_for_launches()
+    out[512 + tidx] = out[tidx] + 1
+
+
+@cute.kernel
+def merge(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Waits for the launch before, which has not waited for the one before that: its stores may be under way."""
+    tidx, warp, lane = place()
+    waits_for_launches()
+    out[512 + tidx] = out[tidx] + 1

@@ -43,6 +43,7 @@ from nvfp4_cute.emulator.check.ledger import Copied, Hazard, HeldWrite, Record, 
 from nvfp4_cute.emulator.check.mbarriers import Mbarriers
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Accesses, Actor, Conflict, Shadow, TensorShadow
+from nvfp4_cute.emulator.check.shared_atomics import SharedAtomics
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.check.tensor_maps import TensorMaps
 from nvfp4_cute.emulator.check.unawaited import Unawaited
@@ -115,6 +116,7 @@ class Checker:
         self.warp_order = WarpOrder(self)
         self.unawaited = Unawaited(self.used)
         self.wgmma_registers = WgmmaRegisters(self)
+        self.shared_atomics = SharedAtomics(self, self._shared_conflict)
         self.silicon = SiliconChecks(self)
         self.mbarriers = Mbarriers(self, self.silicon)
         self.dependencies = Dependencies(self, self.silicon)
@@ -166,6 +168,7 @@ class Checker:
         self.warp_order.begin()
         self.unawaited.begin()
         self.wgmma_registers.begin()
+        self.shared_atomics.begin(self.accesses)
         self.mbarriers.begin()
         self.tensor_maps.begin()
         self.silicon.begin()
@@ -451,15 +454,33 @@ class Checker:
         memory = self.shared[cta]
         if write:
             self.mbarriers.written_over(cta, span, index, actor.site)
+        self.shared_atomics.plain(cta, place, actor, write=write)
         conflict = memory.write(index, span, actor) if write else memory.read(index, span, actor, writers)
         if conflict is not None:
-            where = self.shared_range(cta, conflict.granules)
-            self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
+            self._shared_conflict(cta, conflict, actor, write=write)
         elif self.silicon.narrow and not write:
             what = f"shared memory{whose(cta)}"
             numbers, accesses = memory.writers.at(index), self.accesses
             epochs, sites = accesses.epochs_of(numbers), accesses.sites_of(numbers)
             self.silicon.stores_relied_on(epochs, sites, actor, what)
+
+    def access_atomically(self, cta: "Cta", place: Place, actor: Actor, *, reads: bool) -> None:
+        """Hold an atomic or a strong store against the plain accesses to shared memory before it.
+
+        `reads`: what it stores depends on what was there.
+        """
+        self.mbarriers.written_over(cta, place[1], place[0], actor.site)
+        if reads and self.shared[cta].writers_of(place[0]) == [NOBODY]:
+            self.unwritten_load(cta, place, actor)
+        self.shared_atomics.access(cta, place, actor)
+
+    def _shared_conflict(
+        self, cta: "Cta", conflict: Conflict, actor: Actor, *, write: bool, compared: bool = True
+    ) -> None:
+        """`compared`: a write over a write that changes nothing is only a warning."""
+        where = self.shared_range(cta, conflict.granules)
+        content = cta.smem.views[4].take if compared else None
+        self._conflict(conflict, actor, write=write, where=where, content=content)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
         """Bytes from the first to the last granule, for reports."""

@@ -17,13 +17,14 @@ from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
 from nvfp4_cute.emulator.isa.issue import cta_pair
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
+from nvfp4_cute.emulator.isa.warp import SHUFFLES, source_lanes
 from nvfp4_cute.emulator.lanes import LANE_IDS, LANES, NOTHING
 from nvfp4_cute.emulator.places import LanePlaces, granules, lane_places
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.state import Warp
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 WATCHERS = Wrappers()
 
@@ -49,9 +50,14 @@ def _access(
     *,
     write: bool,
     atomic: bool = False,
+    reads: bool = False,
     targets: frozenset[int] = NOTHING,
 ) -> None:
-    """Report a generic access of the active lanes. `targets`: register slots that a load writes."""
+    """Report a generic access of the active lanes.
+
+    atomic: it is one, or a strong store; `reads`: what it stores depends on what was there.  targets: register slots that a load
+    writes.
+    """
     checker, addresses = checker_of(warp), _lanes(warp, where)
     if space == "generic":
         space = generic_space(int(addresses[0]))
@@ -63,8 +69,10 @@ def _access(
         checker.globals.access(addresses, nbytes, actor, write=write, atomic=atomic)
     elif space.startswith("shared"):
         places = lane_places(addresses, nbytes)
-        if not atomic:
-            checker.warp_order.access(warp, actor.site, addresses, nbytes, places, write=write)
+        if atomic:
+            _shared_atomic(checker, warp, places, actor, reads=reads)
+            return
+        checker.warp_order.access(warp, actor.site, addresses, nbytes, places, write=write)
         _shared_access(checker, warp, places, actor, write, targets)
 
 
@@ -85,9 +93,22 @@ def _shared_access(
             if writers == [NOBODY]:
                 checker.unwritten_load(cta, place, actor)
         checker.access_shared(cta, place, actor, write=write, writers=writers)
-        if cta is not warp.cta:
-            checker.touch(cta, actor)
-            checker.silicon.remote_access(warp, checker.sites[actor.site], cta)
+        _remote_access(checker, warp, cta, actor)
+
+
+def _shared_atomic(
+    checker: "Checker", warp: "Warp", places: LanePlaces, actor: Actor, *, reads: bool
+) -> None:
+    for rank, place in places:
+        cta = warp.cta.cluster.ctas[rank]
+        checker.access_atomically(cta, place, actor, reads=reads)
+        _remote_access(checker, warp, cta, actor)
+
+
+def _remote_access(checker: "Checker", warp: "Warp", cta: "Cta", actor: Actor) -> None:
+    if cta is not warp.cta:
+        checker.touch(cta, actor)
+        checker.silicon.remote_access(warp, checker.sites[actor.site], cta)
 
 
 def _keys(warp: "Warp", space: str, addresses: np.ndarray) -> list[Any]:
@@ -116,7 +137,10 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
         def store(warp: "Warp") -> Any:
             checker = checker_of(warp)
             held = checker.held = []
-            _access(warp, pc, space, address(warp), nbytes, write=True)
+            try:
+                _access(warp, pc, space, address(warp), nbytes, write=True)
+            except IndexError:  # outside shared memory, or of no CTA: the step says so
+                held.clear()
             checker.held = None
             result = step(warp)
             if held:
@@ -164,6 +188,7 @@ def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
     nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
     address, pc = b.address(inst.operands[inst.opcode == "atom"]), b.pc
     acquires, releases = {"acquire", "acq_rel"}, {"release", "acq_rel"}
+    results, reads = frozenset(b.writes), "exch" not in inst.mods
 
     def run(warp: "Warp") -> Any:
         where = address(warp)  # the result may go to the address register
@@ -171,7 +196,10 @@ def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
         space_, addresses = _resolved(warp, space, where)
         keys = _keys(warp, space_, addresses)
         races = checker_of(warp).globals
-        races.acquire(warp, keys, relaxed=acquires.isdisjoint(inst.mods))
+        if space_ != "global":
+            _access(warp, pc, space, where, nbytes, write=True, atomic=True, reads=reads)
+        if space_ == "global" or warp.code.uses(results):  # what nobody looks at tells nothing
+            races.acquire(warp, keys, relaxed=acquires.isdisjoint(inst.mods))
         if space_ == "global":
             _access(warp, pc, space, where, nbytes, write=True, atomic=True)
         races.release(warp, keys, relaxed=releases.isdisjoint(inst.mods))
@@ -388,7 +416,7 @@ EVERY_LANE = 0xFFFFFFFF
 
 # Instructions of whole warps, which are .sync, beside those that have a wrapper of their own.
 @WATCHERS.register(
-    "bar.warp.sync", "shfl.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync", "mma", "movmatrix",
+    "bar.warp.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync", "mma", "movmatrix",
     "wgmma", "tcgen05.ld", "tcgen05.st", "tcgen05.wait::ld", "tcgen05.wait::st", "setmaxnreg",
 )  # fmt: skip
 def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
@@ -402,6 +430,33 @@ def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
         result = step(warp)
         if result is None:
             checker_of(warp).warp_order.met(warp)
+        return result
+
+    return run
+
+
+@WATCHERS.register("shfl.sync")
+def _shuffle(inst: Inst, b: Builder, step: Step) -> Step:
+    met, pc = _meeting(inst, b, step), b.pc
+    mode = next(mod for mod in inst.mods if mod in SHUFFLES)
+    amount, limit = (b.read(operand, "b32") for operand in inst.operands[2:4])
+    lanes = LANE_IDS.astype(np.int64)
+
+    def run(warp: "Warp") -> Any:
+        if warp.all_active:
+            return met(warp)
+        source, inside = source_lanes(mode, lanes, amount(warp), limit(warp))
+        result = met(warp)
+        if result is None:
+            idle = warp.active & inside & ~warp.active[np.where(inside, source, lanes)]
+            if idle.any():
+                checker = checker_of(warp)
+                site = checker.sites[checker.site(warp, pc)]
+                text = (
+                    f"{site}: lanes {idle.nonzero()[0].tolist()} take values of lanes that do not execute it: what they get is "
+                    "undefined"
+                )
+                checker.report("register", site, None, text, severity="warning")
         return result
 
     return run

@@ -84,7 +84,10 @@ def elect(inst: Inst, b: Builder) -> Step:
     return synchronised(b, inst.operands[1], body)
 
 
-def _source_lanes(mode: str, lane: np.ndarray, delta: Any, limit: Any) -> tuple[np.ndarray, np.ndarray]:
+SHUFFLES = ("idx", "up", "down", "bfly")
+
+
+def source_lanes(mode: str, lane: np.ndarray, delta: Any, limit: Any) -> tuple[np.ndarray, np.ndarray]:
     """Source lane and in-range predicate of a shuffle, per lane (PTX ISA shfl pseudocode)."""
     amount = np.asarray(delta).astype(np.int64) & 31
     clamp = np.asarray(limit).astype(np.int64)
@@ -106,7 +109,7 @@ def _source_lanes(mode: str, lane: np.ndarray, delta: Any, limit: Any) -> tuple[
 def shuffle(inst: Inst, b: Builder) -> Step:
     """shfl.sync.{idx,up,down,bfly}.b32 d|p, a, b, c, mask."""
     mods = Mods(inst)
-    mode = mods.one_of("idx", "up", "down", "bfly")
+    mode = mods.one_of(*SHUFFLES)
     mods.drop("b32")
     mods.done()
     if mode is None:
@@ -123,7 +126,7 @@ def shuffle(inst: Inst, b: Builder) -> Step:
             put(warp, lane_value(a, n & 31))
             put_predicate(warp, True)
             return
-        source, inside = _source_lanes(mode, lanes, n, c)
+        source, inside = source_lanes(mode, lanes, n, c)
         source = np.where(inside, source, lanes)
         put(warp, a[source] if a.__class__ is np.ndarray else a)
         put_predicate(warp, np.broadcast_to(inside, 32).copy())

@@ -1,0 +1,55 @@
+"""Atomics and strong stores on shared memory: held against plain accesses of the same bytes, and not against each other.
+
+A plain store before an atomic stays the last writer of its bytes: a missing barrier between the two shows whichever came first.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nvfp4_cute.emulator.check.clocks import NOBODY
+from nvfp4_cute.emulator.check.ledger import Ledger
+from nvfp4_cute.emulator.check.shadow import Accesses, Actor, Shadow
+from nvfp4_cute.emulator.places import Place
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.state import Cta
+
+
+class SharedAtomics:
+    """Newest atomics of every warp at each place of shared memory."""
+
+    def __init__(self, checker: Ledger, conflict: Callable[..., None]):
+        """`checker`: has the plain accesses.  `conflict`: reports one (CTA, conflict, actor, whether it writes)."""
+        self.checker, self._conflict = checker, conflict
+        self.begin(Accesses())
+
+    def begin(self, accesses: Accesses) -> None:
+        """Fresh memories. `accesses`: of all memories of the running clusters."""
+        self._accesses = accesses
+        self._shadows: dict[Cta, Shadow] = {}
+
+    def access(self, cta: "Cta", place: Place, actor: Actor) -> None:
+        """A warp accesses a place by an atomic or a strong store. The bytes count as written from then on."""
+        (index, span), memory = place, self.checker.shared[cta]
+        conflict = memory.unordered(index, span, actor)
+        if conflict is not None and not self.checker.sites[conflict.site].atomic:
+            self._conflict(cta, conflict, actor, write=True)
+        unwritten = memory.unwritten(index)
+        if unwritten.any():
+            numbers = memory.writers.at(index).copy()
+            numbers[unwritten] = self._accesses.add(actor)
+            memory.writers.numbers[index] = numbers.reshape(memory.writers.numbers[index].shape)
+        shadow = self._shadows.get(cta)
+        if shadow is None:
+            shadow = self._shadows[cta] = Shadow(*memory.shape, self._accesses)
+        shadow.read(index, span, actor, [NOBODY])
+
+    def plain(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
+        """Hold a plain access against the atomics before it."""
+        shadow = self._shadows.get(cta)
+        if shadow is None:
+            return
+        found = shadow.unordered_reader(*place, actor)
+        if found is not None:
+            self._conflict(cta, replace(found, wrote=True), actor, write=write, compared=False)
