@@ -113,6 +113,7 @@ class GlobalRaces:
         self._at_gate: dict[Any, Told] = {}
         self._found_at_gate: dict[Any, Told] = {}
         self._under_way: dict[int, list[tuple[GlobalShadow, np.ndarray, int]]] = {}
+        self._ordinary: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # see `generic_writers`
         self._relaxed = False
         self._cluster = self._releases = 0
         self._keep_reads = False
@@ -145,7 +146,7 @@ class GlobalRaces:
         self._cluster += 1
         self._releases = 1
         self._known, self._fenced, self._pending, self._at_fence = {}, {}, {}, {}
-        self._at_gate, self._found_at_gate, self._under_way = {}, {}, {}
+        self._at_gate, self._found_at_gate, self._under_way, self._ordinary = {}, {}, {}, {}
         for key in [key for key in self._told if not isinstance(key, int)]:
             del self._told[key]
         for told in self._told.values():
@@ -210,6 +211,7 @@ class GlobalRaces:
         index = shadow.index(addresses, nbytes)
         self._check(shadow, index, actor, write=write, atomic=atomic)
         if write:
+            shadow.writes += 1
             shadow.writers[index] = actor.epoch
             shadow.clusters[index] = self._cluster
             shadow.sites[index] = actor.site
@@ -357,10 +359,14 @@ class GlobalRaces:
         shadow = self._shadow(address, create=False)
         if shadow is None:
             return []
-        index = shadow.index(np.array([address], np.int64), nbytes)
-        epochs, numbers = shadow.writers[index], shadow.sites[index]
-        mine = (shadow.clusters[index] == self._cluster) & (epochs != NOBODY) & self._generic(numbers)
-        return sorted(set(zip(epochs[mine].tolist(), numbers[mine].tolist(), strict=True)))
+        known = self._ordinary.get(address)
+        if known is None or known[0] != shadow.writes:
+            index = shadow.index(np.array([address], np.int64), nbytes)
+            epochs, numbers = shadow.writers[index], shadow.sites[index]
+            mine = (shadow.clusters[index] == self._cluster) & (epochs != NOBODY) & self._generic(numbers)
+            found = sorted(set(zip(epochs[mine].tolist(), numbers[mine].tolist(), strict=True)))
+            known = self._ordinary[address] = shadow.writes, found
+        return known[1]
 
     # ---- synchronisation through memory ------------------------------------------------------------
     def acquire(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:

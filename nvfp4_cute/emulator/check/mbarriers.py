@@ -247,17 +247,15 @@ class Mbarriers:
     def gives_up(
         self, warp: "Warp", pc: int, barriers: list[Mbarrier], complete: Callable[[Mbarrier], bool]
     ) -> bool:
-        """Whether a wait answers false although it would find its phase complete, or wait for it.
+        """Whether a wait that has not done so answers false although it would find its phase complete, or wait for it.
 
         It may, if its warp does not know that the phase is complete: a test comes too early on a slower day, and a wait ends
-        after a while. Each does so once in a warp, and who repeats it until it answers true does not notice.
+        after a while. Each does so once in a warp (`WarpClock.gave_up`); who repeats it until it answers true does not notice.
 
         Args:
             barriers: for which it waits.  complete: whether the phase of one is complete.
         """
         clock = self.checker.clock(warp)
-        if pc in clock.gave_up:
-            return False
         knowledge = clock.knowledge = self.checker.components.fit(clock.knowledge)
         if any(complete(barrier) and _knows_phase(knowledge, barrier) for barrier in barriers):
             return False

@@ -278,11 +278,13 @@ class GlobalShadow:
 
     An entry of `writers` is an epoch of the cluster in `clusters`; `order` counts that cluster's releases to global
     memory before the write. `read` says what anybody read, where that is kept. `granule`: bytes of an entry.
+    `writes` counts the accesses that wrote.
     """
 
     def __init__(self, start: int, nbytes: int):
         """Nobody has written anything."""
         self.start, self.end, self.granule = start, start + nbytes, WIDEST_GRANULE
+        self.writes = 0
         count = -(-nbytes // WIDEST_GRANULE)
         self.writers = np.zeros(count, np.int64)
         self.clusters = np.zeros(count, np.int32)

@@ -129,15 +129,14 @@ class TensorMaps:
         self, edits: Edits, writer: tuple[int, int, int], actor: Actor, *, released: bool
     ) -> str | None:
         """Which half of the fence lacks between a write of a map and a use. `released`: the write was a release, too."""
-        acquires = [fence for fence in edits.acquires if _knows(fence.knowledge, writer)]
-        if not released:
-            releases = [fence for fence in self._releases if _knows(fence.knowledge, writer)]
-            if not releases:
-                return "release"
-            acquires = [
-                fence for fence in acquires if any(_knows(fence.knowledge, release) for release in releases)
-            ]
-        return None if any(_knows(actor.knowledge, fence) for fence in acquires) else "acquire"
+        releases = [] if released else [fence for fence in self._releases if _knows(fence.knowledge, writer)]
+        if not (released or releases):
+            return "release"
+        for fence in edits.acquires:
+            if _knows(actor.knowledge, fence) and _knows(fence.knowledge, writer):
+                if released or any(_knows(fence.knowledge, release) for release in releases):
+                    return None
+        return "acquire"
 
     def reading(self, use: Use, stamp: int | None = None) -> None:
         """The current operation uses a map. `stamp`: epoch of its completion if not that of its own component."""

@@ -603,12 +603,14 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
         value = int(lane_value(token(warp), warp.first_lane()))
         found = [(cta, cta.mbarrier(offset)) for cta, offset in places(warp)]
         complete = lambda barrier: barrier.test_parity(value) if by_parity else barrier.test_state(value)
-        if checker_of(warp).mbarriers.gives_up(warp, pc, [barrier for _, barrier in found], complete):
+        checker = checker_of(warp)
+        if pc not in checker.clock(warp).gave_up and checker.mbarriers.gives_up(
+            warp, pc, [barrier for _, barrier in found], complete
+        ):
             answer(warp, False)
             return None
         result = step(warp)
         if result is None:
-            checker = checker_of(warp)
             if warp.missing() is None:
                 checker.warp_order.met(warp)
             for cta, barrier in found:
