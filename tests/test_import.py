@@ -53,6 +53,8 @@ def test_importing_takes_little_and_imports_little():
         ours = [name for name in new if name.split(".")[0] == "nvfp4_cute"]
         assert ours == ["nvfp4_cute", *(f"nvfp4_cute.{name}" for name in names)]
         assert not {"cutlass", "cuda", "tqdm", "fractions", "statistics"} & set(new)
+        if times[-1] < 1 / 20:
+            break
     assert min(times) < 1 / 20
 
 
@@ -82,8 +84,20 @@ def test_other_names_are_refused():
         nvfp4_cute.grouped_gem  # noqa: B018
 
 
-def test_a_loaded_graph_runs_after_the_import_alone(tmp_path):
-    """It names the custom ops, and nothing else of the package has been imported."""
+LOADED = """
+    data, scale = torch.export.load(sys.argv[1]).module()(torch.linspace(-4, 4, 32 * 64).view(32, 64))
+    expected = nvfp4_cute.quantize(torch.linspace(-4, 4, 32 * 64).view(32, 64))
+    assert torch.equal(data, expected.data) and torch.equal(scale.view(torch.uint8), expected.scale.view(torch.uint8))
+"""
+TRACED = """
+    x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
+    traced = torch.compile(lambda: nvfp4_cute.quantize(x).data, fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(), nvfp4_cute.quantize(x).data)
+"""
+
+
+def test_graphs_run_after_the_import_alone(tmp_path):
+    """A loaded one names the custom ops, a traced one is the first to use a name: nothing else of the package has been imported."""
     path = str(tmp_path / "program.pt2")
 
     class Quantize(torch.nn.Module):
@@ -92,20 +106,15 @@ def test_a_loaded_graph_runs_after_the_import_alone(tmp_path):
 
     x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
     torch.export.save(torch.export.export(Quantize(), (x,)), path)
+    # torch's own parts, which take seconds, are imported once for both.
     code = """
-        import sys, torch, nvfp4_cute
-        data, scale = torch.export.load(sys.argv[1]).module()(torch.linspace(-4, 4, 32 * 64).view(32, 64))
-        expected = nvfp4_cute.quantize(torch.linspace(-4, 4, 32 * 64).view(32, 64))
-        assert torch.equal(data, expected.data) and torch.equal(scale.view(torch.uint8), expected.scale.view(torch.uint8))
+        import os, sys, textwrap, torch, torch._dynamo, torch.export
+        import nvfp4_cute
+        for program in sys.argv[2:]:
+            child = os.fork()
+            if child == 0:
+                exec(textwrap.dedent(program))
+                sys.exit()
+            assert os.waitpid(child, 0)[1] == 0, program
     """
-    in_new_process(code, path)
-
-
-def test_a_graph_may_be_the_first_to_use_a_name():
-    code = """
-        import torch, nvfp4_cute
-        x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
-        traced = torch.compile(lambda: nvfp4_cute.quantize(x).data, fullgraph=True, backend="aot_eager")
-        assert torch.equal(traced(), nvfp4_cute.quantize(x).data)
-    """
-    in_new_process(code)
+    in_new_process(code, path, LOADED, TRACED)

@@ -110,6 +110,7 @@ def test_rows_that_are_not_aligned(h100):
     assert_bitwise_equal(layer(x), layer(x.clone()))
 
 
+@pytest.mark.slow
 def test_what_is_not_kept(h100):
     """A chain with a product of torch's, one whose result is no call's, and one that an error ended."""
     w, x = quantize(torch.randn(N, K).bfloat16()), rows()

@@ -95,6 +95,7 @@ def test_other_rows_of_the_same_kind(counted, make, options):
     layer.expect(rows(), True)
 
 
+@pytest.mark.slow
 def test_rows_of_other_dtypes_that_lie_otherwise(counted):
     layer = counted(some_layer(), rows())
     layer.expect(rows().half(), False)
@@ -230,6 +231,7 @@ def test_what_torch_records(counted):
     layer.expect(x, True)
 
 
+@pytest.mark.slow
 def test_a_tensor_that_came_twice(counted):
     """Scales that were one tensor, then are two."""
     layer = counted(some_layer(activations="nvfp4", input_scale=0.01), rows())

@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from new_process import run_python
 
 CONFTEST = """
 import torch
@@ -84,17 +83,8 @@ def suite(tmp_path):
     (tmp_path / "test_suite.py").write_text(SUITE)
 
     def run(*options: str) -> tuple[dict[str, str], str]:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "nvfp4_cute.cli.pytest_plugin",
-            "-p",
-            "no:cacheprovider",
-            "-rA",
-        ]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=250, cwd=tmp_path)
+        command = ["-m", "pytest", "-p", "nvfp4_cute.cli.pytest_plugin", "-p", "no:cacheprovider", "-rA"]
+        done = run_python(*command, *options, cwd=tmp_path)
         ends = [line.split() for line in done.stdout.splitlines() if "::" in line and line[:1].isupper()]
         return {name.partition("::")[2]: end for end, name, *_ in ends}, done.stdout
 

@@ -16,6 +16,7 @@ def smallest(name):
     return min(registry.load(name).tests, key=lambda case: case.work.flops)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", registry.names())
 def test_torchs_product_passes(verdict, name):
     text = export.make_submission(name, kind=export.TORCHS).text

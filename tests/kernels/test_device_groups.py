@@ -68,7 +68,7 @@ def test_the_reference_is_that_of_the_list_form():
         assert_bitwise_equal(masked[g, : ROWS[g]], part)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_columns_may_be_contiguous(arch, form):

@@ -133,7 +133,7 @@ def on_device(form, layout, slack=5):
     return arguments | {"weight_layout": layout}, listed
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("layout", "arch"),
     [

@@ -45,6 +45,7 @@ def test_same_bits(form, config, mode):
     assert torch.equal(bits(actual), bits(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("config", CONFIGS)

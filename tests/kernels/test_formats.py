@@ -121,7 +121,7 @@ EVERY_CANDIDATE = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arch", "pair", "config", "dual"), EVERY_CANDIDATE)
 def test_every_config_that_may_be_chosen_is_right(arch, pair, config, dual):
     """Tiles of every size have several K tiles, and rows behind them; scales of tiles of over 128 rows lie in two blocks."""

@@ -89,6 +89,7 @@ def check_ragged(name, mode, dual, device="cpu", backend=EMULATED):
     assert (data[last:].float() == 7).all() and (scale[last:] == 7).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), PRODUCTS)
 def test_ragged(name, mode):
     check_ragged(name, mode, dual=False)

@@ -96,7 +96,12 @@ def test_more_batches_than_a_list_has_groups():
         actual = run(operands, backend="emulator")
     assert_bitwise_equal(actual, run(operands))
     assert len(observer.stats) == 1
-    assert_bitwise_equal(run(operands, backend="emulator:sm_90a"), actual)
+
+
+@pytest.mark.slow
+def test_more_batches_than_a_list_has_groups_on_sm90():
+    operands = make_batch(base.MAX_LIST_GROUPS + 5, (3, 40, 64))
+    assert_bitwise_equal(run(operands, backend="emulator:sm_90a"), run(operands))
 
 
 def test_batches_may_interleave_and_scales_be_plain():

@@ -28,7 +28,7 @@ SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 102
 LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @TWO_KINDS
 @pytest.mark.parametrize("m, k", SHAPES + LONG)
 def test_bit_equal_in_the_documented_order(backend, m, k):

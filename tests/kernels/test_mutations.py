@@ -169,6 +169,7 @@ def released_behind_uses(ptx: str) -> str:
     return re.sub(r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred LATE;", ptx, count=1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_use_in_the_place_of_the_wait(monkeypatch, mode):
     """The accumulator's release is a warning; that of all tensor memory, which comes before the uses, stays an error."""

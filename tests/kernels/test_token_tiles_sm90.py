@@ -83,6 +83,7 @@ CASE = cases.Case(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "mode"),
     [

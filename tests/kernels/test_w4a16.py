@@ -74,6 +74,7 @@ def test_rows(m, mode):
     assert_bitwise_equal(actual, run(operands, out_dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 def test_gemv_is_one_row():
     x, w, scale = make_operands(1, 130, 288, 2, torch.float16)
     out = poisoned(130, 2, dtype=torch.float16)

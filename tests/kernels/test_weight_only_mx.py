@@ -172,6 +172,7 @@ def test_float16_is_refused():
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("format", "least"), [(MXFP8_E4M3, 3), (MXFP8_E5M2, 10)], ids=["e4m3", "e5m2"])
 def test_every_8_bit_weight_times_scales_of_groups(format, least):
@@ -233,6 +234,7 @@ def run(operands, alpha=None, format=MXFP4, **options):
     return gemm(x, w, None, scale, alpha, out=out, out_dtype=torch.float32, b_format=format, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize(("m", "k"), [(3, 352), (13, 160), (8, 1184)])

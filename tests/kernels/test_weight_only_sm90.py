@@ -132,6 +132,7 @@ def test_nan_scale_and_infinite_token():
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
 
+@pytest.mark.slow
 def test_chosen_config():
     """Without a config one is chosen, and computes it."""
     made = task("ragged", (3, 0, 7), 264, 512, None)

@@ -237,7 +237,7 @@ def over_files(rank: int, seeds: range, folder: str) -> list[str]:
     return [text for text in found if text]
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 60), marks=pytest.mark.slow)], ids=str)
 def test_processes_have_the_bits_of_one(seeds):
     with tempfile.TemporaryDirectory() as folder:
         for found in run_ranks(over_files, 2, seeds, folder):

@@ -44,7 +44,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name, arch):

@@ -68,7 +68,7 @@ def test_decoded_weights(linear):
     assert_bitwise_equal(layer(x), expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["emulator", "emulator:sm_90a", "emulator:sm_120a"])
 @pytest.mark.parametrize(("activations", "launches"), [("nvfp4", 2), ("16bit", 1)])
 def test_on_the_emulator(linear, backend, activations, launches):

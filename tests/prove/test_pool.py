@@ -39,6 +39,7 @@ def test_what_each_job_came_to(limits, monkeypatch):
     assert len({outcomes[place].detail for place in (1, 3, 6)}) == 3, "a fault ends its child"
 
 
+@pytest.mark.slow
 def test_a_fresh_child_is_for_one_job(limits):
     fresh = verdicts(["pass", "pass"], limits(fresh=True))
     assert [o.verdict for o in fresh] == [PASSED, PASSED] and fresh[0].detail != fresh[1].detail
