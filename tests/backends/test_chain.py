@@ -84,6 +84,7 @@ def test_what_lies_between_is_memory_of_the_stream(h100, monkeypatch, kept):
     assert [*workspace._in_use.values()] == ([held] if kept else [])
 
 
+@pytest.mark.slow
 def test_scales_that_are_one_tensor(h100):
     """Layers that share a global scale, then one that does not: its own is read."""
     mlps = [some_mlp({"activations": "16bit"}) for _ in range(2)]

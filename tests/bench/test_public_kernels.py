@@ -84,6 +84,7 @@ def test_wrong_arguments(checkout, capsys, arguments, words):
     assert stop.value.code == 2 and words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "script, verdict, words",

@@ -161,7 +161,7 @@ def test_memory_stays_where_it_is_when_more_is_allocated():
 
 
 # ---- conservation ----------------------------------------------------------------------------------------------------
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("target", targets.TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize(("loaded", "stored"), [(4000, 0), (0, 4000), (2000, 2000), (3000, 300)])
 def test_traffic_is_never_faster_than_memory_was_measured(target, loaded, stored):

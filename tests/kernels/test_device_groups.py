@@ -26,7 +26,7 @@ SM120_CONFIGS = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("arch", "config", "mode"),

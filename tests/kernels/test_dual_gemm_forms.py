@@ -143,7 +143,6 @@ def on_device(form, layout, slack=5):
         *(pytest.param(layout, "sm_90a", marks=pytest.mark.slow) for layout in ("separate", *LAYOUTS[1:])),
     ],
 )
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 def test_groups_on_the_device(form, layout, arch):
     """Every group's rows as in list form, others untouched; sizes and factors are read on the device."""

@@ -121,6 +121,7 @@ EVERY_CANDIDATE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arch", "pair", "config", "dual"), EVERY_CANDIDATE)
 def test_every_config_that_may_be_chosen_is_right(arch, pair, config, dual):

@@ -100,6 +100,7 @@ def test_dual_ragged(name, mode):
     check_ragged(name, mode, dual=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), SM100_PRODUCTS)
 def test_ragged_on_sm100(name, mode):
     check_ragged(name, mode, dual=False, backend="emulator:sm_100a")

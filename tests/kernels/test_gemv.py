@@ -47,7 +47,7 @@ def test_every_architecture_gives_the_same_bits(arch, out_dtype):
     assert_bitwise_equal(out, gemv_expected(operands, alpha, out_dtype), arch=arch)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @TWO_KINDS
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:5"])
 def test_no_hazards_in_any_mode(backend, mode):

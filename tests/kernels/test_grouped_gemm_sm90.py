@@ -66,7 +66,7 @@ QUICK = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_case(name):
     check(next(case for case in cases.ALL if case.name == name), EMULATED)

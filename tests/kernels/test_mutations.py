@@ -140,7 +140,7 @@ def test_the_kernel_is_clean(monkeypatch, mode):
         assert_bitwise_equal(got, want, mode=mode)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])]
 )

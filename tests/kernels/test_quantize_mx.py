@@ -53,7 +53,7 @@ def check(x, backend, **options):
     assert got.format == options["format"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @TWO_KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", MX, ids=str)

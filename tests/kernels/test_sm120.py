@@ -149,7 +149,7 @@ def test_case(case):
     check(case, backend=EMULATOR)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", TILES, ids=KernelConfig.to_name)
 def test_small_tiles(config):
     check(

@@ -155,6 +155,7 @@ def test_nan_scale_and_infinite_token():
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
 
+@pytest.mark.slow
 def test_operation_chooses_and_computes():
     """Quantized weights whole, more rows than the kernel for few; nothing but the formats is told."""
     generator = torch.Generator().manual_seed(1)

@@ -314,7 +314,7 @@ def arguments_of(form):
     return rows | {"b": b, "a_scale": random_bytes(2048), "b_scale": b_scale.view(-1)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["list", "ragged", "masked"])
 @pytest.mark.parametrize("own_out", [True, False])
 def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_out):
@@ -516,6 +516,7 @@ def repeated(name):
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["quantize", "silu_quantize", "grouped_quantize", "16-bit gemm", "nvfp4 gemm", "dual_gemm"]
 )
