@@ -106,6 +106,8 @@ REPORTS = (
     Report("elected_lane_waits", "cudnn-frontend #448", "race", r"only another lane of the warp waited|bulk load .* ld\.shared", wrong=ALWAYS),
     Report("loaded_over_zeros", "PTX ISA", "proxy-fence", r"bulk load .* writes .* no fence\.proxy\.async"),
     Report("stored_over_zeros", "PTX ISA", "proxy-fence", r"bulk store .* writes global memory .* no fence\.proxy\.async"),
+    Report("fence_of_shared_memory", "PTX ISA", "proxy-fence", r"bulk load .* reads global memory .* no fence\.proxy\.async of global"),
+    Report("fence_of_global_memory", "PTX ISA", "proxy-fence", r"bulk store .* reads smem.* no fence\.proxy\.async"),
     Report("map_of_ordinary_stores", "PTX ISA", "proxy-fence", r"st\.global .* no fence\.proxy\.tensormap::generic\.release"),
     Report("small_copies_of_other_lanes", "PTX ISA", "race", r"another lane of the warp accessed in cp\.async", severity="warning"),
     Report("elected_lane_frees_a_stage", "PTX ISA", "race", "stores over what bulk store .* only another lane", severity="warning"),

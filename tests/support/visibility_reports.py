@@ -66,6 +66,39 @@ def stored_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 
 @cute.kernel
+def fence_of_shared_memory(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Threads store to global memory what a bulk copy loads, behind a proxy fence that is one of shared memory only."""
+    tidx, warp, lane = place()
+    buffer, bars = shared(NBYTES), barriers(1, (1,))
+    put_global(address(src, 512 + tidx), 3 * tidx)
+    if cutlass.const_expr(fixed):
+        inline_ptx("fence.proxy.async.global;")
+    else:
+        fence_async()
+    cute.arch.sync_threads()
+    if tidx == 0:
+        load(buffer, address(src, 512), bars, 256)
+    wait(bars, 0)
+    out[tidx] = get(buffer + 4 * tidx)
+
+
+@cute.kernel
+def fence_of_global_memory(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Threads store to shared memory what a bulk store reads, behind a proxy fence that is one of global memory only."""
+    tidx, warp, lane = place()
+    buffer = shared(NBYTES)
+    put(buffer + 4 * tidx, tidx)
+    if cutlass.const_expr(fixed):
+        fence_async()
+    else:
+        inline_ptx("fence.proxy.async.global;")
+    cute.arch.sync_threads()
+    if tidx == 0:
+        store(address(out, 0), buffer, 256)
+        stored()
+
+
+@cute.kernel
 def map_of_ordinary_stores(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
     """A tensor map is written to global memory by ordinary stores; the fence behind them is one of memory only."""
     tidx, warp, lane = place()

@@ -4,10 +4,10 @@ A *component* counts the events of one source: a warp (its releases), an engine 
 number), or an mbarrier (phases complete). An *epoch* is a component and a value, packed into one int64; an access is
 stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (4,
 components), in row SEEN the greatest value of each component that happened before, in row FENCED the same for generic
-writes that a proxy fence has handed to the async proxy, in row CLUSTER the same for what warps did as far as no arrival
-of narrower scope than the cluster told of it (only warps' own components mean anything there), in row CAUSED the same for what
-copies and relaxed arrivals tell, too: what their issuer knew has happened, though it orders no memory. An access with epoch
-(c, v) happened before whoever has ``knowledge[SEEN, c] >= v``.
+writes to shared memory that a proxy fence has handed to the async proxy (`global_races` keeps fences of global memory), in row
+CLUSTER the same for what warps did as far as no arrival of narrower scope than the cluster told of it (only warps' own components
+mean anything there), in row CAUSED the same for what copies and relaxed arrivals tell, too: what their issuer knew has happened,
+though it orders no memory. An access with epoch (c, v) happened before whoever has ``knowledge[SEEN, c] >= v``.
 """
 
 from typing import TYPE_CHECKING
@@ -176,7 +176,7 @@ class WarpClock:
         self.knowledge = joined(self.knowledge, other)
 
     def fence(self) -> None:
-        """A proxy fence: all generic writes that the warp knows of are visible to the async proxy."""
+        """A proxy fence: all generic writes to shared memory that the warp knows of are visible to the async proxy."""
         self.knowledge[FENCED] = self.knowledge[SEEN]
         self._next()
 

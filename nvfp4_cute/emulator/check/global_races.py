@@ -12,6 +12,7 @@ What a bulk store writes counts as written when a warp has waited for the whole 
 """
 
 import bisect
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 UNDER_WAY = np.iinfo(np.int32).max
 """Order of a write that nobody has waited for: no release tells of it."""
+
+MOST_FENCES = 32
+"""Proxy fences of a warp that are kept."""
 
 GENERIC = ("st", "atom", "red")
 """Instructions that write through the generic proxy."""
@@ -114,6 +118,7 @@ class GlobalRaces:
         self._found_at_gate: dict[Any, Told] = {}
         self._under_way: dict[int, list[tuple[GlobalShadow, np.ndarray, int]]] = {}
         self._ordinary: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # see `generic_writers`
+        self._proxy_fences: dict[int, deque[tuple[int, np.ndarray]]] = {}
         self._relaxed = False
         self._cluster = self._releases = 0
         self._keep_reads = False
@@ -146,7 +151,8 @@ class GlobalRaces:
         self._cluster += 1
         self._releases = 1
         self._known, self._fenced, self._pending, self._at_fence = {}, {}, {}, {}
-        self._at_gate, self._found_at_gate, self._under_way, self._ordinary = {}, {}, {}, {}
+        self._at_gate, self._found_at_gate, self._under_way = {}, {}, {}
+        self._ordinary, self._proxy_fences = {}, {}
         for key in [key for key in self._told if not isinstance(key, int)]:
             del self._told[key]
         for told in self._told.values():
@@ -343,11 +349,26 @@ class GlobalRaces:
         generic = self._generic(shadow.sites[index])
         if not generic.any():
             return None
-        late = first_unordered(actor.knowledge[FENCED], np.where(generic & own, epochs, NOBODY))
-        if late is not None:
-            return late
+        mine = np.where(generic & own, epochs, NOBODY)
+        if np.count_nonzero(mine):
+            late = first_unordered(self._handed_on(actor.knowledge), mine)
+            if late is not None:
+                return late
         others = generic & ~own & (epochs != NOBODY)
         return self._foreign(shadow, index, others, shadow.clusters[index], self._fenced)
+
+    def _handed_on(self, knowledge: np.ndarray) -> np.ndarray:
+        """Of each component, what a proxy fence that a holder of the knowledge knows of has handed to the async proxy."""
+        handed = np.zeros(knowledge.shape[1], np.int64)
+        for component, fences in self._proxy_fences.items():
+            known = knowledge[SEEN, component] if component < handed.size else 0
+            rows = [row for value, row in fences if known >= value]
+            if len(fences) == MOST_FENCES:  # older ones are forgotten: any proxy fence counts
+                rows.append(knowledge[FENCED])
+            for row in rows:
+                part = handed[: row.size]
+                np.maximum(part, row[: handed.size], out=part)
+        return handed
 
     def _generic(self, numbers: np.ndarray) -> np.ndarray:
         """Which of these places write through the generic proxy, bool."""
@@ -418,8 +439,12 @@ class GlobalRaces:
             if told is not None:
                 warps.setdefault(warp, Told()).add(told)
 
-    def proxy_fence(self) -> None:
-        """A warp hands the generic writes that its cluster knows of to the async proxy."""
+    def proxy_fence(self, warp: "Warp") -> None:
+        """A warp hands the generic writes to global memory that it and its cluster know of to the async proxy."""
+        clock = self.checker.clock(warp)
+        published = clock.publish()
+        fences = self._proxy_fences.setdefault(clock.own, deque(maxlen=MOST_FENCES))
+        fences.append((int(published[SEEN, clock.own]), published[SEEN]))
         _raise(self._fenced, {**self._known, self._cluster: self._releases})
         self._releases += 1
 

@@ -242,6 +242,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     if words[:2] == ("proxy", "tensormap::generic"):
         return _tensor_map_fence(inst, b, step)
     barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
+    shared, global_ = any("shared" in word for word in words), "global" in words
     restricted = words[0] in FENCES and any("sync_restrict" in word for word in words)
     ordering = words[0] in FENCES and not any("restrict" in word for word in words)
 
@@ -258,10 +259,10 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
                 checker.clock(warp).fence_memory(wide=True)
         if barriers:
             checker.mbarriers.fence(warp)
-        if proxy:
+        if proxy and not global_:
             checker.clock(warp).fence()
-            if not any("shared" in word for word in words):
-                checker.globals.proxy_fence()
+        if proxy and not shared:
+            checker.globals.proxy_fence(warp)
         return step(warp)
 
     return run if barriers or ordering or restricted else step
