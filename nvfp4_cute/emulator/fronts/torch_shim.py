@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -112,7 +113,8 @@ class DeviceMode(TorchFunctionMode):
             kwargs = {**kwargs, "pin_memory": False}
         if on_gpu and self.gpu.graph is not None:
             return self._capture(func, args, kwargs, inputs)
-        run = in_float32(func) if on_gpu and func in PRODUCTS else func
+        computed = on_gpu and not any(isinstance(tensor, FakeTensor) for tensor in inputs)
+        run = in_float32(func) if computed and func in PRODUCTS else func
         result = run(*args, **kwargs)
         for tensor in self.memory.fresh(result, inputs):
             if on_gpu:

@@ -376,6 +376,7 @@ def check_fake_tensors() -> None:
         unknown = mode.shape_env.create_unbacked_symint()
         others = fake + 1, fake[0], fake.t() @ fake, torch.empty_like(fake), fake.new_empty([unknown, 8])
         made = torch.zeros(3, device="cuda")
+        assert torch.addmm(fake[:, :4], fake.half(), fake.half().t()).dtype == torch.float32
         assert all(map(on_gpu, (fake, made, *others, host.cuda(), fake.half())))
         assert not any(map(on_gpu, (host, host + 1, fake.cpu(), torch.zeros(3))))
 
