@@ -18,7 +18,7 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.check.findings import of_failure, record, reported, sarif
-from nvfp4_cute.emulator.check.ledger import HazardError
+from nvfp4_cute.emulator.check.ledger import Hazard, HazardError
 from nvfp4_cute.emulator.fronts.script import Outcome, run_script
 from nvfp4_cute.emulator.fronts.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.emulator.kernel_names import short_name
@@ -197,12 +197,14 @@ def emulate(
     if stats:
         print(launch_table(gpu.launches), file=sys.stderr)
         print(bank_table(gpu.launches), file=sys.stderr)
-    check = check or "errors"
+    checked, check = check is not None, check or "errors"
     report(outcome, check, traceback)
     failed = outcome.error.hazards if isinstance(outcome.error, HazardError) else []
-    others = [hazard for hazard in reported(gpu.hazards, check) if hazard not in failed]
+    others = reported((hazard for hazard in gpu.hazards if hazard not in failed), check)
     for hazard in others:
-        print(f"nvfp4-cute emulate: kernel {hazard.kernel}: {hazard}", file=sys.stderr)
+        print(f"nvfp4-cute emulate: kernel {short_name(hazard.kernel)}: {hazard}", file=sys.stderr)
+    if checked and not isinstance(outcome.error, EmulatorError) and (gpu.launches or outcome.error is None):
+        print(f"nvfp4-cute emulate: {verdict(len(gpu.launches), others)}", file=sys.stderr)
     code = outcome.exit_code
     if code == 0 and check == "all" and any(hazard.severity == "warning" for hazard in others):
         code = ONLY_WARNINGS
@@ -227,6 +229,13 @@ def emulate(
         version = importlib.metadata.version("nvfp4-cute")
         write_json(sarif(found, version, script, Path.cwd()), sarif_file)
     return code
+
+
+def verdict(launches: int, shown: Sequence[Hazard]) -> str:
+    """What a check that stopped nothing says at the end: a silent one would look like none."""
+    counts = Counter(hazard.severity for hazard in shown)
+    found = [f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items()] or ["no hazards"]
+    return f"{launches} launch{'es' * (launches != 1)} checked: {', '.join(found)}"
 
 
 def browser_page(summary: dict[str, Any], launches: Sequence[LaunchRow]) -> str:

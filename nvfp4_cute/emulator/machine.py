@@ -24,6 +24,7 @@ from nvfp4_cute.emulator.check.hazards import Checker
 from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.faults import HangFault, SiliconFault
 from nvfp4_cute.emulator.fused import InRun
+from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.lanes import (
     REGROUP,
     Group,
@@ -424,7 +425,7 @@ def _polls(warp: Warp) -> bool:
 
 def hang_report(warps: list[Warp]) -> str:
     """What every live warp waits for; one line for the warps of a CTA that wait for the same."""
-    kernel = warps[0].code.entry.name
+    kernel = short_name(warps[0].code.entry.name)
     lines = [f"kernel {kernel} hangs: every live warp is blocked"]
     alike: dict[tuple[str, str], list[int]] = {}
     for warp in warps:
@@ -443,13 +444,14 @@ def _line(warp: Warp, pc: int) -> str:
 
 
 def _place(warp: Warp, pc: int) -> str:
-    return f"kernel {warp.code.entry.name} cta {warp.cta.idx} warp {warp.idx}: {_line(warp, pc)}"
+    return f"kernel {short_name(warp.code.entry.name)} cta {warp.cta.idx} warp {warp.idx}: {_line(warp, pc)}"
 
 
 def _located(error: Exception, warp: Warp, pc: int) -> EmulatorError:
     kind = type(error) if isinstance(error, EmulatorError) else EmulatorError
     text = str(error) if isinstance(error, EmulatorError) else f"{type(error).__name__}: {error}"
-    return kind(f"{_place(warp, pc)}: {text}")
+    place = _place(warp, pc)
+    return kind(text if text.startswith(place) else f"{place}: {text}")
 
 
 def _same_registers(before: list[Any], now: list[Any]) -> bool:

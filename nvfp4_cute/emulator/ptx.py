@@ -138,10 +138,15 @@ class Inst:
     source: tuple[str, int] | None = None
 
     @property
+    def short_text(self) -> str:
+        """The text for messages: of long vectors of registers the first one and the last one."""
+        return re.sub(r"\{([^{},]+)(?:,[^{},]+){7,},\s*([^{},]+)\}", r"{\1, ..., \2}", self.text)
+
+    @property
     def place(self) -> str:
         """Where it stands, for messages: PTX line, text, and source line if known."""
         source = f" ({self.source[0]}:{self.source[1]})" if self.source else ""
-        return f"PTX line {self.line} `{self.text}`{source}"
+        return f"PTX line {self.line} `{self.short_text}`{source}"
 
     def unsupported(self, why: str) -> EmulatorError:
         """An error to raise for an instruction, modifier or operand form that is not modelled."""

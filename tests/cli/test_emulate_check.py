@@ -57,6 +57,7 @@ def emulate(tmp_path):
 def test_a_race_is_reported_with_both_places(emulate):
     done = emulate("--check", "no")
     assert done.returncode == 1
+    assert done.stderr.startswith("nvfp4-cute emulate: 1 hazard in kernel exchange:\n")
     assert "race: ld.shared" in done.stderr and "nothing orders them" in done.stderr
     # Both instructions, with the Python lines that they came from.
     line = {text.strip(): i for i, text in enumerate(SCRIPT.split("\n"), 1)}
@@ -69,6 +70,7 @@ def test_a_race_is_reported_with_both_places(emulate):
 def test_the_repaired_kernel_is_clean_in_every_mode(emulate, mode):
     done = emulate("--check", "--mode", mode, "yes")
     assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
+    assert done.stderr.endswith("nvfp4-cute emulate: 1 launch checked: no hazards\n")
 
 
 def test_an_unknown_mode_names_the_known_ones(emulate):

@@ -1,6 +1,7 @@
 """Hazards: for each kind a small faulty kernel that is reported for the right reason, and its repaired twin, clean."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import small_kernels as small
 from small_kernels import DATA, commit, in_thread, in_warp, init, load, save, wait
 
 from nvfp4_cute.emulator import fused
-from nvfp4_cute.emulator.check.ledger import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError, merged
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.tensormap import encode
@@ -850,6 +851,22 @@ def test_reports_are_deduplicated_and_complete():
     text = str(HazardError(found))
     assert re.search(r"kernel k:\n", text)
     assert all(f"PTX line {h.site.inst.line}: {h.site.inst.text}" in text for h in found)
+
+
+def test_a_report_has_one_entry_for_a_pair_of_source_lines():
+    """An unrolled loop makes many hazards of one mistake, and every CTA leaves its own tensor memory behind."""
+    body = handover("") + handover("").replace("AFTER", "NEXT")
+    body = body.replace("st.shared", ".loc 1 40 0\nst.shared").replace("ld.shared", ".loc 1 48 0\nld.shared")
+    ptx = small.kernel(body).replace(".visible", '.file 1 "load.py"\n.visible', 1)
+    with pytest.raises(HazardError) as error:
+        run_ptx(ptx, None, 1, 64, [WORDS, np.zeros(64, np.uint32)], smem_bytes=8192, check=True)
+    found = [h for h in error.value.hazards if h.kind == "race"]
+    shown = merged(found)
+    assert len(found) > len(shown) == 1
+    assert shown[0].count == sum(h.count for h in found) and shown[0].pairs == len(found)
+    assert f"[{shown[0].count} times, {len(found)} places in PTX]" in str(HazardError(found))
+    left = [replace(found[0], site=None, other=None, text=f"cta {cta},0,0 exits") for cta in range(3)]
+    assert [str(h) for h in merged(left)] == ["race: cta 0,0,0 exits [3 times]"]
 
 
 def test_python_lines_are_named():

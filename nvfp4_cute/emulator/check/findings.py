@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.emulator.check.ledger import Hazard, HazardError, Site
+from nvfp4_cute.emulator.check.ledger import Hazard, HazardError, Site, merged
 from nvfp4_cute.emulator.faults import Fault
 
 CHECKS = ("errors", "all")
@@ -37,9 +37,12 @@ KINDS = {
 
 
 def reported(hazards: Iterable[Hazard], check: str) -> list[Hazard]:
-    """Those that a check of this kind shows, errors first."""
+    """Those that a check of this kind shows, one for each pair of source lines: errors first, a hang before the others."""
     shown = SEVERITIES if check == "all" else SEVERITIES[:2]
-    return sorted((h for h in hazards if h.severity in shown), key=lambda h: SEVERITIES.index(h.severity))
+    return sorted(
+        merged(h for h in hazards if h.severity in shown),
+        key=lambda h: (SEVERITIES.index(h.severity), h.kind != "hang"),
+    )
 
 
 def of_failure(error: BaseException | None, check: str) -> list[dict[str, Any]]:

@@ -176,9 +176,10 @@ class Checker:
     def _check_exit(self, cta: "Cta") -> None:
         name = f"cta {','.join(map(str, cta.idx))}"
         for base, columns in cta.tmem.allocations.items():
-            self.report(
-                "tensor-memory", None, None, f"{name} exits with {columns} columns at {base} still allocated"
+            text = (
+                f"{name} exits with {columns} columns at {base} still allocated; free them by tcgen05.dealloc"
             )
+            self.report("tensor-memory", None, None, text)
         self.mbarriers.exits(cta, name)
         known = self.components.nothing()
         for warp in cta.warps:

@@ -1,13 +1,15 @@
 """What the parts of the hazard checker share: the records that it keeps, and the ledger that they report to."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.shadow import Actor, Shadow
+from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.state import Cta, Warp
 from nvfp4_cute.errors import EmulatorError
@@ -58,7 +60,8 @@ class Hazard:
         kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
             `kind` of a `faults.Fault` that stopped the launch ("silicon" among them).
         kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
-        text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
+        text: what is wrong, in words.  count: how often it was seen.
+        pairs: of how many pairs of instructions in PTX, where it stands for several (`merged`).
         rule: name of the rule of `silicon` where the kind is that.
         severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
     """
@@ -71,15 +74,36 @@ class Hazard:
     count: int = 1
     severity: str = "error"
     rule: str = ""
+    pairs: int = 1
 
     def __str__(self) -> str:
         """Kind, text, and the PTX lines."""
         kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
-        lines = [f"{kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
+        often = f" [{self.count} times{f', {self.pairs} places in PTX' if self.pairs > 1 else ''}]"
+        lines = [f"{kind}: {self.text}" + (often if self.count > 1 else "")]
         lines += [
-            f"    PTX line {s.inst.line}: {s.inst.text}" for s in (self.site, self.other) if s is not None
+            f"    PTX line {s.inst.line}: {s.inst.short_text}"
+            for s in (self.site, self.other)
+            if s is not None
         ]
         return "\n".join(lines)
+
+
+def merged(hazards: Iterable[Hazard]) -> list[Hazard]:
+    """One for all hazards of a kind at the same source lines: unrolled loops and several CTAs make many of one mistake."""
+    found: dict[Any, Hazard] = {}
+    for hazard in hazards:
+        places = [s.inst.source or s.inst.line for s in (hazard.site, hazard.other) if s is not None]
+        # Without an instruction the words say what it is, whichever CTA it was.
+        what = frozenset(places) or re.sub(r"cta \d+,\d+,\d+", "", hazard.text)
+        key = (hazard.kind, hazard.severity, hazard.rule, hazard.kernel, len(places), what)
+        known = found.get(key)
+        if known is None:
+            found[key] = hazard
+        else:
+            count, pairs = known.count + hazard.count, known.pairs + bool(places)
+            found[key] = replace(known, count=count, pairs=pairs)
+    return list(found.values())
 
 
 class HazardError(EmulatorError):
@@ -88,10 +112,10 @@ class HazardError(EmulatorError):
     def __init__(self, hazards: "list[Hazard]"):
         """`hazards`: at least one."""
         self.hazards = hazards
-        plural = "hazards" if len(hazards) > 1 else "hazard"
-        super().__init__(
-            f"{len(hazards)} {plural} in kernel {hazards[0].kernel}:\n" + "\n".join(map(str, hazards))
-        )
+        shown = merged(hazards)
+        plural = "hazards" if len(shown) > 1 else "hazard"
+        kernel = short_name(hazards[0].kernel)
+        super().__init__(f"{len(shown)} {plural} in kernel {kernel}:\n" + "\n".join(map(str, shown)))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.compiled import compiled
 from nvfp4_cute.emulator.cubin import ELF, MachineCode, read_machine_code
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, shim_path
+from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
 from nvfp4_cute.emulator.record.device_images import image_at
@@ -50,7 +51,9 @@ def pack_arguments(entry: Entry, args: Sequence[Any]) -> np.ndarray:
         EmulatorError: the count or the size of an argument does not fit the entry's signature.
     """
     if len(args) != len(entry.params):
-        raise EmulatorError(f"kernel {entry.name} takes {len(entry.params)} parameters, got {len(args)}")
+        raise EmulatorError(
+            f"kernel {short_name(entry.name)} takes {len(entry.params)} parameters, got {len(args)}"
+        )
     buffer = param_buffer(entry.param_bytes)
     for param, arg in zip(entry.params, args, strict=True):
         if isinstance(arg, np.ndarray):
@@ -171,7 +174,7 @@ def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_by
     Raises:
         EmulatorError: thread count against ``.reqntid``/``.maxntid``, cluster size, or shared memory.
     """
-    entry, name = code.entry, code.entry.name
+    entry, name = code.entry, short_name(code.entry.name)
     threads = block[0] * block[1] * block[2]
     required = entry.directives.get("reqntid")
     if required and (*required, 1, 1)[:3] != block:
