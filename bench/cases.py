@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
+import torch
+
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.operands.rules import check_quantized_columns
-from nvfp4_cute.problem import result_format
+from nvfp4_cute.problem import RESULT_FORMATS, OutDtype, result_format
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
@@ -58,7 +60,7 @@ class Case:
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
         formats: of ``a`` and of ``b``.
-        out: of the results: "fp16", or the name of a format, a key of ``problem.RESULT_FORMATS``.
+        out: of the results, a key of ``OUT_DTYPES``.
     """
 
     suite: str
@@ -79,6 +81,13 @@ class Case:
         return result_format(self.out)
 
     @property
+    def out_dtype(self) -> torch.dtype:
+        """Of results that are not quantized."""
+        dtype = OUT_DTYPES[self.out]
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
     def work(self) -> light.Work:
         """Bytes and operations."""
         a, b = (format.name for format in self.formats)
@@ -92,7 +101,7 @@ class Case:
 
     def __str__(self) -> str:
         formats = "" if self.formats == NVFP4_PAIR else " {} x {}".format(*self.formats)
-        out = "" if self.out_format is None else f" to {self.out}"
+        out = "" if self.out == "fp16" else f" to {self.out}"
         return f"{self.problem} {self.name}{formats}{out}"
 
     def of_formats(self, formats: Formats) -> "Case":
@@ -245,6 +254,14 @@ SUITES: dict[str, Callable[[], list[Case]]] = {
     "experts": experts,
 }
 
+
+OUT_DTYPES: dict[str, OutDtype] = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    **{name: name for name in RESULT_FORMATS},
+}
+"""Of results, by the names that commands take."""
 
 OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm"}
 """What is computed from a shape."""

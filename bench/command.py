@@ -121,7 +121,7 @@ def _explanation(case: cases.Case, target: Target) -> str:
     is_list = case.form == "list"
     sizes = case.sizes if is_list else ((mean, n, k),) * len(case.sizes)
     a_format, b_format = case.formats
-    dtype: Any = GroupedProblem.out_dtype if case.out_format is None else case.out
+    dtype: Any = case.out_dtype if case.out_format is None else case.out
     problem = GroupedProblem(sizes, case.form, dtype, a_format=a_format, b_format=b_format)
     found = tuned.load(Request.of(problem, target.gpu))
     first = ""

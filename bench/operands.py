@@ -77,7 +77,7 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
     def result(m: int, n: int) -> torch.Tensor | BlockScaledTensor:
         if case.out_format is not None:
             return _quantized(m, n, case.out_format, device)
-        return torch.full((m, n), torch.nan, dtype=torch.float16, device=device)
+        return torch.full((m, n), torch.nan, dtype=case.out_dtype, device=device)
 
     return _operands(case, values, scales, result)
 
@@ -95,7 +95,7 @@ def empty_operands(case: Case) -> Operands:
         lambda rows, k, format: torch.empty((rows, format.row_bytes(k)), dtype=torch.uint8),
         lambda rows, k, format: torch.empty(format.scale_shape(rows, k), dtype=format.scale_dtypes[0]),
         lambda m, n: (
-            torch.empty((m, n), dtype=torch.float16)
+            torch.empty((m, n), dtype=case.out_dtype)
             if case.out_format is None
             else _quantized(m, n, case.out_format, torch.device("cpu"))
         ),

@@ -5,12 +5,12 @@ import tempfile
 from pathlib import Path
 
 from nvfp4_cute.bench import command, compare, gallery
-from nvfp4_cute.bench.cases import OPERATIONS, SUITES, Case, select, shape_case
+from nvfp4_cute.bench.cases import OPERATIONS, OUT_DTYPES, SUITES, Case, select, shape_case
 from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli import tune
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.problem import RESULT_FORMATS
 
 EXAMPLES = """\
 examples:
@@ -89,9 +89,7 @@ def add_parser(verbs: Verbs) -> None:
         "--op", choices=tuple(OPERATIONS), help="of a shape: gemm, or dual: two B, SwiGLU (default gemm)"
     )
     types.add_formats(parser, "of the operands")
-    parser.add_argument(
-        "--out", choices=("fp16", *RESULT_FORMATS), help="format of C of a shape (default fp16)"
-    )
+    parser.add_argument("--out", choices=tuple(OUT_DTYPES), help="format of C of a shape (default fp16)")
     parser.add_argument(
         "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
     )
@@ -207,7 +205,15 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
         return select(tuple(args.suites), args.containing, formats)
     if args.suites or args.containing or not (args.m and args.n and args.k):
         raise ValueError("a shape takes --m, --n, and --k together, and no suite and no --containing")
-    return [shape_case(args.m, args.n, args.k, args.groups, args.op or "gemm", formats, args.out or "fp16")]
+    operation, out = args.op or "gemm", args.out or "fp16"
+    case = shape_case(args.m, args.n, args.k, args.groups, operation, formats, out)
+    tune.check_call(
+        targets.lookup(args.target) if args.target else targets.detect() or targets.B200,
+        operation,
+        out,
+        formats,
+    )
+    return [case]
 
 
 def _layers(args: argparse.Namespace) -> int:

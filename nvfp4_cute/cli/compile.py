@@ -22,8 +22,9 @@ from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, GlobalScaleKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import CacheError, UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR, Formats
 from nvfp4_cute.launch.plan import check_list_groups
+from nvfp4_cute.operands.rules import check_result_of_pair
 from nvfp4_cute.ops.global_scale import MAX_TIMES
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
@@ -35,6 +36,7 @@ from nvfp4_cute.problem import (
     Gate,
     OutDtype,
     WeightLayout,
+    dtype_name,
     num_weights,
     result_format,
 )
@@ -199,6 +201,8 @@ def keys(
         ValueError: an operation that does not exist, or a dtype that quantize does not take.
     """
     counts = groups if form == "list" else (1,)
+    if {"grouped_gemm", "grouped_dual_gemm"} & set(operations):
+        check_result_of_pair(dtype, formats)
     shared: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
     shared["early_weights"] = early_weights
     is_quantized = result_format(dtype) is not None
@@ -264,9 +268,13 @@ def _choices(
     found = candidates(arch, form, result_format(dtype), gate, formats)
     if not found:
         a, b = formats
-        what = "GEMM" if gate is None else "dual GEMM"
+        what, fix = "GEMM", "choose another --dtype or --formats"
+        if gate is not None:
+            what = "dual GEMM"
+            if formats == INT8_PAIR:
+                fix = "dual products of integers are two of grouped_gemm with --dtype float32: compile that"
         raise UnsupportedProblem(
-            f"{arch} has no {what} of {a} x {b} in form {form} with results of {dtype}: choose another --dtype or --formats"
+            f"{arch} has no {what} of {a} x {b} in form {form} with results of {dtype_name(dtype)}: {fix}"
         )
     return found
 

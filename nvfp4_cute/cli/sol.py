@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.bench.cases import OUT_DTYPES
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import tune
 from nvfp4_cute.cli.verbs import Verbs, add_verb
@@ -20,11 +20,10 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.launch.simt import check_weights
-from nvfp4_cute.launch.tuned import request_of
 from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.model.plot import roofline
-from nvfp4_cute.operands.rules import check_formats, check_result_of_pair
+from nvfp4_cute.operands.rules import check_formats, check_quantized_columns, check_result_of_pair
 from nvfp4_cute.planning.arch import weight_only_family_of
 from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
 from nvfp4_cute.problem import RESULT_FORMATS
@@ -33,7 +32,6 @@ from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
 from nvfp4_cute.problems.nvfp4_group_gemm import spec as group_gemm_spec
 from nvfp4_cute.terminal import text_table
-from nvfp4_cute.tuning import autotune
 
 PROBLEMS: dict[str, Sequence[Any]] = {
     "nvfp4_gemv": gemv_spec.BENCHMARKS,
@@ -44,9 +42,6 @@ PROBLEMS: dict[str, Sequence[Any]] = {
 """Benchmark cases of every competition problem."""
 
 OPERATIONS: dict[str, dict[str, Any]] = {"gemm": {}, "dual": {"num_b": 2}, "w4a16": {"a": "fp16"}}
-OUT_FORMATS = ("fp16", "bf16", "fp32", *RESULT_FORMATS)
-# Of operands that stand for those of a shape: any format has blocks of such rows.
-ROWS, WIDTH = 128, 512
 LABEL = "Computed floors, not measurements."
 COMPETITION_NOTE = (
     "published, ours: the competition's speed of light, max(bytes / "
@@ -87,7 +82,7 @@ def add_parser(verbs: Verbs) -> None:
         help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
     )
     types.add_formats(parser, "of the operands of a gemm or dual, and of the weights of w4a16")
-    parser.add_argument("--out", choices=OUT_FORMATS, help="format of C (default fp16)")
+    parser.add_argument("--out", choices=tuple(OUT_DTYPES), help="format of C (default fp16)")
     parser.add_argument(
         "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
     )
@@ -154,6 +149,8 @@ class Shape:
             )
         for format in self.formats:
             format.num_k_blocks(self.k)
+        if self.out in RESULT_FORMATS:
+            check_quantized_columns("N", self.n, RESULT_FORMATS[self.out])
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
@@ -229,7 +226,7 @@ def shape_row(target: Target, shape: Shape) -> Row:
     if "a" in OPERATIONS[shape.operation]:
         _check_weight_only(target.arch, shape)
     else:
-        _check_call(target, shape)
+        tune.check_call(target, shape.operation, shape.out, shape.formats)
     work = shape.work()
     return Row(shape.operation, shape.name, work, light.physical_floor(work, target))
 
@@ -245,14 +242,6 @@ def _check_weight_only(arch: str, shape: Shape) -> None:
     check_formats(b_format=b_format, takes_rows=True)
     pairs = W4A16_PAIRS if shape.groups == 1 else weight_only_family_of(arch).PAIRS
     check_weights(arch, torch.bfloat16, b_format, pairs)
-
-
-def _check_call(target: Target, shape: Shape) -> None:
-    """Raise what a GEMM or dual GEMM raises on the target. The call is made, of other sizes, up to where it is planned."""
-    work = tune.of_shape((ROWS,), WIDTH, WIDTH, 1, shape.operation, "list", shape.out, shape.formats)
-    operation, operands, options = tune.arguments(work, torch.device("cpu"))
-    backend = f"{backends.EMULATOR_OF}{target.name}"
-    autotune.candidates(request_of(lambda: operation(*operands, backend=backend, **options)))
 
 
 def choose_target(name: str | None) -> tuple[Target, str]:

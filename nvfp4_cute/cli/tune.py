@@ -9,25 +9,23 @@ from typing import Any, get_args
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import env
-from nvfp4_cute.bench.cases import OPERATIONS, SUITES, Case, select, shape_case
+from nvfp4_cute import backends, env
+from nvfp4_cute.bench.cases import OPERATIONS, OUT_DTYPES, SUITES, Case, select, shape_case
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.operands import Operands, empty_operands, make_operands
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.launch.tuned import request_of
 from nvfp4_cute.planning.arch import mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
-from nvfp4_cute.problem import RESULT_FORMATS, Form, OutDtype
+from nvfp4_cute.problem import Form
+from nvfp4_cute.tuning import autotune
 
-OUT_DTYPES: dict[str, OutDtype] = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    **{name: name for name in RESULT_FORMATS},
-}
-
+# Of operands that stand for those of a shape: any format has blocks of such rows.
+ROWS, WIDTH = 128, 512
 
 EXAMPLES = """\
 examples:
@@ -131,6 +129,20 @@ def of_shape(
     if form == "batched" and len(set(rows)) > 1:
         raise ValueError(f"--form batched with rows {rows}: batches have one size; use --form list")
     return Work(case, form, out)
+
+
+def check_call(target: Target, operation: str, out: str, formats: Formats) -> None:
+    """Raise what a GEMM or dual GEMM raises on the target. The call is made, of small sizes, up to where it is planned.
+
+    Args:
+        operation: a key of ``bench.cases.OPERATIONS``.
+        out: a key of ``bench.cases.OUT_DTYPES``.
+        formats: of ``a`` and of ``b``.
+    """
+    work = of_shape((ROWS,), WIDTH, WIDTH, 1, operation, "list", out, formats)
+    call, operands, options = arguments(work, torch.device("cpu"))
+    backend = f"{backends.EMULATOR_OF}{target.name}"
+    autotune.candidates(request_of(lambda: call(*operands, backend=backend, **options)))
 
 
 def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> int:

@@ -121,9 +121,9 @@ def check_gemm(
     """
     rules.check_scale_layout(scale_layout)
     out_format = result_format(out_dtype)
-    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=rules.may_be_of_rows(out_format))
     rules.check_out_dtype(out_dtype, out_global_scale, formats)
     rules.check_result_of_pair(out_dtype, formats)
+    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=rules.may_be_of_rows(out_format))
     rules.check_no_factor(out_dtype, alpha, bias)
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     plain = {} if out_format is not None else rules.given(out=out)

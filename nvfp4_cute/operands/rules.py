@@ -136,10 +136,9 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
         check_is_format(name, fmt)
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
-                f"{fmt.title} has {fmt.scale.name} scales, and only gemm, grouped_gemm and dual GEMMs of weights that are not "
-                "interleaved multiply it, into 16- or 32-bit results, FP8 also into FP8_1X128: call those with both operands "
-                "quantized, or them and gemv with 16-bit rows beside FP8_128X128 or INT8; or dequantize it and quantize to a "
-                "format with blocked scales"
+                f"{fmt.title} has {fmt.scale.name} scales: only gemm, grouped_gemm and dual GEMMs of weights that are not "
+                "interleaved multiply it, and gemv 16-bit rows by FP8_128X128 or INT8; call one of those, or dequantize it "
+                "and quantize to a format with blocked scales"
             )
 
 
@@ -563,17 +562,28 @@ def may_be_of_rows(result: BlockFormat | None) -> bool:
 
 
 def check_result_of_pair(out_dtype: Any, formats: Formats | None) -> None:
-    """Raises UnsupportedProblem for quantized results of 16-bit rows, of which ``formats`` is None, and for FP8 results with
-    float32 scales, but of rows and weights of such formats."""
+    """Raises UnsupportedProblem for quantized results of 16-bit rows, of which ``formats`` is None, and of operands with float32
+    scales where results have none, or have them where operands do not."""
     if formats is None:
         if out_dtype in RESULT_FORMATS:
             raise UnsupportedProblem(f'out_dtype="{out_dtype}" with 16-bit a: call quantize on the result')
         return
-    if out_dtype == FP8_1x128.name and formats != (FP8_1x128, FP8_128x128):
-        of = " x ".join(format.title for format in formats)
+    asked = RESULT_FORMATS.get(out_dtype)
+    if asked is None or not all(isinstance(format, BlockFormat) for format in formats):
+        return  # what is no format is refused by ``check_formats``
+    is_fp8 = formats == (FP8_1x128, FP8_128x128)
+    of = " x ".join(format.title for format in formats)
+    if out_dtype == FP8_1x128.name and not is_fp8:
         raise UnsupportedProblem(
             f"out_dtype={out_dtype!r}: only products of FP8_1X128 and FP8_128X128 are quantized to it, not of {of}; take "
             f"out_dtype=torch.bfloat16, and call quantize(result, format=FP8_1x128)"
+        )
+    has_rows = any(format.scale_layout == "rowmajor" for format in formats)
+    if has_rows and not may_be_of_rows(asked):
+        other = f' or "{FP8_1x128.name}"' if is_fp8 else ""
+        raise UnsupportedProblem(
+            f"out_dtype={out_dtype!r}: products of {of} have float32 scales, and are not quantized to it; take "
+            f"out_dtype=torch.bfloat16{other}, and call quantize(result, format={asked.record})"
         )
 
 

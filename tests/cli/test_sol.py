@@ -179,6 +179,26 @@ def test_refusals_are_those_of_the_call(capsys):
 
 
 @pytest.mark.parametrize(
+    "options, target",
+    [
+        ("--out fp8_1x128", "B200"),
+        ("--formats int8 --out nvfp4", "H200"),
+        ("--formats fp8_1x128,fp8_128x128 --out fp8_1x128", "RTX-5090"),
+        ("--formats int8 --op dual", "B300"),
+        ("--formats nvfp4,mxfp4", "B200"),
+    ],
+)
+def test_commands_refuse_the_same_in_the_same_words(capsys, options, target):
+    """`sol`, `bench` and `tune`: none starts what another one refuses."""
+    shape = f"--m 16 --n 4096 --k 7168 {options} --target {target}"
+    said = []
+    for verb in ("sol", "bench", "tune"):
+        assert cli.main([verb, *shape.split()]) == 1
+        said.append(capsys.readouterr().err.removeprefix(f"nvfp4-cute {verb}: "))
+    assert said[0] == said[1] == said[2] and "; " in said[0]
+
+
+@pytest.mark.parametrize(
     "line, weight_bytes, scale_bytes",
     [
         ("--formats int4_32_float16 --target B200", 4096 * 1024 // 2, 4096 * 1024 // 32 * 2),

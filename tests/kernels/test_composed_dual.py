@@ -84,7 +84,11 @@ def test_integers():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"out_dtype": "nvfp4"}, nv.errors.UnsupportedProblem, "into 16- or 32-bit results"),
+        (
+            {"out_dtype": "nvfp4"},
+            nv.errors.UnsupportedProblem,
+            "products of .* have float32 scales, and are not quantized to it",
+        ),
         ({"out_dtype": torch.int32}, TypeError, "out_dtype=torch.int32 is not supported"),
         (
             {"weight_layout": "interleaved_32_gate_first", "b2": None},
