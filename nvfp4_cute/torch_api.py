@@ -54,6 +54,8 @@ FORMATS: dict[tuple[ScalingType, torch.dtype], BlockFormat] = {
     (ScalingType.BlockWise128x128, torch.float8_e4m3fn): FP8_128x128,
 }
 """Recipe of the block scales and dtype of the elements -> format: all that is multiplied here."""
+_FORMAT_OF_NAMES = {(recipe.name, elements): format for (recipe, elements), format in FORMATS.items()}
+# By name: dynamo of torch 2.11 hashes and compares no members of torch's own enumerations.
 RECIPE_OF_SCALE = {
     torch.float8_e4m3fn: ScalingType.BlockWise1x16,
     torch.float8_e8m0fnu: ScalingType.BlockWise1x32,
@@ -321,34 +323,34 @@ def _sides(mat_a, mat_b, scale_a, scale_b, recipe_a, swizzle_a, recipe_b, swizzl
 def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles: list) -> _Side:
     for scale in scales:
         check_is_tensor(f"scale_{letter}", scale)
-    recipes = [_member(ScalingType, f"scale_recipe_{letter}", recipe) for recipe in recipes]
-    swizzles = [_member(SwizzleType, f"swizzle_{letter}", swizzle) for swizzle in swizzles]
+    recipes = [_member(ScalingType, f"scale_recipe_{letter}", recipe).name for recipe in recipes]
+    swizzles = [_member(SwizzleType, f"swizzle_{letter}", swizzle).name for swizzle in swizzles]
     if len(scales) != len(recipes) or not recipes:
         raise ValueError(
             f"scale_{letter} has {len(scales)} scales for {len(recipes)} recipes; give one for each"
         )
-    format = FORMATS.get((recipes[0], dtype))
+    format = _FORMAT_OF_NAMES.get((recipes[0], dtype))
     if format is None:
-        known = ", ".join(f"{recipe.name} of {elements}" for recipe, elements in FORMATS)
+        known = ", ".join(f"{recipe} of {elements}" for recipe, elements in _FORMAT_OF_NAMES)
         raise UnsupportedProblem(
-            f"scale_recipe_{letter}={recipes[0].name} of {dtype}: this library multiplies {known}; call torch's own function"
+            f"scale_recipe_{letter}={recipes[0]} of {dtype}: this library multiplies {known}; call torch's own function"
         )
-    if recipes[1:] not in ([], [ScalingType.TensorWise]) or (recipes[1:] and not format.has_global_scale):
-        second = ", ".join(recipe.name for recipe in recipes[1:])
+    if recipes[1:] not in ([], ["TensorWise"]) or (recipes[1:] and not format.has_global_scale):
+        second = ", ".join(recipes[1:])
         raise UnsupportedProblem(
             f"scale_recipe_{letter} goes on with {second}; only NVFP4 has a second scale, TensorWise: multiply it into the result"
         )
-    layout = swizzles[0] if swizzles else SwizzleType.NO_SWIZZLE
-    if format.scale_layout == "rowmajor" and layout != SwizzleType.NO_SWIZZLE:
+    layout = swizzles[0] if swizzles else "NO_SWIZZLE"
+    if format.scale_layout == "rowmajor" and layout != "NO_SWIZZLE":
         raise UnsupportedProblem(
-            f"swizzle_{letter}={layout.name}: float32 scales of {format} lie in rows; use NO_SWIZZLE"
+            f"swizzle_{letter}={layout}: float32 scales of {format} lie in rows; use NO_SWIZZLE"
         )
-    if format.scale_layout == "blocked" and layout != SwizzleType.SWIZZLE_32_4_4:
+    if format.scale_layout == "blocked" and layout != "SWIZZLE_32_4_4":
         raise UnsupportedProblem(
-            f"swizzle_{letter}={layout.name}: block scales lie in SWIZZLE_32_4_4 here; "
+            f"swizzle_{letter}={layout}: block scales lie in SWIZZLE_32_4_4 here; "
             "nvfp4_cute.formats.scale_layout.to_blocked makes it of row-major ones"
         )
-    if any(swizzle != SwizzleType.NO_SWIZZLE for swizzle in swizzles[1:]):
+    if any(swizzle != "NO_SWIZZLE" for swizzle in swizzles[1:]):
         raise UnsupportedProblem(f"swizzle_{letter} of a global scale: it is one number; use NO_SWIZZLE")
     return _Side(format, scales[0], scales[1] if recipes[1:] else None)
 

@@ -1,6 +1,6 @@
 """Weights of all experts, and the factors that their products are multiplied by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +28,9 @@ class ExpertWeights:
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None
-    format: BlockFormat = NVFP4
+    format: BlockFormat = field(
+        default_factory=lambda: NVFP4
+    )  # dynamo of torch 2.11 takes no object as a default
 
     @classmethod
     def quantize(cls, weights: torch.Tensor, format: BlockFormat = NVFP4) -> "ExpertWeights":
