@@ -9,6 +9,7 @@ from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.problem import ResultName, result_format
 
 ID_DTYPES = (torch.int32, torch.int64)
+ROW_FORMATS = get_args(ResultName)
 ROW_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -69,9 +70,10 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
 def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
     """Raise TypeError or ValueError for a format that rows of experts do not have, or a global scale that it has not."""
     check_is_format("format", format)
-    names = get_args(ResultName)
-    if format.name not in names:
-        raise ValueError(f"format={format.name} is none of rows of experts; use one of {', '.join(names)}")
+    if format.name not in ROW_FORMATS:
+        raise ValueError(
+            f"format={format.name} is none of rows of experts; use one of {', '.join(ROW_FORMATS)}"
+        )
     for name, scale in global_scales.items():
         if scale is not None and not format.has_global_scale:
             raise ValueError(f"{name} with rows of {format.title}, which have no global scale; leave it out")

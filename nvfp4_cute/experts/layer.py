@@ -138,6 +138,21 @@ def moe(
             activation, limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha,
             experts.alpha2, bias13, bias2, shared, first_expert, backend,
         )  # fmt: skip
+    return moe_of(experts, x, ids, weights, input_scale, bias2, shared, first_expert, backend)
+
+
+def moe_of(
+    experts: LocalExperts,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    input_scale: torch.Tensor | None,
+    bias2: torch.Tensor | None,
+    shared: torch.Tensor | None,
+    first_expert: int,
+    backend: str,
+) -> torch.Tensor:
+    """``moe`` of experts that were checked, in one process."""
     check_call(x, ids, weights, shared, bias2, experts.count)
     where: Any = {"first_expert": first_expert, "backend": backend}
     data, scale, order = gather_as(experts.row_format, x, ids, experts.count, input_scale, **where)

@@ -1,5 +1,7 @@
 """MoE: a layer of experts as a module of torch.nn, for inference."""
 
+from collections.abc import Callable
+from operator import is_
 from typing import Any, ClassVar, TypeVar, get_args
 
 import torch
@@ -9,9 +11,9 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
-from nvfp4_cute.experts.layer import Parallel, moe
+from nvfp4_cute.experts.layer import Parallel, moe, moe_of
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
+from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout, LocalExperts
 from nvfp4_cute.experts.weights import ExpertWeights, in_whole_lines, per_expert, product_factors
 from nvfp4_cute.formats.block_format import (
     INT4_FORMATS,
@@ -44,7 +46,35 @@ ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
 }
 
 
+# Buffers that experts are checked with.
+CHECKED = (
+    "w13", "w13_scale", "w2", "w2_scale", "alpha13", "alpha2", "input_scale", "hidden_scale", "bias13"
+)  # fmt: skip
 Module = TypeVar("Module", bound="MoE")
+
+
+class _Checked:
+    """The experts of a layer, checked, and what they were made of. A copy, and what is read from a file, has none."""
+
+    def __init__(self) -> None:
+        self._settings: tuple[Any, ...] = ()
+        self._tensors: list[torch.Tensor | None] = []
+        self._addresses: list[int] = []
+        self._experts: Any = None
+
+    def of(
+        self, settings: tuple[Any, ...], tensors: list[torch.Tensor | None], make: Callable[[], LocalExperts]
+    ) -> LocalExperts:
+        """What ``make`` returned for the same settings and tensors, which lie where they lay; else what it returns now."""
+        known = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None]
+        if not (known and settings == self._settings and addresses == self._addresses):
+            self._experts, self._settings = make(), settings
+            self._tensors, self._addresses = tensors, addresses
+        return self._experts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(_Checked())
 
 
 class MoE(NamesFormats):
@@ -211,7 +241,7 @@ class MoE(NamesFormats):
         for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
             ones = torch.ones(shape, dtype=torch.float32, device=device) if format.has_global_scale else None
             self.register_buffer(name, ones)
-        self._seen = Seen()
+        self._seen, self._checked = Seen(), _Checked()
         where = torch.empty(0, device=device).device
         backends.resolve(backend, where)
         given = None
@@ -367,32 +397,50 @@ class MoE(NamesFormats):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.hidden_size}], the layer's hidden_size"
             )
-        rows = x.reshape(-1, self.hidden_size)
+        rows, ids = x.reshape(-1, self.hidden_size), kernel_ids(ids, "ids")
+        shared = None if shared is None else shared.reshape(-1, self.hidden_size)
+        experts = self._local_experts(rows)
+        if experts is not None:
+            scale, bias2 = self._buffers["input_scale"], self.bias2
+            y = moe_of(experts, rows, ids, weights, scale, bias2, shared, self.first_expert, self.backend)
+            return y.view(x.shape)
         y = moe(
-            rows,
-            kernel_ids(ids, "ids"),
-            weights,
-            self._weights("w13"),
-            self._weights("w2"),
-            activations=self.activations,
-            activation=self.activation,
-            limit=self.limit,
-            weight_layout=self.weight_layout,
-            input_scale=self.input_scale,
-            hidden_scale=self.hidden_scale,
-            alpha13=self._alphas(),
-            alpha2=self.alpha2,
-            bias13=self.bias13,
-            bias2=self.bias2,
-            shared=None if shared is None else shared.reshape(-1, self.hidden_size),
-            first_expert=self.first_expert,
-            group=self.process_group,
-            placement=self.placement,
-            capacity=self.capacity,
-            parallel=self.parallel,
-            backend=self.backend,
-        )
+            rows, ids, weights, self._weights("w13"), self._weights("w2"), **self._options(), input_scale=self.input_scale,
+            bias2=self.bias2, shared=shared, first_expert=self.first_expert, group=self.process_group,
+            placement=self.placement, capacity=self.capacity, parallel=self.parallel, backend=self.backend,
+        )  # fmt: skip
         return y.view(x.shape)
+
+    def _options(self) -> dict[str, Any]:
+        """Of ``moe`` and of ``LocalExperts.of``."""
+        return {
+            "activations": self.activations, "activation": self.activation, "limit": self.limit,
+            "weight_layout": self.weight_layout, "hidden_scale": self.hidden_scale, "alpha13": self._alphas(),
+            "alpha2": self.alpha2, "bias13": self.bias13,
+        }  # fmt: skip
+
+    def _local_experts(self, x: torch.Tensor) -> LocalExperts | None:
+        """Experts that were checked with rows like ``x`` [T, H], and are as they were; None where ``moe`` itself has to check."""
+        choices = (self.process_group, self.placement, self.capacity, self.parallel)
+        if choices != (None, None, None, "experts") or private_api.is_traced():
+            return None
+        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
+        try:
+            tensors = [buffers[name] for name in CHECKED]
+        except KeyError:  # parameters, and what is computed in every call
+            return None
+        if buffers["alpha13"] is not None and not (self.has_two_alphas or self._seen.is_current()):
+            self._compare_alphas()
+        settings = (
+            x.dtype, x.device, self.activations, self.activation, self.limit, self.weight_layout, self.first_expert,
+            self.has_one_alpha, self.has_two_alphas,
+        )  # fmt: skip
+        return self._checked.of(settings, tensors, lambda: self._check_experts(x))
+
+    def _check_experts(self, x: torch.Tensor) -> LocalExperts:
+        check_first_expert(self.first_expert)
+        weights = self._weights("w13"), self._weights("w2")
+        return LocalExperts.of(x, *weights, **self._options(), input_scale=self.input_scale)
 
     def extra_repr(self) -> str:
         """Sizes, and what lies between the products."""

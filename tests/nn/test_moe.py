@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import nvfp4_cute
 from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, moe, quantize, route
+from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
 
@@ -234,6 +235,41 @@ def test_a_copy_over_ranks():
     assert torch.equal(copied.w13, layer.w13) and copied.placement == layer.placement
     with pytest.raises(TypeError, match="store layer.state_dict"):
         pickle.dumps(layer)
+
+
+def test_experts_are_checked_once(monkeypatch):
+    """Until a tensor, where it lies, rows or a setting is another one."""
+    gate_up, down = experts()
+    layer, (x, ids, weights) = (
+        MoENVFP4.from_experts(gate_up, down, input_scale=0.01, hidden_scale=[0.1] * E),
+        batch(),
+    )
+    other = MoENVFP4.from_experts(gate_up.flip(0), down.flip(0), input_scale=0.01, hidden_scale=[0.1] * E)
+    checked, of = [], LocalExperts.of
+    monkeypatch.setattr(
+        LocalExperts, "of", lambda *arguments, **options: checked.append(1) or of(*arguments, **options)
+    )
+
+    def count(to, rows=x):
+        before = len(checked)
+        got = to(rows, ids, weights)
+        return len(checked) - before, got
+
+    first = count(layer)
+    assert first[0] == 1 and count(layer)[0] == 0
+    for name in ("w13", "w13_scale"):
+        setattr(layer, name, getattr(other, name))
+    for name in ("w2", "w2_scale", "alpha2"):
+        getattr(layer, name).data = getattr(other, name)
+    layer.alpha13.copy_(other.alpha13)
+    found = count(layer)
+    assert found[0] == 1 and not torch.equal(found[1], first[1])
+    assert torch.equal(found[1], other(x, ids, weights))
+    assert count(copy.deepcopy(layer))[0] == 1 and count(layer)[0] == 0
+    assert count(layer, x.half())[0] == 1
+    layer.hidden_scale = layer.hidden_scale[:2]
+    with pytest.raises(ValueError, match="hidden_scale"):
+        layer(x, ids, weights)
 
 
 def test_refusals():
