@@ -20,6 +20,10 @@ class SiliconWatcher(Protocol):
         """The current operation is a block-scaled MMA of a width that nobody else uses."""
         ...
 
+    def tile(self, offset: int, span: int, rows: int) -> None:
+        """The current operation copies a tile at an offset of shared memory, with a swizzle of so many bytes, or 0."""
+        ...
+
     def multicast_commit(self, warp: Any, pc: int) -> None:
         """A warp is about to commit to barriers of several CTAs."""
         ...

@@ -206,6 +206,15 @@ RULES = (
         "warning",
     ),
     Rule(
+        "swizzle-phase",
+        "A swizzled tensor copy of 8 rows or more begins in shared memory where the swizzle's pattern does: at a multiple of "
+        "256 (32B), 512 (64B) or 1024 bytes (128B).",
+        "Align the stage so, or read it by absolute addresses: the copy permutes chunks by these, wherever the tile begins",
+        ALL,
+        "CUDA driver API on tensor maps; TileLang #2379: wrong values",
+        "warning",
+    ),
+    Rule(
         "small-tensor-map",
         "The tensor map of a tensor with gaps between its rows lies in an allocation of 128 KiB or more.",
         "Allocate 128 KiB or more: some drivers set a wrong bit otherwise",

@@ -152,6 +152,8 @@ REPORTS = (
     Report("release_of_one_thread", "FlashInfer #5251", "race", r"ld\.global .* red\.global", TWO_BLOCKS),
     Report("one_warp_waits", "flash-attention #2498", "silicon", "pdl-order: .* without griddepcontrol", before=("preprocess",)),
     Report("merge", "CCCL #3131", "silicon", "pdl-order: .* no wait of the launches between tells of", before=("preprocess", "partition")),
+    Report("tile_off_the_pattern", "TileLang #2379", "silicon", r"swizzle-phase: .* no multiple of 1024", wrong=ALWAYS, severity="warning"),
+    Report("widened_not_fenced", "SGLang #39124", "proxy-fence", r"tcgen05\.mma .* no fence\.proxy\.async", FOUR_WARPS),
 )  # fmt: skip
 
 

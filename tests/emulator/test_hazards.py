@@ -171,6 +171,25 @@ def test_proxy_fence():
     )
 
 
+def test_a_proxy_fence_is_one_of_its_space():
+    """Of shared memory, of global memory, or of both."""
+    put = f"mad.lo.u32 %r9, %r0, 4, %r1;\nst.shared.b32 [%r9+{DATA}], %r0;\nmad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %r0;\n"
+    out = f"cp.async.bulk.global.shared::cta.bulk_group [%rd2+1024], [%r1+{DATA}], 256;\ncp.async.bulk.commit_group;\n"
+    shared = in_thread(0, out + "cp.async.bulk.wait_group 0;")
+    from_global = in_thread(0, load(256).replace("[%rd1]", "[%rd2]")) + wait(0)
+    for copy, good, bad in ((shared, ".shared::cta", ".global"), (from_global, ".global", ".shared::cta")):
+        body = (
+            init(1) + put + "fence.proxy.async{};\nbar.sync 0;\n" + copy.replace("{", "{{").replace("}", "}}")
+        )
+        assert_clean(body.format("").replace(f"+{DATA}], [%rd2]", f"+{DATA + 512}], [%rd2]"))
+        assert_clean(body.format(good).replace(f"+{DATA}], [%rd2]", f"+{DATA + 512}], [%rd2]"))
+        assert_found(
+            body.format(bad).replace(f"+{DATA}], [%rd2]", f"+{DATA + 512}], [%rd2]"),
+            "proxy-fence",
+            "no fence.proxy.async",
+        )
+
+
 def test_a_fence_before_the_write_does_not_help():
     text = STAGED.format(fence="", late="", wait=READ).replace("st.shared", FENCE + "\nst.shared", 1)
     assert_found(text, "proxy-fence", r"no fence\.proxy\.async")

@@ -14,6 +14,7 @@ from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts import driver
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
+from nvfp4_cute.emulator.tensormap import encode
 from nvfp4_cute.errors import EmulatorError
 
 CLUSTER_BARRIER = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
@@ -532,6 +533,35 @@ def test_who_saw_that_nothing_is_left_asks_no_more():
         checked(body=init(1) + ask(0) + ask(1)), "cancel-after-failure", "asks again after an answer"
     )
     assert not checked(body=init(1) + ask(0) + ask(1), grid=3)  # the first CTA gets both others
+
+
+# ---- swizzles ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("swizzle", "rows", "offset", "found"),
+    [("128B", 8, 128, True), ("128B", 8, 1024, False), ("128B", 7, 128, False), ("32B", 8, 128, True), ("32B", 8, 256, False)],
+)  # fmt: skip
+def test_swizzled_tiles_begin_with_the_pattern(swizzle, rows, offset, found):
+    src = np.zeros(1200, np.uint32)
+    at = -src.ctypes.data % 1024
+    span = int(swizzle[:-1])
+    words = encode(
+        src.ctypes.data + at + 1024, "u32", (span // 4, 16), (span,), (span // 4, rows), swizzle=swizzle
+    )
+    src[at // 4 : at // 4 + 32] = np.frombuffer(words, np.uint32)
+    body = init(1) + in_thread(
+        0,
+        f"""add.s64 %rd10, %rd1, {at};
+        mbarrier.arrive.expect_tx.shared.b64 _, [%r1], {span * rows};
+        mov.b32 %r10, 0;
+        cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1+{small.DATA + offset}], [%rd10, {{%r10, %r10}}], [%r1];
+        """
+        + wait(0),
+    )
+    hazards = [h for h in checked(body=body, src=src) if h.rule]
+    if found:
+        assert_named(hazards, "swizzle-phase", f"copies {rows} rows with a swizzle of {span} bytes")
+    else:
+        assert not hazards
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------------------

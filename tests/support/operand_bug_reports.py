@@ -27,6 +27,11 @@ from cutlass.cute.arch import inline_ptx
 from more_bug_reports import poll
 from order_bug_reports import acquire_map, cluster_barrier, make_map, publish_map
 
+from nvfp4_cute.emulator.tensormap import encode
+
+SWIZZLED = encode(0, "s32", (32, 64), (128,), (32, 8), swizzle="128B")
+"""A tensor of 64 rows of 32 words, and a box of 8 rows in a swizzle."""
+
 A_BYTES = 128 * 32
 """A of one product in tensor memory's shape: 128 rows of 16 halves; B has 64 rows."""
 
@@ -227,6 +232,27 @@ def operand_past_the_end(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
         multiply(tmem, operands, operands + (A_BYTES if fixed else 6144))
         commit(bars + 8)
     wait(bars + 8, 0)
+    out[tidx] = read_tmem(tmem + (warp << 21))
+    cute.arch.sync_threads()
+    if warp == 0:
+        free(tmem, 64)
+
+
+@cute.kernel
+def widened_not_fenced(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """Threads widen an operand in shared memory and meet; the tensor core reads it through another proxy."""
+    tidx, warp, lane = place()
+    slot, operands, bars = shared(16, 16), shared(6144), barriers(1, (1,))
+    tmem = tensor_memory(slot, 64)
+    for word in cutlass.range_constexpr(12):
+        put(operands + 4 * (tidx + 128 * word), 0x3C003C00)
+    if cutlass.const_expr(fixed):
+        fence_async()
+    cute.arch.sync_threads()
+    if tidx == 0:
+        multiply(tmem, operands, operands + A_BYTES)
+        commit(bars)
+    wait(bars, 0)
     out[tidx] = read_tmem(tmem + (warp << 21))
     cute.arch.sync_threads()
     if warp == 0:
@@ -492,6 +518,32 @@ def slot_of_64_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
     for turn in cutlass.range_constexpr(2):
         wait(bars + 8 * turn, 0)
         out[64 * turn + tidx] = get(buffer + (256 if fixed else 320) * turn + 4 * tidx)
+
+
+@cute.kernel
+def tile_off_the_pattern(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A swizzled tile begins 128 bytes behind where the swizzle's pattern does, and its reader counts rows from the tile on."""
+    tidx, warp, lane = place()
+    buffer, draft, bars = shared(2048, 1024), shared(128), barriers(1, (1,))
+    live = (address(src, 1024) + 127) & -128
+    tile = buffer + (0 if fixed else 128)
+    if warp == 0:
+        if lane == 0:
+            make_map(draft, src, 0, SWIZZLED)
+        cute.arch.sync_warp()
+        publish_map(live, draft)
+        acquire_map(live)
+        if lane == 0:
+            expect(bars, 1024)
+            inline_ptx(
+                "{ .reg .b32 Z; mov.b32 Z, 0;\n"
+                "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}, {Z, Z}], [{$r2}]; }",
+                read_only_args=[Int32(tile), Int64(live), Int32(bars)],
+            )
+        cute.arch.sync_warp()
+    wait(bars, 0)
+    row, chunk = tidx // 8, tidx % 8
+    out[tidx] = get(tile + 128 * row + 16 * (chunk ^ row))
 
 
 @cute.kernel

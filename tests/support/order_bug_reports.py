@@ -198,9 +198,9 @@ def read_only_path(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
 
 
 @cute.jit
-def make_map(at, tensor, row):
+def make_map(at, tensor, row, encoded: cutlass.Constexpr = MAP):
     """Thread 0 writes a tensor map to shared memory: of rows of `tensor` from one on."""
-    words = [int.from_bytes(MAP[i : i + 4], "little", signed=True) for i in range(0, 128, 4)]
+    words = [int.from_bytes(encoded[i : i + 4], "little", signed=True) for i in range(0, 128, 4)]
     for i in cutlass.range_constexpr(32):
         put(at + 4 * i, words[i])
     inline_ptx(

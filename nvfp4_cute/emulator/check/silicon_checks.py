@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cluster, Cta, Warp
 
 
+PATTERN_ROWS = 8
+"""Rows after which a swizzle repeats."""
+
+
 class SiliconChecks:
     """Finds violations for a checker.
 
@@ -60,6 +64,17 @@ class SiliconChecks:
         """The current operation is a block-scaled MMA of a width that nobody else uses."""
         site = self.checker.sites[self.checker.operation().site]
         self.report("scale-width", site, f"{site} has N = {n} with block scales")
+
+    def tile(self, offset: int, span: int, rows: int) -> None:
+        """The current operation copies a tile at an offset of shared memory, with a swizzle of so many bytes, or 0."""
+        if span and rows >= PATTERN_ROWS and offset % (PATTERN_ROWS * span):
+            site = self.checker.sites[self.checker.operation().site]
+            self.report(
+                "swizzle-phase",
+                site,
+                f"{site} copies {rows} rows with a swizzle of {span} bytes at smem+{offset:#x}, no multiple of "
+                f"{PATTERN_ROWS * span}",
+            )
 
     def issued(self, warp: "Warp", number: int) -> None:
         """A warp issued an operation of the tensor core that a commit waits for."""

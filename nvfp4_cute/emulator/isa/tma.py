@@ -5,6 +5,7 @@ mbarrier is the effect given to `Cta.issue`. A copy signals its mbarrier with th
 included.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -170,6 +171,9 @@ def load_boxes(
         alone = (
             stamps[0] if len(stamps) == 1 else None
         )  # of several, who waits for one knows nothing of the others
+        checker.silicon.tile(
+            offset, m.row_pitch if m.swizzle != "none" else 0, len(boxes) * math.prod(m.tile_shape[:-1])
+        )
         for box in boxes:
             checker.read_global(*m.rows_at(box), stamp=alone)
         for target, stamp in zip(targets, stamps, strict=True):
@@ -219,6 +223,9 @@ def _read_boxes(
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
+        checker.silicon.tile(
+            offset, m.row_pitch if m.swizzle != "none" else 0, len(boxes) * math.prod(m.tile_shape[:-1])
+        )
         if use is not None:
             checker.tensor_maps.reading(use)
         for box, chunks in zip(boxes, chunk_lists, strict=True):
