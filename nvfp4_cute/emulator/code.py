@@ -16,7 +16,7 @@ from nvfp4_cute.emulator.isa import Builder, Step, Wrapper
 from nvfp4_cute.emulator.isa.families import find_handler
 from nvfp4_cute.emulator.isa.registers import entry_registers
 from nvfp4_cute.emulator.isa.requirements import architecture, missing_on
-from nvfp4_cute.emulator.late_registers import prepare_late
+from nvfp4_cute.emulator.late_registers import prepare_late, prepare_noted
 from nvfp4_cute.emulator.memory import SHARED_BASE
 from nvfp4_cute.emulator.ptx import Entry, Program, Variable
 from nvfp4_cute.errors import EmulatorError
@@ -82,7 +82,9 @@ class Code:
         self.registers = entry_registers(entry)
         silicon.check_groups(self.insts)
         if late or noted:
-            prepare_late(self, at_once=not late)
+            prepare_noted(self)
+        if late:
+            prepare_late(self)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.polls = False
@@ -224,10 +226,10 @@ class Code:
     def _run(self, instructions: list[Plain]) -> Step:
         key = instructions[0].pc, instructions[-1].pc
         if key not in self._runs:
-            looks: dict[Watching, list[Look]] = {}
+            looks: dict[Watching, list[tuple[int, Look]]] = {}
             for one in instructions:
                 for active, look in self._looks.get(one.pc, ()):
-                    looks.setdefault(active, []).append(look)
+                    looks.setdefault(active, []).append((one.pc, look))
             alone = [(one.pc, self.steps[one.pc]) for one in instructions]
             self._runs[key] = Run(instructions).step(alone, list(looks.items()))
         return self._runs[key]

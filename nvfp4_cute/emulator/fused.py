@@ -260,7 +260,7 @@ class Run:
         """What a warp calls.
 
         alone: of each instruction its place, and its step if it is executed by itself.
-        looks: what is called before a function, where a predicate of the warp holds; the steps have it.
+        looks: what is called before a function, where a predicate of the warp holds, by instruction; the steps have it.
         """
         inputs, writes, functions = self.inputs, self.writes, self.functions
 
@@ -274,15 +274,10 @@ class Run:
                 elif function is not None:
                     for active, calls in looks:
                         if active(warp):
-                            for call in calls:
-                                call(warp)
+                            _one_by_one(warp, calls)
                     function(warp, regs)
                     return
-            for pc, step in alone:
-                try:
-                    step(warp)
-                except Exception as error:
-                    raise InRun(pc, error) from error
+            _one_by_one(warp, alone)
 
         return run
 
@@ -328,6 +323,14 @@ class Run:
             for group in groups
             for part in ([group] if len(group) >= LEAST_ROWS else [[one] for one in group])
         ]
+
+
+def _one_by_one(warp: "Warp", steps: "Sequence[tuple[int, Any]]") -> None:
+    for pc, step in steps:
+        try:
+            step(warp)
+        except Exception as error:
+            raise InRun(pc, error) from error
 
 
 def result_of(one: Plain, holds: dict[int, str]) -> str:

@@ -1,6 +1,6 @@
 """Registers that asynchronous operations write: what they hold until then, and steps that cope with it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,10 +45,7 @@ class Deferred:
             RegisterFault: a wgmma accumulator before wgmma.wait_group.
         """
         operation = self.operation
-        if operation.engine is Engine.WGMMA and not operation.awaited:
-            raise RegisterFault(
-                "reads an accumulator of a wgmma.mma_async that no wgmma.wait_group has waited for"
-            )
+        must_be_awaited(operation)
         operation.finish()
         if isinstance(operation, Operation) and operation.record is not None:
             operation.queue.used(operation, self.index)
@@ -87,6 +84,14 @@ class Replay:
             regs[slot] = value
 
 
+def must_be_awaited(operation: "Operation | Replay") -> None:
+    """Raise RegisterFault if what an operation writes may not be used yet: a wgmma accumulator before wgmma.wait_group."""
+    if operation.engine is Engine.WGMMA and not operation.awaited:
+        raise RegisterFault(
+            "reads an accumulator of a wgmma.mma_async that no wgmma.wait_group has waited for"
+        )
+
+
 def defer(operation: Operation, warp: "Warp", slots: Sequence[int | None]) -> None:
     """Put promises into the registers that an operation will write (None: a sink)."""
     for index, slot in enumerate(slots):
@@ -107,21 +112,21 @@ ISSUERS = ("cp", "tcgen05", "wgmma", "clusterlaunchcontrol")
 """First words of the instructions that leave operations behind."""
 
 LATE_WRITERS = {("tcgen05", "ld"), ("wgmma", "mma_async")}
-ALWAYS_LATE = {("wgmma", "mma_async")}
-"""Those whose registers are promises wherever operations are noted: accumulators go from one to the next."""
 
 
-def prepare_late(code: Steps, *, at_once: bool) -> None:
-    """Rewrite the steps of an entry for operations that are noted, and happen after their issue or `at_once`.
-
-    Issuing steps note where they are. Steps that touch registers which operations write late settle them first; moves
-    pass the promises on.
-    """
-    late_writers = ALWAYS_LATE if at_once else LATE_WRITERS
+def prepare_noted(code: Steps) -> None:
+    """Rewrite the steps of an entry for operations that are noted: issuing steps note where they are."""
     for pc, inst in enumerate(code.insts):
         if inst.opcode in ISSUERS or inst.mods[:1] == ("async",):  # st.async, red.async
             code.steps[pc] = _noting(code.steps[pc], pc)
-    for pc, passes_on, slots in late_uses(code, late_writers):
+
+
+def prepare_late(code: Steps) -> None:
+    """Rewrite the steps of an entry for operations that happen after their issue.
+
+    Steps that touch registers which operations write late settle them first; moves pass the promises on.
+    """
+    for pc, passes_on, slots in late_uses(code):
         if passes_on:
             passing = _copying_on if copies(code.insts[pc]) else _passing_on
             code.steps[pc] = passing(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
@@ -129,18 +134,20 @@ def prepare_late(code: Steps, *, at_once: bool) -> None:
             code.steps[pc] = _settling(code.steps[pc], slots)
 
 
-def late_uses(code: Steps, late_writers: Set[tuple[str, ...]]) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
-    """Instructions that touch slots which late writers, given by their first words, may have written; those are not among them.
+def late_uses(code: Steps) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
+    """Instructions that touch slots which late writers may have written; of such a writer, what it reads and does not write.
 
     Yields:
         Where one is, whether it is a move that passes such values on, and the slots: those that it reads, those that it writes.
     """
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
-    writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in late_writers}
+    writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in LATE_WRITERS}
     late = reached_slots(code, writers, moves)
     for pc in range(len(code.insts)) if late else ():
         reads, writes = sorted(late & code.reads[pc]), sorted(late & code.writes[pc])
-        if pc not in writers and (reads or writes):
+        if pc in writers:
+            reads, writes = [slot for slot in reads if slot not in code.writes[pc]], []
+        if reads or writes:
             yield pc, pc in moves and bool(reads), (*reads, *writes)
 
 

@@ -394,6 +394,60 @@ def released_by_one_warp(*, wait_before=True):
 
 WARPGROUP = {"src": ONES, "block": 128, "target": "sm_90a"}
 
+ACCUMULATORS = "{%v0, %v1, %v2, %v3}"
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {d}, {a}, %rd21, %p5, 1, 1, 0{more};\n"
+AWAITED = "wgmma.wait_group.sync.aligned 0;\n"
+
+
+def accumulated(behind, *, before="", awaited=True):
+    """Products in a loop long enough for fused runs, touched `before` and `behind` the wait, which the last trip may lack."""
+    b = DATA + 1024 + 64 * 32 >> 4 | 128 >> 4 << 16 | 256 >> 4 << 32
+    fill = "".join(f"mov.b32 %v{i}, 0;\n" for i in range(8))
+    product = PRODUCT.format(d=ACCUMULATORS, a="%rd20", more=", 0")
+    return f"""{init(1)}{in_thread(0, load(ONES.nbytes))}{wait(0)}{fill}setp.eq.u32 %p5, 0, 0;
+    mov.b64 %rd20, {b - (64 * 32 >> 4)};
+    mov.b64 %rd21, {b};
+    mov.u32 %r9, 0;
+    LOOP:
+    add.u32 %r9, %r9, 1;
+    setp.lt.u32 %p6, %r9, {fused.TRIALS + 5};
+    wgmma.fence.sync.aligned;
+    {product}{product}wgmma.commit_group.sync.aligned;
+    {before}
+    @!%p6 bra LAST;
+    {AWAITED}LAST:
+    @%p6 bra TOUCH;
+    {AWAITED if awaited else ""}TOUCH:
+    {behind}{AWAITED}@%p6 bra LOOP;
+    mad.wide.u32 %rd10, %r0, 4, %rd2;
+    st.global.b32 [%rd10], %v3;
+    """
+
+
+ADDED = "".join(f"add.u32 %v{i}, %v{i}, 1;\n" for i in range(4))
+TOUCHES = {
+    "store": ("mad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %v3;\n", r"st\.global"),
+    "arithmetic": (ADDED, r"add\.u32 .*%v0"),
+    "moved": ("mov.b32 %v4, %v2;\nadd.u32 %v5, %v5, 1;\nadd.u32 %v6, %v4, 1;\n", r"add\.u32 .*%v6"),
+    "overwritten": ("mov.b32 %v1, 7;\n", r"mov\.b32 .*%v1"),
+    "factor": (PRODUCT.format(d="{%v4, %v5, %v6, %v7}", a=ACCUMULATORS, more="") + "wgmma.commit_group.sync.aligned;\n", "wgmma"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_accumulators_are_touched_behind_the_wait(touch):
+    text, where = TOUCHES[touch]
+    modes = ("eager", "lazy")
+    assert_clean(accumulated(text), modes=modes, **WARPGROUP)
+    unawaited = where + r".* that no wgmma\.wait_group has waited for"
+    assert_found(accumulated(text, awaited=False), "register", unawaited, modes=modes, **WARPGROUP)
+
+
+def test_accumulators_may_be_moved_before_the_wait():
+    moved = "mov.b32 %v4, %v2;\nmov.b64 %rd11, {%v0, %v1};\n"
+    body = accumulated("add.u32 %v5, %v4, 1;\n", before=moved)
+    assert_clean(body, modes=("eager", "lazy"), **WARPGROUP)
+
 
 def test_a_wait_of_one_warp_is_one_for_its_warpgroup():
     assert_clean(released_by_one_warp(), **WARPGROUP)

@@ -355,7 +355,8 @@ class Checker:
             self.warp_order.copied(warp, record.site, record.copied)
         self._clocks[warp].completed(record.component, record.number)
         self.globals.completed(epoch(record.component, record.number))
-        if operation.engine is Engine.TMEM_LOAD:
+        is_newest = record.number == self.issued_on(warp, operation.engine)
+        if operation.engine in (Engine.TMEM_LOAD, Engine.WGMMA) and is_newest:
             self.unawaited.awaited(warp)
 
     def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:

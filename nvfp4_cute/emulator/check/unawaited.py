@@ -1,15 +1,15 @@
-"""Registers that tcgen05.ld has written and that no tcgen05.wait::ld has covered, where operations happen at their issue.
+"""Registers that tcgen05.ld or wgmma has written and that no wait has covered, where operations happen at their issue.
 
 The registers hold their values at once. What counts as a use of them is noted beside the registers, instruction by instruction,
 as `late_registers` does it with promises where values come later: moves that pack registers become nothing in machine code,
-so a use of their results is one of what they moved.
+so a use of their results is one of what they moved. That of an accumulator before wgmma.wait_group is a fault.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nvfp4_cute.emulator.late_registers import ALWAYS_LATE, LATE_WRITERS, copies, late_uses
+from nvfp4_cute.emulator.late_registers import copies, late_uses, must_be_awaited
 from nvfp4_cute.emulator.modes import Operation
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ Held: TypeAlias = tuple[Operation, int] | Moved
 
 def _use_held(one: Held, used: Used) -> None:
     if not isinstance(one, Moved):
+        must_be_awaited(one[0])
         used(*one)
     elif not one.done:
         one.done = True
@@ -51,10 +52,10 @@ def _unwritten(one: Held) -> bool:
 
 
 class Unawaited:
-    """By warp and register slot, what loads of tensor memory left there."""
+    """By warp and register slot, what operations left there."""
 
     def __init__(self, used: Used):
-        """`used`: hears of every use of a register that a load wrote."""
+        """`used`: hears of every use of a register that an operation wrote."""
         self._used = used
         self.begin()
 
@@ -72,11 +73,13 @@ class Unawaited:
         held = self._held.setdefault(operation.warp, {})
         if operation.record.unwritten is not None:
             self._doubtful.add(operation.warp)
-        held.update(zip(slots, zip(repeat(operation), range(len(slots)), strict=False), strict=True))
+            held.update(zip(slots, zip(repeat(operation), range(len(slots)), strict=False), strict=True))
+        else:  # which of them is used does not matter
+            held.update(dict.fromkeys(slots, (operation, 0)))
         held.pop(None, None)
 
     def awaited(self, warp: "Warp") -> None:
-        """The warp's loads are complete: a use tells nothing more, unless nobody wrote what it uses."""
+        """The warp's operations are complete: a use tells nothing more, unless nobody wrote what it uses."""
         held = self._held.get(warp)
         if held and warp in self._doubtful:
             self._held[warp] = {slot: one for slot, one in held.items() if _unwritten(one)}
@@ -106,8 +109,8 @@ class Unawaited:
 
 
 def prepare_unawaited(code: "Code") -> None:
-    """Watch the instructions of an entry that touch registers which loads of tensor memory may have written."""
-    for pc, passes_on, slots in late_uses(code, LATE_WRITERS - ALWAYS_LATE):
+    """Watch the instructions of an entry that touch registers which tcgen05.ld or wgmma may have written."""
+    for pc, passes_on, slots in late_uses(code):
         code.watch(pc, _held, _move(code, pc) if passes_on else _use(slots))
 
 

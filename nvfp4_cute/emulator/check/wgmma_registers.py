@@ -51,8 +51,9 @@ class WgmmaRegisters:
             written.update(dict.fromkeys(slots, pc))
         if reading:
             found = [reading.pop(slot) for slot in slots if slot in reading]
+            complete = self._complete(warp) if found else 0
             for number, reader in found:
-                if self._complete(warp) < number:
+                if complete < number:
                     sites, place = self.checker.sites, self.checker.site
                     site, other = sites[place(warp, pc)], sites[place(warp, reader)]
                     text = (

@@ -10,7 +10,8 @@ relies on it: one thread of a warpgroup releases a stage behind the wait. Accumu
 
 Asynchrony. Fragments of A in registers are read at issue, which is allowed because a kernel may not change them before
 `wgmma.wait_group`. Where operations happen later than at issue, the accumulator registers hold promises until then, of
-which the next wgmma takes its addend; shared memory is read when the operation happens.
+which the next wgmma takes its addend; shared memory is read when the operation happens. Where a checker looks on and they
+happen at issue, it keeps beside the registers which of them no `wgmma.wait_group` has waited for.
 
 Rounding. `products.STANDARD` for 16-bit and tf32 elements, `products.HOPPER_FP8` for 8-bit floats; integers are exact.
 """
@@ -39,7 +40,7 @@ from nvfp4_cute.emulator.isa.mma_sync import ACCUMULATORS, CONTAINERS, FP8, INTE
 from nvfp4_cute.emulator.isa.products import HOPPER_FP8, STANDARD, multiply, multiply_integers
 from nvfp4_cute.emulator.isa.warp import synchronised, uniform
 from nvfp4_cute.emulator.lanes import Condition
-from nvfp4_cute.emulator.late_registers import defer, resolved, settle
+from nvfp4_cute.emulator.late_registers import defer, resolved
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.places import operand_place
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
@@ -217,7 +218,11 @@ def mma_async(inst: Inst, b: Builder) -> Step:
         effect = lambda: _execute(warp, form, operands, None if promised is None else resolved(promised))
         operation = queue.submit(warp, Engine.WGMMA, effect)
         operations_of(warp).group(Engine.WGMMA).open.append(operation)
-        defer(operation, warp, targets)
+        if queue.immediate:
+            write_words(warp, targets, operation.result)
+            queue.loaded(operation, targets)
+        else:
+            defer(operation, warp, targets)
 
     return synchronised(b, None, body)
 
@@ -227,12 +232,7 @@ def _reader_a(b: Builder, a: Operand, in_registers: bool) -> "Callable[[Warp], A
     if not in_registers:
         return uniform(b.read(a, "b64"), "wgmma descriptor of A")
     slots = source_slots(b, a, 4, "A")
-
-    def read(warp: "Warp") -> np.ndarray:
-        settle(warp, slots)
-        return read_words(warp, slots)
-
-    return read
+    return lambda warp: read_words(warp, slots)
 
 
 def _execute(warp: "Warp", form: Form, operands: Operands, addend: np.ndarray | None) -> np.ndarray:
