@@ -14,7 +14,6 @@ from pathlib import Path
 from nvfp4_cute import env
 from nvfp4_cute.bench.capture import Capture
 from nvfp4_cute.bench.timing_model import DENSE, PERSISTENT, grouped, products, recorded_capture
-from nvfp4_cute.emulator.cubin import read_machine_code
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.gpus.targets import Target
 
@@ -99,10 +98,7 @@ def captured(name: str) -> Capture:
 
 def recorded(name: str, target: Target) -> LaunchTrace:
     """What the kernel does that takes time."""
-    launch = captured(name)
-    return recorded_capture(
-        launch, target.num_sms, machine_code=read_machine_code(launch.cubin)[launch.kernel]
-    )
+    return recorded_capture(captured(name), target.num_sms)
 
 
 def call(name: str) -> Callable[[], object]:

@@ -29,6 +29,8 @@ MARKERS = (
     ("v", "tab:purple"),
     ("P", "black"),
 )
+PROVED = {"H100 SXM": "h100_sxm", "H200": "h200"}
+"""In the names of files of `prove`."""
 FAR = 0.15
 """Errors beyond this are listed."""
 
@@ -46,6 +48,14 @@ microbenchmark behind each.
 
 They are in `timing_h200.md` one by one, with prefetches into L2. The constants come from probes that were written when a first
 comparison had shown that something was missing, so the cases are not blind.
+
+## H100 and H200: calls that `nvfp4-cute prove` measured
+
+Measured on 2026-11-25 (`prove-h100_sxm.md`, `prove-h200.md`), modelled since (`predictions-h100_sxm.json`,
+`predictions-h200.json`), so not blind. Only calls whose kernels have the names of those that ran; some of their code has changed
+since. Where `prove` measured on a clean L2, too, that is what is compared.
+
+{proved}
 
 ## H100: calls that were predicted before they were measured
 
@@ -251,6 +261,43 @@ def since(sets: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def proved_calls(gpu: str) -> dict[str, tuple[float, float]]:
+    """(measured, modelled) us of calls that `prove` measured on a GPU, by name, where kernels are named as those that ran."""
+    predicted, proved = (
+        json.loads((RESULTS / f"{kind}-{PROVED[gpu]}.json").read_text()) for kind in ("predictions", "prove")
+    )
+    found = {}
+    for timed in proved["timed"]:
+        known = predicted["cases"].get(timed["case"])
+        if known and known["us"] and timed["us"] and set(known["kernels"]) == set(timed["kernel_names"]):
+            found[timed["case"]] = (timed["clean_us"] or timed["us"], known["us"])
+    return found
+
+
+def proved() -> str:
+    """Markdown: `proved_calls` of both GPUs beside each other, and their errors."""
+    calls = {gpu: proved_calls(gpu) for gpu in PROVED}
+    cell = lambda measured, modelled: (
+        f"{measured:.2f} | {modelled:.2f} | {100 * (modelled / measured - 1):+.0f} %"
+    )
+    lines = ["| call | " + " | ".join(f"{gpu}, us | modelled us | error" for gpu in PROVED) + " |"]
+    lines.append("|---|" + "---:|" * 3 * len(PROVED))
+    for name in dict.fromkeys(name for found in calls.values() for name in found):
+        cells = (cell(*found[name]) if name in found else "| |" for found in calls.values())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for gpu, found in calls.items():
+        record = {
+            "measured": {n: m for n, (m, _) in found.items()},
+            "us": {n: p for n, (_, p) in found.items()},
+        }
+        middle, nine, worst = (100 * error for error in summary_of(record))
+        lines += [
+            "",
+            f"{gpu}: {len(found)} calls, median error {middle:.1f} %, nine in ten within {nine:.0f} %, worst {worst:.0f} %.",
+        ]
+    return "\n".join(lines)
+
+
 def page(sets: Mapping[str, dict[str, Any]]) -> str:
     """The page's text; tables by kind are of the newest set that was measured."""
     summary = re.search(r"^\d+ cases\. Median error .*$", H200.read_text(), re.MULTILINE)
@@ -258,6 +305,7 @@ def page(sets: Mapping[str, dict[str, Any]]) -> str:
     newest = next(record for record in reversed([*sets.values()]) if record["measured"])
     return PAGE.format(
         h200=summary[0],
+        proved=proved(),
         blind="\n".join(blind_line(name, record) for name, record in sets.items()),
         kinds=kinds(newest),
         far=far_ones(newest),

@@ -22,15 +22,11 @@ from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.model.modelled import modelled_chain
 from nvfp4_cute.prove import cases, moe
 from nvfp4_cute.terminal import Progress
-from nvfp4_cute.timing.result import Timing
 
 SCHEMA = 1
-FEW_FLOPS = 1e9
-"""Of launches with less every CTA is executed; of others, one for all that do alike work (``modelled_times``)."""
 PREDICTED_TOKENS = (8, 128)
 """Of the layer of experts, whose five launches take minutes to model."""
 
@@ -74,9 +70,9 @@ def run(target_name: str, folder: Path = RESULTS) -> int:
         "error": stated_error(),
         "cases": dict(known),
     }
-    for name, launches, by_representatives in Progress(list(_wanted()), desc=target.name, unit="call"):
+    for name, call in Progress(list(wanted()), desc=target.name, unit="call"):
         if name not in known:
-            report["cases"][name] = _predict(launches, target, by_representatives)
+            report["cases"][name] = predict(call, target)
             path.write_text(json.dumps(report, indent=1) + "\n")
     print(
         f"{path.name}: {len(report['cases'])} predictions for {target.name}; commit it before anything is measured"
@@ -84,36 +80,23 @@ def run(target_name: str, folder: Path = RESULTS) -> int:
     return 0
 
 
-def _wanted() -> Iterable[tuple[str, Callable[[str], object], bool]]:
-    """Name, call and whether CTAs that do alike work are executed once, of everything that is predicted."""
+def wanted() -> Iterable[tuple[str, Callable[[str], object]]]:
+    """Name and call of everything that is predicted."""
     for case in cases.timed():
         call = lambda backend, case=case: ours.prepare(case, empty_operands(case), backend).run()
-        yield str(case), call, case.operation == "gemv" or case.work.flops > FEW_FLOPS
+        yield str(case), call
     for tokens in PREDICTED_TOKENS:
-        layer = moe.make_layer(tokens, torch.device("cpu"), empty=True)
-        yield moe.name_of(tokens), layer.run, True
+        yield moe.name_of(tokens), moe.make_layer(tokens, torch.device("cpu"), empty=True).run
 
 
-def _predict(call: Callable[[str], object], target: Target, by_representatives: bool) -> dict[str, Any]:
-    """The time, and the kernels that it is of; or why there is none."""
+def predict(call: Callable[[str], object], target: Target) -> dict[str, Any]:
+    """The time of a call in a CUDA graph between two events, and the kernels that it is of; or why there is none."""
     with cache.watch() as kernels:
         try:
-            timings = modelled_times(call, target, by_representatives=by_representatives)
+            timing = modelled_chain(call, target)
         except (UnsupportedProblem, UnsupportedTarget) as error:
             return {"us": None, "why": str(error)}
-    return {"us": round(in_one_graph(timings, target), 2), "kernels": digests(kernels)}
-
-
-def in_one_graph(timings: list[Timing], target: Target) -> float:
-    """Time of launches one after the other in a CUDA graph between two events, in us.
-
-    Each modelled time contains what two events around one launch cost; behind another launch in a graph an empty kernel
-    takes ``Target.launch_s``.
-    """
-    constants = constants_of(target)
-    launch_us = 1e6 * constants.launch / constants.clock_hz
-    follow_us = 1e6 * (target.launch_s or targets.H200.launch_s or 0.0)
-    return sum(t.us for t in timings) - (len(timings) - 1) * max(launch_us - follow_us, 0.0)
+    return {"us": round(timing.us, 2), "kernels": digests(kernels)}
 
 
 def digests(kernels: Iterable[CompiledKernel]) -> dict[str, str]:
