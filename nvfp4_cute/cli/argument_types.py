@@ -74,6 +74,23 @@ def output_folder(text: str) -> Path:
     return path
 
 
+def device(text: str) -> str:
+    """A device of torch that is here."""
+    import torch
+
+    try:
+        found = torch.device(text)
+    except RuntimeError:
+        raise ArgumentTypeError(
+            f"{text!r} is no device of torch; name cpu, or cuda, or cuda:1 and so on"
+        ) from None
+    count = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= count:
+        here = f"{count} GPUs here, from cuda:0 on" if count else "no GPU here: pass cpu"
+        raise ArgumentTypeError(f"{text} is not there; torch sees {here}")
+    return text
+
+
 def sizes_by_axis(text: str) -> dict[str, tuple[int, ...]]:
     """``N=256,K=512,M=1:16``: sizes of axes; colons between several sizes of one. A size may be a pair, ``8+16``."""
     found: dict[str, tuple[int, ...]] = {}

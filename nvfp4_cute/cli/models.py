@@ -87,7 +87,7 @@ def add_parser(verbs: Verbs) -> None:
     evaluate.add_argument(
         "--tokens", type=types.positive, help="only so many windows' worth of the text, rounded up"
     )
-    evaluate.add_argument("--device", default="cpu", help="default cpu")
+    evaluate.add_argument("--device", type=types.device, default="cpu", help="default cpu")
     evaluate.add_argument("--json", action="store_true", help="one object, for machines")
     evaluate.set_defaults(run=run_eval)
 
@@ -245,10 +245,14 @@ def run_eval(args: argparse.Namespace) -> int:
     import torch
 
     from nvfp4_cute.models.accuracy import compare, quantized_copy
+    from nvfp4_cute.models.checkpoints.tensors import TensorFiles
     from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, check_text, largest_inputs, samples
+    from nvfp4_cute.models.quantizing.checkpoint import config_of_16_bits
 
     for text in filter(None, (args.text, args.calibrate)):
         check_text(text)
+    config_of_16_bits(args.model)
+    TensorFiles(args.model)
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:

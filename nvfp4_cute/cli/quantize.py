@@ -55,13 +55,15 @@ def add_parser(verbs: Verbs) -> None:
             help=f"weights of the {what}: {', '.join(LAYER_FORMATS)} (the default); of a model that ties it to the other, one "
             "option stands for both",
         )  # fmt: skip
-    parser.add_argument("--device", default="cpu", help="where to calibrate and to round; default cpu")
+    parser.add_argument(
+        "--device", type=types.device, default="cpu", help="where to calibrate and to round; default cpu"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate if asked for, quantize, and say what was done."""
-    from nvfp4_cute.models.checkpoints.tensors import check_has_no_tensors
+    from nvfp4_cute.models.checkpoints.tensors import TensorFiles, check_has_no_tensors
     from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
     from nvfp4_cute.models.quantizing.layouts import RECIPES
 
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     # All of this before a model is loaded to be calibrated.
     args.layout = args.layout or RECIPES[args.format].layouts[0]
     config_of_16_bits(args.model)
+    TensorFiles(args.model)
     check_has_no_tensors(args.out)
     given: dict[str, Any] = {}
     formats = dict.fromkeys(args.keep, "16bit")

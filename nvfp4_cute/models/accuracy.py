@@ -14,6 +14,7 @@ from nvfp4_cute.nn.replace import replace_linears
 from nvfp4_cute.terminal import Progress
 
 Way = Literal["16bit", "nvfp4"]
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
 
 @dataclass
@@ -72,10 +73,11 @@ def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: 
         title: of the progress bar.
 
     Raises:
-        ValueError: no window, or one of a single token.
+        ValueError: no window, or one of a single token; or the models are not of the same modules.
     """
     if not windows or any(ids.shape[-1] < 2 for ids in windows):
         raise ValueError("a text of at least two tokens is needed in every window; pass a longer one")
+    _check_same_model(reference, model)
     layers: dict[str, tuple[float, float]] = {}
     losses: list[tuple[float, float]] = []
     divergence, worst, same, tokens = 0.0, 0.0, 0, 0
@@ -120,6 +122,20 @@ def quantized_copy(model: Any, way: Way, seen: Seen | None = None) -> Any:
         scale = {name: max(amax, 1e-30) / GLOBAL_SCALE_DIVISOR for name, amax in seen.linears.items()}
     replace_linears(made, activations=way, input_scale=scale)
     return made
+
+
+def _check_same_model(reference: Any, model: Any) -> None:
+    """Raise ValueError for models of different classes or sizes, by config.json where they have one."""
+    pairs: dict[str, list[Any]] = {"class": [type(one).__name__ for one in (reference, model)]}
+    configs = [one.config.get_text_config() for one in (reference, model) if hasattr(one, "config")]
+    for name in SIZES if len(configs) == 2 else ():
+        pairs[name] = [getattr(config, name, None) for config in configs]
+    different = next((name for name, (a, b) in pairs.items() if a != b), None)
+    if different is not None:
+        a, b = pairs[different]
+        raise ValueError(
+            f"{different} of the 16-bit model is {a}, and {b} of the quantized one; pass a checkpoint that was made of this model"
+        )
 
 
 def _log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,21 @@ def test_a_model_beside_itself():
     assert (found.kl, found.same_choice, found.ratio, found.layers) == (0, 1, 1, {})
 
 
+def test_another_model_is_refused(tmp_path, capsys):
+    for other, message in (
+        (
+            model_of("qwen3"),
+            "class of the 16-bit model is LlamaForCausalLM, and Qwen3ForCausalLM of the quantized",
+        ),
+        (model_of(vocab_size=64), "vocab_size of the 16-bit model is 128, and 64 of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare(model_of(), other, windows())
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {}}')
+    assert main(["models", "eval", str(tmp_path), "--text", "random"]) == 1
+    assert "is quantized already; pass the 16-bit model" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_ways(kind):
     """Four bits of weights lose less than four bits of both; every quantized layer has its error."""

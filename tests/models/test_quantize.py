@@ -116,6 +116,7 @@ def test_left_out(tmp_path, capsys):
     checkpoint = Checkpoint(tmp_path / "out")
     assert code == 0 and "left out by the rule *.o_proj" in text and "K=24 is no multiple of 16" in text
     assert [n.rpartition(".")[2] for n in checkpoint.linears] == ["q_proj", "k_proj", "v_proj"]
+    assert not checkpoint.experts and "experts of one layer are alike, and model.layers.0.mlp.experts" in text
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert {
         "lm_head",
@@ -133,7 +134,7 @@ def test_left_out(tmp_path, capsys):
         ({}, {}, "calibrate with a text"),
         ({}, {"seen": Seen()}, "self_attn.q_proj was not calibrated.*--keep"),
         ({"model.layers.0.self_attn.o_proj.weight": torch.full((64, H), torch.nan)}, {"format": "nvfp4a16"}, "o_proj.weight.*not finite"),
-        ({}, {"format": "nvfp4a16", "formats": {"model.*": "16bit"}}, "no layer to quantize"),
+        ({}, {"format": "nvfp4a16", "formats": {"model.*": "16bit"}}, "no layer to quantize: .* is left out by the rule"),
         ({}, {"format": "int3"}, "formats are nvfp4"),
     ],
 )  # fmt: skip
@@ -141,6 +142,19 @@ def test_refusals(tmp_path, change, options, message):
     folder, _ = source(tmp_path / "in", **change)
     with pytest.raises(ValueError, match=message):
         quantize_checkpoint(folder, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists(), "nothing is written before all is known"
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match=message):
+        quantize_checkpoint(folder, tmp_path / "out", **options)
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_experts_whose_down_is_narrow_stay(tmp_path):
+    """Their K of 96 is no multiple of int4's block, and readers take no experts that are half quantized."""
+    folder, _ = source(tmp_path / "in", **{"model.layers.0.wide.weight": torch.ones(8, 128).bfloat16()})
+    done = quantize_checkpoint(folder, tmp_path / "out", format="int4", layout="compressed-tensors")
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert done.layers == 1 and list(checkpoint.linears) == ["model.layers.0.wide"] and not checkpoint.experts
 
 
 def test_a_quantized_model_is_not_quantized_again(tmp_path):
@@ -245,7 +259,10 @@ def test_calibration_without_a_tokenizer(tmp_path):
 
     (tmp_path / "text.txt").write_text("words")
     folder, _ = source(tmp_path / "in")
-    with pytest.raises(ValueError, match="--calibrate random"):
+    with pytest.raises(ValueError, match='has no tokenizer; pass "random"'):
+        samples(folder, str(tmp_path / "text.txt"), 256)
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="text.txt is no text in UTF-8"):
         samples(folder, str(tmp_path / "text.txt"), 256)
     assert all(
         torch.equal(a, b)
@@ -277,6 +294,21 @@ def test_what_calibration_would_end_with_is_said_before_it(options, message, tmp
     assert main(command) == 1 and message in capsys.readouterr().err
     assert main([*command[:3], str(folder), "--calibrate", "random"]) == 1
     assert "has safetensors files already; name an empty folder" in capsys.readouterr().err
+
+
+def test_devices_and_damaged_files_are_named(tmp_path, capsys):
+    folder, _ = source(tmp_path / "in")
+    command = ["quantize", str(folder), "--out", str(tmp_path / "out"), "--calibrate", "random"]
+    for device, message in (
+        ("cuda:99", "cuda:99 is not there; torch sees"),
+        ("gpu", "'gpu' is no device of torch"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*command, "--device", device])
+        assert message in capsys.readouterr().err
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert main(command) == 1 and "damaged or cut; fetch it again" in capsys.readouterr().err
 
 
 def test_a_pattern_that_matches_nothing_is_said(tmp_path, capsys):

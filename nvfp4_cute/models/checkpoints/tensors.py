@@ -4,6 +4,7 @@ A file is eight bytes, little-endian, that say how long the header is; the heade
 first and last offset into the rest; then the bytes of all tensors. (https://github.com/huggingface/safetensors, README, Format.)
 """
 
+import contextlib
 import itertools
 import json
 import mmap
@@ -230,7 +231,8 @@ def check_has_no_tensors(folder: Path) -> None:
 class TensorWriter:
     """Writes a checkpoint folder, tensor after tensor, in files of at most ``shard_bytes``; holds one tensor at a time.
 
-    Use as a context; the index is written at the end where there is more than one file.
+    Use as a context; the index is written at the end where there is more than one file. After an error inside nothing of it is
+    left.
 
     Args:
         folder: made if it is not there. shapes: name, dtype and shape of every tensor, in the order of writing.
@@ -247,8 +249,9 @@ class TensorWriter:
         shard_bytes: int = 5 * 10**9,
     ):
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
         check_has_no_tensors(self.folder)
+        self._is_own = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._shards = _shards(shapes, shard_bytes)
         self._place = {name: number for number, shard in enumerate(self._shards) for name in shard}
         self._files: dict[int, tuple[BinaryIO, int]] = {}
@@ -261,6 +264,11 @@ class TensorWriter:
         for file, _ in self._files.values():
             file.close()
         if kind is not None:
+            for shard in self._files:
+                (self.folder / self._name(shard)).unlink(missing_ok=True)
+            if self._is_own:
+                with contextlib.suppress(OSError):  # something else was put there
+                    self.folder.rmdir()
             return
         if self._left:
             raise ValueError(

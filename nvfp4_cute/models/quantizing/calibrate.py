@@ -41,7 +41,7 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
         text: a file of plain text, tokenized as the model does; or "random".
 
     Raises:
-        FileNotFoundError: no such file. ValueError: the model has no tokenizer, or the file no text.
+        FileNotFoundError: no such file. ValueError: the model has no tokenizer, or the file no text in UTF-8.
     """
     check_text(text)
     if text == "random":
@@ -49,13 +49,16 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
         return [torch.randint(0, vocabulary, (1, RANDOM_TOKENS), generator=g) for _ in range(RANDOM_SAMPLES)]
     from transformers import AutoTokenizer
 
-    content = Path(text).read_text()
+    try:
+        content = Path(text).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{text} is no text in UTF-8 ({error}); pass a text file, or "random"') from None
     # Without such files transformers makes a tokenizer that knows no words.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ValueError(f"{folder} has no tokenizer; pass --calibrate random for random tokens")
+        raise ValueError(f'{folder} has no tokenizer; pass "random" for random tokens, not {text}')
     ids = AutoTokenizer.from_pretrained(folder)(content, return_tensors="pt").input_ids
     if not ids.numel():
-        raise ValueError(f"{text} has no text")
+        raise ValueError(f'{text} has no text; pass a longer one, or "random"')
     return list(ids.split(SAMPLE_TOKENS, dim=1))
 
 

@@ -143,8 +143,10 @@ def quantize_checkpoint(
     rules = Rules(RECIPES[format], {p: weight_only(f, layout) for p, f in own.items()})
     layers, left_out = layers_to_quantize(files.entries, rules)
     if not layers:
+        name, reason = next(iter(left_out.items()), ("every matrix", "for there is none"))
         raise CheckpointError(
-            f"{source} has no layer to quantize: {next(iter(left_out.items()), 'no matrix at all')}"
+            f"{source} has no layer to quantize: {name} is left out {reason}; pass a model whose layers are matrices, or other "
+            "patterns to --keep"
         )
     by_name = {f"{layer.name}.weight": layer for layer in layers}
     shapes = [
@@ -158,14 +160,15 @@ def quantize_checkpoint(
     ]
     work = _Work(files, method, torch.device(device))
     with TensorWriter(target, shapes) as writer:
-        for name in files:
-            if name not in by_name:
-                writer.write(name, files[name])
+        # What may be refused comes first.
         for members, weights, scale in work.rounded(groups(layers), seen, calibration):
             for layer, stored in zip(members, weights, strict=True):
                 names = [name for name, _, _ in announced(layer.name, layer.shape, layer.recipe, layout)]
                 for name, tensor in zip(names, tensors(stored, scale, layout), strict=True):
                     writer.write(name, tensor)
+        for name in files:
+            if name not in by_name:
+                writer.write(name, files[name])
     recipes = {layer.name: layer.recipe for layer in layers}
     _write_rest(
         source, target, config, recipes, layout, sorted(n for n in left_out if not n.endswith(".weight"))

@@ -4,6 +4,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nvfp4_cute.models.checkpoints.names import expert_of
 from nvfp4_cute.models.checkpoints.tensors import Entry
 from nvfp4_cute.models.quantizing.layouts import Recipe
 
@@ -70,9 +71,11 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
         entries: of all tensors.
 
     Returns:
-        The layers; and name -> reason of every other matrix.
+        The layers; and name -> reason of every other matrix. Experts of one layer are quantized alike: where one projection is
+        left out, all are.
     """
-    chosen, left = [], {}
+    chosen: list[Layer] = []
+    left: dict[str, str] = {}
     for tensor, entry in entries.items():
         name, _, suffix = tensor.rpartition(".")
         if suffix != "weight" or entry.dtype not in FLOATS or len(entry.shape) != 2:
@@ -90,7 +93,12 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
             chosen.append(
                 Layer(name, (n, k), recipe, group if recipe == rules.recipe else f"{group}, {recipe}")
             )
-    return chosen, left
+    cut = {found[0]: name for name in left if (found := expert_of(name)) is not None}
+    for layer in chosen:
+        found = expert_of(layer.name)
+        if found is not None and found[0] in cut:
+            left[layer.name] = f"for experts of one layer are alike, and {cut[found[0]]} is left out"
+    return [layer for layer in chosen if layer.name not in left], left
 
 
 def named(entries: Mapping[str, Entry], names: Iterable[str]) -> str | None:
