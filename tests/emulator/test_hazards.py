@@ -63,6 +63,15 @@ def handover(between):
     return in_warp(0, write) + between + in_warp(1, read)
 
 
+@pytest.mark.parametrize("form", ["shared.b16", "b16"])
+def test_matrices_stored_in_either_form(form):
+    """Without .shared older compilers write 32 bits of shared memory, too."""
+    write = f"shl.b32 %r9, %r8, 4;\nadd.u32 %r9, %r9, %r1;\nstmatrix.sync.aligned.m8n8.x1.{form} [%r9+{DATA}], {{%r8}};\n"
+    read = f"ld.shared.b32 %r10, [%r1+{DATA}];\n"
+    assert_found(in_warp(0, write) + in_warp(1, read), "race", "ld.shared.*stmatrix", modes=MODES[:1])
+    assert_clean(in_warp(0, write) + "bar.sync 0;\n" + in_warp(1, read), modes=MODES[:1])
+
+
 @pytest.mark.parametrize(
     "between",
     [

@@ -215,16 +215,14 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
     words = (*inst.opcode.split("."), *inst.mods)
     count = int(next((w[1:] for w in words if w in ("x1", "x2", "x4")), "1"))
     rows = (16 if "m16n16" in words else 8) * count
-    space = "generic" if not any(w.startswith("shared") for w in words) else "shared"
     targets = frozenset(b.writes)
 
     def run(warp: "Warp") -> Any:
         where = address(warp)
         result = step(warp)
         if result is None:
-            addresses = _lanes(warp, where)[:rows]
-            if space == "generic":
-                addresses = addresses - SPACES["shared"].window
+            # Forms without .shared take a generic address, or, as older compilers write them, 32 bits of shared memory.
+            addresses = _lanes(warp, where)[:rows] & 0xFFFF_FFFF
             checker = checker_of(warp)
             checker.warp_order.met(warp)
             actor = checker.warp_actor(warp, pc)
