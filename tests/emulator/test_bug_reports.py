@@ -154,6 +154,8 @@ REPORTS = (
     Report("merge", "CCCL #3131", "silicon", "pdl-order: .* no wait of the launches between tells of", before=("preprocess", "partition")),
     Report("tile_off_the_pattern", "TileLang #2379", "silicon", r"swizzle-phase: .* no multiple of 1024", wrong=ALWAYS, severity="warning"),
     Report("widened_not_fenced", "SGLang #39124", "proxy-fence", r"tcgen05\.mma .* no fence\.proxy\.async", FOUR_WARPS),
+    Report("released_under_product", "Fuser #3561", "race", r"bulk load .* wgmma\.mma_async", (1, 160, 1), arch=HOPPER),
+    Report("other_warpgroup_multiplies", "Triton #11047", "race", r"bulk load .* wgmma\.mma_async", EIGHT_WARPS, arch=HOPPER),
 )  # fmt: skip
 
 

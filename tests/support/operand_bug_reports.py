@@ -351,6 +351,56 @@ def no_barrier_back(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr
             cute.arch.sync_threads()
 
 
+@cute.jit
+def start_product(a, b):
+    """A product of 64 x 8 x 16 halves in shared memory, in a group of its own, whose result nobody needs."""
+    inline_ptx(
+        "{ .reg .pred P; .reg .b32 D<4>; setp.ne.b32 P, 0, 0;\n"
+        + "".join(f"mov.b32 D{i}, 0;\n" for i in range(4))
+        + f"wgmma.fence.sync.aligned;\n{WGMMA}, {{$r0}}, {{$r1}}, P, 1, 1, 0, 0;\nwgmma.commit_group.sync.aligned; }}",
+        read_only_args=[operand(a, 0), operand(b, 0)],
+    )
+
+
+@cute.kernel
+def released_under_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A stage is released right behind the wgmma that reads it, and loaded again."""
+    tidx, warp, lane = place()
+    operands, bars = shared(2304), barriers(2, (1, 128))
+    for turn in cutlass.range_constexpr(2):
+        if tidx == 128:
+            if cutlass.const_expr(turn == 1):
+                wait(bars + 8, 0)
+            load(operands, address(src, 64 * turn), bars, 2304)
+        if warp < 4:
+            wait(bars, turn)
+            start_product(operands, operands + 2048)
+            if cutlass.const_expr(fixed):
+                inline_ptx("wgmma.wait_group.sync.aligned 0;")
+            arrive(bars + 8)
+    if warp < 4:
+        inline_ptx("wgmma.wait_group.sync.aligned 0;")
+        out[tidx] = tidx
+
+
+@cute.kernel
+def other_warpgroup_multiplies(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
+    """A thread waits for the wgmma of its warpgroup, and loads over an operand that the other warpgroup reads, too."""
+    tidx, warp, lane = place()
+    operands, bars = shared(2304), barriers(1, (1,))
+    if tidx == 0:
+        load(operands, address(src, 0), bars, 2304)
+    wait(bars, 0)
+    start_product(operands, operands + 2048)
+    inline_ptx("wgmma.wait_group.sync.aligned 0;")
+    if cutlass.const_expr(fixed):
+        cute.arch.sync_threads()
+    if tidx == 0:
+        load(operands, address(src, 64), bars, 2304)
+    wait(bars, 1)
+    out[tidx] = get(operands + 4 * tidx)
+
+
 # ---- copies and their barriers -------------------------------------------------------------------------------------------------
 @cute.kernel
 def lanes_still_load(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
