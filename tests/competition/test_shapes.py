@@ -1,4 +1,4 @@
-"""The exported submissions compute the competition's shapes: strictly the smallest by default, all among the slow tests."""
+"""The exported submissions compute the competition's shapes, among the slow tests; the modelled time of one of them."""
 
 import pytest
 
@@ -22,10 +22,8 @@ def test_first_shapes(verdict, name):
     assert results.passed and len(results.cases) == FEW, results
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "nvfp4_group_gemm" else pytest.mark.slow) for name in EXPORTED],
-)
+@EACH
+@pytest.mark.slow
 def test_strict_mode(verdict, name):
     results = verdict(export.make_submission(name).text, strict=True, problem=name, cases=shapes(name)[:1])
     assert results.passed, results

@@ -55,7 +55,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("chosen", "mode"), CONFIGS, ids=str)
 def test_ragged(chosen, mode):
     check_ragged(200, 384, chosen, EMULATED, mode)

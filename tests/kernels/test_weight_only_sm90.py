@@ -46,6 +46,7 @@ def test_ragged(chosen, dtype, mode):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("form", "mode"), [("masked", "random:1"), ("list", "lazy"), pytest.param("list", "random:2", marks=SLOW)]
