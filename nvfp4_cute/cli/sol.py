@@ -14,7 +14,6 @@ import torch
 
 from nvfp4_cute.bench.cases import OUT_DTYPES
 from nvfp4_cute.cli import argument_types as types
-from nvfp4_cute.cli import tune
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
@@ -226,6 +225,8 @@ def shape_row(target: Target, shape: Shape) -> Row:
     if "a" in OPERATIONS[shape.operation]:
         _check_weight_only(target.arch, shape)
     else:
+        from nvfp4_cute.cli import tune  # here: help loads no other verb
+
         tune.check_call(target, shape.operation, shape.out, shape.formats)
     work = shape.work()
     return Row(shape.operation, shape.name, work, light.physical_floor(work, target))
