@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4_PAIR, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import is_tensor_of, tensors_of
 from nvfp4_cute.operands import rules
@@ -146,9 +146,8 @@ def check_lists(
         ValueError: a shape, stride, alignment, count or device is wrong, or an output overlaps something.
         UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
     """
-    of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
-    rules.check_out_dtype(result.dtype, result.global_scale, of_results)
-    rules.check_result_of_pair(result.dtype, None if a_scale is None else (a_format, weights[0].format))
+    pair, is_dual = (a_format, weights[0].format), gate is not None
+    rules.check_result(result.dtype, result.global_scale, pair, a_scale is not None, is_dual=is_dual)
     rules.check_no_factor(result.dtype, weights[0].alpha)
     rules.check_scale_layout(scale_layout)
     takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
@@ -349,9 +348,8 @@ def check_device_groups(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
-    of_results = (a_format, weights[0].format) if gate is None else NVFP4_PAIR
-    rules.check_out_dtype(result.dtype, result.global_scale, of_results)
-    rules.check_result_of_pair(result.dtype, None if a_scale is None else (a_format, weights[0].format))
+    pair, is_dual = (a_format, weights[0].format), gate is not None
+    rules.check_result(result.dtype, result.global_scale, pair, a_scale is not None, is_dual=is_dual)
     rules.check_no_factor(result.dtype, weights[0].alpha)
     takes_rows = rules.may_be_of_rows(result.format) and (gate is None or not gate.is_interleaved)
     rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)

@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import (
     BlockScaledTensor,
     check_is_tensor,
@@ -121,8 +121,7 @@ def check_gemm(
     """
     rules.check_scale_layout(scale_layout)
     out_format = result_format(out_dtype)
-    rules.check_out_dtype(out_dtype, out_global_scale, formats)
-    rules.check_result_of_pair(out_dtype, formats)
+    rules.check_result(out_dtype, out_global_scale, formats)
     rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=rules.may_be_of_rows(out_format))
     rules.check_no_factor(out_dtype, alpha, bias)
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
@@ -294,8 +293,7 @@ def split_dual_gemm(
                 f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
             )
         check_is_tensor(name, tensor)
-    rules.check_out_dtype(out_dtype, None, NVFP4_PAIR)
-    rules.check_result_of_pair(out_dtype, None if a_scale is None else (a_format, weights[0].format))
+    rules.check_result(out_dtype, None, (a_format, weights[0].format), a_scale is not None, is_dual=True)
     check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
     if out_format is not None:
         lead, columns = (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts

@@ -13,6 +13,7 @@ from nvfp4_cute.formats.block_format import (
     FORMATS,
     INT8_PAIR,
     MAX_INTEGER_K,
+    NVFP4_PAIR,
     SCALE_LAYOUTS,
     TMA_ALIGN_BYTES,
     BlockFormat,
@@ -585,6 +586,22 @@ def check_result_of_pair(out_dtype: Any, formats: Formats | None) -> None:
             f"out_dtype={out_dtype!r}: products of {of} have float32 scales, and are not quantized to it; take "
             f"out_dtype=torch.bfloat16{other}, and call quantize(result, format={asked.record})"
         )
+
+
+def check_result(
+    out_dtype: Any, out_global_scale: Any, formats: Formats, has_scales: bool = True, *, is_dual: bool = False
+) -> None:
+    """Whether products of such operands have results of a dtype.
+
+    Args:
+        out_dtype, out_global_scale: as of ``gemm``.
+        formats: of ``a`` and ``b``. has_scales: of ``a``; False where it has 16-bit values.
+        is_dual: whether activations are results, which are no sums of integers.
+
+    Raises as ``check_out_dtype`` and ``check_result_of_pair``.
+    """
+    check_out_dtype(out_dtype, out_global_scale, NVFP4_PAIR if is_dual else formats)
+    check_result_of_pair(out_dtype, formats if has_scales else None)
 
 
 def check_written_scales(label: str, scale: torch.Tensor, format: BlockFormat) -> None:

@@ -122,7 +122,9 @@ class Replay(Simulation):
     def _begin(self, grid: Grid, time: float) -> None:
         """The CTAs of a launch may start."""
         grid.is_due, grid.start = True, time
-        grid.least = time + grid.least_bytes / self.constants.hbm_bandwidth
+        # Device memory first sends what the launch before reads, which may last longer than until this one may start.
+        free = time if grid.before is None else max(time, grid.before.least)
+        grid.least = free + grid.least_bytes / self.constants.hbm_bandwidth
         self._count_from_here(grid)
         self._begun.append(grid)
         self._place(time)
@@ -155,7 +157,7 @@ class Replay(Simulation):
                         grid.leave(sm.index, self.now, all_of_them=True)
                 grid.left = grid.untriggered = 0
                 grid.waiting.clear()
-                end = max(self.now, grid.projected_end())
+                grid.last = end = max(self.now, grid.projected_end())
                 self.at(end, self._complete, grid)
                 if any(begun.waiting for begun in self._begun):  # for the room that its CTAs had
                     self.at(end + self.constants.cta_start, self._place, end + self.constants.cta_start)
@@ -176,8 +178,10 @@ class Replay(Simulation):
             self._let_next(grid)
 
     def _complete(self, grid: Grid | None) -> None:
-        """What a launch did is done, unless one before it is not: then it ends with that one."""
-        while grid is not None and not grid.left and (grid.before is None or grid.before.ended is not None):
+        """What a launch did is done, unless one before it is not: then it ends with that one, or later by itself."""
+        while grid is not None and grid.ended is None and not grid.left and grid.last <= self.now:
+            if grid.before is not None and grid.before.ended is None:
+                return
             grid.ended = self.now
             self.memory.settle(grid.trace.writable, self.now)
             self._timings.append(self._timing_of(grid))

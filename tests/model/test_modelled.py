@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork, beg
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model import modelled
-from nvfp4_cute.timing.replay import replay
+from nvfp4_cute.timing.replay import replay, replay_chain
 
 B200 = constants_of(targets.B200)
 
@@ -70,6 +70,20 @@ def test_a_launch_is_no_faster_than_device_memory_sends_what_tiles_load(is_writt
     us = (64 << 20) / targets.B200.floor_bandwidth_bytes_per_s * 1e6
     assert (timing.us > us) is not is_written
     assert timing.hbm_bytes == (0 if is_written else 64 << 20)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_device_memory_sends_what_two_launches_read_one_after_the_other(waits):
+    """Though the second one may start with the first, and whether it waits or has ended: each ends once, with all its bytes."""
+    launches = []
+    for place, event in ((1, Op.GRID_TRIGGER), (2, Op.GRID_WAIT if waits else Op.GRID_TRIGGER)):
+        cluster = begun(pair(100, 0, 6.0), 0.5)
+        for warp in cluster.warps[0]:
+            warp.insert(int(warp[0][0] == Op.INIT), (event,))
+        launches.append(LaunchTrace("k", 1, [cluster], True, reads=((place << 30, 64 << 20),)))
+    first, second = replay_chain(B200, launches).launches
+    assert first.hbm_bytes == second.hbm_bytes == 64 << 20
+    assert min(first.cycles, second.cycles) > (64 << 20) / B200.hbm_bandwidth
 
 
 def test_a_share_of_one_is_the_trace():
