@@ -49,6 +49,7 @@ from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.linear_8bit import has_products
 from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
@@ -369,8 +370,9 @@ def _moe_module(
     factors = stored.w13_global
     if factors is not None and _is_one_factor(factors):
         factors = factors[:, 0]
+    own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # of rows, and so of biases
     bias13, bias2 = (
-        None if b is None else b.to(exact[0].data.device, dtype) for b in (stored.w13_bias, stored.w2_bias)
+        None if b is None else b.to(exact[0].data.device, own) for b in (stored.w13_bias, stored.w2_bias)
     )
     scales: dict[str, Any] = {}
     if stored.scheme.activations:
@@ -379,7 +381,7 @@ def _moe_module(
         weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
         activations="nvfp4" if stored.scheme.activations else "16bit", activation=activation, limit=limit,
         weight_layout="concatenated" if stored.has_gate else "none",
-        dtype=dtype, backend=backend, **scales,
+        dtype=own, backend=backend, **scales,
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Modules of stored layers, beside products of their decoded weights."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from checkpoint_files import MODELOPT, experts, write
@@ -10,6 +12,7 @@ from nvfp4_cute.models.checkpoints.stored import Scheme, StoredLinear, StoredWei
 from nvfp4_cute.models.layers import embedding_module, experts_module
 from nvfp4_cute.nn.experts import ExpertsNVFP4, RoutedExperts
 
+DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 PREFIX = "model.layers.0.mlp.experts"
 
 
@@ -35,6 +38,19 @@ def test_gate_and_up_of_64_rows(tmp_path, is_equal):
         gate, up = (w13[e] @ row).chunk(2)
         exact = (w2[e] @ (torch.nn.functional.silu(gate) * up)).double()
         assert (got - exact).norm() < 0.3 * exact.norm()
+
+
+@torch.no_grad()
+def test_biases_of_a_model_in_float32():
+    """Rows in float32 are rounded for the kernel, and biases have the dtype of rows."""
+    stored = Checkpoint(DATA / "modelopt-gptoss-nvfp4").read_experts(PREFIX)
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids, weights = torch.tensor([[0, 1], [2, 3], [1, 0]]), torch.full((3, 2), 0.5)
+    y, expected = (
+        experts_module(stored, ("swiglu_oai", 7.0), dtype=dtype, device="cpu")(x.to(dtype), ids, weights)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert y.dtype == torch.float32 and torch.equal(y.bfloat16(), expected)
 
 
 @pytest.mark.parametrize("own", [{"order": torch.arange(64).flip(0)}, {"pre_scale": torch.full((64,), 2.0)}])
