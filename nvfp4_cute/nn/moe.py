@@ -320,6 +320,12 @@ class MoE(NamesFormats):
         module = cls(
             experts, hidden_size, width, format=w2.format, bias=has_bias, device=w2.data.device, **options
         )
+        given, fitting = list(w13.shape), [experts, module.w13.shape[1], hidden_size]
+        if given != fitting:
+            raise ValueError(
+                f"gate_up (w13) is {given} and down (w2) [E, H, I] = {list(w2.shape)}, which asks for gate_up {fitting}; "
+                "is one of them transposed?"
+            )
         for name, weights in (("w13", w13), ("w2", w2)):
             scale = as_words(weights.scale) if weights.format.is_int4 else weights.scale
             for part, tensor in ((name, weights.data), (f"{name}_scale", scale)):

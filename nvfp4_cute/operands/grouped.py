@@ -234,6 +234,7 @@ def _listed_outputs(result: Result) -> dict[str, Any]:
 
 def _check_lists(lists: dict[str, Any]) -> torch.device:
     """Sequences of tensors, of one length, on one device, without gradients; returns the device."""
+    rules.check_quantized(lists)
     for name, tensors in lists.items():
         if isinstance(tensors, torch.Tensor):
             raise TypeError(

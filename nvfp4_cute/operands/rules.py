@@ -46,6 +46,7 @@ def check_tensors(
 ) -> torch.device:
     """All are tensors, on one device, without gradients to record; returns the device. ``optional`` ones may be None."""
     named = {**named, **given(**optional)}
+    check_quantized(named)
     for label, tensor in named.items():
         check_is_tensor(label, tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -61,6 +62,19 @@ def check_tensors(
                 f"{label} is on {tensor.device} and {first} on {model.device}; move all operands to one device"
             )
     return model.device
+
+
+def check_quantized(named: Mapping[str, Any]) -> None:
+    """Raise TypeError for values that nobody quantized: floats, or a list of such, and None as their scale."""
+    for label, scale in named.items():
+        name = label.removesuffix("_scale")
+        if scale is not None or name == label or named.get(name) is None:
+            continue
+        found = named[name]
+        x = found[0] if isinstance(found, list | tuple) and found else found
+        if isinstance(x, torch.Tensor) and x.dtype in BIAS_DTYPES:
+            fix = f"quantize({name})" if x is found else f"[quantize(x) for x in {name}]"
+            raise TypeError(f"{name} has {dtype_name(x.dtype)} values and no {label}; pass {fix}")
 
 
 def check_memory(**named: Any) -> None:

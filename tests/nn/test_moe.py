@@ -292,7 +292,12 @@ def test_refusals():
         ),
         (lambda: MoE.from_quantized(w13, w13, format=NVFP4), TypeError, "w13 decides it"),
         (lambda: MoENVFP4.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
-        (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "w13 has shape"),
+        (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "which asks for gate_up"),
+        (
+            lambda: MoENVFP4.from_experts(gate_up.reshape(E, I, 2 * H), down),
+            ValueError,
+            "one of them transposed",
+        ),
         (lambda: MoENVFP4.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),
         (
             lambda: MoE(E, H, I, activations="16bit", input_scale=0.5),

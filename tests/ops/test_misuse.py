@@ -59,6 +59,8 @@ def test_the_calls_that_are_varied_below_are_right():
     [
         (gemm, {"a": X}, TypeError, "a is an NVFP4Tensor; pass its .data"),
         (gemm, {"b_scale": None}, TypeError, "b_scale is None; pass a torch.Tensor"),
+        (gemm, {"b": torch.zeros(256, 512), "b_scale": None}, TypeError, "b has float32 values and no b_scale; pass quantize(b)"),
+        (grouped, {"b": (torch.zeros(256, 512).bfloat16(),), "b_scale": None}, TypeError, "pass [quantize(x) for x in b]"),
         *(
             (op, {"out_dtype": "NVFP4"}, ValueError, "out_dtype='NVFP4' is not supported; use torch.float16")
             for op in (gemm, grouped, ragged, dual)
