@@ -175,15 +175,7 @@ def test_times_are_those_of_the_committed_results():
         assert (b200[5], b200[6], b200[7]) == (floor, modelled, "modelled")
         assert float(b200[11]) == pytest.approx(float(published), abs=0.006)
         assert h200[6] == here and f"nvfp4_group_gemm {name} {bf16};" in pages["h200"]
-    pages = ("results/timing_model.md", "results/timing_h200.md", "README.md")
-    model, launches, bench = ((ROOT / "bench" / name).read_text() for name in pages)
-    later = re.search(r"take ([\d.]+) and ([\d.]+) us .*modelled\sat ([\d.]+) and ([\d.]+)\.", launches, re.S)
-    assert later
-    took, modelled_at = ([float(us) for us in pair] for pair in (later.groups()[:2], later.groups()[2:]))
-    notes = (ROOT / "bench/notes/2026-11-24-h200.md").read_text()
-    assert f"case 2 {took[0]:.2f}, case 3 {took[1]:.2f}," in notes
-    off = [round(100 * (1 - m / t)) for m, t in zip(modelled_at, took, strict=True)]
-    assert f"modelled {off[0]} and {off[1]} % too fast in cases 2 and 3" in " ".join(bench.split())
+    model, bench = ((ROOT / "bench" / name).read_text() for name in ("results/timing_model.md", "README.md"))
     stated = re.search(r"Median error ([\d.]+ %), worst ([\d.]+ %)", model)
     assert stated and all(stated[1] in page and stated[2] in page for page in (README, bench))
     assert published_kernels.table() in model

@@ -157,8 +157,8 @@ NEXT_US = {
 }
 """us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
 MODEL_ERROR = (
-    "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 7 %, the worst 31 % "
-    "(32 groups in list form); on 52 calls on an H100, predicted first, 4 %; no launch was measured on Blackwell "
+    "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 6 %, the worst 25 % "
+    "(tiles of 64 x 64); on 52 calls on an H100, predicted first, 4 %; no launch was measured on Blackwell "
     "(bench/results/timing_model.md)."
 )
 

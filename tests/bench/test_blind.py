@@ -115,7 +115,13 @@ def test_the_page_has_the_figures_of_the_committed_files():
     assert list(sets)[:2] == ["first", "second"]
     lines = [timing_page.blind_line(name, record) for name, record in sets.items()]
     newest = [record for record in sets.values() if record["measured"]][-1]
-    for part in (*lines, timing_page.kinds(newest), timing_page.far_ones(newest), timing_page.since(sets)):
+    for part in (
+        *lines,
+        timing_page.kinds(newest),
+        timing_page.far_ones(newest),
+        timing_page.since(sets),
+        timing_page.proved(),
+    ):
         assert part in text, "run `python -m nvfp4_cute.bench.timing_page`"
 
 
