@@ -105,6 +105,20 @@ def test_ctas_that_share_the_steps_of_a_tile_load_as_often_as_they_have_steps():
     ]
 
 
+def test_weights_that_come_early_move_with_their_own_tile():
+    """Those of three steps, of two tiles, before the first tokens; the last tokens are out of bounds."""
+    weights, tokens = INPUT, INPUT + (1 << 24)
+    place = lambda n: TileWork(2, 128, 64, (weights + n * 65536, tokens + n * 65536), OUT)
+    launch = LaunchWork(
+        ((place(0), place(1)), (place(8), place(3))), ((weights, 1 << 24, 0), (tokens, 1 << 24, 1)), 128, 2
+    )
+    order = [(0, 0), (0, 0), (0, 1), (1, 0), (1, 0), (0, 1), (1, 1)]  # (input, tile)
+    load = lambda which, t: (Op.LOAD, (((weights, tokens)[which] + t * 65536, 64),), 64, (), (), which, 0)
+    loads = [*(load(*one) for one in order), (Op.LOAD, (), 64, (), (), 1, 0)]
+    ((events,),) = moved(ClusterTrace((0, 0, 0), [[loads]]), launch, 0, 1).warps
+    assert events[:-1] == [load(which, (8, 3)[t]) for which, t in order] and events[-1] == loads[-1]
+
+
 def test_no_cluster_stands_for_one_that_reads_less_of_the_weights():
     """Experts that got their own number of tokens each, some tiles at the end of the weights' rows."""
     clusters = [(tile(i, rows=1 + 7 * i), tile(i, rows=9, columns=64 if i % 3 else 32)) for i in range(24)]

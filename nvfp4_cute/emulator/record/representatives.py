@@ -7,7 +7,7 @@ of tokens each, a few that have from the fewest to the most results stand for th
 """
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -281,8 +281,31 @@ class _Mover:
         return [of_step * count for count in steps]
 
     def _of_loads(self, events: list[Event], rank: int) -> list[int]:
-        """The tile of every load of a warp of CTA ``rank`` of the cluster."""
-        return [tile for tile, count in enumerate(self._loads_of_tiles(events, rank)) for _ in range(count)]
+        """The tile of every load of a warp of CTA ``rank`` of the cluster.
+
+        Each input's loads go from tile to tile. Those of another one may be behind: weights come early, of several tiles, where
+        the launch before computes the tokens.
+        """
+        counts = self._loads_of_tiles(events, rank)
+        in_order = [tile for tile, count in enumerate(counts) for _ in range(count)]
+        inputs, steps = self._inputs_of_loads(events), self._steps(rank)
+        loads = Counter(inputs)
+        if None in loads or any(count % sum(steps) for count in loads.values()):
+            return in_order
+        tiles = {
+            which: iter([tile for tile, k in enumerate(steps) for _ in range(count // sum(steps) * k)])
+            for which, count in loads.items()
+        }
+        return [next(tiles[which]) for which in inputs]
+
+    def _inputs_of_loads(self, events: list[Event]) -> list[int | None]:
+        """The input of every load. One that is out of bounds, without pieces, reads what others by its tensor map read."""
+        loads = [event for event in events if event[0] is Op.LOAD]
+        found = [self._input_of(event[1][0][0]) if event[1] else None for event in loads]
+        known = {event[5]: which for event, which in zip(loads, found, strict=True) if which is not None}
+        return [
+            known.get(event[5]) if which is None else which for event, which in zip(loads, found, strict=True)
+        ]
 
     def _warp(self, events: list[Event], places: list[int], tile_of_load: list[int]) -> list[Event]:
         result, load, tile = events.copy() if places else events, 0, 0
@@ -316,11 +339,9 @@ class _Mover:
 
     def _loads_of_warp(self, events: list[Event], rank: int) -> list[list[Piece]]:
         loads = [event[1] for event in events if event[0] is Op.LOAD]
-        found, place = list[list[Piece]](), 0
-        for tile, count in enumerate(self._loads_of_tiles(events, rank)):
-            end = place + count
-            found.append([piece for pieces in loads[place:end] for piece in self._inputs(pieces, tile)])
-            place = end
+        found: list[list[Piece]] = [[] for _ in self._source] if loads else []
+        for pieces, tile in zip(loads, self._of_loads(events, rank), strict=True):
+            found[tile] += self._inputs(pieces, tile)
         return found
 
     def _inputs(self, pieces: tuple[Piece, ...], tile: int) -> tuple[Piece, ...]:
