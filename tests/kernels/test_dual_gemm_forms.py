@@ -76,7 +76,7 @@ def test_the_layouts_are_what_they_say(layout):
         assert_bitwise_equal(b[64:96], listed[1][0][32:64])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "arch", "name", "mode"),
     [
@@ -258,7 +258,7 @@ def test_one_product_of_two_halves():
         assert torch.equal(got, want)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "nvfp4"], ids=str)
 @pytest.mark.parametrize(
     ("layout", "config"),

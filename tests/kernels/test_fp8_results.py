@@ -95,6 +95,7 @@ def test_ragged(name, mode):
     check_ragged(name, mode, dual=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), DUALS)
 def test_dual_ragged(name, mode):
     check_ragged(name, mode, dual=True)

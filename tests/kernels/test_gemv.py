@@ -177,6 +177,7 @@ def test_fp32_holds_a_block_term():
 # ---- compiled code ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_no_spills(arch):
     """And few enough registers for the CTAs that an SM should hold."""
@@ -187,7 +188,7 @@ def test_no_spills(arch):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_memory_instructions(arch):
     """A is read in vectors of 16 bytes that skip L1: once before the loop and once in it."""

@@ -59,7 +59,7 @@ SM120_CONFIGS = (
 TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, has_alpha=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mode", "m_major"),
     [

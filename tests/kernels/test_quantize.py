@@ -70,7 +70,7 @@ def test_every_architecture(arch, dtype):
     check(x, f"emulator:{arch}", scale_layout="rowmajor")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @TWO_KINDS
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (2, 48), (129, 64), (33, 336), (2, 3, 5, 80), (40, 1040)])
 def test_shapes(backend, shape):
@@ -287,7 +287,7 @@ def every_variant():
             yield QuantizeKey(arch, dtype, scaled, grouped, blocked, words=words, found_times=1)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", [*every_variant()], ids=QuantizeKey.to_name)
 def test_no_spills(key):
     resources = get_kernel(key).resources

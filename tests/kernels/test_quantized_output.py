@@ -68,7 +68,7 @@ def check(case, operands, got, sums, factors):
         assert_quantized(result.data, result.scale, x, factor, POISON)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "mode",
     [
@@ -302,7 +302,7 @@ def test_layers_chain_within_the_bound(arch):
         assert error.square().mean() < 0.15**2 * (exact @ second.T).square().mean()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("config", "activation"),
     [

@@ -60,7 +60,7 @@ def compiled(arch="sm_120a", config=sm120.DEFAULT_CONFIG, dtype=torch.float16, f
 # ---- machine code ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", sm120.ARCHS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_no_spills(arch, dtype):
@@ -70,7 +70,7 @@ def test_no_spills(arch, dtype):
     assert threads * kernel.resources.registers <= 65536, "a CTA's threads share the SM's registers"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [*sm120.CANDIDATES, *TILES], ids=KernelConfig.to_name)
 @pytest.mark.parametrize("form", ["list", "ragged"])
 def test_no_tile_spills_or_calls(config, form):
@@ -199,7 +199,7 @@ def test_shared_memory_is_read_without_bank_conflicts(config):
     assert not use.conflicts(), use.table()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["t128x64x128_s0a1", "t128x64x128_s0a1_swap", "t128x32x256_s0a2_swap"])
 @pytest.mark.parametrize("m_major", [False, True])
 def test_results_are_stored_in_whole_sectors(name, m_major):

@@ -65,18 +65,18 @@ def some(rows, columns, dtype, seed=0):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("layout", ["concatenated", "interleaved", "none"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.sampled(1)
-def test_every_activation(activation, layout, arch):
+@pytest.mark.parametrize(("n", "dtype"), [(96, torch.bfloat16), (544, torch.float16)])
+@pytest.mark.sampled(2)
+def test_every_activation(n, dtype, activation, layout, arch):
     ids = torch.randint(-1, 5, (11, 3), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    for n, dtype in ((96, torch.bfloat16), (544, torch.float16)):
-        columns = n if layout == "none" else 2 * n
-        h, bias = some(33, columns, dtype), some(5, columns, dtype, 2)
-        check(h, ids, 5, arch, activation=activation, gate_layout=layout)
-        check(
-            h, ids.long() + 2, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias,
-            global_scale=torch.rand(5) + 0.01, first_expert=2,
-        )  # fmt: skip
-        check_plain(h, ids, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias)
+    columns = n if layout == "none" else 2 * n
+    h, bias = some(33, columns, dtype), some(5, columns, dtype, 2)
+    check(h, ids, 5, arch, activation=activation, gate_layout=layout)
+    check(
+        h, ids.long() + 2, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias,
+        global_scale=torch.rand(5) + 0.01, first_expert=2,
+    )  # fmt: skip
+    check_plain(h, ids, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
