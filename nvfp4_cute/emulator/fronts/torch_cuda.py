@@ -300,3 +300,14 @@ def nvtx_module() -> dict[str, Any]:
 
     names = ("range_push", "range_pop", "range_start", "range_end", "mark")
     return {**{name: _constant(name, 0) for name in names}, "range": _range}
+
+
+def accelerator_module(cuda: dict[str, Any]) -> dict[str, Any]:
+    """Replacements for attributes of torch.accelerator, given those of torch.cuda."""
+    shared = ("is_available", "device_count", "synchronize", "current_stream", "set_stream")
+    return {
+        **{name: cuda[name] for name in shared},
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": _constant("current_device_index", 0),
+        "set_device_index": _constant("set_device_index", None),
+    }

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from nvfp4_cute.emulator.fronts.torch_cuda import Profile, cuda_module, nvtx_module
+from nvfp4_cute.emulator.fronts.torch_cuda import Profile, accelerator_module, cuda_module, nvtx_module
 from nvfp4_cute.emulator.fronts.torch_dlpack import Bridges
 from nvfp4_cute.emulator.fronts.torch_fake import marked_fakes
 from nvfp4_cute.emulator.fronts.torch_memory import DeviceMemory, is_gpu, tensors_in
@@ -41,7 +41,9 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
     mode = DeviceMode(gpu, memory)
     gpu.memory_sources.append(memory.ranges)
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch.cuda, **cuda_module(gpu), empty_cache=memory.empty_cache))
+        cuda = cuda_module(gpu)
+        stack.enter_context(replaced(torch.cuda, **cuda, empty_cache=memory.empty_cache))
+        stack.enter_context(replaced(torch.accelerator, **accelerator_module(cuda)))
         stack.enter_context(replaced(torch.cuda.nvtx, **nvtx_module()))
         stack.enter_context(replaced(torch.profiler, profile=Profile))
         stack.enter_context(replaced(torch.version, cuda=CUDA_VERSION))

@@ -367,6 +367,17 @@ def check_scaled_grouped_products() -> None:
     assert got.cpu().equal(expected)
 
 
+def check_accelerator() -> None:
+    here = torch.accelerator
+    assert here.is_available() and here.device_count() == 1 and here.current_device_index() == 0
+    assert here.current_accelerator() == torch.device("cuda") and on_gpu(
+        torch.ones(2, device=here.current_accelerator())
+    )
+    here.set_device_index(0)
+    here.synchronize()
+    assert here.current_stream() == torch.cuda.current_stream()
+
+
 def check_fake_tensors() -> None:
     """Tracers make tensors without data, of sizes that they do not know."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
