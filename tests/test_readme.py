@@ -55,7 +55,7 @@ def commands(page: Path) -> list[str]:
 def test_python_blocks_run_in_order(page, monkeypatch):
     """One after the other in one namespace, as a reader would paste them; of the configs that one tries, two are compiled."""
     candidates = autotune.candidates
-    monkeypatch.setattr(autotune, "candidates", lambda request: candidates(request)[:2])
+    monkeypatch.setattr(autotune, "candidates", lambda *given: candidates(*given)[:2])
     namespace: dict[str, object] = {"__name__": "page"}
     for block in blocks(page, "python"):
         if "emulator" in block and doctor.shim_problem():

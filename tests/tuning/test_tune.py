@@ -262,7 +262,7 @@ def test_a_call_that_is_repeated_does_not_look(monkeypatch):
 def test_modelled_without_a_gpu(monkeypatch):
     """Every candidate's modelled time; what is kept is what the next call is computed with."""
     tried = (sm100.CANDIDATES[0], ODD)
-    monkeypatch.setattr(autotune, "candidates", lambda request: list(tried))
+    monkeypatch.setattr(autotune, "candidates", lambda *given: list(tried))
     a, b, a_scale, b_scale, _ = operands()
     tuning = tune(grouped_gemm, a, b, a_scale, b_scale)
     assert tuning.request == request() and tuning.kind == "modelled"
@@ -320,7 +320,7 @@ def test_calls_with_nothing_to_tune_are_refused():
 
 
 def test_not_keeping_warns(monkeypatch):
-    monkeypatch.setattr(autotune, "candidates", lambda request: [ODD])
+    monkeypatch.setattr(autotune, "candidates", lambda *given: [ODD])
     monkeypatch.setattr(autotune.tuned, "store", lambda tuning: "the disk is full")
     a, b, a_scale, b_scale, _ = operands()
     with pytest.warns(RuntimeWarning, match="the disk is full"):
@@ -344,7 +344,7 @@ def test_bench_explains_it(capsys):
 def test_verb(monkeypatch, capsys):
     monkeypatch.setattr(targets, "detect", lambda: None)
     monkeypatch.setattr(
-        autotune, "candidates", lambda request: [KernelConfig.from_name("t128x16x256_s0a2_swap")]
+        autotune, "candidates", lambda *given: [KernelConfig.from_name("t128x16x256_s0a2_swap")]
     )
     command = "tune --m 3,0,20 --n 72 --k 256 --form ragged --target".split()
     assert cli.main([*command, "RTX 5090"]) == 0
