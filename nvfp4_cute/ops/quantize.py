@@ -10,7 +10,7 @@ from nvfp4_cute.backends.host_floats import ieee_floats
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
-from nvfp4_cute.formats.block_scales import ScaleRounding
+from nvfp4_cute.formats.block_scales import ScaleRounding, check_scale_rounding
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch.simt import FindAndQuantizeTask, QuantizeTask
@@ -106,6 +106,7 @@ def quantize(
     quantization.check_up(x, up)
     rules.check_scale_layout(layout)
     block_scaled.check_scale_layout(layout, format)
+    check_scale_rounding(scale_rounding)
     check_has_global_scale(format, global_scale, global_scale_inv)
     if name == "reference" or x.dtype not in KERNEL_DTYPES or format not in KERNEL_FORMATS:
         rules.check_memory(x=x, up=up, global_scale=global_scale)

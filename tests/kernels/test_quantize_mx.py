@@ -192,3 +192,14 @@ def test_gpu_groups_and_graph_capture(format):
     want_data, want_scale = grouped_quantize(x, offs, format=format)
     assert_bitwise_equal(data[:290].cpu(), want_data[:290])
     assert_bitwise_equal(scale.cpu(), want_scale)
+
+
+@pytest.mark.parametrize("global_scale", [None, "auto", "per_batch"])
+@pytest.mark.parametrize("backend", ["reference", "emulator:sm_100a"])
+def test_a_rounding_that_there_is_not_is_refused_on_every_way(backend, global_scale):
+    """Also where one launch finds the global scale, and where each batch has its own."""
+    x = torch.ones(2, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="scale_rounding='even' is neither"):
+        quantize(x, global_scale=global_scale, scale_rounding="even", backend=backend)
+    with pytest.raises(ValueError, match="scale_rounding='even' is neither"):
+        quantize(x[0], global_scale=global_scale, scale_rounding="even", backend=backend)
