@@ -64,7 +64,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--arch",
         default="sm_100a",
-        help="the GPU: sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a (default %(default)s)",
+        help="the GPU: sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a, or a product (B300) (default %(default)s)",
     )
     parser.add_argument(
         "--sm-count", type=types.positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
@@ -159,7 +159,7 @@ def emulate(
 
     Args:
         script: path of a Python file.  arguments: its `sys.argv[1:]`.
-        arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
+        arch: PTX target of the GPU, or its name.  sm_count: its SMs; None takes those of the product.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
         check: look for hazards (races, bytes that nobody wrote, ...); "errors" or "all" fail the run.
         timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
@@ -178,6 +178,9 @@ def emulate(
     if timing is not None:
         constants = constants_of(lookup(timing))
         arch, sm_count = constants.arch, constants.num_sms
+    elif not arch.startswith("sm_"):
+        target = lookup(arch)
+        arch, sm_count = target.arch, sm_count or target.num_sms
     gpu = VirtualGpu(
         arch,
         sm_count,
