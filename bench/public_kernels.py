@@ -47,6 +47,9 @@ OTHER_DSL = "other DSL"
 MISSING_IN_DSL = re.compile(r"(?:Attribute|Import|ModuleNotFound)Error: .*\bcutlass\b")
 """What Python says of a script that is written for another version of CuTe DSL than the one that is installed."""
 
+CHECKED = re.compile(r"^nvfp4-cute emulate: \d+ launch(es)? checked: .*\n?", re.M)
+"""The last line of a script under check, however it ends."""
+
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
 EPILOG = """settings: eager, lazy, or random:SEED, with +check for the hazard checker. The exit code is 0 if every run passes,
@@ -370,6 +373,7 @@ def _verdict(returncode: int, message: str) -> str:
 
 def _last_words(text: str) -> str:
     """What the emulator reported, else the first error or hazard of a suite, else the last line."""
+    text = CHECKED.sub("", text)
     report = text.rfind("nvfp4-cute emulate:")
     lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()
     if report < 0:
@@ -406,11 +410,8 @@ def what_did_not_pass(results: Results) -> str:
     lines = []
     for (case, verdict), runs in ends.items():
         said = runs[0][1].splitlines() or [""]
-        first = (
-            said[1]
-            if len(said) > 1 and re.search(r"hazards? in kernel|^nvfp4-cute emulate:", said[0])
-            else said[0]
-        )
+        heading = len(said) > 1 and re.search(r"hazards? in kernel|^nvfp4-cute emulate:", said[0])
+        first = said[1].strip() if heading else said[0]
         first = re.sub(r" \(/[^)]*\)", "", first)  # where a module lies here
         settings = ", ".join(setting for setting, _ in runs)
         lines.append(f"- {case}, {settings}: {verdict}: {first[:LINE_CHARACTERS]}")

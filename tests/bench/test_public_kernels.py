@@ -96,6 +96,11 @@ def test_wrong_arguments(checkout, capsys, arguments, words):
             "other DSL",
             "ImportError: cannot import name 'nothing' from 'cutlass.cute'",
         ),
+        (
+            "import atexit; atexit.register(print, 'nvfp4-cute', 'emulate: 2 launches checked: no hazards'); 1 / 0",
+            "FAIL",
+            "ZeroDivisionError",
+        ),
     ],
 )
 def test_a_script_in_a_process_of_its_own(tmp_path, script, verdict, words):

@@ -336,7 +336,7 @@ def test_compile_verb_refuses(tmp_path, capsys):
         ),
         (
             f"grouped_gemm --formats fp8_1x128,fp8_128x128 --dtype mxfp4 --arch sm_100a --out {tmp_path}/y",
-            "no GEMM of fp8_1x128 x fp8_128x128 in form list with results of mxfp4",
+            "products of FP8_1X128 x FP8_128X128 have float32 scales, and are not quantized to it",
         ),
     ]:
         assert cli.main(["compile", *arguments.split()]) == 1
