@@ -116,7 +116,7 @@ class Checker(Protocol):
         """It writes global memory."""
         ...
 
-    def judged(self, check: Callable[[], None], store: Callable[[], None]) -> None:
+    def judged(self, check: Callable[[], None], store: Callable[[], Any]) -> Any:
         """It checks a write against earlier ones, and does it."""
         ...
 

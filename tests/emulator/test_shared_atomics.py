@@ -41,8 +41,9 @@ def findings(body, mode="eager"):
         in_warp(0, STRONG) + ADD + BAR + in_warp(0, LOAD),
         in_warp(0, STORE) + in_warp(0, FLAG) + in_warp(1, SPIN) + ADD + BAR + in_warp(1, LOAD),
         in_warp(0, f"{PLACE}atom.shared.exch.b32 %r10, [%r9+{DATA}], 1;\n") + BAR + in_warp(1, LOAD),
+        in_warp(0, FLAG) + in_warp(1, SPIN + FLAG.replace("volatile.", "").replace(", 1", ", 0")),
     ],
-    ids=["barriers", "strong store", "flag", "exchange"],
+    ids=["barriers", "strong store", "flag", "exchange", "flag taken back"],
 )
 def test_clean(body, mode):
     assert findings(body, mode) == []
@@ -71,8 +72,10 @@ def test_nobody_wrote_what_is_added_to():
     assert "red.shared" in found.text
 
 
-@pytest.mark.parametrize(("distance", "count"), [(8, 0), (16, 1)])
-def test_shuffles_from_lanes_elsewhere(distance, count):
-    body = f"setp.ge.u32 %p5, %r8, 16;\n@%p5 bra AFTER;\nshfl.sync.bfly.b32 %r9, %r8, {distance}, 31, 0xffff;\nAFTER:\n"
+@pytest.mark.parametrize(
+    ("mode", "distance", "count"), [("bfly", 8, 0), ("bfly", 16, 1), ("idx", 16, 1), ("down", 8, 0)]
+)
+def test_shuffles_from_lanes_elsewhere(mode, distance, count):
+    body = f"setp.ge.u32 %p5, %r8, 16;\n@%p5 bra AFTER;\nshfl.sync.{mode}.b32 %r9, %r8, {distance}, 31, 0xffff;\nAFTER:\n"
     found = findings(body)
     assert [(h.severity, "do not execute it" in h.text) for h in found] == [("warning", True)] * count

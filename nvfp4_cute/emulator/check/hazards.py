@@ -257,14 +257,17 @@ class Checker:
             severity = "warning" if same else "error"
             self.report(write.kind, write.site, write.other, text, write.detail, severity)
 
-    def judged(self, check: Callable[[], None], store: Callable[[], None]) -> None:
-        """Check a write against earlier ones, do it, and report by what it changed."""
+    def judged(self, check: Callable[[], None], store: Callable[[], Any]) -> Any:
+        """Check a write against earlier ones, do it, and report by what it changed. Returns the result of `store`."""
         held = self.held = []
-        check()
-        self.held = None
-        store()
+        try:
+            check()
+        finally:
+            self.held = None
+        result = store()
         if held:
             self.judge(held)
+        return result
 
     def stopped(self, error: EmulatorError) -> None:
         """The launch was stopped by an error: it is a hazard like the others."""

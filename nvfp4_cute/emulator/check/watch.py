@@ -4,6 +4,7 @@ Asynchronous operations report from where they happen, in their family's module;
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,17 +136,11 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     if write and not strong:
 
         def store(warp: "Warp") -> Any:
-            checker = checker_of(warp)
-            held = checker.held = []
-            try:
-                _access(warp, pc, space, address(warp), nbytes, write=True)
-            except IndexError:  # outside shared memory, or of no CTA: the step says so
-                held.clear()
-            checker.held = None
-            result = step(warp)
-            if held:
-                checker.judge(held)
-            return result
+            def check() -> None:
+                with suppress(IndexError):  # outside shared memory, or of no CTA: the step says so
+                    _access(warp, pc, space, address(warp), nbytes, write=True)
+
+            return checker_of(warp).judged(check, lambda: step(warp))
 
         return store
 
@@ -156,9 +151,9 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
             space_, addresses = _resolved(warp, space, where)
             keys = _keys(warp, space_, addresses)
             races = checker_of(warp).globals
-            (races.release if write else races.acquire)(warp, keys, relaxed=relaxed)
-            if write:
+            if write:  # whoever finds the value may write over it: the store comes before what it tells
                 _access(warp, pc, space, where, nbytes, write=True, atomic=True)
+            (races.release if write else races.acquire)(warp, keys, relaxed=relaxed)
         else:
             _access(warp, pc, space, where, nbytes, write=False, targets=targets)
             if constant:
@@ -291,7 +286,7 @@ def _edit_map(inst: Inst, b: Builder, step: Step) -> Step:
     space = next((mod for mod in inst.mods if mod in ("global", "shared::cta")), "generic")
 
     def run(warp: "Warp") -> Any:
-        checker, results = checker_of(warp), []
+        checker = checker_of(warp)
         space_, addresses = _resolved(warp, space, address(warp))
         maps = np.unique(addresses).tolist()
 
@@ -302,8 +297,7 @@ def _edit_map(inst: Inst, b: Builder, step: Step) -> Step:
                 else:
                     _access(warp, pc, space_, one, DESCRIPTOR_BYTES, write=True)
 
-        checker.judged(check, lambda: results.append(step(warp)))
-        return results[0]
+        return checker.judged(check, lambda: step(warp))
 
     return run
 
@@ -438,6 +432,8 @@ def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
 def _shuffle(inst: Inst, b: Builder, step: Step) -> Step:
     met, pc = _meeting(inst, b, step), b.pc
     mode = next(mod for mod in inst.mods if mod in SHUFFLES)
+    if mode in ("up", "down"):  # reductions leave the values unused that the lanes at the end get
+        return met
     amount, limit = (b.read(operand, "b32") for operand in inst.operands[2:4])
     lanes = LANE_IDS.astype(np.int64)
 
@@ -469,10 +465,8 @@ def _check_mask(warp: "Warp", pc: int, mask: Any) -> None:
     if outside.any():
         lanes = [int(lane) for lane in outside.nonzero()[0]]
         checker = checker_of(warp)
-        site, named = (
-            checker.sites[checker.site(warp, pc)],
-            int(np.broadcast_to(mask, LANES)[lanes[0]]) & EVERY_LANE,
-        )
+        site = checker.sites[checker.site(warp, pc)]
+        named = int(np.broadcast_to(mask, LANES)[lanes[0]]) & EVERY_LANE
         text = f"{site}: lanes {lanes} execute it with the mask {named:#x}, which does not name them: what it does is undefined"
         checker.report("rule", site, None, text)
 
