@@ -9,6 +9,7 @@ import small_kernels as small
 from small_kernels import DATA, commit, in_thread, in_warp, init, load, save, wait
 
 from nvfp4_cute.emulator import fused
+from nvfp4_cute.emulator.check.global_races import MOST_FENCES
 from nvfp4_cute.emulator.check.ledger import HazardError, merged
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
@@ -185,18 +186,35 @@ def test_a_proxy_fence_is_one_of_its_space():
     put = f"mad.lo.u32 %r9, %r0, 4, %r1;\nst.shared.b32 [%r9+{DATA}], %r0;\nmad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %r0;\n"
     out = f"cp.async.bulk.global.shared::cta.bulk_group [%rd2+1024], [%r1+{DATA}], 256;\ncp.async.bulk.commit_group;\n"
     shared = in_thread(0, out + "cp.async.bulk.wait_group 0;")
-    from_global = in_thread(0, load(256).replace("[%rd1]", "[%rd2]")) + wait(0)
-    for copy, good, bad in ((shared, ".shared::cta", ".global"), (from_global, ".global", ".shared::cta")):
-        body = (
-            init(1) + put + "fence.proxy.async{};\nbar.sync 0;\n" + copy.replace("{", "{{").replace("}", "}}")
-        )
-        assert_clean(body.format("").replace(f"+{DATA}], [%rd2]", f"+{DATA + 512}], [%rd2]"))
-        assert_clean(body.format(good).replace(f"+{DATA}], [%rd2]", f"+{DATA + 512}], [%rd2]"))
-        assert_found(
-            body.format(bad).replace(f"+{DATA}], [%rd2]", f"+{DATA + 512}], [%rd2]"),
-            "proxy-fence",
-            "no fence.proxy.async",
-        )
+    for copy, good, bad in (
+        (shared, ".shared::cta", ".global"),
+        (LOAD_BACK + wait(0), ".global", ".shared::cta"),
+    ):
+        with_fence = f"{init(1)}{put}fence.proxy.async{{}};\nbar.sync 0;\n".format
+        assert_clean(with_fence("") + copy)
+        assert_clean(with_fence(good) + copy)
+        assert_found(with_fence(bad) + copy, "proxy-fence", "no fence.proxy.async")
+
+
+LOAD_BACK = in_thread(0, load(256, to=DATA + 512).replace("[%rd1]", "[%rd2]"))
+
+
+def test_a_proxy_fence_counts_however_many_follow():
+    fences, arrive = MOST_FENCES + 8, "mbarrier.arrive.shared.b64 _, [%r1+8];\n"
+    put, fence = "st.global.b32 [%rd2], 7;\n", "fence.proxy.async.global;\n"
+    back = wait(8) + LOAD_BACK + wait(0)
+    assert_clean(init(1, 1) + in_thread(1, put + fence + arrive + fence * fences) + back)
+    unfenced = init(1, 1) + in_thread(1, fence * fences + put + arrive) + back
+    assert_found(unfenced, "proxy-fence", "no fence.proxy.async of global memory")
+
+
+def test_who_finds_a_flag_may_take_it_back():
+    """The store that raises it happened before whatever its value tells."""
+    spin = "SPIN:\nld.acquire.gpu.global.b32 %r11, [%rd2];\nsetp.ne.u32 %p5, %r11, 1;\n@%p5 bra SPIN;\n"
+    back = in_thread(1, "{}st.global.b32 [%rd2], 0;\n")
+    flag = in_thread(0, "st.release.gpu.global.b32 [%rd2], 1;\n")
+    assert_clean(flag + back.format(spin))
+    assert_found(flag + back.format(""), "double-store", "writes too: nothing orders them")
 
 
 def test_a_fence_before_the_write_does_not_help():

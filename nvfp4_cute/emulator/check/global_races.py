@@ -12,14 +12,13 @@ What a bulk store writes counts as written when a warp has waited for the whole 
 """
 
 import bisect
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
+from nvfp4_cute.emulator.check.clocks import NOBODY, SEEN, first_unordered, joined, unordered
 from nvfp4_cute.emulator.check.global_reads import WORD, GlobalReads, Read
 from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.check.shadow import Actor, GlobalShadow
@@ -33,7 +32,7 @@ UNDER_WAY = np.iinfo(np.int32).max
 """Order of a write that nobody has waited for: no release tells of it."""
 
 MOST_FENCES = 32
-"""Proxy fences of a warp that are kept."""
+"""Proxy fences of a warp that are kept; who knows of an older one counts as knowing of the first one behind it that is."""
 
 GENERIC = ("st", "atom", "red")
 """Instructions that write through the generic proxy."""
@@ -118,7 +117,7 @@ class GlobalRaces:
         self._found_at_gate: dict[Any, Told] = {}
         self._under_way: dict[int, list[tuple[GlobalShadow, np.ndarray, int]]] = {}
         self._ordinary: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # see `generic_writers`
-        self._proxy_fences: dict[int, deque[tuple[int, np.ndarray]]] = {}
+        self._proxy_fences: dict[int, list[tuple[int, np.ndarray]]] = {}
         self._relaxed = False
         self._cluster = self._releases = 0
         self._keep_reads = False
@@ -362,12 +361,10 @@ class GlobalRaces:
         handed = np.zeros(knowledge.shape[1], np.int64)
         for component, fences in self._proxy_fences.items():
             known = knowledge[SEEN, component] if component < handed.size else 0
-            rows = [row for value, row in fences if known >= value]
-            if len(fences) == MOST_FENCES:  # older ones are forgotten: any proxy fence counts
-                rows.append(knowledge[FENCED])
-            for row in rows:
-                part = handed[: row.size]
-                np.maximum(part, row[: handed.size], out=part)
+            newest = next((row for value, row in reversed(fences) if known >= value), None)
+            if newest is not None:
+                part = handed[: newest.size]
+                np.maximum(part, newest[: handed.size], out=part)
         return handed
 
     def _generic(self, numbers: np.ndarray) -> np.ndarray:
@@ -443,8 +440,11 @@ class GlobalRaces:
         """A warp hands the generic writes to global memory that it and its cluster know of to the async proxy."""
         clock = self.checker.clock(warp)
         published = clock.publish()
-        fences = self._proxy_fences.setdefault(clock.own, deque(maxlen=MOST_FENCES))
+        fences = self._proxy_fences.setdefault(clock.own, [])
         fences.append((int(published[SEEN, clock.own]), published[SEEN]))
+        if len(fences) > MOST_FENCES:
+            (oldest, _), (_, row) = fences[:2]
+            fences[:2] = [(oldest, row)]
         _raise(self._fenced, {**self._known, self._cluster: self._releases})
         self._releases += 1
 

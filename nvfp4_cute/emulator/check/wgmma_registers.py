@@ -24,7 +24,11 @@ WORD_BYTES = 4
 
 
 class WgmmaRegisters:
-    """What warps did to registers that a wgmma of theirs uses."""
+    """What warps did to registers that a wgmma of theirs uses.
+
+    `_written`: by warp that has executed a wgmma.fence and by slot, where it was written since the newest one. `_reading`: by
+    warp and slot of A, the number of the newest product that reads it, and where.
+    """
 
     def __init__(self, checker: Ledger):
         """`checker`: where findings go."""
@@ -33,12 +37,8 @@ class WgmmaRegisters:
 
     def begin(self) -> None:
         """Fresh warps."""
-        self._written: dict[
-            Warp, dict[int, int]
-        ] = {}  # by slot where, since the newest fence; an entry: there was a fence
-        self._reading: dict[
-            Warp, dict[int, tuple[int, int]]
-        ] = {}  # by slot of A: number of the newest reader, and where
+        self._written: dict[Warp, dict[int, int]] = {}
+        self._reading: dict[Warp, dict[int, tuple[int, int]]] = {}
 
     def fenced(self, warp: "Warp") -> None:
         """A warp executes wgmma.fence."""

@@ -34,6 +34,7 @@ from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES, TensorMap, replace_f
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
+    from nvfp4_cute.emulator.observers import Checker
     from nvfp4_cute.emulator.state import Cta, Warp
 
 DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
@@ -171,9 +172,7 @@ def load_boxes(
         alone = (
             stamps[0] if len(stamps) == 1 else None
         )  # of several, who waits for one knows nothing of the others
-        checker.silicon.tile(
-            offset, m.row_pitch if m.swizzle != "none" else 0, len(boxes) * math.prod(m.tile_shape[:-1])
-        )
+        _check_swizzle(checker, m, offset, len(boxes))
         for box in boxes:
             checker.read_global(*m.rows_at(box), stamp=alone)
         for target, stamp in zip(targets, stamps, strict=True):
@@ -188,6 +187,12 @@ def load_boxes(
     cta.machine.stats.tma_load_bytes += total
     for owner, barrier in signals:
         owner.mbarrier(barrier).complete_tx(m.transaction_bytes * len(boxes))
+
+
+def _check_swizzle(checker: "Checker", m: TensorMap, offset: int, count: int) -> None:
+    """Tell a checker where the tile of the current operation lies: `count` boxes one after the other."""
+    span = m.row_pitch if m.swizzle != "none" else 0
+    checker.silicon.tile(offset, span, count * math.prod(m.tile_shape[:-1]))
 
 
 def _chunk_lists(m: TensorMap, offset: int, count: int) -> list[np.ndarray]:
@@ -223,9 +228,7 @@ def _read_boxes(
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
-        checker.silicon.tile(
-            offset, m.row_pitch if m.swizzle != "none" else 0, len(boxes) * math.prod(m.tile_shape[:-1])
-        )
+        _check_swizzle(checker, m, offset, len(boxes))
         if use is not None:
             checker.tensor_maps.reading(use)
         for box, chunks in zip(boxes, chunk_lists, strict=True):
