@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
 import bug_reports
+import copy_bug_reports
 import cutlass.cute as cute
 import more_bug_reports
 import operand_bug_reports
@@ -23,7 +24,9 @@ from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.errors import EmulatorError
 
-KERNELS = bug_reports, more_bug_reports, order_bug_reports, visibility_reports, operand_bug_reports
+KERNELS = (
+    bug_reports, more_bug_reports, order_bug_reports, visibility_reports, operand_bug_reports, copy_bug_reports
+)  # fmt: skip
 WORDS = 2048
 MODES = ("eager", "lazy", "random:3")
 
@@ -34,8 +37,8 @@ class Report:
 
     Attributes:
         source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
-            CTAs of a cluster.  arch: what it is compiled for.  before: kernels that are
-            launched before it, each letting the next one start early.  wrong: modes that show it without the checker, by an error or by other results.
+            CTAs of a cluster.  wrong: modes that show it without the checker, by an error or by other results.
+        arch: what it is compiled for.  before: kernels that are launched before it, each of which lets the next one start early.
     """
 
     kernel: str

@@ -504,15 +504,18 @@ def flag_then_bulk_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
 
 # ---- tensor memory ----------------------------------------------------------------------------------------------------------
 @cute.jit
-def allocate(at):
+def allocate(at, columns: cutlass.Constexpr = 32):
     inline_ptx(
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{$r0}], 32;", read_only_args=[Int32(at)]
+        f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns};",
+        read_only_args=[Int32(at)],
     )
 
 
 @cute.jit
-def free(tmem):
-    inline_ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32 {$r0}, 32;", read_only_args=[Int32(tmem)])
+def free(tmem, columns: cutlass.Constexpr = 32):
+    inline_ptx(
+        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(tmem)]
+    )
 
 
 @cute.jit
