@@ -102,14 +102,10 @@ def moe(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
         RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
     """
-    checks.check_choice("parallel", parallel, get_args(Parallel))
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group is a {type(group).__name__}; pass a torch.distributed.ProcessGroup")
+    check_division(group, placement, capacity, parallel)
     if group is not None and parallel == "tensor":
-        if placement is not None or capacity is not None:
-            raise ValueError(
-                'placement or capacity with parallel="tensor", where no token moves; leave them out'
-            )
         first = dist.get_rank(group) == 0
         local = lambda: moe(
             x, ids, weights, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
@@ -123,10 +119,6 @@ def moe(
             activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale,
             alpha13=alpha13, alpha2=alpha2, bias13=bias13, bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
         )  # fmt: skip
-    if placement is not None or capacity is not None or parallel != "experts":
-        raise ValueError(
-            "placement, capacity and parallel say how experts lie on the ranks of a group: pass group, too"
-        )
     check_first_expert(first_expert)
     experts = LocalExperts.of(
         x, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
@@ -139,6 +131,18 @@ def moe(
             experts.alpha2, bias13, bias2, shared, first_expert, backend,
         )  # fmt: skip
     return moe_of(experts, x, ids, weights, input_scale, bias2, shared, first_expert, backend)
+
+
+def check_division(group: Any, placement: Placement | None, capacity: int | None, parallel: str) -> None:
+    """Raise ValueError where these, as of ``moe``, do not say together how a layer lies over the ranks of a group."""
+    checks.check_choice("parallel", parallel, get_args(Parallel))
+    given = placement is not None or capacity is not None
+    if group is None and (given or parallel != "experts"):
+        raise ValueError(
+            "placement, capacity and parallel say how experts lie on the ranks of a group: pass the group, too"
+        )
+    if parallel == "tensor" and given:
+        raise ValueError('placement or capacity with parallel="tensor", where no token moves; leave them out')
 
 
 def moe_of(

@@ -10,7 +10,7 @@ import torch
 
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
-from nvfp4_cute.formats.block_scales import ScaleRounding, scale_codes
+from nvfp4_cute.formats.block_scales import ScaleRounding, check_scale_rounding, scale_codes
 from nvfp4_cute.formats.codecs import (
     INPUT_DTYPES,
     at_least_float32,
@@ -393,10 +393,12 @@ def quantize(
     Raises:
         TypeError: ``x`` is no float tensor.
         ValueError: K is not a multiple of the block, or the global scale is given twice or not positive and normal (a
-            tensor on a GPU is not read, and not checked), or given to a format that has none.
+            tensor on a GPU is not read, and not checked), or given to a format that has none;
+            or "down" of scales that are no powers of two.
     """
     check_is_tensor("x", x)
     check_is_format("format", format)
+    check_scale_rounding(scale_rounding, format)
     scale_layout = scale_layout or format.scale_layout
     check_scale_layout(scale_layout, format)
     if x.ndim == 0:

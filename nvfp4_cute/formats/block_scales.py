@@ -39,9 +39,9 @@ def scale_codes(
         uint8, or of scales that are floats of torch their dtype, of the shape of ``amax``.
 
     Raises:
-        ValueError: ``rounding`` is neither.
+        ValueError: ``rounding`` is neither, or "down" of other scales.
     """
-    check_scale_rounding(rounding)
+    check_scale_rounding(rounding, format)
     if format.scale.name == "ue8m0" and rounding == "down":
         # In float64: a tiny amax must not round up to the next power of two.
         return encode_ue8m0(amax.double() * 2.0**-format.element.max_exponent, rounding="zero")
@@ -64,10 +64,14 @@ def nearest_rounding(format: BlockFormat) -> ScaleRounding:
     return "down" if format.element.name == "e2m1" else "up"
 
 
-def check_scale_rounding(rounding: str) -> None:
-    """Raises ValueError where it is no rounding of scales."""
+def check_scale_rounding(rounding: str, format: BlockFormat) -> None:
+    """Raises ValueError where it is no rounding of a format's scales."""
     if rounding not in ("up", "down"):
         raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
+    if rounding == "down" and format.scale.name != "ue8m0":
+        raise ValueError(
+            f'scale_rounding="down" of {format.title}, whose scales are no powers of two; leave it out'
+        )
 
 
 def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch.Tensor:

@@ -185,11 +185,8 @@ def key_of(problem: GroupedProblem, arch: str, config: KernelConfig) -> KernelKe
         check_list_groups(problem.num_groups, problem.num_b, problem.out_format is not None)
     key = KernelKey.of(arch, config, problem)
     if problem.form in ("list", "batched"):
-        family, what = (
-            family_of(arch, (problem.a_format, problem.b_format)),
-            f"groups of sizes {problem.sizes[0]}, ...",
-        )
-        reason = family.work_reason(what, problem.sizes, config)
+        family = family_of(arch, (problem.a_format, problem.b_format))
+        reason = family.work_reason(f"groups of sizes {problem.sizes[0]}, ...", problem.sizes, config)
         if reason is not None:
             raise UnsupportedProblem(reason)
     return key

@@ -558,12 +558,12 @@ def _biases_of_experts(experts: torch.nn.Module) -> tuple[bool, bool]:
 
 
 def _check_experts_biases(name: str, stored: StoredExperts, pending: _PendingExperts) -> None:
-    found = stored.w13_bias is not None, stored.w2_bias is not None
-    for what, is_stored, is_wanted in zip(("gate and up", "down"), found, pending.biases, strict=True):
-        if is_stored != is_wanted:
+    found = ("gate and up", stored.w13_bias), ("down", stored.w2_bias)
+    for (what, bias), is_wanted in zip(found, pending.biases, strict=True):
+        if (bias is not None) != is_wanted and not _is_zero(bias):
             have = {True: "have biases", False: "have no biases"}
             raise CheckpointError(
-                f"{name}: {what} projections {have[is_stored]} in the checkpoint, and {have[is_wanted]} by "
+                f"{name}: {what} projections {have[not is_wanted]} in the checkpoint, and {have[is_wanted]} by "
                 f"config.json: {OTHER_MODEL}"
             )
 
@@ -589,10 +589,18 @@ def _check_plain(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
             )
 
 
+def _is_zero(bias: torch.Tensor | None) -> bool:
+    """Whether it changes nothing: some tools that quantize give every layer a bias."""
+    return bias is not None and not bool(bias.any())
+
+
 def _check_bias(checkpoint: Checkpoint, prefix: str, module: torch.nn.Module) -> None:
-    if f"{prefix}.bias" in checkpoint.files and getattr(module, "bias", None) is None:
+    name = f"{prefix}.bias"
+    if name not in checkpoint.files or getattr(module, "bias", None) is not None:
+        return
+    if not _is_zero(checkpoint.files[name]):
         raise CheckpointError(
-            f"{prefix}.bias is in the checkpoint, and by config.json the layer has none: {OTHER_MODEL}"
+            f"{name} is in the checkpoint, and by config.json the layer has none: {OTHER_MODEL}"
         )
 
 

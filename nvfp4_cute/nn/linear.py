@@ -72,7 +72,7 @@ class LinearNVFP4(state.Picklable):
         bias: whether there is one.
         activations: "nvfp4", "16bit" or "auto".
         input_scale: global scale of x where it is quantized: "auto" (from x, in every call), None, or a number
-            (calibrated: amax / 2688).
+            (calibrated: amax / 2688). A layer that does not quantize x holds a number for its state dict alone.
         pre_decode: whether to multiply by decoded weights. keep_decoded: whether to where rows are many.
         dtype: of the bias and of decoded weights.
         device: of everything.

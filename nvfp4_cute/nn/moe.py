@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import is_
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
-from nvfp4_cute.experts.layer import Parallel, moe, moe_of
+from nvfp4_cute.experts.layer import Parallel, check_division, moe, moe_of
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout, LocalExperts
 from nvfp4_cute.experts.weights import ExpertWeights, in_whole_lines, per_expert, product_factors
@@ -57,21 +57,21 @@ class _Checked:
     """The experts of a layer, checked, and what they were made of. A copy, and what is read from a file, has none."""
 
     def __init__(self) -> None:
-        self._settings: tuple[Any, ...] = ()
-        self._tensors: list[torch.Tensor | None] = []
-        self._addresses: list[int] = []
-        self._experts: Any = None
+        # One value, for threads that call the layer at the same time: what was checked, and what it was checked with.
+        self._held: tuple[Any, ...] = ()
 
     def of(
         self, settings: tuple[Any, ...], tensors: list[torch.Tensor | None], make: Callable[[], LocalExperts]
     ) -> LocalExperts:
         """What ``make`` returned for the same settings and tensors, which lie where they lay; else what it returns now."""
-        known = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
         addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None]
-        if not (known and settings == self._settings and addresses == self._addresses):
-            self._experts, self._settings = make(), settings
-            self._tensors, self._addresses = tensors, addresses
-        return self._experts
+        if self._held:
+            experts, *of, of_tensors = self._held
+            if of == [settings, addresses] and all(map(is_, tensors, of_tensors)):
+                return experts
+        experts = make()
+        self._held = experts, settings, addresses, tensors
+        return experts
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(_Checked())
@@ -200,7 +200,6 @@ class MoE(NamesFormats):
             )
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("weight_layout", weight_layout, LAYOUTS)
-        check_choice("parallel", parallel, get_args(Parallel))
         check_limit(limit)
         check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
         check_first_expert(first_expert)
@@ -210,6 +209,7 @@ class MoE(NamesFormats):
         ):
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} is a {type(value).__name__}; pass a {kind.__name__}, or None")
+        check_division(process_group, placement, capacity, parallel)
         if num_experts < 1:
             raise ValueError(f"num_experts={num_experts} is not positive")
         for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
@@ -435,6 +435,9 @@ class MoE(NamesFormats):
             tensors = [buffers[name] for name in CHECKED]
         except KeyError:  # parameters, and what is computed in every call
             return None
+        hidden = buffers["hidden_scale"]
+        if hidden is not None and (hidden.shape != (self.num_experts,) or not hidden.is_contiguous()):
+            return None  # what is checked would hold a copy, which no write in place reaches
         if buffers["alpha13"] is not None and not (self.has_two_alphas or self._seen.is_current()):
             self._compare_alphas()
         settings = (
@@ -457,6 +460,7 @@ class MoE(NamesFormats):
         )
 
     def _align_rows(self) -> None:
+        self._checked = _Checked()  # which holds the tensors that were here before, on a GPU perhaps
         for name in ("w13", "w2"):
             held = self._buffers.get(name)  # parameters are moved by others, as they lie
             if held is not None:

@@ -131,7 +131,7 @@ def check_quantize(
         )
     k = x.shape[-1]
     format.num_k_blocks(k)
-    check_scale_rounding(scale_rounding)
+    check_scale_rounding(scale_rounding, format)
     *batches, rows = x.shape[:-1] if x.ndim > 1 else (1,)
     matrix = format.scale_shape(rows, k, scale_layout)
     shape = matrix[1:] if x.ndim == 1 and scale_layout == "rowmajor" else (*batches, *matrix)
@@ -161,7 +161,7 @@ def check_grouped_quantize(
         )
     rules.check_choice("format", format, GROUPED_FORMATS)
     format.num_k_blocks(k)
-    check_scale_rounding(scale_rounding)
+    check_scale_rounding(scale_rounding, format)
     check_has_global_scale(format, global_scale)
     if offs.dtype != torch.int32 or offs.ndim != 1 or not offs.is_contiguous() or not len(offs):
         raise ValueError(

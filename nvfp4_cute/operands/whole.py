@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
-from nvfp4_cute.operands.rules import check_formats
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_formats
 from nvfp4_cute.problem import OutDtype, check_early_weights
 
 
@@ -26,12 +26,13 @@ class Parts(NamedTuple):
 def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
     """Of a whole tensor, its scale in a layout; else what was given, which is of ``format``.
 
-    Whole tensors are those without a ``scale`` beside them. A list of them has one format. Raises ValueError where it does not.
+    Whole tensors are those without a ``scale`` beside them. A list of them has one format. Raises ValueError where it does not,
+    and where ``format`` is given and another one.
     """
     if scale is not None:
         return Parts(given, scale, None, format)
     if isinstance(given, BlockScaledTensor):
-        check_formats(format=given.format, takes_rows=True)
+        _check_own_format(given, format)
         return Parts(given.data, _scale_of(given, layout), given.global_scale, given.format)
     if isinstance(given, list | tuple) and given and all(isinstance(x, BlockScaledTensor) for x in given):
         other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
@@ -40,7 +41,7 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
                 f"group 0 is {given[0].format.title} and group {other} {given[other].format.title}; the groups of a call have "
                 "one format: quantize them alike, or make two calls"
             )
-        check_formats(format=given[0].format, takes_rows=True)
+        _check_own_format(given[0], format)
         factors = [x.global_scale for x in given]
         if all(factor is None for factor in factors):
             stacked = None
@@ -52,6 +53,29 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
         scales = [_scale_of(x, layout) for x in given]
         return Parts([x.data for x in given], scales, stacked, given[0].format)
     return Parts(given, scale, None, format)
+
+
+def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
+    check_is_format("format", format)
+    check_formats(format=whole.format, takes_rows=True)
+    is_default = format.name == NVFP4.name
+    if not is_default and format.name != whole.format.name:
+        raise ValueError(
+            f"{format.title} is given as the format of a whole tensor, which is {whole.format.title}; a whole tensor has its "
+            "own: leave a_format and b_format out"
+        )
+
+
+def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> None:
+    """Raise ValueError where a format is given for 16-bit rows, of which ``scale`` is None: they have none."""
+    check_is_format(f"{name}_format", format)
+    first = rows[0] if isinstance(rows, list | tuple) and rows else rows
+    is_plain = scale is None and isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES
+    if is_plain and format.name != NVFP4.name:
+        raise ValueError(
+            f"{name}_format={format.title} beside {first.dtype} {name}: values of 16 bits have no format; leave it out, or "
+            f"quantize(x, format={format.record})"
+        )
 
 
 def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockFormat, k_axis: int = 1) -> Any:

@@ -14,7 +14,14 @@ from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
-from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, parts, same_format, times
+from nvfp4_cute.operands.whole import (
+    batched_parts,
+    check_rows_format,
+    early_weights_beside,
+    parts,
+    same_format,
+    times,
+)
 from nvfp4_cute.ops import composed_dual
 from nvfp4_cute.ops.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import (
@@ -115,6 +122,7 @@ def grouped_dual_gemm(
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
     a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+    check_rows_format("a", a, a_scale, a_format)
     first, second = (parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale)))
     b_format = same_format(first, second, b2)
     (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
@@ -253,6 +261,7 @@ def dual_gemm(
     if a_scale is None or b1_scale is None or b2_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
         a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        check_rows_format("a", a, a_scale, a_format)
         first, second = (
             batched_parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale))
         )

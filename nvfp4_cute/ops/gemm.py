@@ -18,7 +18,13 @@ from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.results import flat_outputs, one_result
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_out_global_scale, check_result_of_pair
-from nvfp4_cute.operands.whole import batched_parts, early_weights_beside, scale_or_room, times
+from nvfp4_cute.operands.whole import (
+    batched_parts,
+    check_rows_format,
+    early_weights_beside,
+    scale_or_room,
+    times,
+)
 from nvfp4_cute.ops.traced import format_name, refuse_config, refuse_gradients, torch_dtype
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
@@ -115,6 +121,7 @@ def gemm(
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)
         a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        check_rows_format("a", a, a_scale, a_format)
         b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format)

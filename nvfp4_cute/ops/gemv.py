@@ -13,7 +13,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
-from nvfp4_cute.operands.whole import batched_parts, times
+from nvfp4_cute.operands.whole import batched_parts, check_rows_format, times
 from nvfp4_cute.ops.traced import refuse_gradients
 
 
@@ -74,6 +74,7 @@ def gemv(
         is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3
         a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
         b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
+        check_rows_format("b", b, b_scale, b_format)
         b = b[0] if is_matrix else b
         alpha = times(alpha, factor_a, factor_b)
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps

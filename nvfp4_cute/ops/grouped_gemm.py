@@ -18,7 +18,7 @@ from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
-from nvfp4_cute.operands.whole import early_weights_beside, parts, scale_or_room, times
+from nvfp4_cute.operands.whole import check_rows_format, early_weights_beside, parts, scale_or_room, times
 from nvfp4_cute.ops.traced import (
     format_name,
     new_group_results,
@@ -133,6 +133,7 @@ def grouped_gemm(
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)
         a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+        check_rows_format("a", a, a_scale, a_format)
         b, b_scale, factor_b, b_format = parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)
         a_scale = scale_or_room(a_scale, a, out_dtype, a_format, -1)

@@ -98,6 +98,7 @@ def quantize(
         UnsupportedProblem: more rows or batches than a grid has.
     """
     check_is_format("format", format)
+    check_scale_rounding(scale_rounding, format)
     layout = scale_layout or format.scale_layout
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         return _traced(x, format, up, global_scale, global_scale_inv, layout, scale_rounding, backend)
@@ -106,7 +107,6 @@ def quantize(
     quantization.check_up(x, up)
     rules.check_scale_layout(layout)
     block_scaled.check_scale_layout(layout, format)
-    check_scale_rounding(scale_rounding)
     check_has_global_scale(format, global_scale, global_scale_inv)
     if name == "reference" or x.dtype not in KERNEL_DTYPES or format not in KERNEL_FORMATS:
         rules.check_memory(x=x, up=up, global_scale=global_scale)

@@ -73,8 +73,10 @@ def expected_values(x: np.ndarray, f, rounding: str) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("rounding", ["up", "down"])
-@pytest.mark.parametrize("f", OTHERS, ids=ids)
+@pytest.mark.parametrize(
+    ("f", "rounding"),
+    [*((f, "up") for f in OTHERS), *((f, "down") for f in OTHERS if f.scale.name == "ue8m0")],
+)
 def test_quantize_matches_numpy(f, rounding):
     generator = torch.Generator().manual_seed(1)
     # Magnitudes from tiny to large, so that blocks have scales of many kinds; a row of zeros.

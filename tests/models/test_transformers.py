@@ -257,6 +257,16 @@ def biases_of_experts():
     }
 
 
+def test_biases_of_zeros_change_nothing(tmp_path):
+    """Some tools that quantize give every layer one."""
+    name = "modelopt-qwen3moe-nvfp4"
+    zeros = {key: torch.zeros_like(bias) for key, bias in biases_of_experts().items()}
+    zeros[f"{Q}.bias"] = torch.zeros(128).bfloat16()
+    assert torch.equal(
+        logits(changed(tmp_path, name, tensors=lambda t: t.update(zeros))), logits(DATA / name)
+    )
+
+
 def test_experts_without_their_biases(tmp_path):
     """A model whose class adds them would compute without."""
     tensors = lambda t: [t.pop(name) for name in list(t) if name.endswith("_proj_bias")]

@@ -93,7 +93,7 @@ def test_arguments():
     with pytest.raises(ValueError, match=r"I=256 is no multiple of 32 \* 3 ranks"):
         shard(gate_up, down, 0, 3)
     layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
-    with pytest.raises(ValueError, match="pass group, too"):
+    with pytest.raises(ValueError, match="pass the group, too"):
         moe(*layer.arguments(), **layer.options, parallel="tensor")
     with pytest.raises(ValueError, match="parallel"):
         moe(*layer.arguments(), **layer.options, parallel="rows")

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -272,6 +273,21 @@ def test_experts_are_checked_once(monkeypatch):
         layer(x, ids, weights)
 
 
+def test_what_was_checked_is_nobodys_past():
+    """A write in place reaches the result where a check made a copy, and tensors that the layer gave up are not held."""
+    gate_up, down = experts()
+    layer, call = MoENVFP4.from_experts(gate_up, down, hidden_scale=0.1), batch()
+    layer.hidden_scale = torch.tensor([0.1])
+    first = layer(*call)
+    layer.hidden_scale.fill_(3.0)
+    again = MoENVFP4.from_experts(gate_up, down, hidden_scale=0.1)
+    again.hidden_scale.fill_(3.0)
+    assert torch.equal(layer(*call), again(*call)) and not torch.equal(first, again(*call))
+    held = weakref.ref(again.w13_scale)
+    again.to("meta")
+    assert held() is None
+
+
 def test_refusals():
     gate_up, down = experts()
     w13 = ExpertWeights.quantize(gate_up)
@@ -310,6 +326,8 @@ def test_refusals():
             "hidden_scale with activations='16bit', which quantizes no rows; leave it out",
         ),
         (lambda: MoE(E, H, I, format=MXFP4, input_scale=0.5), ValueError, "input_scale with rows of MXFP8"),
+        (lambda: MoE(E, H, I, capacity=4), ValueError, "pass the group, too"),
+        (lambda: MoE(E, H, I, parallel="tensor"), ValueError, "pass the group, too"),
         (lambda: MoE.from_experts([gate_up], down), TypeError, "gate_up is a list"),
         (lambda: MoE.from_quantized(gate_up, w13), TypeError, "w13 is a Tensor; pass a BlockScaledTensor or"),
         (lambda: MoE.from_quantized(w13, quantize(down[0])), ValueError, "w2 has data"),

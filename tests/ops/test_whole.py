@@ -95,3 +95,26 @@ def test_groups_on_the_device():
     dual = nv.grouped_dual_gemm(x, w, w, offs=offs)
     same = nv.grouped_dual_gemm(x.data, w.data, w.data, x.scale, w.scale, w.scale, factor, factor, offs=offs)
     assert torch.equal(dual[:200], same[:200])
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator", "emulator:sm_90a"])
+def test_a_format_that_says_nothing_is_refused(backend):
+    """Beside a whole tensor of another format, and beside 16-bit values, which have none."""
+    x, w = tensors(40, K), tensors(N, K)
+    plain = torch.ones(4, K).bfloat16()
+    other, none = (
+        "MXFP4 is given as the format of a whole tensor, which is NVFP4",
+        "values of 16 bits have no format",
+    )
+    for call, words in (
+        (lambda **how: nv.gemm(x, w, b_format=nv.MXFP4, **how), other),
+        (lambda **how: nv.dual_gemm(x, w, w, a_format=nv.MXFP4, **how), other),
+        (lambda **how: nv.grouped_gemm([x], [w], a_format=nv.MXFP4, **how), other),
+        (lambda **how: nv.gemm(plain, w, a_format=nv.MXFP4, **how), none),
+        (lambda **how: nv.dual_gemm(plain, w, w, a_format=nv.MXFP4, **how), none),
+        (lambda **how: nv.grouped_gemm([plain], [w], a_format=nv.MXFP4, **how), none),
+        (lambda **how: nv.grouped_dual_gemm([plain], [w], [w], a_format=nv.MXFP4, **how), none),
+        (lambda **how: nv.gemv(w, plain[0], b_format=nv.MXFP4, **how), none),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(backend=backend)
