@@ -61,7 +61,7 @@ demo: .venv/installed  ## run the sm_100a kernel on the emulator and compare eve
 quick: .venv/installed  ## style, formats, checks and choices of configs: under a minute on two cores
 	$(BIN)/python $(PYTEST) -n auto --dist worksteal -m "not slow" $(QUICK) $(ARGS)
 
-test: .venv/installed  ## the fast tests, under 15 minutes on two cores
+test: .venv/installed  ## the fast tests, about ten minutes on two cores
 	$(BIN)/python $(PYTEST) -n auto --dist worksteal -m "not slow" $(ARGS)
 
 test-all: .venv/installed  ## every test, the long matrices included

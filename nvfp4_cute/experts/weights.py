@@ -28,9 +28,8 @@ class ExpertWeights:
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None
-    format: BlockFormat = field(
-        default_factory=lambda: NVFP4
-    )  # dynamo of torch 2.11 takes no object as a default
+    # A factory, for dynamo of torch 2.11 takes no object as a default.
+    format: BlockFormat = field(default_factory=lambda: NVFP4)
 
     @classmethod
     def quantize(cls, weights: torch.Tensor, format: BlockFormat = NVFP4) -> "ExpertWeights":

@@ -358,8 +358,9 @@ class MoE(NamesFormats):
         if self.alpha13.is_cuda and torch.cuda.is_current_stream_capturing():
             self.has_one_alpha = False
             return
-        self._seen = Seen([(self._buffers, "alpha13")])
+        seen = Seen([(self._buffers, "alpha13")])
         self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
+        self._seen = seen  # last: another thread takes what is found when this says that it is current
 
     def _weights(self, name: str) -> ExpertWeights:
         data, scale, format = getattr(self, name), getattr(self, f"{name}_scale"), self.formats[0]
