@@ -70,7 +70,7 @@ class WgmmaRegisters:
     def multiply(self, warp: "Warp", pc: int, a: tuple[int, ...], d: tuple[int, ...]) -> None:
         """A warp is about to issue a product that reads the registers of A (none where it lies in shared memory) and D."""
         written = self._written.get(warp)
-        if written is None or any(slot in written for slot in (*a, *d)):
+        if written is None or not written.keys().isdisjoint((*a, *d)):
             site = self.checker.sites[self.checker.site(warp, pc)]
             if written is None:
                 other, text = None, f"{site} is the first one of its warp, and no wgmma.fence comes before it"
