@@ -104,20 +104,21 @@ def check(arch, config, formats, m, n, out_dtype, bias_dtype):
         assert_bitwise_equal(got, want)
 
 
-def cases_of(arch):
-    """A mark: the arguments of ``check`` for an architecture."""
-    names = ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype")
-    return pytest.mark.parametrize(names, [case for case in CASES if case[0] == arch], ids=label)
+def cases_of(arch, *, first_are_fast=False):
+    """A mark: the arguments of ``check`` for an architecture. ``first_are_fast``: all but the first of each pair are slow."""
+    cases, names = [], ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype")
+    for case in (case for case in CASES if case[0] == arch):
+        is_slow = first_are_fast and any(other.values[2] == case[2] for other in cases)
+        cases.append(pytest.param(*case, marks=pytest.mark.slow if is_slow else ()))
+    return pytest.mark.parametrize(names, cases, ids=label)
 
 
-@pytest.mark.sampled(1)
-@cases_of("sm_100a")
+@cases_of("sm_100a", first_are_fast=True)
 def test_bits_on_sm100(arch, config, formats, m, n, out_dtype, bias_dtype):
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
 
 
-@pytest.mark.sampled(1)
-@cases_of("sm_120a")
+@cases_of("sm_120a", first_are_fast=True)
 def test_bits_on_sm120(arch, config, formats, m, n, out_dtype, bias_dtype):
     check(arch, config, formats, m, n, out_dtype, bias_dtype)
 

@@ -45,9 +45,10 @@ def check(t, dtype, backend):
     assert torch.equal(got.view(torch.int16)[~is_nan], want.view(torch.int16)[~is_nan])
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-@pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("emulator:sm_90a", marks=pytest.mark.slow), "emulator:sm_100a"]
+)
 def test_every_format(format, backend):
     for dtype in DTYPES:
         check(every_code(format, (37, 288)), dtype, backend)

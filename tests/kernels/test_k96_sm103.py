@@ -16,6 +16,7 @@ from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 
+SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_103a"
 NVFP4, MXFP4 = (nv.NVFP4, nv.NVFP4), (nv.MXFP4, nv.MXFP4)
 # One, two, three and more K tiles, such as K fills in part; an empty group; tails of rows and columns.
@@ -42,10 +43,11 @@ def test_every_tile_shape_is_right_and_clean(name, mode, pair):
     assert observer.plans[0].kernel.resources.stack_bytes == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", [NVFP4, MXFP4], ids=lambda pair: str(pair[0]))
-@pytest.mark.parametrize("form", ["list", "ragged", "masked"])
-@pytest.mark.parametrize("dual", [False, True])
+@pytest.mark.parametrize("pair", [NVFP4, pytest.param(MXFP4, marks=SLOW)], ids=lambda pair: str(pair[0]))
+@pytest.mark.parametrize(
+    "form", [pytest.param("list", marks=SLOW), "ragged", pytest.param("masked", marks=SLOW)]
+)
+@pytest.mark.parametrize("dual", [False, pytest.param(True, marks=SLOW)])
 def test_every_form(form, dual, pair):
     sizes = SIZES if form == "list" else ((40, 136, 416), (0, 136, 416), (300, 136, 416))
     chosen = KernelConfig.from_name("t128x128x256_s0a2_2cta_ultra_swap")

@@ -1,6 +1,7 @@
 """activate_quantize and activate: bit for bit the float32 operations of experts.activation, then one rounding."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from nvfp4_cute.experts.activation import ACTIVATIONS, activate_rows
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import permute
 
-ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
+ARCHS = ("sm_90a", "sm_100a", "sm_120a")
 
 
 def rowmajor(scale):
@@ -62,11 +63,26 @@ def some(rows, columns, dtype, seed=0):
     return h.to(dtype)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("layout", ["concatenated", "interleaved", "none"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("n", "dtype"), [(96, torch.bfloat16), (544, torch.float16)])
-@pytest.mark.sampled(2)
+# One of each layout.
+FAST = (
+    ("relu2", "none", "sm_90a"),
+    ("gelu_tanh", "interleaved", "sm_100a"),
+    ("swiglu_oai", "concatenated", "sm_90a"),
+)
+VARIANTS = [
+    pytest.param(
+        n,
+        dtype,
+        *kind,
+        id="-".join((str(n), *kind)),
+        marks=() if n == 96 and kind in FAST else pytest.mark.slow,
+    )
+    for n, dtype in ((96, torch.bfloat16), (544, torch.float16))
+    for kind in product(ACTIVATIONS, ("concatenated", "interleaved", "none"), ARCHS)
+]
+
+
+@pytest.mark.parametrize(("n", "dtype", "activation", "layout", "arch"), VARIANTS)
 def test_every_activation(n, dtype, activation, layout, arch):
     ids = torch.randint(-1, 5, (11, 3), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     columns = n if layout == "none" else 2 * n
