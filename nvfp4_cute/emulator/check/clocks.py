@@ -103,7 +103,7 @@ class WarpClock:
         fenced: what it knew at its last fence, in row CLUSTER at its last one of the cluster or wider.
         unfenced: what relaxed waits found, which counts from the next fence on.
         fenced_inits: how many of its initialisations of mbarriers a fence of its own has covered.
-        gave_up: program counters of waits for mbarriers that have answered false for once.
+        gave_up: program counters of the waits for mbarriers that gave up once (`Mbarriers.gives_up`).
     """
 
     def __init__(self, components: Components, warp: "Warp"):

@@ -32,7 +32,7 @@ UNDER_WAY = np.iinfo(np.int32).max
 """Order of a write that nobody has waited for: no release tells of it."""
 
 MOST_FENCES = 32
-"""Proxy fences of a warp that are kept; who knows of an older one counts as knowing of the first one behind it that is."""
+"""Proxy fences that are kept of each warp. An older one is taken for the oldest of them, which covers more."""
 
 GENERIC = ("st", "atom", "red")
 """Instructions that write through the generic proxy."""

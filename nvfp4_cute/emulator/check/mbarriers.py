@@ -247,10 +247,10 @@ class Mbarriers:
     def gives_up(
         self, warp: "Warp", pc: int, barriers: list[Mbarrier], complete: Callable[[Mbarrier], bool]
     ) -> bool:
-        """Whether a wait that has not done so answers false although it would find its phase complete, or wait for it.
+        """Whether a wait answers false now, although its phase is complete or it could block until then.
 
-        It may, if its warp does not know that the phase is complete: a test comes too early on a slower day, and a wait ends
-        after a while. Each does so once in a warp (`WarpClock.gave_up`); who repeats it until it answers true does not notice.
+        It may answer so unless its warp knows that the phase is complete: a test may come too early, and a wait ends after a
+        while. Each wait does it once in a warp (`WarpClock.gave_up`). Who repeats it until it answers true does not notice.
 
         Args:
             barriers: for which it waits.  complete: whether the phase of one is complete.

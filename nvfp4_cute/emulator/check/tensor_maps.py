@@ -129,14 +129,20 @@ class TensorMaps:
         self, edits: Edits, writer: tuple[int, int, int], actor: Actor, *, released: bool
     ) -> str | None:
         """Which half of the fence lacks between a write of a map and a use. `released`: the write was a release, too."""
-        releases = [] if released else [fence for fence in self._releases if _knows(fence.knowledge, writer)]
-        if not (released or releases):
-            return "release"
-        for fence in edits.acquires:
-            if _knows(actor.knowledge, fence) and _knows(fence.knowledge, writer):
-                if released or any(_knows(fence.knowledge, release) for release in releases):
+        acquires = [
+            fence
+            for fence in edits.acquires
+            if _knows(actor.knowledge, fence) and _knows(fence.knowledge, writer)
+        ]
+        if released:
+            return None if acquires else "acquire"
+        missing = "release"
+        for release in reversed(self._releases):  # the newest ones are those of the newest writes
+            if _knows(release.knowledge, writer):
+                if any(_knows(fence.knowledge, release) for fence in acquires):
                     return None
-        return "acquire"
+                missing = "acquire"
+        return missing
 
     def reading(self, use: Use, stamp: int | None = None) -> None:
         """The current operation uses a map. `stamp`: epoch of its completion if not that of its own component."""
