@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nvfp4_cute.emulator.faults import RegisterFault
+from nvfp4_cute.emulator.lanes import LANES
 from nvfp4_cute.emulator.modes import Engine, Operation
 from nvfp4_cute.emulator.ptx import Inst, Reg
 
@@ -19,6 +20,7 @@ Step = Callable[["Warp"], Any]
 class Steps(Protocol):
     """The instructions of an entry, their steps, and the slots that they touch (`code.Code`)."""
 
+    builder: Any
     steps: list[Any]
     reads: list[frozenset[int]]
     writes: list[frozenset[int]]
@@ -124,14 +126,15 @@ def prepare_noted(code: Steps) -> None:
 def prepare_late(code: Steps) -> None:
     """Rewrite the steps of an entry for operations that happen after their issue.
 
-    Steps that touch registers which operations write late settle them first; moves pass the promises on.
+    Steps that touch registers which operations write late settle them first, where their predicate holds; moves pass the
+    promises on.
     """
     for pc, passes_on, slots in late_uses(code):
         if passes_on:
             passing = _copying_on if copies(code.insts[pc]) else _passing_on
             code.steps[pc] = passing(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
         else:
-            code.steps[pc] = _settling(code.steps[pc], slots)
+            code.steps[pc] = _settling(code.steps[pc], slots, executes(code, pc))
 
 
 def late_uses(code: Steps) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
@@ -149,6 +152,20 @@ def late_uses(code: Steps) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
             reads, writes = [slot for slot in reads if slot not in code.writes[pc]], []
         if reads or writes:
             yield pc, pc in moves and bool(reads), (*reads, *writes)
+
+
+def always(warp: "Warp") -> bool:
+    """True."""
+    return True
+
+
+def executes(code: Steps, pc: int) -> "Callable[[Warp], bool]":
+    """Whether the predicate of an instruction holds in an active lane; `always` for one without."""
+    guard = code.insts[pc].pred
+    if guard is None:
+        return always
+    slot, wanted = code.builder.slot(guard[0], "pred"), not guard[1]
+    return lambda warp: bool(np.any(np.broadcast_to(warp.regs[slot], LANES)[warp.active] == wanted))
 
 
 def reached_slots(code: Steps, writers: set[int], moves: set[int]) -> set[int]:
@@ -174,13 +191,12 @@ def _noting(step: Step, pc: int) -> Step:
     return run
 
 
-def _settling(step: Step, slots: tuple[int, ...]) -> Step:
+def _settling(step: Step, slots: tuple[int, ...], runs: "Callable[[Warp], bool]") -> Step:
     def run(warp: "Warp") -> Any:
         regs = warp.regs
         for slot in slots:
-            value = regs[slot]
-            if value.__class__ is Deferred:
-                regs[slot] = value.get()
+            if regs[slot].__class__ is Deferred and runs(warp):
+                regs[slot] = regs[slot].get()
         return step(warp)
 
     return run

@@ -60,8 +60,9 @@ def findings(body):
         FENCE + product() + write(4, "@%p5"),
         FENCE + write(4, "@%p5") + product(),
         FENCE + product() + write(8),
+        FENCE + product() + write(0, "@%p5") + "@%p5 xor.b32 %v1, %v0, %v2;\n",
     ],
-    ids=["one after the other", "waited and fenced", "a move", "not accumulated", "not executed", "not executed before", "another"],
+    ids=["one after the other", "waited and fenced", "a move", "not accumulated", "not executed", "not executed before", "another", "not executed on D"],
 )  # fmt: skip
 def test_clean(body):
     assert findings(body) == []

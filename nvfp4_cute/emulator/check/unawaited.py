@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nvfp4_cute.emulator.late_registers import copies, late_uses, must_be_awaited
+from nvfp4_cute.emulator.late_registers import always, copies, executes, late_uses, must_be_awaited
 from nvfp4_cute.emulator.modes import Operation
 
 if TYPE_CHECKING:
@@ -111,10 +111,16 @@ class Unawaited:
 def prepare_unawaited(code: "Code") -> None:
     """Watch the instructions of an entry that touch registers which tcgen05.ld or wgmma may have written."""
     for pc, passes_on, slots in late_uses(code):
-        code.watch(pc, _held, _move(code, pc) if passes_on else _use(slots))
+        code.watch(pc, _held(code, pc), _move(code, pc) if passes_on else _use(slots))
 
 
-def _held(warp: "Warp") -> bool:
+def _held(code: "Code", pc: int) -> "Callable[[Warp], bool]":
+    """Whether an instruction is executed, and a warp has registers that hold something."""
+    runs = executes(code, pc)
+    return _holds if runs is always else lambda warp: _holds(warp) and runs(warp)
+
+
+def _holds(warp: "Warp") -> bool:
     return bool(_of(warp).held(warp))
 
 

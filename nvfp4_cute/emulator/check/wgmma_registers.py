@@ -13,6 +13,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import SEEN
 from nvfp4_cute.emulator.check.ledger import Ledger
+from nvfp4_cute.emulator.late_registers import always, executes
 from nvfp4_cute.emulator.modes import Engine
 
 if TYPE_CHECKING:
@@ -102,26 +103,13 @@ def prepare_wgmma(code: "Code") -> None:
         a = tuple(sorted(s for s in code.reads[pc] - d if code.builder.width(s) == WORD_BYTES))
         accumulates = code.builder.read(code.insts[pc].operands[3], "pred")
         used |= {*a, *d}
-        code.watch(pc, _always, _multiply(pc, a, tuple(sorted(d)), accumulates))
+        code.watch(pc, always, _multiply(pc, a, tuple(sorted(d)), accumulates))
     for pc, inst in enumerate(code.insts):
         if inst.opcode == "wgmma":
             if inst.mods[:1] == ("fence",):
-                code.watch(pc, _always, lambda warp: _of(warp).fenced(warp))
+                code.watch(pc, always, lambda warp: _of(warp).fenced(warp))
         elif inst.opcode != "mov" and not used.isdisjoint(code.writes[pc]):
-            code.watch(pc, _executes(code, pc), _write(pc, tuple(sorted(used & code.writes[pc]))))
-
-
-def _always(warp: "Warp") -> bool:
-    return True
-
-
-def _executes(code: "Code", pc: int) -> "Callable[[Warp], bool]":
-    """Whether the predicate of an instruction holds in an active lane."""
-    guard = code.insts[pc].pred
-    if guard is None:
-        return _always
-    predicate, wanted = code.builder.read(guard[0], "pred"), not guard[1]
-    return lambda warp: bool(np.any(np.broadcast_to(predicate(warp), 32)[warp.active] == wanted))
+            code.watch(pc, executes(code, pc), _write(pc, tuple(sorted(used & code.writes[pc]))))
 
 
 def _multiply(pc: int, a: tuple[int, ...], d: tuple[int, ...], accumulates: Any) -> "Callable[[Warp], None]":
