@@ -60,8 +60,8 @@ def scale_codes(
 
 
 def nearest_rounding(format: BlockFormat) -> ScaleRounding:
-    """The rounding of ue8m0 that loses less: "up", but of e2m1 elements "down", by the figures of :func:`scale_codes`."""
-    return "down" if format.element.name == "e2m1" else "up"
+    """The rounding that loses less: of ue8m0 with e2m1 elements "down", else "up", by the figures of :func:`scale_codes`."""
+    return "down" if (format.scale.name, format.element.name) == ("ue8m0", "e2m1") else "up"
 
 
 def check_scale_rounding(rounding: str, format: BlockFormat) -> None:
