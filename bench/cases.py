@@ -60,7 +60,7 @@ class Case:
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
         formats: of ``a`` and of ``b``.
-        out: of the results, a key of ``OUT_DTYPES``.
+        out: of the results, a key of ``RESULT_DTYPES``.
     """
 
     suite: str
@@ -83,7 +83,7 @@ class Case:
     @property
     def out_dtype(self) -> torch.dtype:
         """Of results that are not quantized."""
-        dtype = OUT_DTYPES[self.out]
+        dtype = RESULT_DTYPES[self.out]
         assert isinstance(dtype, torch.dtype)
         return dtype
 
@@ -255,7 +255,7 @@ SUITES: dict[str, Callable[[], list[Case]]] = {
 }
 
 
-OUT_DTYPES: dict[str, OutDtype] = {
+RESULT_DTYPES: dict[str, OutDtype] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import Any
 
 from nvfp4_cute.bench import cases, report
 from nvfp4_cute.bench.report import Report, Row, Time
@@ -121,7 +120,7 @@ def _explanation(case: cases.Case, target: Target) -> str:
     is_list = case.form == "list"
     sizes = case.sizes if is_list else ((mean, n, k),) * len(case.sizes)
     a_format, b_format = case.formats
-    dtype: Any = case.out_dtype if case.out_format is None else case.out
+    dtype = cases.RESULT_DTYPES[case.out]
     problem = GroupedProblem(sizes, case.form, dtype, a_format=a_format, b_format=b_format)
     found = tuned.load(Request.of(problem, target.gpu))
     first = ""

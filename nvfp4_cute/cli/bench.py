@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from nvfp4_cute.bench import command, compare, gallery
-from nvfp4_cute.bench.cases import OPERATIONS, OUT_DTYPES, SUITES, Case, select, shape_case
+from nvfp4_cute.bench.cases import OPERATIONS, RESULT_DTYPES, SUITES, Case, select, shape_case
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import tune
 from nvfp4_cute.cli.verbs import Verbs, add_verb
@@ -89,7 +89,7 @@ def add_parser(verbs: Verbs) -> None:
         "--op", choices=tuple(OPERATIONS), help="of a shape: gemm, or dual: two B, SwiGLU (default gemm)"
     )
     types.add_formats(parser, "of the operands")
-    parser.add_argument("--out", choices=tuple(OUT_DTYPES), help="format of C of a shape (default fp16)")
+    parser.add_argument("--out", choices=tuple(RESULT_DTYPES), help="format of C of a shape (default fp16)")
     parser.add_argument(
         "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
     )

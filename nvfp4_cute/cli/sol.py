@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.bench.cases import OUT_DTYPES
+from nvfp4_cute.bench.cases import RESULT_DTYPES
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
@@ -81,7 +81,7 @@ def add_parser(verbs: Verbs) -> None:
         help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
     )
     types.add_formats(parser, "of the operands of a gemm or dual, and of the weights of w4a16")
-    parser.add_argument("--out", choices=tuple(OUT_DTYPES), help="format of C (default fp16)")
+    parser.add_argument("--out", choices=tuple(RESULT_DTYPES), help="format of C (default fp16)")
     parser.add_argument(
         "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
     )

@@ -10,7 +10,7 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute import backends, env
-from nvfp4_cute.bench.cases import OPERATIONS, OUT_DTYPES, SUITES, Case, select, shape_case
+from nvfp4_cute.bench.cases import OPERATIONS, RESULT_DTYPES, SUITES, Case, select, shape_case
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.operands import Operands, empty_operands, make_operands
 from nvfp4_cute.cli import argument_types as types
@@ -71,7 +71,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--out",
-        choices=tuple(OUT_DTYPES),
+        choices=tuple(RESULT_DTYPES),
         default="bf16",
         help="format of C (default %(default)s; fp16 counts as bf16)",
     )
@@ -136,7 +136,7 @@ def check_call(target: Target, operation: str, out: str, formats: Formats) -> No
 
     Args:
         operation: a key of ``bench.cases.OPERATIONS``.
-        out: a key of ``bench.cases.OUT_DTYPES``.
+        out: a key of ``bench.cases.RESULT_DTYPES``.
         formats: of ``a`` and of ``b``.
     """
     work = of_shape((ROWS,), WIDTH, WIDTH, 1, operation, "list", out, formats)
@@ -188,7 +188,11 @@ def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], lis
         case = replace(case, sizes=tuple((max(rows), n, k) for _, n, k in case.sizes))
     operands = make_operands(case, device, 0) if device.type == "cuda" else empty_operands(case)
     a_format, b_format = case.formats
-    options: dict[str, Any] = {"out_dtype": OUT_DTYPES[work.out], "a_format": a_format, "b_format": b_format}
+    options: dict[str, Any] = {
+        "out_dtype": RESULT_DTYPES[work.out],
+        "a_format": a_format,
+        "b_format": b_format,
+    }
     if form == "ragged":
         options["offs"] = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
     elif form == "masked":
