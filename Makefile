@@ -75,7 +75,7 @@ test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: ma
 	  -k "first_shapes or chosen_configs" $(ARGS)
 
 test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
-	$(HF)/bin/python $(PYTEST) -n auto --dist worksteal tests/models $(ARGS)
+	$(HF)/bin/python $(PYTEST) -n auto --dist worksteal tests/models tests/examples $(ARGS)
 
 test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, products of torchao's tensors
 	$(TRACE)/bin/python $(PYTEST) -n auto --dist worksteal tests/competition/trace tests/test_torch_api.py $(ARGS)

@@ -50,6 +50,7 @@ LAYERS = (
     ("competition",),
     ("cli", "prove"),
     ("__main__",),
+    ("examples",),
 )
 # What kernels may import beside cutlass, each other, and their family of planning.arch.
 LEAVES = (
@@ -98,7 +99,8 @@ def module_name(path: Path) -> str:
 
 SOURCES = {path: path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
 MODULES = {module_name(path): path for path in SOURCES}
-HOST = [m for m in MODULES if not m.startswith("nvfp4_cute.kernels")]
+# Examples are programs of a user's: they import what they like, and nobody imports them.
+HOST = [m for m in MODULES if not m.startswith(("nvfp4_cute.kernels", "nvfp4_cute.examples"))]
 KERNELS = [m for m in MODULES if m.startswith("nvfp4_cute.kernels")]
 
 
