@@ -24,7 +24,17 @@ class SimtKey:
 
 
 @dataclass(frozen=True)
-class GemvKey(SimtKey):
+class QuantizedProductKey(SimtKey):
+    """What the keys of products of two quantized operands have: an architecture that has such products."""
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        super().__post_init__()
+        simt.check_quantized_products(self.arch)
+
+
+@dataclass(frozen=True)
+class GemvKey(QuantizedProductKey):
     """A gemv: output dtype, whether a factor is read, and of a bias its dtype."""
 
     out_dtype: torch.dtype
@@ -144,7 +154,7 @@ class GlobalScaleKey(SimtKey):
 
 
 @dataclass(frozen=True)
-class FewRowsKey(SimtKey):
+class FewRowsKey(QuantizedProductKey):
     """A product of few rows: output dtype, whether a factor is read, and of a bias its dtype."""
 
     out_dtype: torch.dtype

@@ -6,9 +6,34 @@ from dataclasses import dataclass
 from nvfp4_cute.errors import EmulatorError
 
 KIB = 1024
-OPT_IN_SHARED_BYTES = {9: 227 * KIB, 10: 227 * KIB, 11: 227 * KIB, 12: 99 * KIB}
-"""Shared memory that a CTA may opt in to, by major compute capability (CUDA programming guide, table of limits)."""
+FIRST_CLUSTERS = 9
+"""Major compute capability from which on CTAs form clusters."""
 
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits by compute capability (CUDA programming guide, table of limits).
+
+    Attributes:
+        shared_bytes: shared memory that a CTA may opt in to.  threads: of an SM.  blocks: CTAs of an SM.
+    """
+
+    shared_bytes: int
+    threads: int
+    blocks: int
+
+
+LIMITS = {
+    (8, 0): Limits(163 * KIB, 2048, 32),
+    (8, 6): Limits(99 * KIB, 1536, 16),
+    (8, 9): Limits(99 * KIB, 1536, 24),
+    (9, 0): Limits(227 * KIB, 2048, 32),
+    (10, 0): Limits(227 * KIB, 2048, 32),
+    (10, 3): Limits(227 * KIB, 2048, 32),
+    (11, 0): Limits(227 * KIB, 2048, 32),
+    (12, 0): Limits(99 * KIB, 1536, 24),
+    (12, 1): Limits(99 * KIB, 1536, 24),
+}
 
 OLD_NAMES = {"sm_101": "sm_110"}
 """The compiler still writes the older name of the Thor architecture into PTX for sm_110."""
@@ -35,20 +60,26 @@ class Device:
             EmulatorError: the name is not that of a modelled architecture.
         """
         match = re.fullmatch(r"sm_(\d+)(\d)[af]?", self.arch)
-        if match is None or int(match.group(1)) not in OPT_IN_SHARED_BYTES:
+        found = (int(match.group(1)), int(match.group(2))) if match else None
+        if found not in LIMITS:
             raise EmulatorError(
-                f"unknown architecture `{self.arch}`; use a name such as sm_100a, sm_120a, or sm_90a"
+                f"unknown architecture `{self.arch}`; use a name such as sm_100a, sm_120a, sm_90a, or sm_80"
             )
-        return int(match.group(1)), int(match.group(2))
+        return found
 
     @property
     def shared_bytes(self) -> int:
         """Most shared memory of a CTA, in bytes."""
-        return OPT_IN_SHARED_BYTES[self.capability[0]]
+        return LIMITS[self.capability].shared_bytes
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether CTAs form clusters."""
+        return self.capability[0] >= FIRST_CLUSTERS
 
     def attributes(self) -> dict[int, int]:
         """cudaDeviceAttr number -> value."""
-        major, minor = self.capability
+        (major, minor), limits = self.capability, LIMITS[self.capability]
         return {
             1: 1024,  # threads per block
             2: 1024, 3: 1024, 4: 64,  # block dimensions
@@ -57,12 +88,12 @@ class Device:
             10: 32,  # warp size
             12: 65536,  # registers per block
             16: self.sm_count,
-            39: 1536 if major == 12 else 2048,  # threads per SM
+            39: limits.threads,  # threads per SM
             75: major, 76: minor,
             81: self.shared_bytes + KIB,  # shared memory per SM
             82: 65536,  # registers per SM
             97: self.shared_bytes,
-            106: 24 if major == 12 else 32,  # blocks per SM
+            106: limits.blocks,  # blocks per SM
             111: KIB,  # shared memory reserved per block
-            120: 1,  # cluster launch
+            120: int(self.has_clusters),  # cluster launch
         }  # fmt: skip

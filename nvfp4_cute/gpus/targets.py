@@ -184,6 +184,14 @@ HOPPER_RATE = (
 INT8_RATE = "the peak of int8 is that of fp8"
 MEASURED_H200 = "measured for this table on an H200 (700 W, driver 580.159, CUDA 13)"
 PRO_RATE = "peaks / (188 SMs x 2.617 GHz)"
+A100_SHEET = "NVIDIA A100 data sheet, dense (312 TFLOP/s fp16), before rounding: rates x 108 SMs x 1.41 GHz"
+A100_RATE = "NVIDIA A100 white paper: 256 fp16 multiply-adds a clock of each of 4 tensor cores; int8 twice, tf32 half of it"
+GA102 = "NVIDIA Ampere GA102 white paper"
+ADA = "NVIDIA Ada white paper"
+A10_SHEET, L4_SHEET = "NVIDIA A10 data sheet", "NVIDIA L4 data sheet"
+L40S_SHEET, RTX_6000_SHEET = "NVIDIA L40S data sheet", "NVIDIA RTX 6000 Ada data sheet"
+LAPTOP_4060 = "NVIDIA GeForce RTX 4060 Laptop, at 115 W: 3072 cores, 2.37 GHz, 128 bits x 16 Gb/s"
+WITH_FP32_SUMS = "with fp32 accumulation"
 
 SM100_SMEM = {
     "smem_per_sm_bytes": (228 * KIB, GUIDE),
@@ -193,6 +201,10 @@ SM120_SMEM = {
     "smem_per_sm_bytes": (100 * KIB, GUIDE),
     "smem_per_cta_bytes": (99 * KIB, GUIDE),
 }
+SM80_SMEM = {
+    "smem_per_sm_bytes": (164 * KIB, GUIDE),
+    "smem_per_cta_bytes": (163 * KIB, GUIDE),
+}
 # cycles of one MMA: 64 for 128x128x64 nvfp4, the same for K=32 fp8, K=16 fp16, K=8 tf32.
 SM100_RATES = _formats(
     f"tcgen05.mma intervals of {SEMIANALYSIS}", nvfp4=32768, fp8=16384, fp16=8192, tf32=4096
@@ -200,6 +212,11 @@ SM100_RATES = _formats(
 # The tensor cores of sm_103 multiply no integers.
 SM100_INT8 = _formats(INT8_RATE, int8=16384)
 HOPPER_RATES = _formats(HOPPER_RATE, fp8=8192, int8=8192, fp16=4096, tf32=2048)
+A100_RATES = _formats(A100_RATE, int8=4096, fp16=2048, tf32=1024)
+A100_PEAKS = _formats(A100_SHEET, int8=623.7e12, fp16=311.8e12, tf32=155.9e12)
+GEFORCE_ADA_RATES = _formats(
+    f"{ADA}, {WITH_FP32_SUMS}: peaks / (SMs x clock)", fp8=1024, int8=2048, fp16=512, tf32=256
+)
 
 # ---- the table -------------------------------------------------------------------------------------------------
 
@@ -388,17 +405,166 @@ H100_PCIE = _target(
     rates=HOPPER_RATES,
 )
 
-TARGETS = (B200, B300, GB200, RTX_PRO_6000, RTX_5090, GB10, THOR, H200, H100_SXM, H100_PCIE)
-ALIASES = MappingProxyType({"DGX Spark": GB10, "Jetson Thor": THOR, "H100": H100_SXM})
+A100_80GB = _target(
+    "A100 80GB",
+    "sm_80",
+    r"NVIDIA A100-SXM4-80GB",
+    num_sms=(108, XLA + "a100_sxm_80.txtpb"),
+    boost_clock_hz=(1.41e9, XLA + "a100_sxm_80.txtpb"),
+    **SM80_SMEM,
+    l2_bytes=(40 * MIB, XLA + "a100_sxm_80.txtpb"),
+    memory_bytes=(85_100_068_864, XLA + "a100_sxm_80.txtpb"),
+    bandwidth_bytes_per_s=(2.039e12, XLA + "a100_sxm_80.txtpb"),
+    peaks=A100_PEAKS,
+    rates=A100_RATES,
+)
+
+A100_40GB = _target(
+    "A100 40GB",
+    "sm_80",
+    r"NVIDIA A100-(SXM4|PCIE)-40GB",
+    num_sms=(108, XLA + "a100_sxm_40.txtpb"),
+    boost_clock_hz=(1.41e9, XLA + "a100_sxm_40.txtpb"),
+    **SM80_SMEM,
+    l2_bytes=(40 * MIB, XLA + "a100_sxm_40.txtpb"),
+    memory_bytes=(42_331_013_120, XLA + "a100_sxm_40.txtpb"),
+    bandwidth_bytes_per_s=(1.5552e12, XLA + "a100_sxm_40.txtpb"),
+    peaks=A100_PEAKS,
+    rates=A100_RATES,
+)
+
+A10 = _target(
+    "A10",
+    "sm_86",
+    r"NVIDIA A10",
+    num_sms=(72, "sysrqmts.com, NVIDIA A10 PCIe"),
+    boost_clock_hz=(1.695e9, "sysrqmts.com, NVIDIA A10 PCIe"),
+    **SM120_SMEM,
+    l2_bytes=(6 * MIB, GA102),
+    memory_bytes=(24 << 30, A10_SHEET + ": 24 GB GDDR6"),
+    bandwidth_bytes_per_s=(600.2e9, A10_SHEET + ": 384 bits x 12.5 Gb/s"),
+    peaks=_formats(f"{A10_SHEET}, dense, before rounding", int8=249.9e12, fp16=124.9e12, tf32=62.4e12),
+    rates=_formats("peaks / (72 SMs x 1.695 GHz)", int8=2048, fp16=1024, tf32=512),
+)
+
+RTX_3090 = _target(
+    "RTX 3090",
+    "sm_86",
+    r"NVIDIA GeForce RTX 3090",
+    num_sms=(82, GA102),
+    boost_clock_hz=(1.695e9, GA102),
+    **SM120_SMEM,
+    l2_bytes=(6 * MIB, GA102),
+    memory_bytes=(24 << 30, GA102 + ": 24 GB GDDR6X"),
+    bandwidth_bytes_per_s=(936.2e9, GA102 + ": 384 bits x 19.5 Gb/s"),
+    peaks=_formats(f"{GA102}, dense {WITH_FP32_SUMS}", int8=284e12, fp16=71e12, tf32=35.5e12),
+    rates=_formats("peaks / (82 SMs x 1.695 GHz)", int8=2048, fp16=512, tf32=256),
+)
+
+L40S = _target(
+    "L40S",
+    "sm_89",
+    r"NVIDIA L40S",
+    num_sms=(142, L40S_SHEET + ": 568 tensor cores, 4 an SM"),
+    boost_clock_hz=(2.52e9, "itcreations.com, NVIDIA L40S"),
+    **SM120_SMEM,
+    l2_bytes=(96 * MIB, ADA + ": L40, the same chip"),
+    memory_bytes=(48 << 30, L40S_SHEET + ": 48 GB GDDR6"),
+    bandwidth_bytes_per_s=(864e9, L40S_SHEET),
+    peaks=_formats(L40S_SHEET + ", dense, before rounding", fp8=732.8e12, int8=732.8e12)
+    | _formats(L40S_SHEET + ", dense", fp16=362.05e12, tf32=183e12),
+    rates=_formats("peaks / (142 SMs x 2.52 GHz)", fp8=2048, int8=2048, fp16=1024, tf32=512),
+)
+
+L4 = _target(
+    "L4",
+    "sm_89",
+    r"NVIDIA L4",
+    num_sms=(58, L4_SHEET + ": 7424 cores, 128 an SM"),
+    boost_clock_hz=(2.04e9, "fpsbench.com, NVIDIA L4"),
+    **SM120_SMEM,
+    l2_bytes=(48 * MIB, ADA),
+    memory_bytes=(24 << 30, L4_SHEET + ": 24 GB GDDR6"),
+    bandwidth_bytes_per_s=(300.1e9, L4_SHEET + ": 192 bits x 12.5 Gb/s"),
+    peaks=_formats(
+        L4_SHEET + ", half of the figures with sparsity", fp8=242e12, int8=242e12, fp16=121e12, tf32=60e12
+    ),
+    rates=_formats("peaks / (58 SMs x 2.04 GHz)", fp8=2048, int8=2048, fp16=1024, tf32=512),
+)
+
+RTX_4090 = _target(
+    "RTX 4090",
+    "sm_89",
+    r"NVIDIA GeForce RTX 4090",
+    num_sms=(128, ADA),
+    boost_clock_hz=(2.52e9, ADA),
+    **SM120_SMEM,
+    l2_bytes=(72 * MIB, ADA),
+    memory_bytes=(24 << 30, ADA + ": 24 GB GDDR6X"),
+    bandwidth_bytes_per_s=(1.008e12, ADA + ": 384 bits x 21 Gb/s"),
+    reached_bandwidth_bytes_per_s=(
+        923.7e9,
+        "copies inside device memory, tinygrad/open-gpu-kernel-modules#6",
+    ),
+    peaks=_formats(
+        f"{ADA}, dense {WITH_FP32_SUMS}", fp8=330.3e12, int8=660.6e12, fp16=165.1e12, tf32=82.5e12
+    ),
+    rates=GEFORCE_ADA_RATES,
+)
+
+RTX_6000_ADA = _target(
+    "RTX 6000 Ada",
+    "sm_89",
+    r"NVIDIA RTX 6000 Ada Generation",
+    num_sms=(142, RTX_6000_SHEET + ": 568 tensor cores, 4 an SM"),
+    boost_clock_hz=(2.505e9, RTX_6000_SHEET + ": 91.1 TFLOP/s fp32 = 18176 cores x 2 x 2.505 GHz"),
+    **SM120_SMEM,
+    l2_bytes=(96 * MIB, ADA),
+    memory_bytes=(48 << 30, RTX_6000_SHEET + ": 48 GB GDDR6"),
+    bandwidth_bytes_per_s=(960e9, RTX_6000_SHEET),
+    peaks=_formats(
+        "half of the 1457 TFLOP/s fp8 of the "
+        + RTX_6000_SHEET.removeprefix("NVIDIA ")
+        + ", which count sparsity",
+        fp8=728.4e12,
+    ),
+    rates=_formats(
+        "fp8: peaks / (142 SMs x 2.505 GHz); others as of the L40S", fp8=2048, int8=2048, fp16=1024, tf32=512
+    ),
+)
+
+RTX_4060_LAPTOP = _target(
+    "RTX 4060 Laptop",
+    "sm_89",
+    r"NVIDIA GeForce RTX 4060 Laptop GPU",
+    num_sms=(24, LAPTOP_4060),
+    boost_clock_hz=(2.37e9, LAPTOP_4060),
+    **SM120_SMEM,
+    l2_bytes=(32 * MIB, "fpsbench.com, GeForce RTX 4060 Mobile"),
+    memory_bytes=(8 << 30, LAPTOP_4060 + ", 8 GB GDDR6"),
+    bandwidth_bytes_per_s=(256e9, LAPTOP_4060),
+    peaks=_formats(
+        "hmc-tech.com at 2.3 GHz, dense " + WITH_FP32_SUMS, fp8=56.5e12, fp16=28.26e12, tf32=14.13e12
+    ),
+    rates=GEFORCE_ADA_RATES,
+)
+
+AMPERE_AND_ADA = (A100_80GB, A100_40GB, A10, RTX_3090, L40S, L4, RTX_4090, RTX_6000_ADA, RTX_4060_LAPTOP)
+TARGETS = (B200, B300, GB200, RTX_PRO_6000, RTX_5090, GB10, THOR, H200, H100_SXM, H100_PCIE, *AMPERE_AND_ADA)
+ALIASES = MappingProxyType({"DGX Spark": GB10, "Jetson Thor": THOR, "H100": H100_SXM, "A100": A100_80GB})
+
+
+FIRST_SPECIFIC = (9, 0)
+"""From this compute capability on, a chip has features that only code with the suffix "a" uses (PTX ISA 11.1.2, .target)."""
 
 
 # ---- finding a target ------------------------------------------------------------------------------------------
 
 
 def arch_of_capability(capability: tuple[int, int]) -> str:
-    """The architecture that code for a compute capability is compiled for, with the chip's own features: "sm_100a"."""
+    """The architecture that code for a compute capability is compiled for, with the chip's own features: "sm_100a", "sm_80"."""
     major, minor = capability
-    return f"sm_{major}{minor}a"
+    return f"sm_{major}{minor}{'a' if capability >= FIRST_SPECIFIC else ''}"
 
 
 def lookup(name: str) -> Target:

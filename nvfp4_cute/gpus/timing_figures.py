@@ -138,6 +138,38 @@ DESKTOP: Figures = {
     "l2_write_bandwidth": (2048, "not measured: half of reading"),
 }
 
+NO_TMA = "no TMA, no clusters"
+AMPERE: Figures = {
+    **{name: (value, LIKE_H200) for name, (value, _) in HOPPER.items()},
+    "l2_bandwidth": (
+        4600,
+        "not measured: NVIDIA A100 white paper, 5120 bytes a cycle; H200's share of as many",
+    ),
+    "sm_bandwidth": (64, "64 bytes a cycle and SM, NVIDIA A100 white paper"),
+    **dict.fromkeys(
+        (
+            "copy_latency",
+            "tma_issue",
+            "tma_reissue",
+            "descriptor_latency",
+            "arrive_remote",
+            "cluster_barrier",
+        ),
+        (0, NO_TMA),
+    ),
+    "exchange_bandwidth": (1, NO_TMA),
+    **dict.fromkeys(("wgmma_latency", "wgmma_issue"), (0, "no wgmma")),
+    "sync_share": (1, "the rates of sm_80 to sm_89 are those of mma.sync"),
+    "sync_issue": (0, "not measured; 1 on an H200"),
+}
+ADA: Figures = {
+    **AMPERE,
+    "l2_latency": (279, "an L40's, 222 to 339 from SM to SM: arXiv 2606.22588"),
+    "l2_bandwidth": (3072, "not measured: 64 bytes a cycle of 48 slices"),
+    "l2_write_bandwidth": (1536, "not measured: half of reading"),
+    "l2_look_ups": (7000, "H200's ratio to its read bandwidth, as no measurement is public"),
+}
+
 LAUNCH_US = {
     "H100 SXM": (
         3.33,
@@ -158,7 +190,8 @@ NEXT_US = {
 """us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 6 %, the worst 25 % "
-    "(tiles of 64 x 64); on 52 calls on an H100, predicted first, 4 %; no launch was measured on Blackwell "
+    "(tiles of 64 x 64); on 52 calls on an H100, predicted first, 4 %; no launch was measured on "
+    "Blackwell, Ada or Ampere "
     "(bench/results/timing_model.md)."
 )
 
@@ -208,7 +241,15 @@ GPCS = {
         "8 groups on two dies of 74; how they divide is not published",
     ),
 }
-_FIGURES = {"H100 SXM": H100, "sm_90a": HOPPER, "sm_120a": DESKTOP, "sm_121a": DESKTOP}
+_FIGURES = {
+    "H100 SXM": H100,
+    "sm_80": AMPERE,
+    "sm_86": ADA,
+    "sm_89": ADA,
+    "sm_90a": HOPPER,
+    "sm_120a": DESKTOP,
+    "sm_121a": DESKTOP,
+}
 
 
 def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
@@ -237,7 +278,7 @@ def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
         "clock_hz": clock_source,
         "hbm_bandwidth": f"{hbm_source}, times {tiles}: {tiles_source}",
         "hbm_peak": hbm_source,
-        "follows_stalls": "compared with launches on an H100; on Blackwell nothing was",
+        "follows_stalls": "compared with launches on an H100; on other GPUs nothing was",
         **dict.fromkeys(("num_sms", "l2_bytes", "matrix_rates"), "targets"),
     }
     values = {name: float(value) for name, (value, _) in figures.items()}
@@ -272,6 +313,9 @@ def _even(num_sms: int) -> tuple[int, ...]:
 
 
 DEFAULT_TARGETS = {
+    "sm_80": targets.A100_80GB,
+    "sm_86": targets.A10,
+    "sm_89": targets.L40S,
     "sm_90a": targets.H200,
     "sm_100a": targets.B200,
     "sm_103a": targets.B300,

@@ -25,7 +25,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.gpus.power import least_us
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.planning.arch import mmas_of
+from nvfp4_cute.planning.arch import is_weight_only, mmas_of
 
 # B200: 0.96 of 8 TB/s; 94.9 % of 148 SMs x 32768 FLOP a clock x 1.5 GHz (dense NVFP4 at the published clock).
 COMPETITION_HBM_BYTES_PER_S = 7.68e12
@@ -262,9 +262,9 @@ def physical_floor(work: Work, target: Target) -> Floor:
 
 def _math_on(work: Work, target: Target) -> tuple[str, str]:
     """The format that tensor cores of the target multiply in, and why where operands have another one."""
-    if work.math == "nvfp4" and work.math not in target.rates:
-        return "fp16", ", no FP4 tensor cores"
-    mma = None if work.pair is None else mmas_of(target.arch).get(work.pair)
+    if work.math in ("nvfp4", "fp8") and work.math not in target.rates:
+        return "fp16", f", no {'FP4' if work.math == 'nvfp4' else 'FP8'} tensor cores"
+    mma = None if work.pair is None or is_weight_only(target.arch) else mmas_of(target.arch).get(work.pair)
     if mma is not None and mma.decodes:
         return "fp16", f", decoded to {mma.kind}"
     return work.math, ""

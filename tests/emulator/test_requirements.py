@@ -8,11 +8,12 @@ from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.errors import EmulatorError
 
 TARGETS = (
-    "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_110a", "sm_120",
+    "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_110a", "sm_120",
     "sm_120a", "sm_120f", "sm_121a",
 )  # fmt: skip
 SINCE_80 = set(TARGETS)
-SINCE_89 = SINCE_80 - {"sm_80"}
+SINCE_86 = SINCE_80 - {"sm_80"}
+SINCE_89 = SINCE_86 - {"sm_86"}
 SINCE_90 = SINCE_89 - {"sm_89"}
 SINCE_100 = SINCE_90 - {"sm_90", "sm_90a"}
 TENSOR = {"sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_110a"}
@@ -76,6 +77,47 @@ ACCEPTED = {
     "st.bulk.weak.shared::cta": SINCE_100,
     "fence.proxy.async": SINCE_90,
     "cp.async.ca.shared.global": SINCE_80,
+    "cp.async.cg.shared.global.L2::cache_hint": SINCE_80,
+    "cp.async.mbarrier.arrive.noinc.shared.b64": SINCE_80,
+    "mbarrier.test_wait.parity.shared.b64": SINCE_80,
+    "mbarrier.arrive.expect_tx.shared.b64": SINCE_90,
+    "mbarrier.arrive.release.cluster.shared::cta.b64": SINCE_90,
+    "ld.acquire.gpu.global.b32": SINCE_80,
+    "ld.acquire.cluster.global.b32": SINCE_90,
+    "ld.shared::cluster.b32": SINCE_90,
+    "st.release.cluster.global.b32": SINCE_90,
+    "red.release.gpu.global.add.u32": SINCE_80,
+    "red.release.cluster.global.add.u32": SINCE_90,
+    "atom.global.add.noftz.f16x2": SINCE_80,
+    "atom.global.add.noftz.bf16x2": SINCE_90,
+    "atom.global.cas.b128": SINCE_90,
+    "fence.acq_rel.gpu": SINCE_80,
+    "fence.acq_rel.cluster": SINCE_90,
+    "fence.proxy.tensormap::generic.acquire.gpu": SINCE_90,
+    "prefetch.tensormap": SINCE_90,
+    "prefetch.global.L2::evict_last": SINCE_80,
+    "isspacep.shared::cluster": SINCE_90,
+    "add.rn.bf16x2": SINCE_90,
+    "mul.rn.bf16": SINCE_90,
+    "sub.rn.bf16x2": SINCE_90,
+    "fma.rn.bf16x2": SINCE_80,
+    "fma.rn.oob.f16x2": SINCE_90,
+    "mul.rn.f16x2": SINCE_80,
+    "max.NaN.bf16x2": SINCE_80,
+    "max.xorsign.abs.bf16x2": SINCE_86,
+    "min.relu.s32": SINCE_90,
+    "max.u16x2": SINCE_90,
+    "ex2.approx.ftz.bf16x2": SINCE_90,
+    "tanh.approx.f16x2": SINCE_80,
+    "tanh.approx.bf16x2": SINCE_90,
+    "setp.lt.bf16": SINCE_90,
+    "cvt.f32.bf16": SINCE_80,
+    "cvt.rn.bf16.f16": SINCE_90,
+    "cvt.rni.s32.bf16": SINCE_90,
+    "cvt.rna.tf32.f32": SINCE_80,
+    "cvt.rn.tf32.f32": SINCE_90,
+    "cvt.rn.satfinite.tf32.f32": SINCE_100,
+    "movmatrix.sync.aligned.m8n8.trans.b16": SINCE_80,
 }
 
 
@@ -101,8 +143,13 @@ def test_old_names_mean_the_same() -> None:
             "sm_90a has no tcgen05; it needs sm_100a or sm_100f or",
         ),
         ("sm_120a", "tcgen05.fence::before_thread_sync;", "sm_120a has no tcgen05"),
-        ("sm_100a", "wgmma.fence.sync.aligned;", "sm_100a has no wgmma; it needs sm_90a$"),
+        (
+            "sm_100a",
+            "wgmma.fence.sync.aligned;",
+            "sm_100a has no wgmma; it needs sm_90a .PTX ISA, wgmma, Target ISA Notes.$",
+        ),
         ("sm_80", "griddepcontrol.wait;", "sm_80 has no griddepcontrol; it needs sm_90 or later"),
+        ("sm_86", "mov.u32 %r1, %cluster_ctarank;", "sm_86 has no %cluster_ctarank; it needs sm_90 or later"),
     ],
 )
 def test_a_kernel_that_would_not_assemble_does_not_run(

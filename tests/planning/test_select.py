@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey
+from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR
-from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, fp8, sm90
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, fp8, is_weight_only, simt, sm90
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
 from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain, ranked
@@ -257,3 +258,16 @@ def test_results_that_no_kernel_writes_are_refused(arch, dtype, activation, pair
     for choose in (choose_config, ranked, explain):
         with pytest.raises(UnsupportedProblem, match=f"{arch} has no {what} of {a} x {b}"):
             choose(asked, arch, NUM_SMS)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
+def test_two_quantized_operands_are_refused_before_hopper_with_the_fix(arch):
+    assert is_weight_only(arch) and not is_weight_only("sm_90a")
+    with pytest.raises(
+        UnsupportedTarget, match=f'{arch}: no kernel multiplies two quantized.*activations="16bit"'
+    ):
+        family_of(arch)
+    for key in (GemvKey, FewRowsKey):
+        with pytest.raises(UnsupportedTarget, match=f"{arch}: no kernel multiplies two quantized"):
+            key(arch, torch.bfloat16, False)
+    assert arch in simt.ARCHS and not simt.has_fp4_convert(arch)

@@ -168,13 +168,21 @@ def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
     )
 
 
-def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int) -> None:
+def check_launch(
+    code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int, programmatic: bool = False
+) -> None:
     """Refuse a launch that the hardware would refuse.
 
     Raises:
-        EmulatorError: thread count against ``.reqntid``/``.maxntid``, cluster size, or shared memory.
+        EmulatorError: thread count against ``.reqntid``/``.maxntid``, cluster size, or shared memory; a cluster or the
+            programmatic attribute on a device that has none.
     """
     entry, name = code.entry, short_name(code.entry.name)
+    if not device.has_clusters and (programmatic or cluster != (1, 1, 1)):
+        what = "programmatic launch" if programmatic else f"cluster {cluster}"
+        raise EmulatorError(
+            f"kernel {name}: {what} on {device.arch}; clusters and programmatic launches need compute capability 9.0"
+        )
     threads = block[0] * block[1] * block[2]
     required = entry.directives.get("reqntid")
     if required and (*required, 1, 1)[:3] != block:
@@ -424,14 +432,14 @@ class Emulator:
         entry = code.entry
         cluster = dim3([max(n, 1) for n in record.cluster])
         block = dim3(list(record.block))
-        check_launch(code, self.device, block, cluster, record.shared_bytes)
+        attributes = record.attributes
+        check_launch(code, self.device, block, cluster, record.shared_bytes, bool(attributes & PROGRAMMATIC))
         params = param_buffer(entry.param_bytes)
         for i, param in enumerate(entry.params):
             data = ctypes.string_at(record.arguments[i], param.nbytes)
             params[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
         explicit = any(record.cluster)
         grid = dim3(list(record.grid))
-        attributes = record.attributes
         return Launch(
             code,
             grid,

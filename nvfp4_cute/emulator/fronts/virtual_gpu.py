@@ -50,6 +50,9 @@ class Product:
 
 
 PRODUCTS = {
+    "sm_80": Product("NVIDIA A100-SXM4-80GB", 108, 80 * GIB, 40 * MIB, 1_410_000),
+    "sm_86": Product("NVIDIA A10", 72, 24 * GIB, 6 * MIB, 1_695_000),
+    "sm_89": Product("NVIDIA L40S", 142, 48 * GIB, 96 * MIB, 2_520_000),
     "sm_90a": Product("NVIDIA H200", 132, 141 * GIB, 50 * MIB, 1_980_000),
     "sm_100a": Product("NVIDIA B200", 148, 180 * GIB, 126 * MIB, 1_965_000),
     "sm_103a": Product("NVIDIA B300", 148, 270 * GIB, 126 * MIB, 2_032_000),

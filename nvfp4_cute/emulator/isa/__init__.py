@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa.requirements import Architecture
+from nvfp4_cute.emulator.isa.requirements import Architecture, missing_register
 from nvfp4_cute.emulator.ptx import (
     TYPE_BYTES,
     Address,
@@ -260,6 +260,9 @@ class Builder:
             value = encode_literal(operand, type_)
             return self._constant(("imm", value, type_ == "pred"), value, type_)
         if isinstance(operand, Special):
+            missing = missing_register(operand.name, self.arch)
+            if missing is not None:
+                raise self.inst.error(missing)
             slot, new = self._new(operand, operand.name, special_type(operand.name))
             if operand.name.startswith(DYNAMIC_SPECIALS):
                 self.dynamic[slot] = operand.name

@@ -71,6 +71,9 @@ def _since(least: int, *opcodes: str) -> tuple[Rule, ...]:
     return tuple(Rule(opcode, least=least) for opcode in opcodes)
 
 
+_BF16 = ("bf16", "bf16x2")
+_NOT_F32 = ("f16", "f64", *(f"{sign}{bits}" for sign in "su" for bits in (8, 16, 32, 64)))
+_CLUSTER = ("cluster", "shared::cluster")
 _NARROW = ("e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2")
 
 RULES: tuple[Rule, ...] = (
@@ -108,7 +111,20 @@ RULES: tuple[Rule, ...] = (
     Rule("ld", ("v8",), least=100),
     Rule("st", ("v8",), least=100),
     *(Rule(o, ("v4", t), least=100) for o in ("ld", "st") for t in ("b64", "u64", "s64", "f64")),
-    *(Rule(o, (v,), least=90) for o in ("atom", "red") for v in ("v2", "v4", "v8")),
+    *(Rule(o, (v,), least=90) for o in ("atom", "red") for v in ("v2", "v4", "v8", "bf16", "bf16x2", "b128")),
+    *(Rule(o, (t,), least=90) for o in ("add", "sub", "mul", "ex2", "tanh", "set", "setp") for t in _BF16),
+    *(Rule("cvt", ("bf16", t), least=90) for t in _NOT_F32),
+    Rule("cvt", ("tf32", "rn", "satfinite"), least=100),
+    Rule("cvt", ("tf32", "rn"), least=90),
+    Rule("fma", ("oob",), least=90),
+    *(Rule(o, (t,), least=90) for o in ("add", "min", "max") for t in ("s16x2", "u16x2")),
+    *(Rule(o, ("relu", "s32"), least=90) for o in ("min", "max")),
+    *(Rule(o, ("xorsign",), least=86) for o in ("min", "max")),
+    *(Rule(o, (w,), least=90) for o in ("ld", "st", "atom", "red", "fence", "mbarrier") for w in _CLUSTER),
+    *(Rule(o, ("shared::cluster",), least=90) for o in ("cvta", "isspacep")),
+    Rule("mbarrier", ("expect_tx",), least=90),
+    Rule("fence.proxy", ("tensormap::generic",), least=90),
+    Rule("prefetch", ("tensormap",), least=90),
     Rule("st.async", ("release",), least=100),
     Rule("red.async", ("release",), least=100),
     *_since(
@@ -127,5 +143,15 @@ def missing_on(words: tuple[str, ...], arch: Architecture) -> str | None:
     for rule in RULES:
         if rule.matches(words) and not rule.allows(arch):
             what = ".".join((rule.opcode, *rule.words))
-            return f"{arch} has no {what}; it needs {rule.needs()}"
+            return f"{arch} has no {what}; it needs {rule.needs()} (PTX ISA, {words[0]}, Target ISA Notes)"
     return None
+
+
+def missing_register(name: str, arch: Architecture) -> str | None:
+    """Why an architecture does not have a special register ("%clusterid"), or None (PTX ISA 10, Target ISA Notes)."""
+    if arch.number >= 90 or not CLUSTER_REGISTER.match(name):
+        return None
+    return f"{arch} has no {name.split('.')[0]}; it needs sm_90 or later (PTX ISA, Special Registers)"
+
+
+CLUSTER_REGISTER = re.compile("%(n?clusterid|cluster_n?cta(id|rank)|is_explicit_cluster|aggr_smem_size)")

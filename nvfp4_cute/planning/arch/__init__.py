@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import (
+    sm80,
     sm90,
     sm90_fp8,
     sm90_weight_only,
@@ -32,6 +33,7 @@ def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
 
     Raises UnsupportedTarget where the architecture has none.
     """
+    sm80.check_arch(arch)
     found = [family for family in FAMILIES if arch in family.ARCHS]
     if not found:
         raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
@@ -84,6 +86,11 @@ def oldest_dsl(arch: str) -> tuple[int, int]:
     Before 4.8 inline PTX takes no pointers, as the kernels of Hopper pass them.
     """
     return (4, 8) if arch in sm90.ARCHS else (0, 0)
+
+
+def is_weight_only(arch: str) -> bool:
+    """Whether all products of ``arch`` take 16-bit ``a``: there ``family_of`` raises, and says so."""
+    return arch in sm80.ARCHS
 
 
 def has_fp4_mma(arch: str) -> bool:

@@ -68,7 +68,7 @@ def foreign_option_reason(config: KernelConfig, options: Sequence[str]) -> str |
 
 def in_order(archs: Iterable[str]) -> tuple[str, ...]:
     """Architectures, each once, by number."""
-    return tuple(sorted(set(archs), key=lambda arch: int(arch[len("sm_") : -1])))
+    return tuple(sorted(set(archs), key=lambda arch: int(arch.removeprefix("sm_").rstrip("a"))))
 
 
 def clusters_in_gpcs(

@@ -14,6 +14,7 @@ from nvfp4_cute.formats.block_format import (
     BlockFormat,
     FP8_128x128,
 )
+from nvfp4_cute.planning.arch import sm80
 
 # Formats of the matrix and the vector that a gemv multiplies, as do products of few rows, and of weights beside 16-bit ``a``.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
@@ -21,7 +22,8 @@ W4A16_PAIRS = tuple(
     (None, weights)
     for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
-ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
+BEFORE_BLACKWELL = (*sm80.ARCHS, "sm_90a")
+ARCHS = (*BEFORE_BLACKWELL, "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 
 # ---- gemv: what one lane loads of a row at once is 16 bytes: 32 values of K in two blocks ----
@@ -34,12 +36,12 @@ GEMV_WARPS_K = 2
 
 def has_fp4_convert(arch: str) -> bool:
     """Whether e2m1 conversions are instructions (PTX ISA 9.7.9.21: sm_100a and later) or have to be computed."""
-    return arch != "sm_90a"
+    return arch not in BEFORE_BLACKWELL
 
 
 def has_programmatic_products(arch: str) -> bool:
     """Whether products of quantized rows are programmatic launches: they begin while the launch before them ends."""
-    return arch != "sm_90a"
+    return arch not in BEFORE_BLACKWELL
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ def check_arch(arch: str) -> None:
             f"no gemv, w4a16 or quantize kernel for {arch}; there is one for {', '.join(ARCHS)}. "
             'Pass backend="reference", or CPU tensors'
         )
+
+
+def check_quantized_products(arch: str) -> None:
+    """Raises UnsupportedTarget where no kernel multiplies two quantized operands."""
+    sm80.check_arch(arch)
 
 
 # ---- quantize: a warp takes 8 rows of a scale atom, four blocks of K each: one 32-byte sector of scales -------------
