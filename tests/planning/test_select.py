@@ -268,6 +268,6 @@ def test_two_quantized_operands_are_refused_before_hopper_with_the_fix(arch):
     ):
         family_of(arch)
     for key in (GemvKey, FewRowsKey):
-        with pytest.raises(UnsupportedTarget, match=f"{arch}: no kernel multiplies two quantized"):
+        with pytest.raises(UnsupportedTarget, match=arch):
             key(arch, torch.bfloat16, False)
-    assert arch in simt.ARCHS and not simt.has_fp4_convert(arch)
+    assert not simt.has_fp4_convert(arch)

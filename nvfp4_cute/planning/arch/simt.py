@@ -23,7 +23,7 @@ W4A16_PAIRS = tuple(
     for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 BEFORE_BLACKWELL = (*sm80.ARCHS, "sm_90a")
-ARCHS = (*BEFORE_BLACKWELL, "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
+ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 
 # ---- gemv: what one lane loads of a row at once is 16 bytes: 32 values of K in two blocks ----
