@@ -1,5 +1,6 @@
 """The emulator as a backend: the kernel's own host code launches the kernel's own PTX on the CPU."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,16 @@ from nvfp4_cute.timing.result import Timing
 
 # Native host code of any thread launches on the emulator that became the process's device last.
 _one_at_a_time = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    global _one_at_a_time
+    _one_at_a_time = (
+        threading.RLock()
+    )  # a thread of the parent may hold the other, and nobody here would release it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 WorkOf = Callable[[Task, Launch, str], Sequence[LaunchWork | None]]

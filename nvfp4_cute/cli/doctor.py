@@ -6,8 +6,8 @@ Everything is asked when `run` (or a function here) is called; nothing is import
 import argparse
 import importlib.metadata
 import importlib.util
-import os
 import platform
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -260,14 +260,24 @@ def _cache_lines() -> list[str]:
 
 
 def _writability(folder: Path) -> str:
-    if folder.is_dir():
-        return "can be written" if os.access(folder, os.W_OK | os.X_OK) else "read-only"
+    from nvfp4_cute.compile.trusted_files import Untrusted, check_folder
+
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    is_there = nearest == folder and folder.is_dir()
     if not nearest.is_dir():
         return f"cannot be made: {nearest} is a file"
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return f"cannot be made: {nearest} is read-only"
-    return "made when the first kernel is compiled"
+    try:
+        if is_there:
+            check_folder(folder)
+        with tempfile.TemporaryDirectory(prefix=".doctor_", dir=nearest):
+            pass
+    except Untrusted as error:
+        return f"not used: {error.strerror}; set {env.CACHE_DIR.name} to a folder of your own"
+    except OSError as error:
+        if is_there:
+            return f"read-only: {error.strerror}"
+        return f"cannot be made: {nearest}: {error.strerror}; set {env.CACHE_DIR.name} to a folder that can, or to `off`"
+    return "can be written" if is_there else "made when the first kernel is compiled"
 
 
 def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:

@@ -1,5 +1,6 @@
 """Compiled kernels, remembered for the life of the process, and on disk where the environment does not say `off`."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,10 @@ from nvfp4_cute import env
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.compiler import CompiledKernel, compile_kernel
 
-_lock = threading.Lock()
+FORK_WAITS_S = 10.0
+"""How long a fork waits for a thread that compiles."""
+
+_lock = threading.RLock()
 _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
 _watched: ContextVar[list[CompiledKernel] | None] = ContextVar("watched", default=None)
 
@@ -47,3 +51,32 @@ def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
     if watched is not None:
         watched.append(kernel)
     return kernel
+
+
+class _OfThread(threading.local):
+    """holds_lock: whether this thread took the lock for the fork that it is at."""
+
+    holds_lock = False
+
+
+_of_thread = _OfThread()
+
+
+def _before_fork() -> None:
+    # In the child no thread finishes what the compiling one had begun: half an import would hang the next compilation.
+    _of_thread.holds_lock = _lock.acquire(timeout=FORK_WAITS_S)
+
+
+def _after_fork_in_parent() -> None:
+    if _of_thread.holds_lock:
+        _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

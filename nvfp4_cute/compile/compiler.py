@@ -4,7 +4,6 @@ The only host module, beside the backends, that imports cutlass; it does so when
 """
 
 import ctypes
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from nvfp4_cute import private_api
 from nvfp4_cute.compile.host_code import pass_maps_in_place
+from nvfp4_cute.emulator import scratch
 from nvfp4_cute.emulator.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, prepare_cutlass, shim_is_built
 
@@ -53,7 +53,7 @@ def compile_kernel(key: Any) -> CompiledKernel:
     )
     pass_maps_in_place(host.ir_module)
     _load_runtime()
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
+    with scratch.folder() as folder:
         object_file = Path(folder) / "kernel.o"
         object_file.write_bytes(host.dump_to_object(key.to_name()))
         return load_kernel(key, object_file, ptx, cubin)
@@ -89,7 +89,7 @@ def compile_jit(
 
     if shim_is_built():
         prepare_cutlass()  # what is compiled first decides for the whole process who resolves launches
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder, _device_arch(arch):
+    with scratch.folder() as folder, _device_arch(arch):
         options = (
             cute.GPUArch(arch),
             cute.KeepPTX(True),

@@ -3,25 +3,26 @@
 An entry is a folder, ``<kernel name>-<digest>``, with the object file (host code with the cubin inside), the PTX text,
 the cubin, and ``entry.json``: what the entry was made from and the SHA-256 of each file. An entry that does not say
 exactly what is expected, or whose files are not those that it lists, is compiled again and replaced. Checksums find
-damage, not malice: loading runs native code, so a folder must belong to someone who is trusted.
+damage, not malice: loading runs native code, so nothing is loaded that a user other than this one and root may have written.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import json
+import os
 import platform
-import shutil
 import sys
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.compile.compiler import CompiledKernel, compile_kernel, load_kernel
+from nvfp4_cute.compile.entry_lock import locked, locked_if_free
+from nvfp4_cute.compile.trusted_files import Untrusted, check_entry, check_folder, read_bytes, remove
 from nvfp4_cute.errors import CacheError
 
 OBJECT, PTX, CUBIN, MANIFEST = "kernel.o", "kernel.ptx", "kernel.cubin", "entry.json"
@@ -44,6 +45,9 @@ SOURCES = (
     "experts.keys",
 )
 DSL_DISTRIBUTIONS = "nvidia_cutlass_dsl*.dist-info"
+PARTIAL, LOCK = ".partial", ".lock"
+UNUSED_DAYS = 30
+"""How long an entry of other versions, which nobody loads, is kept."""
 
 
 @dataclass(frozen=True)
@@ -82,42 +86,105 @@ def ensure(folder: Path, key: Any) -> None:
 
 def _fetch(folder: Path, key: Any) -> tuple[CompiledKernel, OSError | None]:
     """The kernel, and why it could not be kept where it had to be compiled for this process only."""
+    try:
+        check_folder(folder)
+    except Untrusted as problem:
+        return compile_kernel(key), problem
+    except OSError:  # missing, or it cannot be made either, which the lock says
+        pass
     identity = identity_of(key)
     entry = folder / entry_name(key, identity)
-    kernel = _load(entry, key, identity)
+    try:
+        kernel = _load(entry, key, identity)
+    except Untrusted as error:
+        kernel = None
+        warnings.warn(f"{entry} is not loaded, but compiled again: {error}", RuntimeWarning, stacklevel=3)
     if kernel is not None:
         return kernel, None
-    with _locked(entry) as problem:
-        kernel = None if problem else _load(entry, key, identity)
+    with locked(_beside(entry, LOCK)) as problem:
+        if problem is None:
+            with suppress(Untrusted):
+                kernel = _load(entry, key, identity)
         if kernel is None:
             kernel = compile_kernel(key)
             problem = problem or _store(entry, kernel, identity)
+            if problem is None:
+                prune(folder)
     return kernel, problem
 
 
+def _beside(entry: Path, suffix: str) -> Path:
+    return entry.with_name(entry.name + suffix)
+
+
 def _describe(folder: Path, key: Any, problem: OSError) -> str:
+    why = (
+        "is not trusted"
+        if isinstance(problem, Untrusted)
+        else "has no valid entry for it and cannot be written"
+    )
     return (
-        f"{key.to_name()} was compiled for this process only: {folder} has no valid entry for it and cannot be "
-        f"written ({problem}); set NVFP4_CUTE_CACHE_DIR to a folder that can, or to `off`"
+        f"{key.to_name()} was compiled for this process only: {folder} {why} ({problem}); "
+        "set NVFP4_CUTE_CACHE_DIR to a folder of your own that can be written, or to `off`"
     )
 
 
 def contents(folder: Path) -> Contents:
     """What ``folder`` holds now; nothing where it is missing."""
-    manifests = list(folder.glob(f"*/{MANIFEST}"))
-    files = [file for manifest in manifests for file in manifest.parent.iterdir()]
-    return Contents(len(manifests), sum(file.stat().st_size for file in files))
+    entries = _entries(folder)
+    files = [file for entry in entries for file in entry.iterdir()]
+    return Contents(len(entries), sum(file.lstat().st_size for file in files))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Complete entries, of every version."""
+    manifests = (manifest for manifest in folder.glob(f"*/{MANIFEST}") if manifest.is_file())
+    return [manifest.parent for manifest in manifests if manifest.parent.suffix != PARTIAL]
+
+
+def prune(folder: Path) -> None:
+    """Remove what killed processes left in ``folder``, and entries of other versions that nobody loaded for UNUSED_DAYS.
+
+    Leaves alone what a process is at work on, and what cannot be removed.
+    """
+    for partial in folder.glob(f"*{PARTIAL}"):
+        _remove_if_free(partial, of=partial.with_suffix(""))
+    for entry in _entries(folder):
+        with suppress(OSError):
+            if _days_unused(entry) > UNUSED_DAYS and not _is_of_these_versions(entry):
+                _remove_if_free(entry, of=entry)
+    for lock in folder.glob(f"*{LOCK}"):
+        if not lock.with_suffix("").exists():
+            _remove_if_free(lock, of=lock.with_suffix(""))
+
+
+def _remove_if_free(path: Path, of: Path) -> None:
+    with locked_if_free(_beside(of, LOCK)) as is_ours, suppress(OSError):
+        if is_ours:
+            remove(path)
+
+
+def _days_unused(entry: Path) -> float:
+    return (time.time() - (entry / MANIFEST).stat().st_mtime) / 86400
+
+
+def _is_of_these_versions(entry: Path) -> bool:
+    manifest = _read_manifest(entry)
+    identity = manifest.get("identity") if isinstance(manifest, dict) else None
+    return isinstance(identity, dict) and versions().items() <= identity.items()
 
 
 def identity_of(key: Any) -> dict[str, Any]:
-    """Everything that decides whether an entry can be used here, for JSON.
+    """Everything that decides whether an entry can be used here, for JSON."""
+    return {"kernel": key.to_name(), "key": repr(key), "arch": key.arch, **versions()}
+
+
+def versions() -> dict[str, Any]:
+    """What every entry of this installation was made with.
 
     Python's version is part of it because the object holds a pickled signature.
     """
     return {
-        "kernel": key.to_name(),
-        "key": repr(key),
-        "arch": key.arch,
         "sources": source_digest(),
         "dsl": dsl_versions(),
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -165,15 +232,35 @@ def source_digest() -> str:
 
 
 def _load(entry: Path, key: Any, identity: dict[str, Any]) -> CompiledKernel | None:
-    """The kernel of an entry, or None where the entry is missing, damaged or made from something else."""
+    """The kernel of an entry, or None where the entry is missing, damaged or made from something else.
+
+    Raises:
+        Untrusted: another user may have written it.
+    """
     try:
-        files = {name: (entry / name).read_bytes() for name in (OBJECT, PTX, CUBIN)}
-        manifest = json.loads((entry / MANIFEST).read_bytes())
+        check_entry(entry)
+        files = {name: read_bytes(entry / name) for name in (OBJECT, PTX, CUBIN)}
+        ptx = files[PTX].decode()
+    except Untrusted:
+        raise
     except (OSError, ValueError):
         return None
-    if manifest != _manifest(identity, files):
+    if _read_manifest(entry) != _manifest(identity, files):
         return None
-    return load_kernel(key, entry / OBJECT, files[PTX].decode(), files[CUBIN])
+    if _days_unused(entry) > 1:
+        with suppress(OSError):  # read-only
+            os.utime(entry / MANIFEST)
+    return load_kernel(key, entry / OBJECT, ptx, files[CUBIN])
+
+
+def _read_manifest(entry: Path) -> Any:
+    """What an entry's manifest says; None where it says nothing."""
+    try:
+        return json.loads(read_bytes(entry / MANIFEST))
+    except Untrusted:
+        raise
+    except (OSError, ValueError, RecursionError):  # the last of lists in lists in lists
+        return None
 
 
 def _manifest(identity: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
@@ -187,49 +274,17 @@ def _store(entry: Path, kernel: CompiledKernel, identity: dict[str, Any]) -> OSE
     """Put a kernel in its place under the entry's lock: complete, or, returning the reason, not at all."""
     files = {OBJECT: kernel.object_code, PTX: kernel.ptx.encode(), CUBIN: kernel.cubin}
     manifest = json.dumps(_manifest(identity, files), indent=2).encode()
-    partial = entry.with_name(f"{entry.name}.partial")
+    partial = _beside(entry, PARTIAL)
     try:
-        _remove(partial)  # of a process that was killed
-        partial.mkdir()
+        remove(partial)  # of a process that was killed
+        partial.mkdir(mode=0o755)  # whatever the umask says: what everybody may write is not loaded
         for name, data in {**files, MANIFEST: manifest}.items():
+            (partial / name).touch(mode=0o644)
             (partial / name).write_bytes(data)
-        _remove(entry)
+        remove(entry)
         partial.rename(entry)
     except OSError as error:
         with suppress(OSError):  # a full disk is not kept full
-            _remove(partial)
+            remove(partial)
         return error
     return None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(entry: Path) -> Iterator[OSError | None]:
-    """Inside the block no other process is in such a block of this entry; gives the reason where there is no lock.
-
-    The lock ends with its process, however that ends. Its file stays: removing it would let two processes lock two
-    files of one name.
-
-    Not the package filelock: on a file system without locks its versions raise another error, or lock by a marker file that a
-    killed process leaves behind. Here such a folder serves what it has and says why it keeps nothing.
-    """
-    try:
-        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = open(entry.with_name(f"{entry.name}.lock"), "ab")
-    except OSError as error:
-        yield error
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:  # a file system without locks
-            problem: OSError | None = error
-        else:
-            problem = None
-        yield problem

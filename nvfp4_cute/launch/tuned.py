@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from nvfp4_cute import env
-from nvfp4_cute.compile import disk_cache
+from nvfp4_cute.compile import disk_cache, trusted_files
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -176,17 +176,18 @@ def _found(problem: GroupedProblem, gpu: Gpu) -> KernelConfig | None:
 
 
 def load(request: Request) -> Tuning | None:
-    """The entry of a request; None where it is missing, damaged or made from something else."""
+    """The entry of a request; None where it is missing, damaged, of another user, or made from something else."""
     folder = env.cache_dir()
     if folder is None or not (folder / FOLDER).is_dir():
         return None
     try:
-        entry = json.loads(request.path(folder).read_bytes())
+        trusted_files.check_folder(folder)
+        entry = json.loads(trusted_files.read_bytes(request.path(folder)))
         digest = entry.pop("sha256")
         if digest != _digest(entry) or entry["identity"] != request.identity:
             return None
         return Tuning(request, entry["kind"], _ranked(entry["times_us"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 

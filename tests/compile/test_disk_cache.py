@@ -281,6 +281,14 @@ def test_doctor_says_why_a_folder_cannot_be_made(monkeypatch, tmp_path):
     assert f"cannot be made: {tmp_path / 'file'} is a file" in doctor.report()[0]
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path / "file"))
     assert f"cannot be made: {tmp_path / 'file'} is a file" in doctor.report()[0]
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", "/proc/.cache/kernels")
+    assert "cannot be made: /proc: " in doctor.report()[0]
+
+
+def test_doctor_says_that_a_folder_is_not_trusted(monkeypatch, entry):
+    entry.parent.chmod(0o777)
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(entry.parent))
+    assert "not used: every user may write it; set NVFP4_CUTE_CACHE_DIR" in doctor.report()[0]
 
 
 # ---- ahead of time ---------------------------------------------------------------------------------------------

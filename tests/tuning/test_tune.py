@@ -121,6 +121,7 @@ def damage_digit(data: bytes) -> bytes:
         lambda data: b"7",
         lambda data: b"{}",
         lambda data: b"\xff" + data[1:],
+        lambda data: b"[" * 100_000,
         damage_digit,
     ],
 )

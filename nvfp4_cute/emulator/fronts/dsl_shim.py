@@ -6,13 +6,13 @@ Serves every version from 4.3.5 on: competition servers run older ones than this
 import functools
 import importlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from nvfp4_cute.emulator import scratch
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu, replaced
 
@@ -44,7 +44,7 @@ def answered_dsl(gpu: VirtualGpu) -> Iterator[None]:
     """
     prepare_cutlass()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvfp4_cute_"))
+        folder = stack.enter_context(scratch.folder())
         stack.enter_context(kept_ptx(gpu, Path(folder)))
         stack.enter_context(kept_exports(gpu))
         stack.enter_context(ptx_beside_objects(gpu))

@@ -1,0 +1,33 @@
+"""Temporary folders that a compiler writes to."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nvfp4_cute.errors import CacheError
+
+ROOM_BYTES = 8 << 20
+"""More than the files of a kernel need: PTX, machine code, and host code."""
+
+
+@contextmanager
+def folder() -> Iterator[str]:
+    """A temporary folder with room for a kernel's files; LLVM ends the process where it cannot write one.
+
+    Raises:
+        CacheError: the file system of temporary files is full, or takes no file of that size.
+    """
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as name:
+        room = Path(name) / "room"
+        try:
+            with open(room, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+        except OSError as error:
+            raise CacheError(
+                f"compiling a kernel needs {ROOM_BYTES >> 20} MiB for temporary files, which {tempfile.gettempdir()} has not "
+                f"({error.strerror}); free some, or set TMPDIR to another folder"
+            ) from None
+        room.unlink()
+        yield name
