@@ -1,11 +1,12 @@
-"""ACTIVATIONS role: warps that decode each K tile of the tokens once, from packed NVFP4 to fp16, or MX to bf16.
+"""ACTIVATIONS role: warps dequantize each K tile of the tokens once, from packed NVFP4 to fp16 or from MX formats to bf16.
 
-Order of K. Lane t of a quad holds, of an MMA's 16 values of K, those at 2t, 2t+1, 2t+8 and 2t+9. A lane of a MATH warp
-reads one block of a row of weights, block t: 32 consecutive values, four times eight. ``decode_halves`` makes of eight w the
-pairs (0, 2) and (4, 6), which serve MMA 2w, and (1, 3) and (5, 7), which serve MMA 2w + 1. So MMA 2w + u takes at 2t, 2t+1
-the values 8w + u, 8w + u + 2 of block t, and at 2t+8, 2t+9 the values 8w + u + 4, 8w + u + 6: the order written here.
-A slab is what four MMAs read: eights 0 and 1, or 2 and 3, of every block, and so one scale of each. In large
-tiles half of the warps decode the one, half the other.
+Order of K: lane t of a quad holds the values of K at 2t, 2t+1, 2t+8 and 2t+9 of an MMA's 16. A lane of a MATH warp reads block
+t of a row of weights, 32 consecutive values, as four eights. ``decode_halves`` turns eight w into the pairs (0, 2) and (4, 6)
+for MMA 2w, and (1, 3) and (5, 7) for MMA 2w + 1. So MMA 2w + u takes the values 8w + u and 8w + u + 2 of block t at 2t and
+2t+1, and the values 8w + u + 4 and 8w + u + 6 at 2t+8 and 2t+9. Tokens are written in this order.
+
+A slab is the part of K that four MMAs read: eights 0 and 1 of every block, or eights 2 and 3, with one scale per block. In
+large tiles half of the warps dequantize one slab and half the other.
 """
 
 from dataclasses import dataclass
@@ -28,23 +29,24 @@ from .packed import BLOCKS, NEXT_SLAB, SLAB_SCALES, Packed
 from .tile_walk import WalkedTiles
 from .warp_schedule import LANES_OF_EIGHT, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 
-# 64 values of K: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
+# 64 values of K: 128 bytes per token in fp16, the span of wgmma's swizzle.
 SLAB_ROW_BYTES = 128
-# Reads do not wait for each other, nor for the writes of a step before: so many words of a block's eights are in registers.
+# Words of a block's eights in registers at a time: enough that reads wait neither for each other nor for the previous step's
+# writes.
 WORDS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class ActivationArgs:
-    """What the warps read.
+    """Inputs of the ACTIVATIONS role.
 
     Attributes:
         a_address, sfa_address: shared addresses of the packed tokens and of their scales, stage 0.
-        decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes), or a slab a stage.
-        sfa_stage_bytes: of the scales of one stage.
-        tiles: what the CTA computes.
-        load: what the last two warps load; None where LOAD is a warp of its own.
-        format: of the packed tokens.
+        decoded_address: shared address of the dequantized tokens: (STAGE, SLAB, TOKEN, 128 bytes), or one slab per stage.
+        sfa_stage_bytes: bytes of scales per stage.
+        tiles: work tiles of this CTA.
+        load: inputs of LOAD if the last two warps also play it, otherwise None.
+        format: format of the packed tokens.
     """
 
     a_address: Int32
@@ -62,13 +64,13 @@ class ActivationArgs:
 
 @dataclass(frozen=True)
 class Lane:
-    """Where one lane reads and writes in a step whose tokens are the stage's first.
+    """Byte offsets of one lane in the first step of a stage.
 
     Attributes:
-        sources: byte offsets of its eight values of every block in a packed stage.
-        scales: of its token's scales in a stage of scales.
-        selector: of the slab's scale of every block among the eight of a token.
-        targets: of its four 16-byte results in a decoded stage.
+        sources: offsets of the lane's eight values of every block in a packed stage.
+        scales: offset of its token's scales in a stage of scales.
+        selector: prmt selector of the slab's scales among the eight of a token.
+        targets: offsets of its four 16-byte results in a dequantized stage.
     """
 
     sources: list
@@ -78,7 +80,7 @@ class Lane:
 
 
 def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int, format: Packed) -> Lane:
-    # Eight consecutive lanes write eight tokens: no two of them share a bank.
+    # Eight consecutive lanes write eight tokens, so that no two of them share a bank.
     lane, eights = cute.arch.lane_idx(), WARP_SIZE // step_tokens
     token = lane // (eights * LANES_OF_EIGHT) * LANES_OF_EIGHT + lane % LANES_OF_EIGHT
     eight = lane // LANES_OF_EIGHT % eights
@@ -93,7 +95,7 @@ def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int, format: Packed)
 
 
 def _source(token: Int32, block: int, eight: Int32, format: Packed) -> Int32:
-    """Offset in a packed stage of a token's values 8 ``eight`` and following of a block."""
+    """Returns the offset in a packed stage of eight values of a token: number ``eight`` of a block."""
     unit, nbytes = Int32(block * format.block_bytes // UNIT_BYTES), 4 * format.words
     if format.block_bytes > UNIT_BYTES:
         unit, eight = unit + eight // 2, eight % 2
@@ -102,12 +104,12 @@ def _source(token: Int32, block: int, eight: Int32, format: Packed) -> Int32:
 
 @dataclass(frozen=True)
 class Steps:
-    """What a warp decodes of every K tile of a work tile, a step of tokens after the other.
+    """Token steps of a warp in every K tile of a work tile.
 
     Attributes:
-        lane: where a lane reads and writes in a step.
+        lane: offsets of a lane in a step.
         tokens: first token of each step in the tile.
-        scales: offset of a lane's scales in a stage, for each step.
+        scales: offset of a lane's scales in a stage, per step.
     """
 
     lane: Lane
@@ -117,7 +119,10 @@ class Steps:
 
 @cute.jit
 def run_activations(args: ActivationArgs):
-    """Decode the tokens of every K tile, each warp its share of the steps; two also load, if no other does."""
+    """Dequantizes the tokens of every K tile, each warp its share of the steps.
+
+    Two warps also load if LOAD has none of its own.
+    """
     tiles, tile_m, schedule = args.tiles, args.config.work_tile_mnk[0], args.schedule
     step_tokens = schedule.step_tokens
     stages_of_k_tile = step_tokens // LANES_OF_EIGHT
@@ -125,7 +130,7 @@ def run_activations(args: ActivationArgs):
         count // stages_of_k_tile for count in (args.decoded.num_stages, schedule.num_activation_warps)
     )
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - schedule.num_math_warps
-    # Which of a K tile's stages the warp writes, and its place among those that do.
+    # Stage of a K tile that the warp writes, and its rank among the warps of that stage.
     part, rank = warp // warps_of_stage, warp % warps_of_stage
     lane = _make_lane(part, tile_m, step_tokens, args.format)
     tokens = [(first + rank) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
@@ -134,11 +139,11 @@ def run_activations(args: ActivationArgs):
     tile_place, place = tiles.first(), None
     if cutlass.const_expr(args.load is not None):
         last = schedule.num_activation_warps - 1
-        # The other one is of another slab, and of another scheduler.
+        # Pick the second loading warp from another slab and another SM sub-partition.
         others = select(warp == last - WARPS_PER_GROUP - 1, Int32(TOKENS), Int32(NOTHING))
         place = first_place(args.load, select(warp == last, Int32(WEIGHTS), others))
-        # When a decoded stage is empty, MATH has read the packed weights of the K tile after the one that was there: the
-        # stage that this leaves to be filled is as many ahead.
+        # When a dequantized stage becomes empty, MATH has already read the packed weights of the K tile after the one in that
+        # stage. Run ahead by the stages that are free at that moment.
         for _ in cutlass.range(max(args.packed.num_stages - out_turns + 1, 1), unroll=1):
             place = load_k_tile(args.load, place)
     while tiles.has_tile(tile_place):
@@ -161,7 +166,8 @@ def run_activations(args: ActivationArgs):
             )
             cute.arch.fence_view_async_shared()
             arrive_warp(args.decoded.full(out_stage))
-            # What was read has been decoded and stored. An arrival right behind the reads does not wait for them on an H200.
+            # Release only now, when what was read has been stored: on an H200 an arrival right after the reads does not wait
+            # for them.
             arrive_warp(args.packed.empty(stage))
             if cutlass.const_expr(args.load is not None):
                 place = load_k_tile(args.load, place)
@@ -182,7 +188,7 @@ def _decode_steps(
     out_stage: Int32,
     out_phase: Int32,
 ):
-    """Decode so many steps of a K tile's packed tokens into a stage, once that is empty, with no branch between them."""
+    """Dequantizes ``count`` steps of a K tile into a stage once it is empty, without branches between the steps."""
     tile_m = args.config.work_tile_mnk[0]
     source = args.a_address + stage * (tile_m * args.format.row_bytes)
     scale = args.sfa_address + stage * args.sfa_stage_bytes
@@ -204,14 +210,14 @@ def _decode_steps(
 
 @cute.jit
 def _load_step(format: cutlass.Constexpr, lane: Lane, source: Int32, scales: Int32) -> tuple:
-    """A lane's words of each block, and the words with the scales of all."""
+    """Returns a lane's words of each block and the words with the scales of all blocks."""
     words = [load_shared(source + lane.sources[t], format.words) for t in range(BLOCKS)]
     return words, [load_shared(scales + atom * SF_ATOM_BYTES, 1)[0] for atom in range(format.atoms)]
 
 
 @cute.jit
 def _decode_step(format: cutlass.Constexpr, lane: Lane, packed: tuple, target: Int32):
-    """A lane's eight values of each block make four times four words: halves of two MMAs' K."""
+    """Dequantizes a lane's eight values of each block into four 16-byte stores, each a half of K of one MMA."""
     words, codes = packed
     scales = format.slab_scales(codes, lane.selector)
     pairs = [

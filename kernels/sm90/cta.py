@@ -1,4 +1,4 @@
-"""What the GEMMs of this folder have in common: how they are launched, and how their CTAs begin and end."""
+"""Launch settings, split-K exchange memory and cluster barriers shared by the GEMMs of this folder."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from .warp_schedule import WARP_SIZE, WarpSchedule
 
 # The 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
-# All of the unified memory: nothing is read past L1.
+# All of the unified memory is shared memory: no global read of the kernel profits from L1.
 SMEM_CARVEOUT_PERCENT = 100
 
 
 def launch_settings(
     config: KernelConfig, schedule: WarpSchedule, num_cta: Int64, ctas_per_sm: int
 ) -> dict[str, Any]:
-    """Arguments of a launch of so many persistent CTAs, of which an SM holds ``ctas_per_sm``."""
+    """Returns the arguments of a launch of ``num_cta`` persistent CTAs, ``ctas_per_sm`` of them per SM."""
     return {
         "grid": (Int32(num_cta), 1, 1),
         "cluster": (config.cluster_size, 1, 1) if config.cluster_size > 1 else None,
@@ -34,7 +34,7 @@ def launch_settings(
 def exchange_of_sums(
     smem: SmemAllocator, partial_bytes: int, schedule: WarpSchedule, split_k: int
 ) -> tuple[PartialSums, Ring]:
-    """Where the first CTA of a cluster gets the others' sums, ``partial_bytes``, and the ring of its one stage."""
+    """Allocates ``partial_bytes`` in which the first CTA of a cluster receives partial sums, and the ring of that one stage."""
     # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
     sums = smem.allocate_array(Uint8, max(partial_bytes, 16), byte_alignment=16).toint()
     sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
@@ -43,7 +43,7 @@ def exchange_of_sums(
 
 
 def meet(config: KernelConfig) -> None:
-    """All threads of the cluster, or of the CTA where it is alone, see what any of them wrote: its barriers are ready."""
+    """Synchronizes the cluster, or the CTA if it is alone, so that initialized barriers are visible to all threads."""
     if config.cluster_size > 1:
         _cluster_barrier()
     else:
@@ -51,7 +51,7 @@ def meet(config: KernelConfig) -> None:
 
 
 def leave(config: KernelConfig) -> None:
-    """Nobody leaves while another CTA of the cluster may still reach its shared memory."""
+    """Keeps a CTA alive while another CTA of the cluster may still access its shared memory."""
     if config.cluster_size > 1:
         _cluster_barrier()
 

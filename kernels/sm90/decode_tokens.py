@@ -1,14 +1,16 @@
-"""Tokens decoded once, before the GEMM, from packed values to 16 bits in global memory: what ACTIVATIONS would write.
+"""Dequantizes tokens once, before the GEMM, to 16 bits in global memory.
 
-Decoded rows are K long, rounded up to whole K tiles, and follow each other as those of ``a`` do; those of a list's groups
-follow each other by slot. A K tile is 256 bytes of a row: two slabs of eight 16-byte chunks, in the order of K of
-``activations``, so that TMA, which swizzles chunks within 128 bytes, makes of them the stages that MATH reads. Values
-behind K are zeros. Rows of no group are neither read nor written.
+Writes what ACTIVATIONS would write to shared memory.
 
-Work: a warp takes a strip, eight neighbouring rows of a group, and up to ``MOST_TILES`` neighbouring K tiles of it, all of
-which it reads before it decodes the first. Four lanes have a row: lane 2s + h the slab s, for which it reads twice eight values
-of every block of 32; of the four chunks that each eight makes of the blocks it writes those two whose values are in half h
-of the eight, and neighbouring lanes a sector together.
+Dequantized rows have K values rounded up to whole K tiles, in the order of the rows of ``a``; groups of a list follow each
+other by slot. A K tile takes 256 bytes of a row: two slabs of eight 16-byte chunks in the K order of ``activations``. TMA,
+which swizzles chunks within 128 bytes, then produces the stages that MATH reads. Values after K are zeros. Rows of no group are
+neither read nor written.
+
+Work per warp: a strip of eight neighbouring rows of a group and up to ``MOST_TILES`` neighbouring K tiles, all read before the
+first is dequantized. Four lanes share a row. Lane 2s + h reads slab s: two times eight values of every block of 32. Each eight
+yields four chunks across the blocks; the lane writes the two chunks with half h of the eight, so that neighbouring lanes write
+a sector together.
 """
 
 from dataclasses import dataclass, replace
@@ -41,16 +43,16 @@ LANES_OF_ROW = 4
 STRIP_ROWS = WARP_SIZE // LANES_OF_ROW
 # Groups are walked as if they had one column.
 STRIP_TILE = (STRIP_ROWS, 1, TILE_K)
-# Of a warp: more spread the cost of finding the rows, fewer let more warps wait for memory at the same time. With four, 4096 rows
-# with K of 4096 took an H200 1.7 us longer, and other cases as long.
+# K tiles per warp. More amortize the search for the rows; fewer let more warps wait for memory at once. With four, 4096 rows of
+# K = 4096 took 1.7 us longer on an H200, and other cases took equally long.
 MOST_TILES = 2
-# That many warps are to be had before each gets a second K tile: sixteen on every SM of an H200.
+# A warp gets a second K tile only once there are this many warps: sixteen per SM of an H200.
 WANTED_WARPS = 16 * 132
 FP16_BYTES = 2
 TILE_BYTES = TILE_K * FP16_BYTES
 # Values of a block in a lane's slab.
 SLAB_VALUES = BLOCK_VALUES // SLABS
-# Of decoded rows: what neighbouring lanes write at once, and what eight values of every block make.
+# Bytes of a dequantized row that neighbouring lanes write at once, and that eight values of every block produce.
 SECTOR_BYTES = 2 * UNIT_BYTES
 EIGHT_BYTES = 2 * SECTOR_BYTES
 FLAG_BYTES, FLAGS_OF_STORE = 4, 4
@@ -61,10 +63,10 @@ class Strip:
     """Neighbouring rows of a group, or none.
 
     Attributes:
-        first_row: of the strip, counted from the group's first.
-        m, k: rows of the group, none where there is no strip, and values of a row.
-        data, scale, decoded: addresses of what the group's first row has.
-        pitch: bytes from row to row of ``data``.
+        first_row: first row of the strip, counted in the group.
+        m, k: rows of the group (0 without a strip) and values per row.
+        data, scale, decoded: addresses of the group's first row in each array.
+        pitch: bytes between rows of ``data``.
     """
 
     first_row: Int32
@@ -78,7 +80,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class ListRows:
-    """Rows of a list's groups, an entry a slot: of ``Strip``, and the strips of all earlier slots."""
+    """Rows of a list's groups, one entry per slot: the fields of ``Strip`` and the number of strips in all earlier slots."""
 
     first_strip: list
     m: list
@@ -90,15 +92,15 @@ class ListRows:
 
     @cute.jit
     def strip(self, index: Int32, format: cutlass.Constexpr) -> Strip:
-        """The strip with this index, of which there are no more than the launch has CTAs along x."""
+        """Returns strip ``index``, which is below the number of CTAs along x."""
         first_strip, *found = self._slot_of(index, 0, len(self.m))
         return Strip((index - first_strip) * STRIP_ROWS, *found)
 
     @cute.jit
     def _slot_of(self, index: Int32, first: cutlass.Constexpr, last: cutlass.Constexpr) -> tuple:
-        """The entry with a strip, one of those from ``first`` to before ``last``.
+        """Returns the entry of a strip among entries first <= i < last.
 
-        By branches: with selects every warp would read all entries.
+        Bisects with branches; with selects every warp would read all entries.
         """
         lists = (self.first_strip, self.m, self.k, self.data, self.scale, self.decoded, self.pitch)
         entry = tuple(values[first] for values in lists)
@@ -115,7 +117,7 @@ class ListRows:
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows of groups that are parts of common operands. decoded: address."""
+    """Rows of groups that are parts of shared operands (ragged, masked, batched). decoded: address of the dequantized rows."""
 
     groups: DeviceGroups
     view: OperandView
@@ -123,7 +125,7 @@ class SharedRows:
 
     @cute.jit
     def strip(self, index: Int32, format: cutlass.Constexpr) -> Strip:
-        """The strip with this index; a whole warp calls. format: ``Packed``."""
+        """Returns strip ``index``. All lanes of a warp must call it. format: ``Packed``."""
         groups, view = self.groups, self.view
         cursor = groups.first_cursor(index, STRIP_TILE)
         tile, local_idx = groups.group_at(cursor, STRIP_TILE)
@@ -142,7 +144,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Selectors:
-    """Of prmt, by lane: the slab's scale of every block among the eight of a K tile, and a half of eight values."""
+    """prmt selectors of a lane: its slab's scales among the eight of a K tile, and its half of eight values."""
 
     scales: Uint32
     halves: Uint32
@@ -150,14 +152,14 @@ class Selectors:
 
 @dataclass(frozen=True)
 class Flags:
-    """So many int32 in global memory: a multiple of ``FLAGS_OF_STORE``, aligned to as many."""
+    """``count`` int32 in global memory: a multiple of ``FLAGS_OF_STORE``, with that alignment."""
 
     address: Int64
     count: Int32
 
 
 def decoded_views(views: list, workspace: Int64) -> list:
-    """Decoded rows of every slot, one behind the other's. views: of the packed tokens."""
+    """Returns views of the dequantized rows of every slot, consecutive in ``workspace``. views: the packed tokens."""
     found = []
     for view in views:
         k = cute.ceil_div(view.k, TILE_K) * TILE_K
@@ -168,17 +170,17 @@ def decoded_views(views: list, workspace: Int64) -> list:
 
 
 def decoded_atom(view: OperandView, box_rows: int):
-    """TMA atom for boxes of so many rows of a slab."""
+    """Returns the TMA atom for boxes of ``box_rows`` rows of a slab."""
     return rows_atom(view, Float16, 1, SLAB_ROW_BYTES // FP16_BYTES, box_rows)
 
 
 class DecodeTokens:
-    """The launch before a GEMM whose tokens come decoded.
+    """The launch that dequantizes tokens before a GEMM with ``KernelConfig.decode_first``.
 
     Args:
-        form: how the operands arrive.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        format: of the packed tokens.
+        form: form of the operands.
+        name: kernel name in profilers and in the emulator's reports.
+        format: format of the packed tokens.
     """
 
     def __init__(self, form: Literal["list", "ragged", "masked", "batched"], name: str, format: Packed):
@@ -188,19 +190,19 @@ class DecodeTokens:
 
     @cute.jit
     def __call__(self, groups: object, views: list, decoded: list, flags: Flags, stream):
-        """Launch: strips along x, K tiles along y.
+        """Launches strips along x and K tiles along y.
 
         Args:
-            groups: of the GEMM: ``GroupTable`` or ``DeviceGroups``.
-            views, decoded: of the tokens, packed and decoded, an entry a slot.
-            flags: what is set to 0 besides, for the GEMM.
+            groups: ``GroupTable`` or ``DeviceGroups`` of the GEMM.
+            views, decoded: views of the packed and of the dequantized tokens, one per slot.
+            flags: stream-K flags that this launch sets to 0 for the GEMM.
             stream: CUstream.
         """
         num_strips, rows = self.rows(groups, views, [view.data for view in decoded])
         k_tiles = ceil_div(views[0].k, TILE_K)
         for view in views[1:]:
             k_tiles = cutlass.max(k_tiles, ceil_div(view.k, TILE_K))
-        # Not so many that warps of a CTA have none.
+        # Not more than leave every warp of a CTA some work.
         most = cutlass.min(ceil_div(k_tiles, NUM_WARPS), MOST_TILES)
         tiles = Int32(cutlass.min(Int64(num_strips) * k_tiles // WANTED_WARPS + 1, Int64(most)))
         self.kernel.set_name_prefix(self.name)
@@ -211,7 +213,7 @@ class DecodeTokens:
         )
 
     def rows(self, groups: GroupTable | DeviceGroups, views: list, decoded: list) -> tuple:
-        """The most strips that there can be, and where the device finds them. decoded: addresses."""
+        """Returns the largest possible number of strips, and the record with which the device finds them. decoded: addresses."""
         if self.form != "list":
             view = views[0]
             num_strips = ceil_div(view.rows, STRIP_ROWS) * view.batch
@@ -233,12 +235,12 @@ class DecodeTokens:
 
     @cute.kernel
     def kernel(self, rows: object, flags: Flags, tiles: Int32):
-        """Find the rows, and decode so many K tiles of them.
+        """Finds the rows of each warp and dequantizes ``tiles`` K tiles of them.
 
         Args:
             rows: ``ListRows`` or ``SharedRows``.
         """
-        # The GEMM may start, and load weights, as soon as there is room.
+        # The GEMM may start and prefetch weights as soon as SMs have room.
         cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         index, part, _ = cute.arch.block_idx()
@@ -250,7 +252,7 @@ class DecodeTokens:
         first_tile = (part * NUM_WARPS + thread // WARP_SIZE) * tiles
         row = strip.first_row + cute.arch.lane_idx() // LANES_OF_ROW
         count = cutlass.min(strip.k - first_tile * TILE_K, tiles * TILE_K)
-        # All lanes take part in what is opaque.
+        # ``opaque`` is a shuffle: all lanes must take part, so it comes before the branch.
         sign_bits = opaque(Uint32(SIGN_BITS))
         if count > 0 and row < strip.m:
             decode_row(strip, row, first_tile, count, sign_bits, self.format)
@@ -258,7 +260,7 @@ class DecodeTokens:
 
 @cute.jit
 def rows_of_slot(m: Int32, first_tile: Int32, end_tile: Int32) -> Int32:
-    """Rows of a list's group: none where it has no tiles, whose ``m`` is that of a well-formed tensor map."""
+    """Returns the rows of a list's group. An empty group has no tiles, but its ``m`` is that of a well-formed tensor map."""
     return m if end_tile > first_tile else Int32(0)
 
 
@@ -271,7 +273,7 @@ def decode_row(
     sign_bits: Uint32,
     format: cutlass.Constexpr,
 ):
-    """A lane's part of a row: so many values of it, from a K tile on, which are whole K tiles but for what K ends with."""
+    """Dequantizes a lane's part of ``count`` values of a row from K tile ``first_tile`` on. Only K's last tile may be partial."""
     lane = Uint32(cute.arch.lane_idx())
     slab, half = lane // 2 % SLABS, lane % 2
     first_byte = first_tile * format.row_bytes + slab * (format.block_bytes // SLABS)
@@ -283,8 +285,8 @@ def decode_row(
     target += Int64(slab * SLAB_ROW_BYTES + half * UNIT_BYTES)
     selectors = Selectors(scales=SLAB_SCALES + slab * NEXT_SLAB, halves=format.half_selector(half))
 
-    # Those of which the lane reads all that it would of one inside K. As a number of the whole warp it would make predicates
-    # that are moved from the uniform registers for every load.
+    # K tiles of which this lane reads everything. Counted per lane on purpose: a warp-wide count puts predicates into uniform
+    # registers, from which they are moved for every load.
     num_whole = Int32((count + (SLABS - 1 - slab) * SLAB_VALUES) // TILE_K)
     rest = count - num_whole * TILE_K
     sf_tile_bytes = format.atoms * SF_ATOM_BYTES
@@ -312,14 +314,14 @@ def decode_row(
 def decode_tile(
     packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, target: Int64, format: cutlass.Constexpr
 ):
-    """Decode what a lane has read of a K tile: twice eight values of each block, and the scales."""
+    """Dequantizes what a lane has read of a K tile: two times eight values of each block, and the scales."""
     num_words, size = data_words(format), format.words
     eights = [[packed[i + j] for j in range(size)] for i in range(0, num_words, size)]
-    # Of every block the scale of the slab.
+    # The slab's scale of every block.
     codes = [packed[num_words + i] for i in range(format.atoms)]
     scales = format.slab_scales(codes, selectors.scales)
     for eight in cutlass.range_constexpr(SLAB_EIGHTS):
-        # Of two blocks each.
+        # Each entry combines the halves of two blocks.
         halves = [
             format.halves(eights[i + eight], eights[i + SLAB_EIGHTS + eight], selectors.halves)
             for i in range(0, BLOCKS * SLAB_EIGHTS, 2 * SLAB_EIGHTS)
@@ -334,13 +336,13 @@ def decode_tile(
 
 
 def data_words(format: Packed) -> int:
-    """What a lane reads of a K tile besides scales: values of its slab."""
+    """Returns the words of values that a lane reads per K tile."""
     return BLOCKS * SLAB_EIGHTS * format.words
 
 
 @cute.jit
 def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64, format: cutlass.Constexpr):
-    """What a lane needs of a whole K tile."""
+    """Loads a lane's values and scales of a whole K tile."""
     words = []
     for block in cutlass.range_constexpr(BLOCKS):
         words += load_words(data + block * format.block_bytes, SLAB_EIGHTS * format.words, KEEP)
@@ -352,7 +354,7 @@ def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64, format: cutlass.C
 
 @cute.jit
 def _load_rest(packed: cute.Tensor, data: Int64, scale: Int64, count: Int32, format: cutlass.Constexpr):
-    """The same of less than a K tile, zeros from value ``count`` of the lane's slab on."""
+    """Loads a lane's values and scales of a partial K tile: zeros from value ``count`` of the lane's slab on."""
     packed.fill(Uint32(0))
     num_words = SLAB_EIGHTS * format.words
     for block in cutlass.range_constexpr(BLOCKS):

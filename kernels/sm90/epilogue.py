@@ -1,13 +1,16 @@
-"""Accumulators in registers -> scaled, combined, converted, turned, stored.
+"""Epilogue: scales, combines, converts, transposes and stores the accumulators.
 
-The accumulators are C transposed: a lane has tokens side by side, memory has weights side by side. Results of 16 bits
-are turned in shared memory, 32 tokens at a time, each warp its own 16 columns (of a dual GEMM two warps, 8 each), which
-are a 32-byte sector of a row: so a warp waits for itself alone. They are written by stmatrix, which transposes, read
-back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
-eight lanes fill a 32-byte sector. Quantized results are turned in fp32, for a thread to
-quantize a part of a block, whose other parts the next lanes have, of 128 columns those of the other warpgroup, too.
-Passes are a loop over code of which only what names accumulators is there for each: executed once a tile, it takes longer to
-fetch than to run, and longest to compile.
+The accumulators are C transposed: a lane holds neighbouring tokens, while memory wants neighbouring columns.
+
+- 16-bit results are transposed in shared memory, 32 tokens at a time. A warp transposes its own 16 columns, a 32-byte sector of
+  a row, so it waits only for itself; in a dual GEMM two warps share a sector with 8 columns each. stmatrix transposes on the
+  way in; the results are read back and stored in 16-byte pieces of rows.
+- 32-bit results are stored directly: eight lanes fill a 32-byte sector.
+- Quantized results are transposed in float32. A thread then quantizes a part of a block. The other parts belong to the next
+  lanes, and in blocks of 128 columns also to the other warpgroup.
+
+Passes form a loop, and only the code that names accumulators is repeated per pass: code that runs once per tile takes longer to
+fetch than to execute, and dominates the compile time.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +44,7 @@ from .token_tiles import first_token, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 from .weight_rows import output_column, tile_columns
 
-# One pass of a warp, or of two: 32 tokens, 32 bytes each, in 16-byte units.
+# One pass of a team of one or two warps: 32 tokens of 32 bytes, in 16-byte units.
 PASS_TOKENS = 32
 UNIT_BYTES = 16
 UNIT_VALUES, UNIT_WORDS = 8, 4
@@ -49,32 +52,32 @@ ROW_UNITS = 2
 ROW_BYTES, ROW_VALUES = ROW_UNITS * UNIT_BYTES, ROW_UNITS * UNIT_VALUES
 PASS_BYTES = PASS_TOKENS * ROW_BYTES
 STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
-# Largest magnitudes that warpgroups tell each other of the tokens of a pass, where a block has columns of both.
+# Where a block spans both warpgroups, they exchange the largest magnitude of every token of a pass.
 EXCHANGED_BYTES = 2 * 4
 EXCHANGE_BYTES = EXCHANGED_BYTES * PASS_TOKENS
-# Columns of a row that a thread quantizes, so that all threads of a warpgroup have some in a pass: a part of a block.
+# Columns of a row, part of a block, that a thread quantizes: chosen so that every thread of a warpgroup has work in a pass.
 PART_COLUMNS = STAGING_BYTES // (4 * GROUP_THREADS)
-# Accumulators of eight tokens: two rows of weights, two tokens each.
+# Accumulators per lane and eight tokens: two rows of weights times two tokens.
 BLOCK_TOKENS, BLOCK_VALUES = 8, 4
-# From a lane's first column of one product to its second one.
+# Columns from a lane's first column of a product to its second.
 LANE_COLUMNS_APART = 8
-# Named barrier 0 is __syncthreads; each warpgroup has one of its own, or each two warps.
+# Named barrier 0 is __syncthreads. Each warpgroup, or each team of two warps, has its own.
 FIRST_BARRIER_ID = 1
-# That of both warpgroups, behind their own.
+# Barrier of both warpgroups together, numbered after their own.
 BOTH_BARRIER_ID = FIRST_BARRIER_ID + WarpSchedule.num_math_groups
 
 
 @dataclass(frozen=True)
 class Results:
-    """A lane's results: one after the other of a column, two tokens of every eight; then those of its next column.
+    """Results of a lane, ordered by column, then by token: two of every eight tokens.
 
     Attributes:
-        acc: value 4i + 2h + e is weight row h of the lane, token 8i + 2 * (lane % 4) + e of the tile.
+        acc: accumulator 4i + 2h + e belongs to weight row h of the lane and token 8i + 2 * (lane % 4) + e of the tile.
         alphas: the group's factor of every product.
-        limit: of a dual GEMM; None where it has none.
-        exponent: log2 of what takes out the factors of decoding.
-        factor: that.
-        bias: of the lane's two columns, or None.
+        limit: clamp of a dual GEMM's products, or None.
+        exponent: log2 of ``factor``.
+        factor: undoes the scaling of dequantized operands.
+        bias: bias of the lane's two columns, or None.
     """
 
     acc: cute.Tensor
@@ -87,21 +90,21 @@ class Results:
 
     @property
     def block_values(self) -> int:
-        """Results of eight tokens."""
+        """Results per eight tokens."""
         return BLOCK_VALUES // self.kind.num_products
 
     @property
     def count(self) -> int:
-        """Results of all tokens."""
+        """Results of all tokens of the tile."""
         return cute.size(self.acc) // self.kind.num_products
 
     @property
     def num_tokens(self) -> int:
-        """Of the tile."""
+        """Tokens of the tile."""
         return self.count // self.block_values * BLOCK_TOKENS
 
     def value(self, index: int) -> Float32 | Int32:
-        """Result ``index``: column ``index % block_values // 2`` of the lane's, token ``index % 2`` of the block's."""
+        """Returns result ``index``: the lane's column ``index % block_values // 2``, the block's token ``index % 2``."""
         if self.kind.num_products == 1:
             result = self._scaled(index, self.alphas[0])
             if self.bias is None:
@@ -114,16 +117,19 @@ class Results:
         return gate(*products, self.kind.activation, self.limit)
 
     def _scaled(self, index: int, alpha: Float32) -> Float32 | Int32:
-        """Without the factors of decoding. Exact but for overflow, which then is the result's; then times alpha.
+        """Undoes the scaling of dequantized operands, then multiplies by alpha. Integer sums are returned unchanged.
 
-        Sums of integers are what they are.
+        The first factor is a power of two: exact, unless the result itself overflows.
         """
         if self.kind.dtype is Int32:
             return self.acc[index]
         return self.acc[index] * self.factor * alpha
 
     def here(self) -> "Results":
-        """The same, to be found in this pass: the compiler would find those of all passes before the first one, and spill."""
+        """Returns a copy whose factor is recomputed in this pass.
+
+        With one factor for all passes the compiler scales all results before the first pass, and spills.
+        """
         return replace(self, factor=ptx.float_of(Uint32((127 + self.exponent) << 23)))
 
 
@@ -137,14 +143,13 @@ def store_tile(
     staging_address: Int32,
     exponent: cutlass.Constexpr,
 ):
-    """Write the elements inside the group's extents.
+    """Stores the elements of a tile that lie inside the group's extents.
 
     Args:
-        acc: as of ``Results``.
+        acc: accumulators, see ``Results``.
         kind: ``OutputKind``.
-        staging_address: ``STAGING_BYTES`` of shared memory a warpgroup, and ``EXCHANGE_BYTES`` behind where blocks of results
-            have columns of both.
-        exponent: log2 of the factor that decoding took out of the sums.
+        staging_address: shared memory, ``STAGING_BYTES`` per warpgroup, then ``EXCHANGE_BYTES`` if blocks span both warpgroups.
+        exponent: log2 of the factor that undoes the scaling of dequantized operands.
     """
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
@@ -156,7 +161,7 @@ def store_tile(
         own = column + output_column(kind)
         bias = load_bias(outputs.bias, [own, own + LANE_COLUMNS_APART], tile.n)
     results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent), bias)
-    # Rows of all operands with weights make the columns of the output.
+    # Columns of the output come from the rows of all weight operands together.
     rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):
         group = quantized_group(outputs, tile, columns, kind.dtype)
@@ -165,7 +170,7 @@ def store_tile(
             for index in cutlass.range(cute.ceil_div(rows, pass_tokens), unroll=1):
                 _store_quantized_pass(results, index, group, row, column, rows, staging_address)
         else:
-            # Where two CTAs share an SM, what is done must leave its registers to what follows.
+            # Where two CTAs share an SM, registers are scarce: unroll, so that finished accumulators free theirs.
             for index in cutlass.range_constexpr(-(-config.work_tile_mnk[0] // pass_tokens)):
                 if index * pass_tokens < rows:
                     _store_quantized_pass(results, index, group, row, column, rows, staging_address)
@@ -180,7 +185,7 @@ def store_tile(
 
 
 def _group_columns(kind: OutputKind) -> int:
-    """Columns of the output that a warpgroup has of a tile."""
+    """Returns the output columns of a tile per warpgroup."""
     return tile_columns(kind) // WarpSchedule.num_math_groups
 
 
@@ -201,11 +206,12 @@ def _store_words(results: Results, origin: Int64, pitch: Int64, rows: Int32, col
 
 @dataclass(frozen=True)
 class Team:
-    """Warps that turn results of 16 bits together: as many as have the columns of a row's sector.
+    """Warps that transpose 16-bit results together: those that hold the columns of one sector of a row.
 
     Attributes:
-        warps: 1, which has a buffer for a pass, or 2, which have two.
-        index, thread: of the CTA's teams; of the team's threads.
+        warps: 1, with one staging buffer, or 2, with two buffers.
+        index: the team within the CTA.
+        thread: this thread within the team.
     """
 
     warps: int
@@ -214,18 +220,18 @@ class Team:
 
     @classmethod
     def of(cls, kind: OutputKind) -> "Team":
-        """This thread's."""
-        # A lane's columns of two products are half as many.
+        """Returns the team of this thread."""
+        # With two products a lane has half the output columns, so a sector takes two warps.
         tidx, threads = cute.arch.thread_idx()[0], kind.num_products * WARP_SIZE
         return cls(kind.num_products, tidx // threads, tidx % threads)
 
     @property
     def threads(self) -> int:
-        """Of a team."""
+        """Threads of the team."""
         return self.warps * WARP_SIZE
 
     def wait(self) -> None:
-        """Until all threads are here."""
+        """Waits for all threads of the team."""
         if self.warps == 1:
             cute.arch.sync_warp()
         else:
@@ -236,7 +242,7 @@ class Team:
 def _store_halves(
     results: Results, origin: Int64, pitch: Int64, rows: Int32, columns: Int32, staging_address: Int32
 ):
-    """Turn and store results of 16 bits, in passes of ``PASS_TOKENS`` tokens of a team's columns.
+    """Transposes and stores 16-bit results, in passes of ``PASS_TOKENS`` tokens of a team's columns.
 
     Args:
         origin: address of the tile's first result. pitch: elements between rows.
@@ -256,15 +262,15 @@ def _store_halves(
     whole_rows = rows - row if unit * UNIT_VALUES < columns else Int32(0)
     pass_values = PASS_TOKENS // BLOCK_TOKENS * results.block_values
     if cutlass.const_expr(results.count > MOST_IN_TURN * pass_values):
-        # In large tiles they would be worked out again in each pass.
+        # In large tiles ptxas would recompute these in each pass.
         written, read, whole_rows = opaque(written), opaque(read), opaque(whole_rows)
     if cutlass.const_expr(team.warps > 1):
-        team.wait()  # The tile before has been read.
+        team.wait()  # The previous tile has been read from the buffers.
     for first in cutlass.range(0, rows, PASS_TOKENS, unroll=1):
         here, buffer = results.here(), first // PASS_TOKENS % team.warps * PASS_BYTES
         addresses = [buffer + written + at * ROW_BYTES for at in range(0, PASS_TOKENS, 32 // warp_units)]
         if cutlass.const_expr(team.warps == 1):
-            team.wait()  # The pass before has been read.
+            team.wait()  # The previous pass has been read from the buffer.
         one_of(
             first // PASS_TOKENS,
             cute.ceil_div(results.num_tokens, PASS_TOKENS),
@@ -272,7 +278,8 @@ def _store_halves(
         )
         team.wait()
         if is_whole:
-            # All at once: what is not volatile is read for one store after the other.
+            # Volatile, so that all reads are issued before the first store; otherwise the compiler pairs each read with its
+            # store.
             offsets = range(0, min(results.num_tokens, PASS_TOKENS), step)
             units = [load_shared(buffer + read + at * ROW_BYTES, UNIT_WORDS, True) for at in offsets]
             for i in cutlass.range_constexpr(len(units)):
@@ -284,10 +291,11 @@ def _store_halves(
 
 @cute.jit
 def _store_elements(team: Team, buffer: Int32, origin: Int64, pitch: Int64, rows: Int32, columns: Int32):
-    """Store a pass one by one: results whose rows are not aligned, or do not end with a unit.
+    """Stores a pass element by element, for rows that are not aligned or do not end with a whole unit.
 
     Args:
-        origin: address of the first one. rows, columns: from there, as far as there are any.
+        origin: address of the first element.
+        rows, columns: remaining rows and columns from there.
     """
     column = team.thread % ROW_VALUES
     first, step = team.thread // ROW_VALUES, team.threads // ROW_VALUES
@@ -307,23 +315,24 @@ def _store_quantized_pass(
     rows: Int32,
     staging_address: Int32,
 ):
-    """Turn, quantize and store pass ``index`` of a tile: as many tokens as the staging buffer holds of a warpgroup's columns.
+    """Transposes, quantizes and stores pass ``index`` of a tile. A pass is the tokens that fit the staging buffer.
 
     Args:
-        first_row, first_column: of the tile in the group's output. rows: of the tile.
+        first_row, first_column: position of the tile in the group's output.
+        rows: tokens of the tile.
     """
     results = results.here()
     tidx = cute.arch.thread_idx()[0]
     group, thread = tidx // GROUP_THREADS, tidx % GROUP_THREADS
     group_columns = _group_columns(results.kind)
     staging, row_bytes = staging_address + group * STAGING_BYTES, 4 * group_columns
-    # Units are swizzled by the pair of tokens, so that a warp's eight columns of four pairs share no bank. A lane's
-    # other tokens are whole blocks away, and its second column, or the second half of a block, is in the other unit pair.
+    # Swizzle units by the pair of tokens, so that a warp's eight columns of four pairs share no bank. A lane's other tokens are
+    # whole blocks away; its second column, or the second half of a block, is in the other pair of units.
     column, pair = output_column(results.kind) - group * group_columns, thread % 4
     address = staging + 2 * pair * row_bytes + _swizzled(column // UNIT_WORDS, pair) + column % UNIT_WORDS * 4
     encode = Encoding.of(results.kind.dtype, has_fp4_convert=False)
     is_shared = encode.format.block_k > group_columns
-    # The passes before have been read.
+    # Wait until the previous pass has been read.
     if cutlass.const_expr(is_shared):
         _meet_both()
     else:
@@ -357,14 +366,17 @@ def _store_quantized_pass(
 
 
 def _meet_both() -> None:
-    """All threads of both warpgroups are here."""
+    """Synchronizes both warpgroups."""
     threads = WarpSchedule.num_math_groups * GROUP_THREADS
     cute.arch.barrier(barrier_id=BOTH_BARRIER_ID, number_of_threads=threads)
 
 
 @cute.jit
 def _over_groups(amax: Float32, address: Int32, group: Int32, tells: Boolean) -> Float32:
-    """The larger one of both warpgroups' magnitudes of a token; NaN where one is. tells: one thread of each, for the token."""
+    """Returns the larger of both warpgroups' magnitudes of a token, NaN if either is NaN.
+
+    tells: true in one thread per warpgroup and token, which publishes the magnitude.
+    """
     if tells:
         store_shared(address + group * 4, [ptx.bits_of(amax)])
     _meet_both()
@@ -373,7 +385,7 @@ def _over_groups(amax: Float32, address: Int32, group: Int32, tells: Boolean) ->
 
 @cute.jit
 def _staged_part(staging: Int32, token: Int32, part: Int32, row_bytes: cutlass.Constexpr) -> cute.Tensor:
-    """PART_COLUMNS results of a token, from shared memory."""
+    """Loads PART_COLUMNS results of a token from shared memory."""
     address = staging + token * row_bytes + _swizzled(part * (PART_COLUMNS // UNIT_WORDS), token // 2 % 4)
     words = cute.make_rmem_tensor(PART_COLUMNS, Uint32)
     for unit in cutlass.range_constexpr(PART_COLUMNS // UNIT_WORDS):
@@ -384,7 +396,7 @@ def _staged_part(staging: Int32, token: Int32, part: Int32, row_bytes: cutlass.C
 
 
 def _stage_values(address: Int32, row_bytes: int, results: Results, start: int, count: int):
-    """Write the results of a pass, from ``start`` on, as far as there are any, each to its token's row and column."""
+    """Writes the results start <= i < start + count of a lane to their rows and columns of the staging buffer."""
     for i in range(min(count, results.count - start)):
         token = i // results.block_values * BLOCK_TOKENS + i % 2
         at = (address ^ (i % results.block_values // 2 * 2 * UNIT_BYTES)) + token * row_bytes
@@ -392,17 +404,17 @@ def _stage_values(address: Int32, row_bytes: int, results: Results, start: int, 
 
 
 def _swizzled(unit: Int32, pair: Int32) -> Int32:
-    """Offset of four words in a token's row."""
+    """Returns the swizzled offset of a unit in a token's row."""
     return (unit ^ (2 * pair)) * UNIT_BYTES
 
 
 def _unit_offset(token: Int32, unit: Int32) -> Int32:
-    """Offset of a 16-byte unit of a token's row, so that those of eight consecutive tokens share no bank."""
+    """Returns the offset of a 16-byte unit, swizzled so that the units of eight consecutive tokens share no bank."""
     return (token * ROW_UNITS + (unit ^ (token // 4 % ROW_UNITS))) * UNIT_BYTES
 
 
 def _store_matrices(addresses: list, results: Results, start: int):
-    """The results of a pass, from ``start`` on, as far as there are any."""
+    """Writes the results of a pass from ``start`` on, as far as there are any, by stmatrix."""
     for address in addresses:
         if start < results.count:
             _store_matrix(address, results, start)
@@ -411,7 +423,7 @@ def _store_matrices(addresses: list, results: Results, start: int):
 
 @cute.jit
 def _store_matrix(address: Int32, results: Results, start: cutlass.Constexpr):
-    """Four 8 x 8 blocks of tokens x weights, the results from ``start`` on, transposed."""
+    """Writes four 8 x 8 blocks of tokens x weights, the results from ``start`` on, transposed."""
     values = cute.make_rmem_tensor(8, Float32)
     for i in cutlass.range_constexpr(8):
         values[i] = Float32(0.0)

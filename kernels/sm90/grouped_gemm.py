@@ -1,37 +1,37 @@
 """Grouped GEMM on sm_90a: NVFP4 x NVFP4, MXFP4 x MXFP4, MXFP8 x MXFP8 or both MX formats -> fp16, bf16, fp32 or NVFP4.
 
-For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
+For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values per byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
-A bias (N), where there is one, is added to every row of C.
+An optional bias (N) is added to every row of C.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or interleaved in one.
-MX: e2m1, or e4m3 or e5m2, a byte each; scales are ue8m0, one for 32 values. Operands are decoded to bf16 instead of fp16.
-List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
-common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
+MX formats: e2m1, or one byte of e4m3 or e5m2; ue8m0 scales of 32 values. Operands are dequantized to bf16 instead of fp16.
+List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of shared
+operands, and the device holds the number of rows of A per group. Batched form: every group has all of its rows.
 
-Hopper has no FP4 arithmetic: operands travel as NVFP4 and are decoded, exactly, to fp16 (``decode``). Weights (B) are
-on MMA-M and go from shared memory to the registers that wgmma reads; tokens (A) are on MMA-N and are decoded once a
-tile into shared memory.
+Hopper has no FP4 arithmetic: operands travel as NVFP4 and are dequantized, exactly, to fp16 (``decode``). Weights (B) are on
+MMA-M and go from shared memory to the registers that wgmma reads. Tokens (A) are on MMA-N and are dequantized once per tile
+into shared memory.
 
-Roles (warps):  MATH 0-7 | ACTIVATIONS 8-15, or fewer | LOAD, the last two, or part of two of ACTIVATIONS.
+Roles (warps):  MATH 0-7 | ACTIVATIONS 8-15, or fewer | LOAD, the last two warps, or two warps of ACTIVATIONS.
 
 Rings (producer -> consumer), full arrivals / empty arrivals:
-  packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 2 + bytes of A, B, SFA, SFB   empty: one a warp
-  decoded  ACTIVATIONS -> MATH         2 to 6         full: one a warp of the stage      empty: 8 (one a warp)
+  packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 2 + bytes of A, B, SFA, SFB   empty: one per warp
+  decoded  ACTIVATIONS -> MATH         2 to 6         full: one per warp of the stage    empty: 8 (one per warp)
 
-Decoded first (``KernelConfig.decode_first``), where many tiles of weights meet the same tokens: a launch before writes the
-tokens in fp16 to global memory (``decode_tokens``). There are 12 warps and no ACTIVATIONS, ``packed`` has weights only, and
-LOAD fills ``decoded`` (``load_decoded``). The two CTAs of a cluster have neighbouring tiles of weights and the same tokens,
-which they take turns in loading for both:
-  packed   LOAD -> MATH                num_ab_stage   full: 1 + bytes of B, SFB           empty: 8 (one a warp)
-  decoded  LOAD -> MATH of both CTAs   2 to 12        full: 1 + bytes of both loads       empty: 16 (one a warp)
-or, where a K tile is one stage of ``decoded``, both in one ring, a stage of which has two K tiles where tiles are small:
-  packed   LOAD -> MATH of both CTAs   num_ab_stage   full: 2 + bytes of B, SFB, both loads   empty: 16 (one a warp)
-Stream-K: all clusters get the same share of the work, whole tiles and then K tiles (``even_shares``), and sums of a tile that
-several have a part of travel through global memory (``handover``), for which there is a role HANDOVER, warp 8. Another role,
-SCHEDULER, warp 9, finds the parts of tiles for all others (``scheduler``):
-  records  SCHEDULER -> MATH, LOAD     8              full: 1                             empty: 8 (one a warp of MATH)
+``KernelConfig.decode_first`` pays where many tiles of weights use the same tokens. A preceding launch writes the tokens in fp16
+to global memory (``decode_tokens``). This launch then has 12 warps and no ACTIVATIONS, ``packed`` holds weights only, and LOAD
+fills ``decoded`` (``load_decoded``). The two CTAs of a cluster have neighbouring tiles of weights and the same tokens; they
+alternate in loading tokens for both:
+  packed   LOAD -> MATH                num_ab_stage   full: 1 + bytes of B, SFB           empty: 8 (one per warp)
+  decoded  LOAD -> MATH of both CTAs   2 to 12        full: 1 + bytes of both loads       empty: 16 (one per warp)
+Where a K tile is one stage of ``decoded``, one ring holds both; its stages have two K tiles where tiles are small:
+  packed   LOAD -> MATH of both CTAs   num_ab_stage   full: 2 + bytes of B, SFB, both loads   empty: 16 (one per warp)
+Stream-K: all clusters get equal work, whole tiles first and then K tiles (``stream_k``). Partial sums of a tile that several
+clusters share travel through global memory (``fixup``; role FIXUP, warp 8). The SCHEDULER role, warp 9, finds the parts of
+tiles for all other roles (``scheduler``):
+  records  SCHEDULER -> MATH, LOAD     8              full: 1                             empty: 8 (one per MATH warp)
 
-Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
+Split-K: the CTAs of a cluster share a tile's K tiles; the first CTA adds the partial sums (``common.split_k``).
 
 Shared memory: ``planning.arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
@@ -49,7 +49,7 @@ from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import (
     ctas_per_sm,
-    handover_bytes,
+    fixup_bytes,
     leaves_tokens_out,
     shares_stages,
     smem_plan,
@@ -68,18 +68,18 @@ from .activations import ActivationArgs, run_activations
 from .cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from .decode_tokens import FLAG_BYTES, DecodeTokens, Flags, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES
-from .even_shares import groups_by_work
-from .handover import Handover, run_handover
+from .fixup import Fixup, run_fixup
 from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .load_decoded import DecodedArgs, clear, run_load_decoded
 from .math import MathArgs, run_math
 from .operands import make_boxes
 from .packed import Packed
 from .scheduler import NUM_RECORDS, RECORD_BYTES, ScheduledTiles, run_scheduler
+from .stream_k import groups_by_work
 from .tile_walk import WalkedTiles
 from .warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 
-# Of decoded tokens, as wgmma reads them: 16-byte units within 128 bytes, by the row.
+# Swizzle of dequantized tokens, as wgmma reads them: 16-byte units within 128 bytes, by the row.
 DECODED_SWIZZLE = (3, 4, 3)
 
 
@@ -88,15 +88,15 @@ class GroupedGemmSm90:
 
     Args:
         config: resolved KernelConfig (``planning.arch.sm90.resolve``) that ``planning.arch.sm90.unsupported_reason`` accepts.
-        form: how the operands arrive.
+        form: form of the operands.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; the format of quantized results.
+        out_dtype: cutlass.Float16, BFloat16 or Float32, or the format of quantized results.
         has_alpha: whether every group's result is multiplied by a factor.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        activation, weight_layout: ``OutputKind``'s.
-        has_limit: whether a dual GEMM's products are cut.
-        a_format, b_format: of the operands, a pair of ``planning.arch.sm90.MMA``.
-        bias_dtype: of what is added to every column of one product; None where nothing is.
+        name: kernel name in profilers and in the emulator's reports.
+        activation, weight_layout: see ``OutputKind``.
+        has_limit: whether a dual GEMM's products are clamped.
+        a_format, b_format: formats of the operands, a pair of ``planning.arch.sm90.MMA``.
+        bias_dtype: dtype of the bias; None without one.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class GroupedGemmSm90:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Encode the tensor maps and launch.
+        """Encodes the tensor maps and launches.
 
         Args:
-            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            table: Int64 in host memory, a header row and one row per slot: ``launch_table``.
             stream: CUstream.
         """
         # (COLUMN, ROW)
@@ -142,8 +142,8 @@ class GroupedGemmSm90:
         boxes = make_boxes(self.config, (self.weights.format, self.tokens.format))
         if cutlass.const_expr(self.config.decode_first):
             workspace = values[Header.WORKSPACE, 0]
-            flag_bytes, sum_bytes = handover_bytes(self.config, values[Header.NUM_CTA, 0])
-            handover = Handover(flags=workspace, sums=workspace + flag_bytes)
+            flag_bytes, sum_bytes = fixup_bytes(self.config, values[Header.NUM_CTA, 0])
+            fixup = Fixup(flags=workspace, sums=workspace + flag_bytes)
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
             flags = Flags(workspace, Int32(flag_bytes // FLAG_BYTES))
             decode_tokens = DecodeTokens(self.form, f"decode_tokens_{self.name}", self.tokens)
@@ -155,7 +155,7 @@ class GroupedGemmSm90:
                 n=[[decoded_atom(view, token_box(self.config)) for view in decoded]],
             )
         else:
-            descriptors, handover = Descriptors.encode(views_m, views_n, boxes), None
+            descriptors, fixup = Descriptors.encode(views_m, views_n, boxes), None
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             descriptors,
@@ -169,7 +169,7 @@ class GroupedGemmSm90:
                 self.has_limit,
                 self.bias_dtype,
             ),
-            handover,
+            fixup,
         ).launch(
             **launch_settings(
                 self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
@@ -179,8 +179,8 @@ class GroupedGemmSm90:
         )
 
     @cute.kernel
-    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, handover: Handover | None):
-        """Allocate, connect, dispatch."""
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, fixup: Fixup | None):
+        """Allocates shared memory, initializes barriers, and dispatches warps to roles."""
         config, schedule, plan = self.config, self.schedule, self.smem
         num_stage, num_decoded = plan.num_ab_stage, plan.num_decoded_stage
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -209,7 +209,7 @@ class GroupedGemmSm90:
                 )
             )
         )
-        # Of decoded tokens a barrier more, where MATH arrives when it has no stage to release.
+        # One spare barrier per ring of tokens: MATH arrives there when it has no stage to release.
         packed = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
         decoded = packed
         if cutlass.const_expr(not shares_stages(config)):
@@ -266,7 +266,7 @@ class GroupedGemmSm90:
                     stages_of_k_tile=stages_of_k_tile(config),
                     format=self.weights,
                     exponent=self.tokens.exponent + self.weights.exponent,
-                    handover=handover,
+                    fixup=fixup,
                     sent=exchange.empty(0),
                 )
             )
@@ -282,8 +282,8 @@ class GroupedGemmSm90:
                 if warp_idx == schedule.first_load_warp_id + TOKENS:
                     run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
                 if cutlass.const_expr(config.stream_k):
-                    if warp_idx == schedule.handover_warp_id:
-                        run_handover(handover, exchange.empty(0))
+                    if warp_idx == schedule.fixup_warp_id:
+                        run_fixup(fixup, exchange.empty(0))
                     if warp_idx == schedule.scheduler_warp_id:
                         run_scheduler(tiles, config)
             else:

@@ -1,4 +1,4 @@
-"""LOAD role: keep the ring of packed operands full with TMA. Two warps, or part of two warps of ACTIVATIONS."""
+"""LOAD role: keeps the ring of packed operands full with TMA. Two warps of its own, or two warps of ACTIVATIONS."""
 
 from dataclasses import dataclass, replace
 
@@ -17,13 +17,13 @@ from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles, sides_of_cta
 
-# What a warp loads.
+# Operand that a warp loads.
 WEIGHTS, TOKENS, NOTHING = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """Shared addresses of stage 0 of the weights, of the tokens, and of either's scales."""
+    """Shared addresses of stage 0 of the weights, the tokens, and their scales."""
 
     weights: Int32
     tokens: Int32
@@ -33,12 +33,12 @@ class Buffers:
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warp reads.
+    """Inputs of the LOAD role.
 
     Attributes:
-        tiles: what the CTA computes.
-        sf_atoms: of scales along a K tile.
-        k_extents: of a K tile in the tensor maps of weights and of tokens.
+        tiles: work tiles of this CTA.
+        sf_atoms: scale atoms along a K tile.
+        k_extents: extents of a K tile in the tensor maps of weights and of tokens, in map elements.
     """
 
     descriptors: Descriptors
@@ -53,15 +53,15 @@ class LoadArgs:
 
 @dataclass(frozen=True)
 class LoadPlace:
-    """The K tile of one operand to load next, if there is one: the first of a stage.
+    """Position of one operand's next stage to load, given by its first K tile.
 
     Attributes:
         side: ``WEIGHTS``, ``TOKENS`` or ``NOTHING``.
-        next_tile: place in ``LoadArgs.tiles`` of the work tile after that of the K tile.
-        data_maps, scale_maps: addresses of tensor maps, one of the tokens, one or two of weights.
+        next_tile: place in ``LoadArgs.tiles`` of the next work tile.
+        data_maps, scale_maps: addresses of tensor maps: one for tokens, one or two for weights.
         row, block, batch: first row of the tile in its operand, first block of scales, batch.
-        k_tile, k_tile_end: index of the K tile, and the first one that is not the CTA's.
-        stage, phase: in the ring of packed stages.
+        k_tile, k_tile_end: index of the K tile, and the first one that is not this CTA's.
+        stage, phase: position in the ring of packed stages.
     """
 
     side: Int32
@@ -77,13 +77,13 @@ class LoadPlace:
     phase: Int32
 
     def has_k_tile(self):
-        """Whether there is one."""
+        """Returns whether there is a K tile to load."""
         return self.k_tile < self.k_tile_end
 
 
 @cute.jit
 def run_load(args: LoadArgs, side: Int32):
-    """Load every K tile of one operand as soon as its stage is empty."""
+    """Loads every K tile of one operand as soon as its stage is empty."""
     place = first_place(args, side)
     while place.has_k_tile():
         place = load_k_tile(args, place)
@@ -91,7 +91,7 @@ def run_load(args: LoadArgs, side: Int32):
 
 @cute.jit
 def first_place(args: LoadArgs, side: Int32) -> LoadPlace:
-    """Where the CTA starts with ``side``."""
+    """Returns the place of the CTA's first K tile of operand ``side``."""
     maps, zero = (Int64(0),) * len(args.descriptors.m), Int32(0)
     place = LoadPlace(
         side, args.tiles.first(), maps, maps, zero, zero, zero, zero, zero, zero, Int32(PRODUCER_PHASE)
@@ -103,11 +103,7 @@ def first_place(args: LoadArgs, side: Int32) -> LoadPlace:
 
 @cute.jit
 def load_k_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
-    """If there is a K tile, wait until its stage is empty and issue the stage's copies, whose bytes complete its barrier.
-
-    Returns:
-        The place after the stage.
-    """
+    """Waits until the stage is empty and issues its copies, if there is a K tile left. Returns the place after the stage."""
     if place.has_k_tile():
         cute.arch.mbarrier_wait(args.packed.empty(place.stage), place.phase)
         if place.side == WEIGHTS:
@@ -126,7 +122,7 @@ def load_k_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
 def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
     config, smem, buffers, stage = args.config, args.smem, args.buffers, place.stage
     data, scales, data_bytes, scale_bytes, policy = (
-        # Weights are read once; tokens are read by every tile of weights.
+        # Weights are read once; tokens are read again by every tile of weights, so keep those in L2.
         (buffers.weights, buffers.weight_scales, smem.b_stage_bytes, smem.sfb_stage_bytes, EVICT_FIRST),
         (buffers.tokens, buffers.token_scales, smem.a_stage_bytes, smem.sfa_stage_bytes, EVICT_LAST),
     )[side]
@@ -136,22 +132,22 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
     data_bytes, scale_bytes = data_bytes // k_tiles, scale_bytes // k_tiles
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(full, k_tiles * count * (data_bytes + scale_bytes))
-        for turn in cutlass.range_constexpr(k_tiles * count):
-            k_tile, i = place.k_tile + turn // count, turn % count
+        for box_idx in cutlass.range_constexpr(k_tiles * count):
+            k_tile, i = place.k_tile + box_idx // count, box_idx % count
             k, k_block = k_tile * args.k_extents[side], k_tile * args.sf_atoms
-            at = data + (stage * k_tiles * count + turn) * data_bytes
+            at = data + (stage * k_tiles * count + box_idx) * data_bytes
             tma_load(at, place.data_maps[i], (k, place.row, place.batch), full.toint(), policy, 1)
-            at = scales + (stage * k_tiles * count + turn) * scale_bytes
+            at = scales + (stage * k_tiles * count + box_idx) * scale_bytes
             where = scale_coordinates(box, k_block, place.block, place.batch)
             tma_load(at, place.scale_maps[i], where, full.toint(), policy, 1)
 
 
 @cute.jit
 def _enter_tiles(args: LoadArgs, place: LoadPlace) -> LoadPlace:
-    """The place itself or, where its tile has no K tile left for this CTA, the first one of a tile that has."""
+    """Moves a place on to the next tile that has K tiles for this CTA, if its own tile has none left."""
     needs_tile = not place.has_k_tile()
     while needs_tile:
-        # Asked for only here: to ask may be to wait.
+        # Ask only when needed, because asking may wait for SCHEDULER.
         needs_tile = args.tiles.has_tile(place.next_tile)
         if needs_tile:
             place = _enter_tile(args, place)
@@ -160,7 +156,7 @@ def _enter_tiles(args: LoadArgs, place: LoadPlace) -> LoadPlace:
 
 
 def _enter_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
-    """The first K tile of the next tile."""
+    """Returns the place of the next tile's first K tile."""
     config, maps, part = args.config, args.descriptors, args.tiles.part(place.next_tile)
     tile = part.tile
     weights, tokens = sides_of_cta(config, tile)
@@ -185,7 +181,7 @@ def _enter_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
 
 
 def _coordinates(side: TileSide) -> list:
-    """Row, block of scales and batch where a tile begins in its operand."""
+    """Returns the row, scale block and batch at which a tile starts in its operand."""
     origin = side.origin
     return [
         Int32(place)

@@ -1,6 +1,6 @@
-"""LOAD role where tokens come decoded (``decode_tokens``): fill the ring of decoded tokens straight from global memory.
+"""LOAD role for tokens that ``decode_tokens`` has dequantized: fills their ring from global memory with TMA.
 
-The two CTAs of a cluster multiply the same tokens by neighbouring weights: they take turns in loading a box of tokens for both.
+The two CTAs of a cluster multiply the same tokens by neighbouring weights. They alternate in loading a box of tokens for both.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ CLEARED_BYTES = 16
 
 @dataclass(frozen=True)
 class DecodedArgs:
-    """What the loading warp reads.
+    """Inputs of the warp that loads dequantized tokens.
 
     Attributes:
-        load: what it shares with the one of the weights.
-        decoded: full: 1 + bytes of both CTAs' loads. empty: one a MATH warp of both CTAs.
-        decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes), or a slab a stage.
+        load: inputs shared with the warp that loads weights.
+        decoded: ring of the tokens. full: 1 + bytes of both CTAs' loads. empty: one per MATH warp of both CTAs.
+        decoded_address: shared address of the tokens: (STAGE, SLAB, TOKEN, 128 bytes), or one slab per stage.
     """
 
     load: LoadArgs
@@ -41,7 +41,7 @@ class DecodedArgs:
 
 @cute.jit
 def clear(address: Int32, nbytes: cutlass.Constexpr, num_threads: cutlass.Constexpr):
-    """All threads of the CTA write zeros where decoded tokens will be, for MMAs that read more of them than were loaded."""
+    """Zeroes the token buffer with all threads of the CTA, because MMAs may read more tokens than were loaded."""
     at = cute.arch.thread_idx()[0] * CLEARED_BYTES
     for offset in cutlass.range(at, nbytes, num_threads * CLEARED_BYTES, unroll=4):
         store_shared(address + offset, [Uint32(0)] * (CLEARED_BYTES // 4))
@@ -50,13 +50,14 @@ def clear(address: Int32, nbytes: cutlass.Constexpr, num_threads: cutlass.Conste
 
 @cute.jit
 def run_load_decoded(args: DecodedArgs):
-    """Load this CTA's boxes of tokens of every stage, as soon as it is empty in both CTAs, into both."""
+    """Loads this CTA's boxes of tokens into both CTAs, for every stage as soon as it is empty in both."""
     tiles, config, decoded = args.load.tiles, args.load.config, args.decoded
     tokens, stage_bytes = config.work_tile_mnk[0], args.load.smem.decoded_stage_bytes
     num_cta, box = config.num_m_cta, token_box(config)
     slabs_of_stage = k_tiles_of_stage(config) * SLABS // stages_of_k_tile(config)
     rank, both = cute.arch.block_idx_in_cluster(), Int32((1 << num_cta) - 1)
-    # What the launch before wrote. Every CTA waits, with or without a tile, so that none of it is left when this one ends.
+    # Wait for the tokens of the preceding launch. Every CTA waits, also without a tile, so that this launch cannot end before
+    # that one.
     cute.arch.griddepcontrol_wait()
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     place = tiles.first()
@@ -65,8 +66,8 @@ def run_load_decoded(args: DecodedArgs):
         tile = k_part.tile
         origin = sides_of_cta(config, tile)[TOKENS].origin
         row, batch = Int32(origin.row + first_token(tile, config)), Int32(origin.batch)
-        # What is multiplied behind a group's last token may be left over: an MMA's columns do not mix. Boxes with nothing in
-        # them are slow: 8 tokens in boxes for 32 took an H200 58 us instead of 50.
+        # Tokens after the group's last one may be stale, because columns of an MMA do not mix. So load no empty boxes, which
+        # are slow: 8 tokens in boxes for 32 took 58 us instead of 50 on an H200.
         num_boxes = ceil_div(tokens_of_tile(tile, config), box)
         (descriptor,) = descriptor_addresses(args.load.descriptors.n, tile.slot)
         first_slab = k_part.first * SLABS

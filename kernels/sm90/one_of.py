@@ -1,4 +1,4 @@
-"""A choice at run time among parts of the code that differ by a number, as registers do."""
+"""Run-time choice among copies of code that differ by a compile-time number, such as a register index."""
 
 import cutlass
 import cutlass.cute as cute
@@ -9,10 +9,10 @@ MOST_IN_TURN = 5
 
 @cute.jit
 def one_of(index: Int32, count: cutlass.Constexpr, body: cutlass.Constexpr):
-    """Execute ``body(i)`` for the one i below ``count`` that ``index`` is, the last where it is more.
+    """Executes ``body(min(index, count - 1))`` with a compile-time argument.
 
-    The last one is tried first; of many the others are found by halving, which takes registers that few are not worth. By
-    inequalities: of equalities the compiler would make an indirect branch.
+    Tries the last number first. Above ``MOST_IN_TURN`` numbers it bisects, which costs registers. Compares by inequality,
+    because the compiler turns a chain of equalities into an indirect branch.
     """
     if cutlass.const_expr(count == 1):
         body(0)
@@ -27,7 +27,7 @@ def one_of(index: Int32, count: cutlass.Constexpr, body: cutlass.Constexpr):
 
 @cute.jit
 def _by_halving(index: Int32, first: cutlass.Constexpr, end: cutlass.Constexpr, body: cutlass.Constexpr):
-    """Execute ``body(i)`` for the one i from ``first`` to below ``end`` that ``index`` is."""
+    """Executes ``body(index)`` for first <= index < end by bisection."""
     if cutlass.const_expr(end - first == 1):
         body(first)
     else:

@@ -1,8 +1,8 @@
-"""Values that the assembler must take as they are. What it can work out again, it does, in every K tile, to save a register."""
+"""Hides a value from ptxas, which otherwise recomputes it every K tile to save a register."""
 
 import cutlass.cute as cute
 
 
 def opaque(value):
-    """A lane's value, 32 bits, from a shuffle with itself: all lanes of the warp at once."""
+    """Returns a lane's 32-bit value through a shuffle with itself. All lanes of the warp must call it."""
     return cute.arch.shuffle_sync(value, cute.arch.lane_idx())

@@ -1,4 +1,4 @@
-"""What packed operands are, and what MMAs multiply: NVFP4 becomes fp16, MXFP4 and MXFP8 bf16."""
+"""Layout of packed operands in a K tile, and their dequantization: NVFP4 to fp16, MXFP4 and MXFP8 to bf16."""
 
 from dataclasses import dataclass
 
@@ -11,87 +11,89 @@ from nvfp4_cute.planning.arch.sm90 import SLABS, TILE_K
 from ..common import decode, ptx, ue8m0
 from .operands import UNIT_BYTES, sf_atoms, tile_row_bytes
 
-# Blocks of 32 values in a K tile, of which a lane has one of a row. Values that are decoded at a time: four pairs, of two MMAs.
+# A K tile has four blocks of 32 values; a lane has one block of a row. Eight values, four pairs for two MMAs, are
+# dequantized at a time.
 BLOCKS, BLOCK_VALUES = 4, TILE_K // 4
 EIGHT = 8
-# prmt: of two words the lower halves, or the first one; and what is added for the upper halves, or the second one.
+# prmt selectors (first, step): the lower halves of two words, or the first word; plus step for the upper halves, or the second.
 HALVES = ((0x5410, 0x2222), (0x3210, 0x4444))
-# prmt: of a unit's two e4m3 scales in each of four units, those of the first slab; the second slab's are one further.
+# prmt selector that picks the first slab's e4m3 scale of each of four units. Add NEXT_SLAB for the second slab's.
 SLAB_SCALES, NEXT_SLAB = 0x6420, 0x1111
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An operand of e2m1, e4m3 or e5m2 in one format: compile-time.
+    """Compile-time description of an operand of e2m1, e4m3 or e5m2 elements.
 
-    A row of a K tile has four blocks of 32 values, a half of each for either slab: two scales of e4m3, or one of ue8m0.
+    A row of a K tile has four blocks of 32 values. Each slab uses one half of every block, with one e4m3 scale per half or one
+    ue8m0 scale per block.
     """
 
     format: BlockFormat
 
     @property
     def has_powers(self) -> bool:
-        """Whether scales are ue8m0; then decoded operands are bf16, else fp16."""
+        """Whether scales are ue8m0. Operands are then dequantized to bf16, otherwise to fp16."""
         return self.format.scale == UE8M0
 
     @property
     def atoms(self) -> int:
-        """Of scales along a K tile: words a row."""
+        """Words of scales per row of a K tile."""
         return sf_atoms(self.format)
 
     @property
     def atom_values(self) -> int:
-        """Of K that a word of scales is for."""
+        """Values of K that one word of scales covers."""
         return TILE_K // self.atoms
 
     @property
     def exponent(self) -> int:
-        """log2 of what a decoded value must be multiplied with."""
+        """log2 of the factor that a dequantized value still lacks."""
         if self.words == 2:
             return 0
         return ue8m0.OPERAND_EXPONENT if self.has_powers else decode.OPERAND_EXPONENT
 
     @property
     def words(self) -> int:
-        """Of eight values."""
+        """Words that hold eight values."""
         return EIGHT * self.format.element.bits // 32
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of a K tile."""
+        """Bytes of a row of a K tile."""
         return tile_row_bytes(self.format)
 
     @property
     def block_bytes(self) -> int:
-        """Of a block's 32 values: one or two 16-byte units."""
+        """Bytes of a block of 32 values: one or two 16-byte units."""
         return self.row_bytes // BLOCKS
 
     @property
     def slabs_of_unit(self) -> int:
-        """Slabs for which a 16-byte unit has values."""
+        """Slabs that one 16-byte unit has values for."""
         return SLABS * UNIT_BYTES // self.block_bytes
 
     def bytes_of(self, values: Int32 | Int64):
-        """Bytes of so many values, a whole number."""
+        """Returns the bytes of ``values`` values, which must be a whole number."""
         return values if self.words == 2 else values >> 1
 
     def half_selector(self, half: Uint32) -> Uint32:
-        """Of :meth:`halves`: the lower half of eight values, 0, or the upper one, 1."""
+        """Returns the selector of :meth:`halves`. half: 0 for the lower half of eight values, 1 for the upper one."""
         first, step = HALVES[self.words - 1]
         return first + half * step
 
     def halves(self, one: list, other: list, selector: Uint32) -> list:
-        """Eight values: a half of eight of one row, and the same of eight others. selector: :meth:`half_selector`."""
+        """Returns eight values: one half of ``one`` and the corresponding half of ``other``. selector: :meth:`half_selector`."""
         if self.words == 2:
             return [ptx.prmt(*words, selector) for words in (one, other)]
         return [Uint32(cute.arch.prmt(*one, *other, selector))]
 
     def slab_scales(self, codes: list, selector: Uint32) -> list:
-        """Scales that a slab has in units 0 and 1, and in 2 and 3, as pairs of floats.
+        """Returns a slab's scales in units 0 and 1, and in units 2 and 3, as pairs of 16-bit floats.
 
         Args:
-            codes: a row's words of scales of a K tile.
-            selector: of e4m3 the slab's: ``SLAB_SCALES``, or ``NEXT_SLAB`` more.
+            codes: words of scales of one row of a K tile.
+            selector: ``SLAB_SCALES`` for the first slab, plus ``NEXT_SLAB`` for the second. Only e4m3 scales use it.
         """
         if self.has_powers:
             return [ue8m0.powers(ptx.prmt(codes[0], Uint32(0), Uint32(s))) for s in ue8m0.UPPER_BYTES]
@@ -99,7 +101,7 @@ class Packed:
         return [decode.decode_scales(chosen), decode.decode_scales(chosen >> 16)]
 
     def decode_halves(self, words: list, scales: Uint32, uppers: tuple, sign_bits: Uint32) -> list:
-        """``common.decode.decode_halves``, of every format. words: ``self.words``."""
+        """Calls ``decode_halves`` of the format. words: list of ``self.words`` words."""
         if self.words == 2:
             return ue8m0.fp8_halves(words, scales, uppers, self.format.element.name)
         if self.has_powers:

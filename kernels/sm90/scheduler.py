@@ -1,8 +1,8 @@
-"""SCHEDULER role of stream-K: one warp finds the parts of tiles that its CTA computes, and the other roles read them.
+"""SCHEDULER role of stream-K: one warp finds the parts of tiles that its CTA computes; the other roles read them.
 
-To find a part takes divisions and, where sizes are on the device, reading these; a warp that does nothing else has it ready
-before it is needed. What it finds goes through a ring of records in shared memory:
-  SCHEDULER -> MATH, LOAD   NUM_RECORDS   full: 1   empty: one a warp of MATH
+Finding a part takes divisions and, where sizes are on the device, reads of those sizes. A warp that does nothing else has the
+part ready before it is needed. It passes parts on through a ring of records in shared memory:
+  SCHEDULER -> MATH, LOAD   NUM_RECORDS   full: 1   empty: one per MATH warp
 """
 
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ from ..common.group_table import WorkTile
 from ..common.ring import PRODUCER_PHASE, Ring, arrive_warp
 from ..common.select import select
 from ..common.shared_access import load_shared, store_shared
-from .even_shares import DeviceWork, ListWork, Placed, Shares, place_at
+from .stream_k import DeviceWork, ListWork, Placed, Shares, place_at
 from .tile_walk import TilePart, tile_of_cta
 
-# As many parts may be found ahead.
+# Parts that may be found ahead of their use.
 RECORD_BITS = 3
 NUM_RECORDS = 1 << RECORD_BITS
 VECTOR_WORDS = 4
 RECORD_VECTORS = 3
 RECORD_BYTES = RECORD_VECTORS * VECTOR_WORDS * 4
-# The word of a record that is the count of K tiles, and what it is behind the last part.
+# Word of a record that holds the number of K tiles, and its value after the last part.
 COUNT_WORD, NO_PART = 7, -1
 
 
 @dataclass(frozen=True)
 class ScheduledTiles:
-    """A CTA's parts, for a role that reads what SCHEDULER found. Its place is the number of parts before.
+    """Parts of tiles of a CTA, read from the records that SCHEDULER writes. A place is the number of parts before it.
 
     Attributes:
         records: shared address of (RECORD, ``RECORD_BYTES``).
-        ring: of the records.
-        groups: the work that is dealt.
+        ring: barriers of the records.
+        groups: the partitioned work.
     """
 
     records: Int32
@@ -46,18 +46,18 @@ class ScheduledTiles:
     groups: ListWork | DeviceWork
 
     def first(self) -> Int32:
-        """The place of the first part."""
+        """Returns the place of the first part."""
         return Int32(0)
 
     @cute.jit
     def has_tile(self, place: Int32):
-        """Whether there is a part at the place, which is waited for."""
+        """Waits for the record of a place and returns whether it holds a part."""
         cute.arch.mbarrier_wait(self.ring.full(_record(place)), place >> RECORD_BITS & 1)
         return Int32(load_shared(self.address(place) + COUNT_WORD * 4, 1)[0]) != NO_PART
 
     @cute.jit
     def part(self, place: Int32) -> TilePart:
-        """The part at the place."""
+        """Reads the part at a place."""
         address, words = self.address(place), []
         for vector in cutlass.range_constexpr(RECORD_VECTORS):
             words += map(Int32, load_shared(address + vector * (VECTOR_WORDS * 4), VECTOR_WORDS))
@@ -68,16 +68,19 @@ class ScheduledTiles:
         return TilePart(tile, first, count, num_others)
 
     def next(self, place: Int32) -> Int32:
-        """The place of the part after."""
+        """Returns the place of the next part."""
         return place + 1
 
     @cute.jit
     def release(self, place: Int32):
-        """Of a warp of MATH: the part at the place is done. LOAD has read of it before MATH could begin."""
+        """Releases the record of a place; called by each MATH warp when the part is done.
+
+        LOAD has read it before MATH could start.
+        """
         arrive_warp(self.ring.empty(_record(place)))
 
     def address(self, place: Int32) -> Int32:
-        """Of the record of a place."""
+        """Returns the shared address of a place's record."""
         return self.records + _record(place) * RECORD_BYTES
 
 
@@ -87,16 +90,16 @@ def _record(place: Int32) -> Int32:
 
 @cute.jit
 def run_scheduler(tiles: ScheduledTiles, config: cutlass.Constexpr[KernelConfig]):
-    """Find each part and write its record, as soon as all roles have read what was there."""
+    """Finds each part and writes its record as soon as all roles have read the previous record in that slot."""
     groups, tile_shape, place = tiles.groups, config.work_tile_mnk, Int32(0)
     shares = Shares.of(groups, config)
     share = shares.num_shares - 1 - cute.arch.block_idx()[0] // config.cluster_size
     for number in cutlass.range(select(share >= 0, shares.waves + 1, Int32(0)), unroll=1):
-        stretch = shares.stretch(share, number, groups, tile_shape)
-        position = stretch.begin
-        while position < stretch.end:
+        span = shares.span(share, number, groups, tile_shape)
+        position = span.begin
+        while position < span.end:
             placed = place_at(groups, position, config)
-            first, count = stretch.k_tiles(placed, position)
+            first, count = span.k_tiles(placed, position)
             if count > 0:
                 num_others = Int32(0)
                 if first == 0 and count < placed.tile.k_tile_cnt:
@@ -113,7 +116,7 @@ def run_scheduler(tiles: ScheduledTiles, config: cutlass.Constexpr[KernelConfig]
 def _count_others(
     shares: Shares, share: Int32, placed: Placed, groups: object, tile_shape: cutlass.Constexpr
 ) -> Int32:
-    """Clusters that have K tiles of a tile behind those of this one, which has the first: their shares follow its own."""
+    """Counts the other clusters that have K tiles of a tile whose first K tile is this one's. Their shares follow its own."""
     count, begin = Int32(0), Int32(0)
     while share + count + 1 < shares.num_shares and placed.k_tile(begin) < placed.tile.k_tile_cnt:
         count += 1
@@ -123,7 +126,7 @@ def _count_others(
 
 @cute.jit
 def _write(tiles: ScheduledTiles, place: Int32, words: list):
-    """Write the record of a place, once it is empty."""
+    """Writes the record of a place once it is empty."""
     cute.arch.mbarrier_wait(tiles.ring.empty(_record(place)), place >> RECORD_BITS & 1 ^ PRODUCER_PHASE)
     with cute.arch.elect_one():
         for first in cutlass.range_constexpr(0, RECORD_VECTORS * VECTOR_WORDS, VECTOR_WORDS):

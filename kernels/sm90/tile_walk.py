@@ -1,7 +1,7 @@
-"""The order in which a persistent CTA takes its tiles. Without stream-K every role walks it by itself.
+"""Order in which a persistent CTA takes its tiles. Without stream-K every role walks the tiles itself.
 
-Tiles are dealt to and fro: the CTA that gets the first tile of one wave, the longest, gets the last one of the next. With
-stream-K, K tiles are dealt (``even_shares``), and a role of its own walks for all others (``scheduler``).
+Waves alternate in direction: the CTA that gets the first tile of one wave, the longest, gets the last tile of the next. Stream-K
+partitions K tiles instead (``stream_k``), and the SCHEDULER role walks for all others (``scheduler``).
 """
 
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ from ..common.split_k import k_tiles_of_cta
 
 @dataclass(frozen=True)
 class TilePart:
-    """What a CTA computes of a tile.
+    """Part of a tile that a CTA computes.
 
     Attributes:
-        tile: the tile, of a pair's this CTA's part, which may lie beyond the group's weights.
-        first, count: its K tiles.
-        num_others: with stream-K, of the first K tile's: clusters that have the tile's other K tiles, those before this one.
+        tile: the tile; in a pair of CTAs, this CTA's half, which may lie beyond the group's weights.
+        first, count: first K tile and number of K tiles.
+        num_others: with stream-K, in the owner of the first K tile: the preceding clusters that have the other K tiles.
     """
 
     tile: WorkTile
@@ -34,11 +34,11 @@ class TilePart:
 
 @dataclass(frozen=True)
 class TileWalk:
-    """The way to the next tile.
+    """Distances to the CTA's next tiles.
 
     Attributes:
-        step: tiles to the CTA's tile in the next wave.
-        next_step: from there to the one after.
+        step: tiles from the current one to the CTA's tile in the next wave.
+        next_step: tiles from there to the one in the wave after.
     """
 
     step: Int32
@@ -47,11 +47,11 @@ class TileWalk:
 
 @dataclass(frozen=True)
 class WalkedTiles:
-    """A CTA's tiles, for a role that walks by itself. Its place is a cursor of ``groups`` and the way on.
+    """Tiles of a CTA, for roles that walk by themselves. A place is a cursor of ``groups`` and a ``TileWalk``.
 
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
-        config: of the kernel, without stream-K.
+        config: config of the kernel, without stream-K.
     """
 
     groups: object
@@ -59,37 +59,37 @@ class WalkedTiles:
 
     @cute.jit
     def first(self) -> tuple:
-        """The place of the first tile of the CTA, or of the CTAs that share its tiles."""
+        """Returns the place of the first tile of the CTA, or of the cluster where its CTAs share tiles."""
         size = self.config.cluster_size
         cta, num_cta = cute.arch.block_idx()[0] // size, cute.arch.grid_dim()[0] // size
         cursor = self.groups.first_cursor(cta, self.config.work_tile_mnk)
         return cursor, TileWalk(2 * (num_cta - 1 - cta) + 1, 2 * cta + 1)
 
     def has_tile(self, place: tuple):
-        """Whether there is a tile at the place."""
+        """Returns whether there is a tile at a place."""
         return self.groups.has_tile(place[0])
 
     @cute.jit
     def part(self, place: tuple) -> TilePart:
-        """What this CTA computes of the tile at the place."""
+        """Returns this CTA's part of the tile at a place."""
         tile = self.groups.tile(place[0], self.config.work_tile_mnk)
         return TilePart(tile_of_cta(self.config, tile), *k_tiles_of_cta(tile.k_tile_cnt, self.config.split_k))
 
     @cute.jit
     def next(self, place: tuple) -> tuple:
-        """The place of the tile after."""
+        """Returns the place of the next tile."""
         cursor, walk = place
         cursor = self.groups.next_cursor(cursor, walk.step, self.config.work_tile_mnk)
         return cursor, TileWalk(walk.next_step, walk.step)
 
 
 def sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
-    """Of one CTA's tile, which its cluster's is divided into: the part with weights and the one with tokens."""
+    """Returns the weight side and the token side of one CTA's tile."""
     return mma_sides(replace(config, decode_first=False, multicast_n=1), tile)
 
 
 def tile_of_cta(config: KernelConfig, tile: WorkTile) -> WorkTile:
-    """This CTA's part of a cluster's tile: the CTAs of a pair have neighbouring weights, or tokens where those are on MMA-M."""
+    """Returns this CTA's part of a cluster's tile: neighbouring weights, or neighbouring tokens where tokens are on MMA-M."""
     if config.num_m_cta == 1:
         return tile
     if config.swap_ab:

@@ -1,4 +1,4 @@
-"""Which warpgroup plays which role, and how many registers each may use: plain integers, fixed at compile time."""
+"""Role and register budget of every warpgroup: plain integers, fixed at compile time."""
 
 from dataclasses import dataclass
 
@@ -9,28 +9,31 @@ WARP_SIZE = 32
 WARPS_PER_GROUP = 4
 GROUP_THREADS = WARP_SIZE * WARPS_PER_GROUP
 MAX_ACTIVATION_WARPS = 2 * WARPS_PER_GROUP
-# One for the weights, one for the tokens.
+# One warp loads weights, one loads tokens.
 NUM_LOAD_WARPS = 2
 NUM_WARPS = 16
-# Where no warp decodes tokens: as many as fill a warpgroup beside the two of MATH.
+# Without ACTIVATIONS: the two MATH warpgroups and one more.
 NUM_WARPS_DECODED = 12
-# Rows of tokens whose eight values of every block an ACTIVATIONS warp decodes at a time: of these eights a K tile has four, and
-# a stage of decoded tokens those of one or both of its slabs.
+# Tokens per pass of an ACTIVATIONS warp, which dequantizes eight values of every block at a time. A K tile has four such eights;
+# a stage of dequantized tokens holds those of one slab or of both.
 LANES_OF_EIGHT = 8
 
 
 @dataclass(frozen=True)
 class WarpSchedule:
-    """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 8. LOAD: the last two of all, or, where ACTIVATIONS
-    take those, two of them besides: accumulators of large tiles need the registers that more warps would take.
+    """Assigns warps to roles.
 
-    Registers of a thread: a launch of 16 warps gives each 128, or 64 where two CTAs share an SM, one of 12 gives 168; MATH
-    takes over what the others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).
+    Warps 0-7 are two MATH warpgroups. ACTIVATIONS starts at warp 8 and has at most 8 warps. LOAD is the last two warps. If
+    ACTIVATIONS needs all 8, two of its warps also load: more warps would take registers that large tiles need for accumulators.
+
+    Registers per thread: a launch of 16 warps gives each thread 128, or 64 where two CTAs share an SM; a launch of 12 warps
+    gives 168. MATH takes over what the other roles give up (PTX ISA, setmaxnreg: multiples of 8, equal in all warps of a
+    warpgroup).
 
     Attributes:
-        num_activation_warps: no more than there are steps of tokens, and none where tokens come decoded. Where each slab of
-            a K tile is a stage, half of them for each slab.
-        step_tokens: tokens that an ACTIVATIONS warp decodes at a time, of a slab or of both.
+        num_activation_warps: at most the number of token steps, and 0 where tokens arrive dequantized. Where each slab of a K
+            tile is a stage of its own, half of the warps work on each slab.
+        step_tokens: tokens that an ACTIVATIONS warp dequantizes at a time, of one slab or of both.
     """
 
     num_activation_warps: int
@@ -48,7 +51,7 @@ class WarpSchedule:
 
     @property
     def mma_tokens(self) -> int:
-        """Most tokens of an MMA, whose sums and weights fit the registers that a thread is launched with."""
+        """Most tokens per MMA whose accumulators and weights fit the registers that a thread is launched with."""
         return 128 if self.num_activation_warps else 256
 
     @property
@@ -58,27 +61,27 @@ class WarpSchedule:
 
     @property
     def first_load_warp_id(self) -> int:
-        """The first of the two of LOAD."""
+        """First of the two LOAD warps."""
         return self.num_warps - NUM_LOAD_WARPS
 
     @property
-    def handover_warp_id(self) -> int:
-        """That of HANDOVER, which is neither MATH nor, where tokens come decoded, LOAD."""
+    def fixup_warp_id(self) -> int:
+        """FIXUP warp. It is neither MATH nor LOAD, because stream-K has no ACTIVATIONS."""
         return self.num_math_warps
 
     @property
     def scheduler_warp_id(self) -> int:
-        """That of SCHEDULER, beside HANDOVER."""
-        return self.handover_warp_id + 1
+        """SCHEDULER warp, the one after FIXUP."""
+        return self.fixup_warp_id + 1
 
     @property
     def shares_load(self) -> bool:
-        """Whether two warps of ACTIVATIONS are LOAD, too."""
+        """Whether two ACTIVATIONS warps also play LOAD."""
         return self.num_math_warps + self.num_activation_warps > self.first_load_warp_id
 
     @classmethod
     def of(cls, config: KernelConfig) -> "WarpSchedule":
-        """The schedule of a config."""
+        """Returns the schedule of a config."""
         step_tokens = LANES_OF_EIGHT * stages_of_k_tile(config)
         if config.decode_first:
             return cls(0, step_tokens, 232, 40)
@@ -87,5 +90,8 @@ class WarpSchedule:
 
     @classmethod
     def of_weight_only(cls, ctas_per_sm: int) -> "WarpSchedule":
-        """Where tokens have 16 bits and no warp decodes any: of one CTA an SM, or of two, where LOAD needs 21 registers."""
+        """Returns the schedule for 16-bit tokens, which no warp dequantizes, for one or two CTAs per SM.
+
+        LOAD needs 21 registers.
+        """
         return cls(0, 0, *((104, 32) if ctas_per_sm == 2 else (232, 40)))

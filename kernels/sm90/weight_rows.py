@@ -1,7 +1,7 @@
-"""Which rows of packed weights a lane decodes: of a dual GEMM, one of each product, so that it gets both sums.
+"""Rows of packed weights that a lane dequantizes. In a dual GEMM, one row of each product, so that a lane has both sums.
 
-A lane has the rows g and g + 8 of every MMA. With one product they are those rows of the warp's sixteen; with two they
-are one and the same column of the output: of the gate, and of what it is multiplied by.
+A lane has the rows g and g + 8 of every MMA. With one product these are rows of the warp's sixteen. With two products they are
+the same output column, once of the gate and once of the up projection.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from ..common.output_kind import OutputKind
 from .operands import SF_ATOM_BYTES, scale_offset, unit_offset
 from .warp_schedule import WARP_SIZE
 
-# Within 32 rows, scales are so many bytes from row to row; groups of 32 rows follow each other in the words between.
+# Bytes between the scales of neighbouring rows within 32 rows, and between groups of 32 rows, whose words are interleaved.
 SF_ROW_BYTES, SF_GROUP_BYTES = 16, 4
-# Rows of the gate, counted from those of the other product: interleaved_64_up_first, interleaved_32_gate_first.
+# Distance in rows from up to gate (interleaved_64_up_first) and from gate to up (interleaved_32_gate_first).
 UP_FIRST_ROWS, GATE_FIRST_ROWS = 64, 32
 
 
 @dataclass(frozen=True)
 class LaneRows:
-    """Byte offsets in a stage of packed weights, and in one of their scales.
+    """Byte offsets of a lane's rows in a stage of packed weights and in a stage of scales.
 
     Attributes:
-        data, scale: of the first row.
-        data_step, scale_step: from there to the second one.
+        data, scale: offsets of the first row.
+        data_step, scale_step: distances to the second row.
     """
 
     data: Int32
@@ -38,18 +38,24 @@ class LaneRows:
 
 
 def tile_columns(kind: OutputKind) -> int:
-    """Columns of the output in a work tile: half of them are of either warpgroup."""
+    """Returns the output columns of a work tile. Each warpgroup has half of them."""
     return TILE_WEIGHTS // kind.num_products
 
 
 def output_column(kind: OutputKind) -> Int32:
-    """Column of the output in the tile that the lane's first row belongs to."""
+    """Returns the output column, within the tile, of the lane's first row."""
     tidx = cute.arch.thread_idx()[0]
     return tidx // WARP_SIZE * (16 // kind.num_products) + tidx % WARP_SIZE // 4
 
 
 def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32, row_bytes: int, atoms: int) -> LaneRows:
-    """Rows whose 16-byte unit ``unit`` a lane decodes first. row_bytes: of a row of a K tile. atoms: of scales in a K tile."""
+    """Returns the offsets of a lane's rows.
+
+    Args:
+        unit: 16-byte unit of the rows that the lane dequantizes first.
+        row_bytes: bytes per row of a K tile.
+        atoms: scale atoms per K tile.
+    """
     column = output_column(kind)
     if kind.num_products == 1:
         return LaneRows(
@@ -59,7 +65,7 @@ def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32, row_bytes: int, ato
             8 * SF_ROW_BYTES,
         )
     if kind.weight_layout == "separate":
-        # A tile need not begin a scale block.
+        # A tile need not start at a scale block.
         sf_row = tile.tile_n_idx * tile_columns(kind) % SF_BLOCK_ROWS + column
         return LaneRows(
             unit_offset(column, unit, row_bytes),

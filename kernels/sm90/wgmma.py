@@ -1,7 +1,7 @@
-"""The MMAs of a slab, for each number of tokens that a tile may have, as one operation of the compiler.
+"""The MMAs of a slab for every number of tokens that a tile may have, as one block of inline PTX.
 
-Of CuTe's atoms each MMA is an operation that takes all of its sums and gives them back, and every number of tokens is a
-region that does so, too: more than half of what there was to compile. Here a number is a label in one block of PTX.
+With CuTe's atoms, each MMA is an operation that takes and returns all accumulators, and so is the region of every token count.
+These took more than half of the compile time. Here a token count is a label within one block.
 """
 
 import cutlass.cute as cute
@@ -10,25 +10,25 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
 MMA_M, MMA_K = 64, 16
-# MMAs along K in a slab of 64 values, and a lane's words of weights for each.
+# MMAs along K in a slab of 64 values, and a lane's words of weights per MMA.
 SLAB_STEPS = 4
 STEP_WORDS = 4
-# A matrix descriptor (PTX ISA 9.7.15.5.1) counts in 16 bytes. Upper word: 1024 bytes from eight rows to the next eight, and
-# a swizzle of 128 bytes. Lower word: where the matrix begins, and a distance that such a swizzle makes 1.
+# Matrix descriptor (PTX ISA 9.7.15.5.1), in units of 16 bytes. Upper word: stride of 1024 bytes between groups of eight rows,
+# and the 128-byte swizzle. Lower word: start address, and the leading dimension offset, which is 1 with this swizzle.
 UNIT_BYTES = 16
 UPPER_WORD = 1 << 30 | 1024 // UNIT_BYTES
 DISTANCE = 1 << 16
-# From one MMA's tokens to the next one's along K, and from a token to the next.
+# Units from one MMA's tokens to the next MMA's along K, and from a token to the next.
 STEP_UNITS = MMA_K * 2 // UNIT_BYTES
 TOKEN_UNITS = 128 // UNIT_BYTES
 
 
 def slab_matrix(address: Int32, slab: Int32, num_tokens: int) -> Int32:
-    """Lower word of the descriptor of a slab's tokens.
+    """Returns the lower word of the descriptor of a slab's tokens.
 
     Args:
         address: shared address of (SLAB, TOKEN, 64) 16-bit floats: rows of 128 bytes, their 16-byte units swizzled by the row.
-        num_tokens: of a slab.
+        num_tokens: tokens per slab.
     """
     return (address // UNIT_BYTES | DISTANCE) + slab * (num_tokens * TOKEN_UNITS)
 
@@ -42,20 +42,21 @@ def multiply_slab(
     matrix: Int32,
     is_bf16: bool = False,
 ) -> None:
-    """Issue a group of MMAs, m64nNk16 of fp16 or bf16 (PTX ISA 9.7.15.5).
+    """Issues the MMAs of a slab as one group: m64nNk16 in fp16 or bf16 (PTX ISA 9.7.15.5).
 
     Args:
-        acc: fp32 sums; value 4i + 2h + e of a lane: row h * 8 of its own, token 8i + 2 * (lane % 4) + e.
-        weights: ``STEP_WORDS`` Uint32 of two floats for each MMA along K: rows r, r + 8, then both eight K on.
-        tokens: how many are multiplied, one of ``counts``, which ascend: the last, which most tiles have, is tried first.
-        most: tokens of an MMA.
-        matrix: of the tokens: ``slab_matrix``.
+        acc: float32 accumulators; number 4i + 2h + e of a lane belongs to its row 8h and token 8i + 2 * (lane % 4) + e.
+        weights: ``STEP_WORDS`` Uint32 of two floats per MMA along K: rows r and r + 8, then both rows eight values of K further.
+        tokens: tokens to multiply, one of ``counts``.
+        counts: possible numbers of tokens, ascending. The last one, which most tiles have, is tried first.
+        most: largest number of tokens per MMA.
+        matrix: descriptor word of the tokens (``slab_matrix``).
         is_bf16: whether weights and tokens are bfloat16, else float16.
     """
     num_sums, sums = cute.size(acc), acc.load().ir_value()
     inputs = [vector.extract(sums, [], [i]) for i in range(num_sums)]
     inputs += [value.ir_value() for value in (*weights, tokens, matrix)]
-    # Results come first among the operands of the block; the first inputs are in the same registers.
+    # Results come first among the operands of the block; the first inputs are tied to the same registers.
     tied = [str(i) for i in range(num_sums)]
     results = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * num_sums)})>"),
@@ -70,7 +71,7 @@ def multiply_slab(
 
 
 def finish(acc: cute.Tensor) -> None:
-    """Wait until all MMAs are in the sums, which are read behind this."""
+    """Waits until all MMAs have completed; the accumulators may be read afterwards."""
     count, sums = cute.size(acc), acc.load().ir_value()
     results = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * count)})>"),
@@ -85,7 +86,7 @@ def finish(acc: cute.Tensor) -> None:
 
 
 class _Block:
-    """PTX of a slab's MMAs with so many sums, and at most so many tokens each."""
+    """PTX of a slab's MMAs with ``num_sums`` accumulators and at most ``most`` tokens per MMA."""
 
     def __init__(self, num_sums: int, most: int, dtype: str):
         self.most = most
@@ -95,7 +96,7 @@ class _Block:
         *self.words, self.tokens, self.matrix = names[2 * num_sums :]
 
     def text(self, counts: list) -> str:
-        """A scope with registers and labels of its own."""
+        """Returns the block: a scope with registers and labels of its own."""
         *others, most = counts
         lines = [
             ".reg .pred is_other, accumulate, upper<32>;",
@@ -115,14 +116,17 @@ class _Block:
         return "\n".join(["{", *lines, "DONE:", "}"])
 
     def _bits(self, counts: list[int]) -> list[str]:
-        """Predicates of the bits in which the numbers differ: here, beside the weights. Behind a branch each is waited for."""
+        """Returns code that sets predicates for the bits in which the counts differ.
+
+        It runs before the branch, overlapped with dequantizing; after the branch each predicate would be waited for.
+        """
         lines = []
         for bit in _differing_bits(counts):
             lines += [f"and.b32 low, {self.tokens}, {1 << bit};", f"setp.ne.s32 upper{bit}, low, 0;"]
         return lines
 
     def _choice(self, counts: list[int], label: str) -> list[str]:
-        """One of the groups, by the upper bits first."""
+        """Returns a branch tree over the counts, upper bits first."""
         if len(counts) == 1:
             return self._group(*counts)
         bit = max(_differing_bits(counts))
@@ -136,7 +140,7 @@ class _Block:
         ]
 
     def _group(self, tokens: int, is_most: bool = False) -> list[str]:
-        """All MMAs of one number of tokens, and their end: so the assembler knows what waits for them."""
+        """Returns all MMAs of one token count with their own commit, so that ptxas knows which MMAs a wait covers."""
         lines = ["wgmma.fence.sync.aligned;"]
         for step in range(SLAB_STEPS):
             words = ", ".join(self.words[STEP_WORDS * step : STEP_WORDS * (step + 1)])
@@ -151,9 +155,10 @@ class _Block:
         return [*lines, "wgmma.commit_group.sync.aligned;", "bra.uni DONE;"]
 
     def _matrix(self, units: int, is_most: bool) -> list[str]:
-        """The descriptor of tokens so far behind the slab's first.
+        """Returns code for the descriptor ``units`` after the slab's first token.
 
-        Of 64-bit sums the assembler makes one uniform instruction each in the group that comes first, and three in the others.
+        ptxas turns a 64-bit addition into one uniform instruction in the first group of the block and into three in later
+        groups, so later groups add 32 bits and combine.
         """
         if is_most:
             return [

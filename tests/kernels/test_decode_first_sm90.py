@@ -114,7 +114,7 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     for got, want in zip(actual, run(LONG, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
     (memory,), num_cta = given, chosen.num_cta or H200.num_sms * sm90.ctas_per_sm(chosen)
-    flag_bytes, sum_bytes = sm90.handover_bytes(chosen, num_cta)
+    flag_bytes, sum_bytes = sm90.fixup_bytes(chosen, num_cta)
     assert (memory[:flag_bytes].view(torch.int32).view(num_cta, -1)[:, 0] == 1).all()
     sent = (memory[flag_bytes : flag_bytes + sum_bytes].view(num_cta, -1) != poison).any(1)
     assert sent.any() and not sent.all()

@@ -27,7 +27,7 @@ from ...common.row_scales import RowScales, load_row_scales
 from ...common.shared_access import load_shared
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
-from ..math import behind_reads, finish_tile
+from ..math import after_reads, finish_tile
 from ..tile_walk import WalkedTiles, sides_of_cta
 from ..warp_schedule import GROUP_THREADS
 from ..weight_rows import output_column
@@ -213,7 +213,7 @@ def _accumulate(
             if cutlass.const_expr(not reads_ahead):
                 words = _scales(scales, num_tokens, block, quarter)
             if cutlass.const_expr(block == blocks - 1):
-                arrive_lanes(emptied + stage + behind_reads(words, args.outputs), num_cta)
+                arrive_lanes(emptied + stage + after_reads(words, args.outputs), num_cta)
             promote(sums[None, block], products, words)
         stage, phase = next_stage(args.ring, stage, phase)
     return stage, phase

@@ -24,7 +24,7 @@ from ...common import ptx
 from ...common.fp32_scales import SCALE_BYTES, fma
 from ...common.ring import CONSUMER_PHASE, arrive_lanes, barrier_of_lane, next_stage
 from ...common.shared_access import load_shared
-from ..math import behind_reads, unknown_zero
+from ..math import after_reads, unknown_zero
 from ..warp_schedule import GROUP_THREADS
 from ..weight_rows import output_column
 from ..wgmma import MMA_M
@@ -171,7 +171,7 @@ class LaneScales:
     def release(self, args: MathArgs, stage: Int32) -> None:
         """Release the stage, whose MMAs are done, when the scales have been read."""
         emptied = barrier_of_lane(args.ring.empty(Int32(0)), self.config.multicast_n)
-        is_read = behind_reads([*self.of_tokens, *self.of_weights], args.outputs)
+        is_read = after_reads([*self.of_tokens, *self.of_weights], args.outputs)
         arrive_lanes(emptied + stage + is_read, self.config.multicast_n)
 
     def promote(self, sums: cute.Tensor, products: cute.Tensor, index: int) -> None:

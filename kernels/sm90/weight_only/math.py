@@ -27,7 +27,7 @@ from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, 
 from ...common.shared_access import load_shared, load_shared_half
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
-from ..math import LANE_ROWS, behind_reads, finish_tile
+from ..math import LANE_ROWS, after_reads, finish_tile
 from ..opaque import opaque
 from ..operands import SF_ATOM_BYTES, tokens_multiplied
 from ..tile_walk import TilePart, WalkedTiles
@@ -196,7 +196,7 @@ def _accumulate(
         words = [weights.words[word, i] for word in read for i in range(LANE_ROWS)]
         if cutlass.const_expr(args.decoding.atoms > 0):
             words += [weights.codes[i] for i in range(cute.size(weights.codes))]
-        arrive_lanes(emptied + last_stage + behind_reads(words, args.outputs), num_cta)
+        arrive_lanes(emptied + last_stage + after_reads(words, args.outputs), num_cta)
     return stage, phase
 
 

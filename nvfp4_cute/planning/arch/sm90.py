@@ -101,7 +101,7 @@ MATH_WARPS = 8  # of a CTA, two warpgroups
 GPC_SMS = 16
 MEASURED_CLUSTERS = {132: {4: 30}}
 # A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
-HANDOVER_FLAG_BYTES = 32
+FIXUP_FLAG_BYTES = 32
 # Groups whose sizes only the device knows are planned in an order that mixes large and small ones.
 GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
@@ -285,12 +285,12 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     return plan
 
 
-def handover_bytes(config: KernelConfig, num_cta):
+def fixup_bytes(config: KernelConfig, num_cta):
     """Bytes of flags, and of sums behind them, where clusters share tiles. num_cta: of the launch, an integer of any kind."""
     if not config.stream_k:
         return 0, 0
     sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
-    return num_cta * HANDOVER_FLAG_BYTES, num_cta * sums
+    return num_cta * FIXUP_FLAG_BYTES, num_cta * sums
 
 
 def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
@@ -302,7 +302,7 @@ def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_c
     """
     if not config.decode_first:
         return 0
-    return int((rows * (-(-k // TILE_K) * TILE_K)).sum()) * FP16_BYTES + sum(handover_bytes(config, num_cta))
+    return int((rows * (-(-k // TILE_K) * TILE_K)).sum()) * FP16_BYTES + sum(fixup_bytes(config, num_cta))
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:

@@ -1,13 +1,13 @@
-"""Work dealt evenly: every cluster gets as much as every other, to the K tile.
+"""Stream-K partition: every cluster gets the same amount of work, to the K tile.
 
-Positions count work: a K tile of a work tile takes ``work_of_tokens``, and so do a few before them, for storing the tile; tiles
-follow each other as elsewhere (M is the fast axis in a group). First come waves of whole tiles, one a cluster, as many as leave
-every cluster some work: their sums need not be handed over, and clusters that read the same tokens at the same time find them
-in L2. The positions behind are divided so that every cluster has the same work in all: what it gets of them begins and ends
-within a work tile, and is the end of one tile, whole tiles, and the beginning of one. Who has a tile's first K tile adds up
-(``handover``).
+Positions count work. A K tile takes ``work_of_tokens`` positions; storing a tile takes as many as ``STORING_K_TILES`` K tiles,
+which come before the tile's own. Tiles are ordered as elsewhere (M is the fast axis within a group). The launch starts with
+waves of whole tiles, one tile per cluster, as long as every cluster still has work left afterwards: whole tiles need no fixup,
+and clusters that read the same tokens at the same time find them in L2. The remaining positions are divided so that the total
+work per cluster is equal. A cluster's share of them may start and end within a work tile: the end of one tile, then whole
+tiles, then the start of another. The cluster with a tile's first K tile adds the partial sums of the others (``fixup``).
 
-The last cluster has the first share: a tile's beginning waits for CTAs that were started before its own.
+The last cluster gets the first share, so that the owner of a tile waits only for CTAs that were started before it.
 """
 
 from dataclasses import dataclass, replace
@@ -35,22 +35,22 @@ from .warp_schedule import WARP_SIZE
 
 
 def work_of_tokens(tokens: Int32 | int):
-    """Of a K tile of a tile of so many tokens, those that are multiplied."""
+    """Returns the positions of one K tile of a tile whose MMAs multiply ``tokens`` tokens."""
     return cutlass.max(*k_tile_work(ceil_div(tokens, TOKEN_STEP)))
 
 
 def work_of_group(m: Int32, n: Int32, k: Int32, tile_shape_mnk: tuple) -> Int32:
-    """Positions that a group takes."""
+    """Returns the positions of a group."""
     return Strip.of(m, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk).length * ceil_div(n, tile_shape_mnk[1])
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Positions of a group's tiles that have the same weights.
+    """Positions of the tiles of a group that share one tile of weights.
 
     Attributes:
-        tiles: their tokens.
-        full, first, second: positions of a full tile, and of the last two, as of ``TokenTiles``.
+        tiles: token counts of the tiles.
+        full, first, second: positions of a full tile, and of the last two tiles (see ``TokenTiles``).
     """
 
     tiles: TokenTiles
@@ -60,7 +60,7 @@ class Strip:
 
     @classmethod
     def of(cls, m: Int32, k_tile_cnt: Int32, tile_shape_mnk: tuple) -> "Strip":
-        """Of a group of so many tokens, with so many K tiles."""
+        """Computes the strip of a group of ``m`` tokens with ``k_tile_cnt`` K tiles."""
         tiles, count = TokenTiles.of(m, tile_shape_mnk[0]), k_tile_cnt + STORING_K_TILES
         full, first, second = (
             work_of_tokens(of) * count for of in (tile_shape_mnk[0], tiles.first, tiles.second)
@@ -69,7 +69,7 @@ class Strip:
 
     @property
     def length(self) -> Int32:
-        """Positions in all."""
+        """Positions of the strip."""
         return self.tiles.num_full * self.full + self.first + self.second
 
     def before(self, index: Int32) -> Int32:
@@ -77,7 +77,7 @@ class Strip:
         return self.tiles.before(index, self.full, self.first)
 
     def tile_at(self, position: Int32) -> Int32:
-        """The tile that has a position, counted in the strip."""
+        """Returns the index, in the strip, of the tile at a position."""
         index = cutlass.min(Int32(Uint32(position) // Uint32(self.full)), self.tiles.num_full)
         return index + select(position >= self.tiles.num_full * self.full + self.first, Int32(1), Int32(0))
 
@@ -87,17 +87,17 @@ class ListWork(GroupTable):
     """``GroupTable`` whose offsets and end are positions.
 
     Attributes:
-        first_tiles: tiles of all earlier slots, one Int32 a slot.
+        first_tiles: number of tiles of all earlier slots, one Int32 per slot.
     """
 
     first_tiles: list
 
     def end(self, tile_shape_mnk: tuple) -> Int32:
-        """First position behind all groups."""
+        """Returns the first position after all groups."""
         return self.num_tiles
 
     def most_k_tiles(self, tile_shape_mnk: tuple) -> Int32:
-        """K tiles of a tile, at most."""
+        """Returns the largest number of K tiles of any tile."""
         most = self.k[0]
         for k in self.k[1:]:
             most = cutlass.max(most, k)
@@ -116,25 +116,25 @@ class ListWork(GroupTable):
 class DeviceWork(DeviceGroups):
     """``DeviceGroups`` whose indices are positions."""
 
-    # Each of its cursors looks for one place.
+    # A cursor looks for one position only, so there is nothing to look ahead for.
     WINDOWS_AHEAD: ClassVar[int] = 0
 
     @cute.jit
     def tiles_of_group(self, m: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
-        """What a group of ``m`` rows takes of the positions."""
+        """Returns the positions of a group of ``m`` rows."""
         work = Int32(0)
         if m > 0:
             work = work_of_group(m, self.n, self.k, tile_shape_mnk)
         return work
 
     def most_k_tiles(self, tile_shape_mnk: tuple) -> Int32:
-        """K tiles of a tile."""
+        """Returns the number of K tiles of every tile."""
         return ceil_div(self.k, tile_shape_mnk[2])
 
     @cute.jit
     def position_of_tile(self, index: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
         """First position of the tile of an index, or the end."""
-        # A lane a group, as in ``DeviceGroups``, but with ends in both: in tiles, and in positions.
+        # One lane per group, as in ``DeviceGroups``, but each lane has two ends: in tiles and in positions.
         tiles, last = DeviceGroups(**vars(self)), WARP_SIZE - 1
         first_group, tile_end, end = Int32(-WARP_SIZE), Int32(0), Int32(0)
         lane_m, lane_tile_end, lane_end = Int32(0), Int32(0), Int32(0)
@@ -154,7 +154,7 @@ class DeviceWork(DeviceGroups):
 
 
 def groups_by_work(groups: GroupTable | DeviceGroups, config: KernelConfig) -> ListWork | DeviceWork:
-    """The groups with positions for indices; host code."""
+    """Replaces tile indices by positions; host code."""
     if isinstance(groups, DeviceGroups):
         return DeviceWork(**vars(groups))
     ends, offsets, end = [*groups.tile_offsets[1:], groups.num_tiles], [], Int32(0)
@@ -162,7 +162,7 @@ def groups_by_work(groups: GroupTable | DeviceGroups, config: KernelConfig) -> L
         groups.m, groups.n, groups.k, groups.tile_offsets, ends, strict=True
     ):
         offsets.append(end)
-        # A group without tiles has the extents of a well-formed tensor map.
+        # An empty group still has the extents of a well-formed tensor map, hence the factor of 0 or 1.
         end += work_of_group(m, n, k, config.work_tile_mnk) * cutlass.min(end_tile - first_tile, 1)
     fields = vars(groups) | {"tile_offsets": offsets, "num_tiles": end}
     return ListWork(**fields, first_tiles=groups.tile_offsets)
@@ -172,7 +172,7 @@ def groups_by_work(groups: GroupTable | DeviceGroups, config: KernelConfig) -> L
 def _position_in_group(
     local: Int32, m: Int32, k: Int32, reciprocal: Uint32 | None, tile_shape_mnk: cutlass.Constexpr
 ) -> Int32:
-    """Positions of a group before its tile of an index. reciprocal: of its tiles along M, if known."""
+    """Returns the positions of a group before its tile ``local``. reciprocal: that of its number of tiles along M, if known."""
     strip = Strip.of(m, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk)
     if cutlass.const_expr(reciprocal is None):
         tile_n_idx = Int32(Uint32(local) // Uint32(strip.tiles.count))
@@ -184,12 +184,13 @@ def _position_in_group(
 
 @dataclass(frozen=True)
 class Shares:
-    """What is divided among ``num_shares`` clusters.
+    """Partition of the work among ``num_shares`` clusters.
 
     Attributes:
-        length, longer: positions of a share in all, of which so many have one more.
-        num_shares: of clusters that get any.
-        waves: whole tiles that each begins with.
+        length: positions of a share, those of its whole tiles included.
+        longer: number of leading shares that have one position more.
+        num_shares: number of clusters that get work.
+        waves: whole tiles that every share starts with.
     """
 
     length: Int32
@@ -199,32 +200,34 @@ class Shares:
 
     @classmethod
     def of(cls, groups: ListWork | DeviceWork, config: KernelConfig) -> "Shares":
-        """Of the launch. There are no more shares than are worth it."""
+        """Partitions the launch.
+
+        Small launches use fewer clusters than there are: a share below ``LEAST_SHARE`` K tiles does not pay.
+        """
         tile_shape, num_cluster = config.work_tile_mnk, cute.arch.grid_dim()[0] // config.cluster_size
         end, work = groups.end(tile_shape), work_of_tokens(tile_shape[0])
         useful = Int32(Uint32(end) // (LEAST_SHARE * work))
         num_shares = cutlass.max(cutlass.min(num_cluster, useful), 1)
         length = Int32(Uint32(end) // Uint32(num_shares))
-        # What is left of a share is a part of a tile that is worth handing over, whatever tiles it begins with: who has a share
-        # within a tile has K tiles of it.
+        # Leave enough of a share after its whole tiles that its part of a tile is worth a fixup.
         tile = (groups.most_k_tiles(tile_shape) + STORING_K_TILES) * work
         least_rest = cutlass.max(Int32(Uint32(tile) // LEAST_REST), LEAST_PART * work)
         rest = cutlass.max(length - least_rest, 0)
         return cls(length, end - length * num_shares, num_shares, Int32(Uint32(rest) // Uint32(tile)))
 
     def before(self, share: Int32) -> Int32:
-        """Positions of all shares before one."""
+        """Returns the positions of all shares before one."""
         return share * self.length + cutlass.min(share, self.longer)
 
     @cute.jit
     def first(self, share: Int32, groups: object, tile_shape: cutlass.Constexpr) -> Int32:
-        """Where behind the waves a share begins, and the one before ends.
+        """Returns where, after the waves, a share starts and the previous one ends.
 
-        Of the positions of all shares before, those in whole tiles are not there: in a wave as many as before this share's tile.
+        Starts from the positions of all earlier shares and subtracts those that lie in whole tiles of the waves.
         """
         position = self.before(share)
         for part in cutlass.range(2 * self.waves, unroll=1):
-            # The share's tile of a wave, and the end of the wave.
+            # Even parts: the share's tile in a wave. Odd parts: the end of that wave.
             wave, is_end = part // 2, part % 2
             tile = (wave + is_end) * self.num_shares + select(is_end == 0, share, Int32(0))
             found = groups.position_of_tile(tile, tile_shape)
@@ -232,29 +235,27 @@ class Shares:
         return position
 
     @cute.jit
-    def stretch(
-        self, share: Int32, number: Int32, groups: object, tile_shape: cutlass.Constexpr
-    ) -> "Stretch":
-        """Of a share: those before the last are a whole tile each, one of every wave."""
+    def span(self, share: Int32, number: Int32, groups: object, tile_shape: cutlass.Constexpr) -> "Span":
+        """Returns span ``number`` of a share. All spans but the last are one whole tile, one per wave."""
         is_whole = number < self.waves
         begin, end = Int32(0), Int32(0)
         if is_whole:
             begin = groups.position_of_tile(number * self.num_shares + share, tile_shape)
             end = begin + 1
         else:
-            # One place for both: what finds a tile is long.
+            # A loop rather than two calls, because the code that finds a tile is long.
             for following in cutlass.range(2, unroll=1):
                 begin, end = end, self.first(share + following, groups, tile_shape)
-        return Stretch(begin, end, is_whole)
+        return Span(begin, end, is_whole)
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Positions that follow each other in a share.
+class Span:
+    """Consecutive positions of a share.
 
     Attributes:
-        begin, end: its positions, of a whole tile only the first one.
-        is_whole: whether it is a whole tile.
+        begin, end: first position and the one after the last; a whole tile has only its first position here.
+        is_whole: whether the span is one whole tile.
     """
 
     begin: Int32
@@ -262,9 +263,9 @@ class Stretch:
     is_whole: Boolean
 
     def k_tiles(self, placed: "Placed", position: Int32) -> tuple:
-        """The first of the K tiles that the stretch has of the tile at a position in it, and how many."""
-        first, behind = placed.k_tile(position), placed.k_tile(self.end)
-        return first, select(self.is_whole, placed.tile.k_tile_cnt, behind) - first
+        """Returns the first K tile and the number of K tiles that the span has of the tile at ``position``."""
+        first, end = placed.k_tile(position), placed.k_tile(self.end)
+        return first, select(self.is_whole, placed.tile.k_tile_cnt, end) - first
 
 
 @dataclass(frozen=True)
@@ -273,9 +274,9 @@ class Placed:
 
     Attributes:
         tile: the tile.
-        end: first position behind it.
-        per_k_tile: positions of a K tile.
-        least_part: K tiles that a cluster gets of it at least.
+        end: first position after the tile.
+        per_k_tile: positions of one K tile.
+        least_part: smallest number of K tiles that a cluster gets of the tile.
     """
 
     tile: WorkTile
@@ -284,7 +285,7 @@ class Placed:
     least_part: Int32
 
     def k_tile(self, position: Int32) -> Int32:
-        """First K tile of what begins at a position, whole parts being rounded; behind the last one at the tile's end."""
+        """Returns the K tile at a position, rounded to whole parts. At the tile's end, returns the number of K tiles."""
         begin, part = self.end - self.tile.k_tile_cnt * self.per_k_tile, self.least_part * self.per_k_tile
         rounded = cutlass.min(cutlass.max(position, begin), self.end) - begin + part // 2
         parts = Int32(Uint32(rounded) // Uint32(part))
@@ -293,7 +294,7 @@ class Placed:
 
 @cute.jit
 def place_at(groups: object, position: Int32, config: cutlass.Constexpr[KernelConfig]) -> Placed:
-    """The tile at a position, a cluster's."""
+    """Returns the work tile, of a whole cluster, at a position."""
     tile_shape = config.work_tile_mnk
     if cutlass.const_expr(isinstance(groups, GroupTable)):
         slot, m, n, k, offset, _ = locate_slot(groups, position)
