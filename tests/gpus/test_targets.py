@@ -99,7 +99,7 @@ def test_figures_agree_with_each_other(target):
     rates = [target.rates[math] for math in MATH_FORMATS if math in target.rates and math != "int8"]
     assert all(wide > narrow for wide, narrow in zip(rates, rates[1:], strict=False))
     if "int8" in target.rates:
-        # The GeForce of Ada halves what has fp32 sums; before, there is no fp8.
+        # The GeForce of Ada halves what has fp32 sums; earlier GPUs lack fp8.
         assert target.rates["int8"] // target.rates.get("fp8", target.rates["int8"]) in (
             (1, 2) if target.arch == "sm_89" else (1,)
         )

@@ -10,7 +10,7 @@ from nvfp4_cute.errors import UnsupportedTarget
 
 ARCHS = ("sm_80", "sm_86", "sm_89")
 KIB = 1024
-# Of the CUDA programming guide's table of limits: shared memory of a CTA, and warps of an SM.
+# From the CUDA programming guide's table of limits: shared memory of a CTA, and warps of an SM.
 SMEM_CAPACITY_BYTES = {"sm_80": 163 * KIB, "sm_86": 99 * KIB, "sm_89": 99 * KIB}
 WARPS_PER_SM = {"sm_80": 64, "sm_86": 48, "sm_89": 48}
 
