@@ -1,23 +1,24 @@
 """Grouped GEMM on sm_90a: FP8 x FP8 and INT8 x INT8 with fp32 scales -> fp16, bf16, fp32 or FP8_1x128, or int32 sums.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e4m3, K-major; SFA (M_g, K_g / 128)
-fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x 128; C (M_g, N_g), N-major. Forms as of
-``..grouped_gemm``. Scales of 128 values of K allow tensor cores to sum up as many, and no more: their sums are promoted to fp32
-ones by both scales (DeepSeek-V3 report, section 3.3.2).
+float32, one scale per 1 x 128 values, SFB (N_g / 128, K_g / 128) float32, one per 128 x 128; C (M_g, N_g), N-major. See
+``..grouped_gemm`` for the forms. Because scales cover 128 values of K, tensor cores accumulate no more than those; both scales
+then promote their sums to float32 accumulators (DeepSeek-V3 report, section 3.3.2).
 
-Dual, of FP8:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape. A tile's first 128 rows
-of weights are of B1, the other ones of B2, so that a lane has both sums of a result.
+Dual (FP8):  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape. A tile has 128 rows of
+B1 and 128 rows of B2, so that a lane has both sums of a result.
 
-Of INT8, SFA (M_g, 1) and SFB (N_g, 1) are scales of rows: tensor cores add up all of K in int32, and no warp loads scales.
+INT8: SFA (M_g, 1) and SFB (N_g, 1) are row scales. Tensor cores accumulate all of K in int32, and no warp loads scales.
 
 Roles (warps):  MATH 0-7 | LOAD of scales 8 | LOAD of the M side 10 | LOAD of the N side 11; 9 idles.
 
 One ring (producer -> consumer), full arrivals / empty arrivals:
-  stages  LOAD -> MATH  num_ab_stage  full: 2 + bytes of B and A, of FP8 + 32 (a lane's scales)  empty: 8 (a warp's), of a pair 16
+  stages  LOAD -> MATH  num_ab_stage  full: 2 + bytes of B and A; FP8 also 32 (one per lane of the scale warp)  empty: 8 (one
+  per MATH warp), 16 in a pair
 
-Weights are on MMA-M (``math``), or tokens (``token_rows``). A pair (``multicast_n=2``) has neighbouring tiles of these, and the
-same of the N side. Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``). CTAs are
-persistent.
+MMA-M has the weights (``math``) or the tokens (``token_rows``). A pair (``multicast_n=2``) has neighbouring tiles of the M side
+and shares the N side. Split-K: the CTAs of a cluster share a tile's K tiles; the first CTA adds the partial sums
+(``common.split_k``). CTAs are persistent.
 
 Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameters, encoded by the host code.
 """
@@ -50,7 +51,7 @@ from .load import LoadArgs, run_load_m_side, run_load_n_side, run_load_scales
 from .math import MathArgs, run_math
 from .token_rows import run_math_of_rows
 
-# Pitches of 16 bytes, in values.
+# Pitches are multiples of 16 bytes, which are 16 values.
 PITCH_STEP = 16
 
 
@@ -59,15 +60,15 @@ class Fp8GemmSm90:
 
     Args:
         config: resolved KernelConfig that ``planning.arch.sm90_fp8.unsupported_reason`` accepts.
-        form: how the operands arrive.
+        form: form of the operands.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; of FP8 also FP8_1x128, of INT8 Int32, the sums.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; FP8 also FP8_1x128; INT8 also Int32, the unscaled sums.
         has_alpha: whether every group's result is multiplied by a factor.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        activation, weight_layout: ``OutputKind``'s; weights are "separate".
-        has_limit: whether a dual GEMM's products are cut.
+        name: kernel name in profilers and in the emulator's reports.
+        activation, weight_layout: see ``OutputKind``; weights are "separate".
+        has_limit: whether a dual GEMM's products are clamped.
         a_format, b_format: a pair of ``planning.arch.sm90_fp8.MMA``.
-        bias_dtype: of what is added to every column of one product; None where nothing is.
+        bias_dtype: dtype of the bias of a single product; None without one.
     """
 
     def __init__(

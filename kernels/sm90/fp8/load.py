@@ -1,4 +1,4 @@
-"""LOAD roles: weights and tokens by TMA, scales by small asynchronous copies, as each scale has a row of its own in memory."""
+"""LOAD roles: weights and tokens by TMA; scales by small cp.async copies, because every scale is in another row of memory."""
 
 from dataclasses import dataclass
 
@@ -21,14 +21,14 @@ ROW_BYTES = TILE_K
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warps read.
+    """Inputs of the LOAD roles.
 
     Attributes:
-        descriptors: tensor maps of the M side and of the N side, either of which has the weights.
-        scale_pair: in global memory.
-        weights, tokens, scales: shared addresses of stage 0; of scales those of the tokens, then one a block of the weights;
-            None of INT8.
-        ring: full: an arrival and the bytes of either TMA warp, and one of each lane that copies scales.
+        descriptors: tensor maps of the M side and of the N side; weights are on one of them.
+        scale_pair: scales in global memory.
+        weights, tokens, scales: shared addresses of stage 0. ``scales`` holds one per token, then one per block of weights; it is
+            None for INT8.
+        ring: full: one arrival and the bytes of each TMA warp, and one arrival per lane that copies scales.
     """
 
     descriptors: Descriptors
@@ -44,9 +44,9 @@ class LoadArgs:
 
 @dataclass(frozen=True)
 class SharedOperand:
-    """Where a side's operands go: shared address of stage 0, bytes of a stage, and how its bytes are kept in L2.
+    """Destination of one side's operands: shared address of stage 0, bytes per stage, and L2 eviction policy.
 
-    Of a dual GEMM the rows of both weights follow each other in a stage.
+    A stage of a dual GEMM holds the rows of the first weights, then those of the second.
     """
 
     address: Int32
@@ -55,7 +55,7 @@ class SharedOperand:
 
 
 def _operands(args: LoadArgs) -> tuple[SharedOperand, SharedOperand]:
-    """On the M side, and on the N side."""
+    """Returns the operands on the M side and on the N side."""
     weights = SharedOperand(args.weights, args.smem.b_stage_bytes, EVICT_FIRST)
     tokens = SharedOperand(args.tokens, args.smem.a_stage_bytes, EVICT_LAST)
     return (weights, tokens) if args.config.swap_ab else (tokens, weights)
@@ -63,7 +63,7 @@ def _operands(args: LoadArgs) -> tuple[SharedOperand, SharedOperand]:
 
 @cute.jit
 def run_load_m_side(args: LoadArgs):
-    """Load the M side of every stage, as soon as it is empty."""
+    """Loads the M side of every stage as soon as it is empty."""
     tiles, (operand, _) = args.tiles, _operands(args)
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     place = tiles.first()
@@ -87,7 +87,7 @@ def run_load_m_side(args: LoadArgs):
 
 @cute.jit
 def run_load_n_side(args: LoadArgs):
-    """Load this CTA's part of the N side of every stage, as soon as it is empty in all CTAs of a pair, into all of them."""
+    """Loads this CTA's part of the N side into all CTAs of a pair, for every stage as soon as it is empty in all of them."""
     tiles, (_, operand), num_cta = args.tiles, _operands(args), args.config.multicast_n
     box = args.config.cta_tile_shape_mnk[1] // num_cta
     rank, both = Int32(0), None
@@ -117,7 +117,10 @@ def run_load_n_side(args: LoadArgs):
 
 @cute.jit
 def run_load_scales(args: LoadArgs):
-    """Copy the scales of every stage, as soon as it is empty: a lane every 32nd token's, the first ones those of weights."""
+    """Copies the scales of every stage as soon as it is empty.
+
+    Each lane copies every 32nd token's; the first lanes also weights'.
+    """
     tiles, smem, config = args.tiles, args.smem, args.config
     (_, tokens), blocks = extents(config), blocks_of(config)
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)

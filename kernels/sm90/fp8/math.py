@@ -1,9 +1,9 @@
-"""MATH role: two warpgroups that multiply weights by tokens, and store the results.
+"""MATH role with weights on MMA-M: two warpgroups multiply weights by tokens and store the results.
 
-Each warpgroup has 64 rows of every 128 of the weights as MMA-M, and all tokens of the tile as MMA-N: the result is C
-transposed. Of FP8 an MMA adds up 128 values of K at most; then what it has is multiplied by both scales and added to sums in
-fp32, while the tensor cores work for the other warpgroup. Integers are added up over all of K; rows' scales, which are asked for
-before, multiply the sums.
+Each warpgroup has 64 of every 128 rows of weights as MMA-M and all tokens of the tile as MMA-N, so the accumulator is C
+transposed. For FP8, tensor cores accumulate at most 128 values of K; the sums are then multiplied by both scales and added to
+float32 accumulators, while the tensor cores work for the other warpgroup. For INT8, they accumulate all of K in int32, and row
+scales, loaded in advance, multiply the sums.
 """
 
 from dataclasses import dataclass, replace
@@ -34,27 +34,27 @@ from ..weight_rows import output_column
 from ..wgmma import MMA_M
 from .wgmma import Turns, add_products, matrix, multiply, rows_apart, wait
 
-# Tokens of which a lane has two, side by side.
+# A lane has two neighbouring tokens of every eight.
 STEP_TOKENS = 8
-# From a lane's row of an MMA to its other one.
+# Rows between a lane's two rows of an MMA.
 LANE_ROWS_APART = 8
-# Registers that sums, products and scales may take: then scales are read while tensor cores work.
+# Up to this many registers for sums, products and scales, scales are read before the MMAs, so that the reads overlap them.
 MOST_HELD = 200
 
 
 @dataclass(frozen=True)
 class MathArgs:
-    """What the warpgroups read.
+    """Inputs of the MATH role.
 
     Attributes:
-        weights, tokens, scales: shared addresses of stage 0, as of ``load.LoadArgs``.
-        row_scales: of integers, in global memory; None where there are none, or results are sums.
-        promotes: whether scales are of K tiles.
-        staging_address: shared address where results are turned, as of ``epilogue.store_tile``.
-        tiles: what the CTA computes.
-        kind: of results, once they are one number each.
-        activation: of a dual GEMM, which makes them of two; None of one product.
-        partial: where the first CTA of a cluster gets the others' sums.
+        weights, tokens, scales: shared addresses of stage 0, see ``load.LoadArgs``.
+        row_scales: row scales of INT8 operands in global memory; None for FP8 and for int32 results.
+        promotes: whether every K tile has scales (FP8).
+        staging_address: shared address where the epilogue transposes results, see ``epilogue.store_tile``.
+        tiles: work tiles of this CTA.
+        kind: kind of the results after the activation.
+        activation: activation of a dual GEMM; None for one product.
+        partial: split-K exchange, where the first CTA of a cluster receives the partial sums of the others.
     """
 
     weights: Int32
@@ -74,18 +74,18 @@ class MathArgs:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 128 rows of weights of a tile: of one product, then of the other one."""
+        """Blocks of 128 rows of weights per tile: those of the first product, then those of the second."""
         return blocks_of(self.config, 1 if self.activation is None else 2)
 
 
 @cute.jit
 def run_math(args: MathArgs):
-    """For each tile: add up its K tiles, then scale, convert and store."""
+    """Accumulates the K tiles of each work tile, then scales, converts and stores the tile."""
     tiles, num_tokens = args.tiles, args.config.work_tile_mnk[0]
-    # Value 4i + 2h + e of a block of 128 rows: row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
+    # Accumulator 4i + 2h + e of a block of 128 rows belongs to row (lane's first + 8h) and token 8i + 2 * (lane % 4) + e.
     dtype = Float32 if args.promotes else Int32
     sums = cute.make_rmem_tensor((num_tokens // 2, args.blocks), dtype)
-    stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
+    stage, phase, parity = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // GROUP_THREADS)
     turns = Turns.of(group, num_tokens)
     if cutlass.const_expr(args.promotes):
@@ -98,14 +98,14 @@ def run_math(args: MathArgs):
             stage, phase = _accumulate(args, sums, group, turns, part.count, stage, phase)
         else:
             stage, phase = _add_up(args, sums, group, part.count, stage, phase)
-        turn = finish_tile(args.partial, sums, turn, lambda: _store(args, sums, scales, part.tile))
+        parity = finish_tile(args.partial, sums, parity, lambda: _store(args, sums, scales, part.tile))
         place = tiles.next(place)
     if cutlass.const_expr(args.promotes):
         turns.end()
 
 
 def _row_scales(args: MathArgs, tile: WorkTile) -> RowScales | None:
-    """Of the lane's rows of weights and of its tokens."""
+    """Issues the loads of the row scales of the lane's rows of weights and of its tokens."""
     if args.row_scales is None:
         return None
     weights, tokens = sides_of_cta(args.config, tile)
@@ -124,7 +124,7 @@ def _row_scales(args: MathArgs, tile: WorkTile) -> RowScales | None:
 
 
 def _store(args: MathArgs, sums: cute.Tensor, scales: RowScales | None, tile: WorkTile):
-    """Each block of 128 rows of weights as a tile of its own, of a dual GEMM both blocks as one."""
+    """Stores each block of 128 rows of weights as a tile of its own; a dual GEMM's two blocks become one tile."""
     outputs, tile = combine(sums, args.outputs, tile, args.activation)
     blocks = blocks_of(args.config)
     for block in range(blocks):
@@ -138,13 +138,13 @@ def _store(args: MathArgs, sums: cute.Tensor, scales: RowScales | None, tile: Wo
 def combine(
     sums: cute.Tensor, outputs: OutputTable, tile: WorkTile, activation: str | None
 ) -> tuple[OutputTable, WorkTile]:
-    """Of a dual GEMM, put results where the first product's sums are; of one product, leave them.
+    """Applies a dual GEMM's activation, with the results in place of the first product's sums. Does nothing for one product.
 
     Args:
-        sums: (VALUE, SET): the sets of one product, then those of the other one.
+        sums: (VALUE, SET): the sets of the first product, then those of the second.
 
     Returns:
-        Where results go, and their tile, with the factors that have not been applied.
+        Outputs and tile without the factors that have been applied here.
     """
     if activation is None:
         return outputs, tile
@@ -158,7 +158,7 @@ def combine(
 
 @cute.jit
 def _add_up(args: MathArgs, sums: cute.Tensor, group: Int32, count: Int32, stage: Int32, phase: Int32):
-    """Sum so many K tiles of integers. A stage is released when the MMAs of the next one are under way."""
+    """Accumulates ``count`` K tiles of integers. Releases a stage after the MMAs of the next one have been issued."""
     num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], args.blocks, args.config.multicast_n
     sums.fill(0)
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
@@ -191,14 +191,14 @@ def _accumulate(
     stage: Int32,
     phase: Int32,
 ):
-    """Sum so many K tiles of one work tile."""
+    """Accumulates ``count`` K tiles of a work tile, scaling the sums of each (FP8)."""
     num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], args.blocks, args.config.multicast_n
     sums.fill(0.0)
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
     quarter = cute.arch.thread_idx()[0] % 4
     weights, tokens = matrix(args.weights) + rows_apart(group * MMA_M), matrix(args.tokens)
     stage_rows = blocks * TILE_WEIGHTS
-    # Sums, products, and scales of the tokens in a lane's registers.
+    # Registers of a lane: sums, products, and scales of its tokens.
     reads_ahead = num_tokens // 2 * (blocks + 1) + num_tokens // 4 <= MOST_HELD
     for _ in cutlass.range(count, unroll=1):
         cute.arch.mbarrier_wait(args.ring.full(stage), phase)
@@ -220,7 +220,7 @@ def _accumulate(
 
 
 def _scales(address: Int32, num_tokens: int, block: int, quarter: Int32) -> list:
-    """Words of the weights' scale and of the tokens', in the order of a lane's products. address: of the stage's."""
+    """Loads the weights' scale, then the tokens' in the order of a lane's products. address: scales of the stage."""
     words = load_shared(address + (num_tokens + block) * SCALE_BYTES, 1, True)
     for first in range(0, num_tokens, STEP_TOKENS):
         words += load_shared(address + first * SCALE_BYTES + quarter * (2 * SCALE_BYTES), 2, True)

@@ -1,6 +1,7 @@
-"""Sums of a tile whose tokens are on MMA-M -> scaled, quantized to FP8_1x128, stored: four lanes have a row's block of columns.
+"""Epilogue with tokens on MMA-M and FP8_1x128 results: scales, quantizes and stores.
 
-They find its largest magnitude by shuffles, and exchange codes, so that each stores 16 bytes, 64 bytes of a row from the four.
+Four lanes hold a row's block of columns. They find its largest magnitude by shuffles and exchange codes, so that each lane
+stores 16 bytes, 64 bytes of a row together.
 """
 
 from dataclasses import replace
@@ -27,10 +28,10 @@ from ..weight_rows import output_column
 from .math import LANE_ROWS_APART
 from .store_rows import PASS_COLUMNS, lane_results
 
-# Lanes that have a row's columns, and columns whose codes they exchange: 16 bytes each.
+# Lanes that share a row, and columns whose codes they exchange at a time: 16 bytes per lane.
 ROW_LANES = 4
 CODE_COLUMNS = ROW_LANES * 16
-# Codes in a word.
+# Codes per word.
 WORD_CODES = 4
 
 
@@ -43,7 +44,7 @@ def store_quantized_rows(
     config: cutlass.Constexpr[KernelConfig],
     num_columns: cutlass.Constexpr[int],
 ):
-    """Write the elements and scales inside the group's extents. Arguments: as of ``store_rows``."""
+    """Stores the elements and scales that lie inside the group's extents. See ``store_rows`` for the arguments."""
     (alpha,) = load_alphas(outputs, tile, 1)
     own_config = replace(config, multicast_n=1)
     group = quantized_group(outputs, tile, tile.n, kind.dtype)
@@ -73,7 +74,7 @@ def _store_block(
     has_row: bool,
     kind: cutlass.Constexpr[OutputKind],
 ):
-    """A block of a row, of which ``lane`` has two columns of every eight: all lanes of a warp call this."""
+    """Quantizes and stores a block of a row. All lanes of a warp must call it; ``lane`` has two columns of every eight."""
     encode = Encoding.of(kind.dtype, has_fp4_convert=False)
     amax = over_lanes(largest([ptx.abs_f32(value) for value in values]), ROW_LANES)
     code, divisor = find_scale(amax, None, encode)

@@ -1,7 +1,7 @@
-"""Sums of a tile whose tokens are on MMA-M -> scaled, converted, stored: lanes have columns of a row side by side, as memory has.
+"""Epilogue with tokens on MMA-M: scales, converts and stores. Lanes hold neighbouring columns of a row, as memory wants them.
 
-Of 16-bit results four lanes exchange theirs, so that each has eight columns of a row: one store of 16 bytes, 64 bytes of a row
-from the four. Results of 32 bits are stored as they are: four lanes fill a 32-byte sector.
+Four lanes exchange 16-bit results, so that each has eight columns of a row: one 16-byte store per lane, 64 bytes of a row
+together. 32-bit results are stored directly: four lanes fill a 32-byte sector.
 """
 
 from dataclasses import replace
@@ -25,15 +25,14 @@ from ..token_tiles import first_token, tokens_of_tile
 from ..weight_rows import output_column
 from .math import LANE_ROWS_APART
 
-# Columns of an MMA of which a lane has two, side by side; columns that four lanes exchange.
+# A lane has two neighbouring columns of every eight; four lanes exchange the columns of a pass.
 STEP_COLUMNS = 8
 PASS_COLUMNS = 4 * STEP_COLUMNS
 UNIT_BYTES = 16
 
 
 def set_columns(blocks: int) -> int:
-    """Columns of the products that are promoted at a time, of so many blocks of weights: registers hold two such sets beside the
-    sums."""
+    """Returns the columns of a set of products: two sets fit the registers in addition to the sums of ``blocks`` blocks."""
     return TILE_WEIGHTS if blocks == 1 else TILE_WEIGHTS // 2
 
 
@@ -46,12 +45,12 @@ def store_rows(
     config: cutlass.Constexpr[KernelConfig],
     num_columns: cutlass.Constexpr[int],
 ):
-    """Write the elements inside the group's extents.
+    """Stores the elements of a tile that lie inside the group's extents.
 
     Args:
-        sums: (VALUE, SET): value 4i + 2h + e of a set: row h * 8 below the lane's first, column 8i + 2 * (lane % 4) + e. Sets
-            behind the tile's columns are of no result.
-        num_columns: of a set.
+        sums: (VALUE, SET): value 4i + 2h + e of a set belongs to row (lane's first + 8h) and column 8i + 2 * (lane % 4) + e.
+            Sets beyond the tile's columns are ignored.
+        num_columns: columns per set.
     """
     (alpha,) = load_alphas(outputs, tile, 1)
     own_config = replace(config, multicast_n=1)
@@ -80,7 +79,13 @@ def store_rows(
 def lane_results(
     sums: cute.Tensor, first: int, alpha: Float32, outputs: OutputTable, column: Int32, num_columns: Int32
 ) -> list:
-    """Of a lane's two rows, those of the columns from ``first`` on that it has. column: the lane's first, in the output."""
+    """Returns the results of a lane's two rows in one pass of columns.
+
+    Args:
+        first: first column of the pass within the set.
+        column: the lane's first column in the output.
+        num_columns: columns of the output.
+    """
     results: list = [[], []]
     for step in range(0, PASS_COLUMNS, STEP_COLUMNS):
         bias = None
@@ -123,7 +128,7 @@ def _store_halves(
     lane: Int32,
     is_whole: bool,
 ):
-    """Eight columns of the pass for each of four lanes."""
+    """Stores a pass of 16-bit results: eight columns from each of four lanes."""
     values = cute.make_rmem_tensor(len(results), Float32)
     for i in cutlass.range_constexpr(len(results)):
         values[i] = results[i]

@@ -1,13 +1,13 @@
-"""MATH role where tokens are on MMA-M: for groups of many tokens.
+"""MATH role with tokens on MMA-M, for groups of many tokens.
 
-Each warpgroup has 64 tokens as MMA-M, and weights are on MMA-N. A lane has two of the tokens, and its products of 128 weights
-have one scale of these: it reads three scales for 64 products, where with weights on MMA-M it reads one for two. It has two sets
-of products: one is promoted while the MMAs of the other are under way.
+Each warpgroup has 64 tokens as MMA-M; weights are on MMA-N. A lane has two of the tokens, and 128 weights share one scale, so
+it reads three scales for 64 products. With weights on MMA-M it would read one scale for two products. Products have two sets of
+registers: one is promoted while the MMAs of the other run.
 
-Beside 128 weights a K tile's products are one set, and K tiles take turns. A tile's results are stored while the next one's first
-K tile is multiplied. Beside 256 weights a K tile's products are four sets. Behind the last one tensor cores work for the other
-warpgroup: of MMAs that go on from one pass of a loop of four sets to the next the assembler does not know where they end, and
-waits for each.
+With 128 weights per tile, a K tile's products are one set, and K tiles alternate between the sets. A tile's results are stored
+while the next tile's first K tile is multiplied. With 256 weights, a K tile's products are four sets. After the last one,
+tensor cores work for the other warpgroup: ptxas cannot see where MMAs end that continue from one iteration of a loop of four
+sets into the next, and would wait for each.
 """
 
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ from .wgmma import begin_products, matrix, rows_apart, wait
 
 @cute.jit
 def run_math_of_rows(args: MathArgs):
-    """For each tile: add up its K tiles, then scale, convert and store."""
+    """Accumulates the K tiles of each work tile, then scales, converts and stores the tile."""
     values, num_sets = set_columns(args.blocks) // 2, _num_sets(args)
-    # (VALUE, SET): value 4i + 2h + e of a set: row h * 8 below the lane's first, column 8i + 2 * (lane % 4) + e.
+    # (VALUE, SET): value 4i + 2h + e of a set belongs to row (lane's first + 8h) and column 8i + 2 * (lane % 4) + e.
     sums = cute.make_rmem_tensor((values, num_sets), Float32)
     products = cute.make_rmem_tensor((values, 2), Float32)
     products.fill(0.0)
@@ -50,7 +50,7 @@ def run_math_of_rows(args: MathArgs):
 
 @cute.jit
 def _run_in_turns(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
-    """The same where a K tile's products are one set."""
+    """Runs tiles whose K tile is one set of products: K tiles alternate between two sets."""
     tiles = args.tiles
     stage, phase, has_sums = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     place = tiles.first()
@@ -64,10 +64,10 @@ def _run_in_turns(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
         sums.fill(0.0)
         count = tiles.part(place).count
         for _ in cutlass.range((count - 1) // 2, unroll=1):
-            for turn in cutlass.range_constexpr(2):
-                _begin(args, products[None, 1 - turn], 0, stage, phase)
+            for parity in cutlass.range_constexpr(2):
+                _begin(args, products[None, 1 - parity], 0, stage, phase)
                 stage, phase = next_stage(args.ring, stage, phase)
-                promoted = _promote_k_tile(args, sums, products[None, turn], 1, promoted)
+                promoted = _promote_k_tile(args, sums, products[None, parity], 1, promoted)
         if count % 2 == 0:
             _begin(args, products[None, 1], 0, stage, phase)
             stage, phase = next_stage(args.ring, stage, phase)
@@ -83,7 +83,7 @@ def _run_in_turns(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
 
 @cute.jit
 def _run_by_k_tile(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
-    """The same where a K tile's products are several sets."""
+    """Runs tiles whose K tile has several sets of products: sets alternate within a K tile."""
     tiles, sets = args.tiles, _num_sets(args)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     place = tiles.first()
@@ -105,7 +105,7 @@ def _run_by_k_tile(args: MathArgs, sums: cute.Tensor, products: cute.Tensor):
 
 
 def _num_sets(args: MathArgs) -> int:
-    """Of a warpgroup's products of a K tile, of all operands."""
+    """Returns the sets of products of a warpgroup per K tile, over all operands."""
     return args.blocks * TILE_WEIGHTS // set_columns(args.blocks)
 
 
@@ -117,7 +117,7 @@ def _store(args: MathArgs, sums: cute.Tensor, place: tuple):
 
 @cute.jit
 def _begin(args: MathArgs, products: cute.Tensor, index: cutlass.Constexpr, stage: Int32, phase: Int32):
-    """Begin the MMAs of set ``index`` of a K tile, of the first one as soon as the K tile is there."""
+    """Issues the MMAs of set ``index`` of a K tile; waits for the K tile's stage before the first set."""
     weights, (_, tokens) = args.blocks * TILE_WEIGHTS, extents(args.config)
     if cutlass.const_expr(index == 0):
         cute.arch.mbarrier_wait(args.ring.full(stage), phase)
@@ -133,7 +133,7 @@ def _begin(args: MathArgs, products: cute.Tensor, index: cutlass.Constexpr, stag
 def _promote_k_tile(
     args: MathArgs, sums: cute.Tensor, products: cute.Tensor, pending: cutlass.Constexpr, stage: Int32
 ):
-    """Promote a K tile's only set when all groups of MMAs but so many of the last ones are done; the stage of the next one."""
+    """Promotes a K tile's only set once at most ``pending`` groups of MMAs are in flight. Returns the next stage."""
     scales = LaneScales.of(args, stage)
     wait(products, pending)
     scales.release(args, stage)
@@ -144,12 +144,12 @@ def _promote_k_tile(
 
 @dataclass(frozen=True)
 class LaneScales:
-    """Words of a lane's scales of a K tile.
+    """Scales of a lane for one K tile, as words.
 
     Attributes:
-        of_tokens: two.
-        of_weights: one of every block of 128.
-        config: of the kernel.
+        of_tokens: scales of its two tokens.
+        of_weights: one scale per block of 128 weights.
+        config: config of the kernel.
     """
 
     of_tokens: list
@@ -158,7 +158,7 @@ class LaneScales:
 
     @classmethod
     def of(cls, args: MathArgs, stage: Int32) -> "LaneScales":
-        """Of the K tile in a stage. They are asked for here."""
+        """Issues the loads of the scales of the K tile in a stage."""
         _, tokens = extents(args.config)
         first = args.scales + stage * args.smem.scale_stage_bytes
         own = first + output_column(args.kind) * SCALE_BYTES
@@ -169,13 +169,13 @@ class LaneScales:
         )
 
     def release(self, args: MathArgs, stage: Int32) -> None:
-        """Release the stage, whose MMAs are done, when the scales have been read."""
+        """Releases the stage once the scales have been read. Its MMAs must have completed."""
         emptied = barrier_of_lane(args.ring.empty(Int32(0)), self.config.multicast_n)
         is_read = after_reads([*self.of_tokens, *self.of_weights], args.outputs)
         arrive_lanes(emptied + stage + is_read, self.config.multicast_n)
 
     def promote(self, sums: cute.Tensor, products: cute.Tensor, index: int) -> None:
-        """Add set ``index`` of products, times the product of both scales, rounded first, each with one more rounding."""
+        """Adds set ``index`` of products times the rounded product of both scales, with one rounding per sum (FMA)."""
         weights = ptx.float_of(self.of_weights[index * set_columns(len(self.of_weights)) // TILE_WEIGHTS])
         factors = [ptx.float_of(word) * weights for word in self.of_tokens]
         for i in range(cute.size(products)):

@@ -1,11 +1,10 @@
-"""The MMAs of a K tile as one operation of the compiler, which ends when they are done.
+"""The MMAs of a K tile as one block of inline PTX that includes the wait, so that its results may be used at once.
 
-Of CuTe's atoms each MMA is an operation that takes all of its sums and gives them back; here they are one block of PTX. What
-it gives is free to be used: the wait is inside.
+With CuTe's atoms, each MMA would be an operation that takes and returns all accumulators.
 
-Turns. While one warpgroup promotes its products, tensor cores are to work for the other one. Left alone, both multiply at the
-same time and then promote at the same time: on an H100, a K tile of 128 x 128 took 920 cycles, and its MMAs take 512. So a
-warpgroup begins when the last MMA of the other one is under way.
+Ping-pong: while one warpgroup promotes its products, tensor cores should work for the other. Left alone, both multiply at the
+same time and then promote at the same time: a K tile of 128 x 128 took 920 cycles on an H100, while its MMAs take 512. So a
+warpgroup starts when the last MMA of the other one has been issued (:class:`Turns`).
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from cutlass._mlir.dialects import llvm, vector
 
 from ..wgmma import DISTANCE, MMA_M, TOKEN_UNITS, UNIT_BYTES, UPPER_WORD
 
-# K of an MMA of 8-bit values, and MMAs in a K tile, whose rows are 128 bytes.
+# K per MMA of 8-bit values, and MMAs per K tile, whose rows are 128 bytes.
 MMA_K = 32
 STEPS = 128 // MMA_K
 STEP_UNITS = MMA_K // UNIT_BYTES
@@ -26,7 +25,7 @@ STEP_UNITS = MMA_K // UNIT_BYTES
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of MMA: types of sums and operands, and literals behind the predicate: signs that only floats have."""
+    """A kind of MMA: types of accumulators and operands, and the sign literals after the predicate, which only floats have."""
 
     types: str
     signs: str = ""
@@ -37,25 +36,30 @@ INTEGERS = Kind("s32.s8.s8")
 
 
 def matrix(address: Int32) -> Int32:
-    """Lower word of the descriptor of rows of 128 bytes at a shared address, their 16-byte units swizzled by the row."""
+    """Returns the lower descriptor word of 128-byte rows at a shared address, with 16-byte units swizzled by the row."""
     return address // UNIT_BYTES | DISTANCE
 
 
 def rows_apart(rows: Int32 | int) -> Int32 | int:
-    """What is added to :func:`matrix` for the matrix that begins so many rows on."""
+    """Returns the increment of :func:`matrix` for a matrix that starts ``rows`` rows later."""
     return rows * TOKEN_UNITS
 
 
-# Named barriers of the turns, behind those of the epilogue, and the threads of both warpgroups.
+# Named barriers of ``Turns``, numbered after those of the epilogue, and the threads of both warpgroups.
 FIRST_TURN_BARRIER = 8
 TURN_THREADS = 256
-# Tiles of fewer tokens wait for memory.
+# Tiles of fewer tokens are bound by memory and do not ping-pong.
 LEAST_TURN_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Named barriers of a warpgroup's turn and of the other's; of tiles that wait for memory they are not used."""
+    """Named barriers by which two warpgroups alternate on the tensor cores.
+
+    Attributes:
+        own, other: barrier of this warpgroup's turn and of the other's.
+        is_used: false for tiles that are bound by memory.
+    """
 
     own: Int32
     other: Int32
@@ -63,34 +67,35 @@ class Turns:
 
     @classmethod
     def of(cls, group: Int32, num_tokens: int) -> "Turns":
-        """Of warpgroup 0 or 1."""
+        """Returns the barriers of warpgroup 0 or 1."""
         own = FIRST_TURN_BARRIER + group
         return cls(own, 2 * FIRST_TURN_BARRIER + 1 - own, num_tokens >= LEAST_TURN_TOKENS)
 
     @cute.jit
     def begin(self):
-        """Before all: the first turn is warpgroup 0's."""
+        """Gives warpgroup 0 the first turn; called once by both before the first K tile."""
         if cutlass.const_expr(self.is_used):
             if self.own != FIRST_TURN_BARRIER:
                 cute.arch.barrier_arrive(barrier_id=FIRST_TURN_BARRIER, number_of_threads=TURN_THREADS)
 
     @cute.jit
     def end(self):
-        """Behind all: warpgroup 0 takes the turn that nobody uses."""
+        """Consumes the last arrival, which nobody waits for otherwise; called once by both after the last K tile."""
         if cutlass.const_expr(self.is_used):
             if self.own == FIRST_TURN_BARRIER:
                 cute.arch.barrier(barrier_id=FIRST_TURN_BARRIER, number_of_threads=TURN_THREADS)
 
 
 def multiply(weights: Int32, tokens: Int32, num_tokens: int, turns: Turns) -> list:
-    """Products of 64 rows of weights and so many tokens over a K tile, e4m3 in shared memory (PTX ISA 9.7.15.5).
+    """Multiplies 64 rows of weights by ``num_tokens`` tokens over a K tile, e4m3 in shared memory (PTX ISA 9.7.15.5).
 
     Args:
-        weights, tokens: ``matrix``, the same in all lanes of a warpgroup.
-        turns: of the warpgroup.
+        weights, tokens: descriptor words (:func:`matrix`), equal in all lanes of a warpgroup.
+        num_tokens: tokens of the tile.
+        turns: barriers of the warpgroup.
 
     Returns:
-        Fp32 sums: value 4i + 2h + e of a lane: row h * 8 of its own, token 8i + 2 * (lane % 4) + e.
+        Float32 sums. Number 4i + 2h + e of a lane belongs to its row 8h and token 8i + 2 * (lane % 4) + e.
     """
     count = num_tokens // 2
     names = [f"${i}" for i in range(count + 4)]
@@ -118,16 +123,18 @@ def multiply(weights: Int32, tokens: Int32, num_tokens: int, turns: Turns) -> li
 
 
 def add_products(sums: cute.Tensor, weights: list, tokens: Int32, num_tokens: int) -> None:
-    """Begin to add products of 64 rows of weights of every block and so many tokens over a K tile, int8 in shared memory.
+    """Issues the MMAs of 64 rows of weights of every block and ``num_tokens`` tokens over a K tile, int8 in shared memory.
 
-    Those of the K tile before are done when this returns; :func:`wait` waits for the last ones.
+    Returns when the MMAs of the previous K tile have completed. Use :func:`wait` for the last ones.
 
     Args:
         sums: int32, (VALUE, BLOCK): values as :func:`multiply` returns them.
-        weights, tokens: ``matrix``, of every block of weights, the same in all lanes of a warpgroup.
+        weights: descriptor words (:func:`matrix`), one per block, equal in all lanes of a warpgroup.
+        tokens: descriptor word of the tokens.
+        num_tokens: tokens of the tile.
     """
     count, values = num_tokens // 2, cute.size(sums)
-    # Results come first among the operands of the block; the first inputs are in the same registers.
+    # Results come first among the operands of the block; the first inputs are tied to the same registers.
     names = [f"${i}" for i in range(2 * values + len(weights) + 1)]
     lines = [".reg .pred further;", "setp.eq.b32 further, 0, 0;", "wgmma.fence.sync.aligned;"]
     for block, matrix_name in enumerate(names[2 * values : -1]):
@@ -141,15 +148,15 @@ def add_products(sums: cute.Tensor, weights: list, tokens: Int32, num_tokens: in
 
 
 def begin_products(products: cute.Tensor, rows: Int32, columns: Int32, zero: Int32 | None = None) -> None:
-    """Begin to multiply 64 rows by twice as many columns as there are products, as one group of MMAs over a K tile of e4m3.
+    """Issues the MMAs of 64 rows and twice ``size(products)`` columns over a K tile of e4m3, as one group.
 
-    The products are there behind :func:`wait`.
+    The products are complete after :func:`wait`.
 
     Args:
-        products: fp32, in the order in which :func:`multiply` returns them; what they were is lost.
-        rows, columns: ``matrix``, the same in all lanes of a warpgroup.
-        zero: which the compiler does not know, for products in the registers of those before: where it is known that these are
-            not read, the assembler gives each call's products registers of their own.
+        products: float32, in the order of :func:`multiply`; previous values are overwritten. rows, columns: descriptor words
+            (:func:`matrix`), equal in all lanes of a warpgroup. zero: a 0 that the compiler cannot see through, which keeps the
+            products in the registers of the previous ones. Where ptxas
+            knows that the old values are not read, it gives each call registers of its own.
     """
     count, is_tied = cute.size(products), zero is not None
     words = [rows, columns, *([zero] if is_tied else [])]
@@ -163,17 +170,17 @@ def begin_products(products: cute.Tensor, rows: Int32, columns: Int32, zero: Int
 
 
 def wait(values: cute.Tensor, pending: int = 0) -> None:
-    """Wait until all groups of MMAs but so many of the last ones are done; ``values``: sums or products of one that is."""
+    """Waits until at most ``pending`` groups of MMAs are in flight. ``values``: accumulators of a group that has completed."""
     _update(values, [], [f"wgmma.wait_group.sync.aligned {pending};"])
 
 
 def _update(values: cute.Tensor, words: list, lines: list[str]) -> None:
-    """A block of PTX that changes values: its operands are the new ones, the old ones in the same registers, and words."""
+    """Emits a block of PTX that updates ``values`` in place and reads ``words``."""
     _block(values, True, words, lines)
 
 
 def _block(values: cute.Tensor, is_tied: bool, words: list, lines: list[str]) -> None:
-    """A block of PTX that writes values, where ``is_tied`` in the registers of the old ones, as :func:`_update` does."""
+    """Emits a block of PTX that writes ``values``, with ``is_tied`` in the registers of the old values."""
     count, before, dtype = cute.size(values), values.load().ir_value(), values.element_type
     name, constraint = ("f32", "=f") if dtype is Float32 else ("i32", "=r")
     tied = range(count if is_tied else 0)
@@ -190,14 +197,14 @@ def _block(values: cute.Tensor, is_tied: bool, words: list, lines: list[str]) ->
 
 
 def _descriptors(weights: str, tokens: str) -> list[str]:
-    """Registers a and b: descriptors with these lower words."""
+    """Returns code that builds the descriptors a and b from their lower words."""
     words = {"a": weights, "b": tokens}
     moved = [f"mov.b64 {name}, {{{word}, {UPPER_WORD:#x}}};" for name, word in words.items()]
     return [".reg .b64 a, b;", *moved]
 
 
 def _mma(kind: Kind, num_tokens: int, sums: list[str], step: int, accumulates: str) -> list[str]:
-    """MMA ``step`` of a K tile, behind the one before."""
+    """Returns code for MMA ``step`` of a K tile; it advances the descriptors from the previous step."""
     lines = [f"add.s64 a, a, {STEP_UNITS};", f"add.s64 b, b, {STEP_UNITS};"] if step else []
     shape = f"m{MMA_M}n{num_tokens}k{MMA_K}"
     operands = f"{{{', '.join(sums)}}}, a, b, {accumulates}{kind.signs}"

@@ -1,14 +1,15 @@
-"""Weights as wgmma takes them beside 16-bit tokens in their own order: which bytes a lane gets, and what it makes of them.
+"""Dequantizes weights for wgmma when 16-bit tokens keep their own order of K: which bytes a lane reads, and how it converts them.
 
-Of every MMA's 16 values of K, lane t of a quad has those at 2t, 2t+1, 2t+8 and 2t+9. Of e4m3 and e5m2 it reads these pairs, two
-bytes each (:func:`load_slab`). Of e2m1 they are byte t of a row's 32-bit words, which hold eight values each: it reads 16 bytes
-of a row, four words, in one instruction, and :func:`exchange` deals bytes among the quad. Afterwards it has two words a slab:
-byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
+Lane t of a quad holds the values of K at 2t, 2t+1, 2t+8 and 2t+9 of an MMA's 16. For e4m3 and e5m2 it reads these pairs, two
+bytes each (:func:`load_slab`). For e2m1 they are byte t of a row's 32-bit words of eight values: the lane reads 16 bytes of a
+row, four words, in one instruction, and :func:`exchange` distributes bytes among the quad. It then has two words per slab: byte
+2i + j of word w holds what step 2i + w of the slab has in half j of its K.
 
-A byte's two e2m1 become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
-times ``2^(1 - bias)``. The product with an e4m3 scale is exact in fp16 and bf16: it has at most 6 significant bits. That with a
-ue8m0 scale is exact in bf16, that of e4m3 or e5m2 all but the least (``common.ue8m0``). Integers times their scales are rounded
-(``common.int4``). Weights with fp32 scales, FP8 and INT8, become what they are without them: ``scales`` multiplies sums.
+The two e2m1 of a byte become a pair of floats: their bits go to sign, low exponent and top mantissa bit, which reads as the
+value times ``2^(1 - bias)``. The product with an e4m3 scale has at most 6 significant bits, so it is exact in fp16 and bf16.
+The product of e2m1 with a ue8m0 scale is exact in bf16; for e4m3 and e5m2 all but the smallest are (``common.ue8m0``). Integers
+times their scales are rounded (``common.int4``). FP8 and INT8 weights with float32 scales are converted without them;
+``scales`` multiplies the sums instead.
 """
 
 from dataclasses import dataclass
@@ -32,28 +33,28 @@ from ..opaque import opaque
 from ..operands import UNIT_BYTES, sf_atoms, tile_row_bytes, tiles_of_sf_atom
 from ..wgmma import MMA_K
 
-# Words of a row that a lane reads of a K tile, and those it has of each of its slabs afterwards.
+# Words of a row that a lane reads per K tile, and words per slab after the exchange.
 UNIT_WORDS, SLAB_WORDS = 4, 2
-# MMAs of a slab; the pairs that a lane has in each of a row, eight values apart.
+# MMAs per slab, and pairs of a row per lane and MMA, eight values apart.
 STEPS, PAIRS_OF_STEP = 4, 2
-# prmt: two bytes of either word, of one parity.
+# prmt selector: the even bytes of both words. Add NEXT_BYTES for the odd ones.
 EVEN_BYTES, NEXT_BYTES = 0x6420, 0x1111
-# The same with the words changed round.
+# The even bytes with the words swapped.
 SWAPPED_EVEN_BYTES = 0x2064
 SCALE_BITS = 0x7F7F7F7F
-# fp16: sign and magnitude of both values, in the upper bytes; 2 ** 14 is left to the epilogue.
+# fp16: bits of sign and magnitude of both values. The epilogue applies the remaining factor of 2 ** 14.
 FP16_BITS, FP16_EXPONENT = 0x8E008E00, 14
-# bf16: e4m3 scales take all but 2 ** 7 of what is missing, which they have room for.
+# bf16: the missing factor is 2 ** 126. Scales have room for 2 ** 119 of it, the epilogue applies the other 2 ** 7.
 BF16_EXPONENT, BF16_SCALE = 7, 2.0**119
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What weights are, and what they become.
+    """Compile-time description of the weights and of their conversion.
 
     Attributes:
-        format: of the weights: of e2m1 with scales of e4m3, or beside bfloat16 an MX format; int4; or of 8 bits with fp32 scales.
-        is_bf16: whether they become bfloat16, else float16.
+        format: e2m1 with e4m3 scales; with bfloat16 tokens also an MX format; int4; or 8 bits with float32 scales.
+        is_bf16: whether weights are converted to bfloat16, otherwise float16.
     """
 
     format: BlockFormat
@@ -71,47 +72,47 @@ class Decoding:
 
     @property
     def promotes(self) -> bool:
-        """Whether sums of a K tile are promoted by a scale."""
+        """Whether the sums of every K tile are scaled and added to float32 accumulators."""
         return promotes(self.format)
 
     @property
     def has_scales_of_sums(self) -> bool:
-        """Whether scales multiply sums, of a K tile or of all of K, and no weights."""
+        """Whether scales multiply sums, of a K tile or of all of K, rather than weights."""
         return has_scales_of_sums(self.format)
 
     @property
     def int4(self) -> Int4Decoding | None:
-        """Of integers, how they are decoded."""
+        """Conversion of int4 weights; None for other formats."""
         return Int4Decoding(self.format, self.is_bf16) if self.format.is_int4 else None
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of a K tile."""
+        """Bytes of a row of a K tile."""
         return tile_row_bytes(self.format)
 
     @property
     def slabs_of_load(self) -> int:
-        """Slabs whose weights a lane reads at a time."""
+        """Slabs whose weights a lane reads in one load."""
         return 1 if self.has_bytes else SLABS
 
     @property
     def words(self) -> int:
-        """Of a row, which a lane reads at a time; of bytes two in each."""
+        """Words of a row that a lane reads in one load; 8-bit elements fill only half of each word."""
         return STEPS * PAIRS_OF_STEP if self.has_bytes else UNIT_WORDS
 
     @property
     def atoms(self) -> int:
-        """Of scales, in a K tile: words a row; none where scales multiply sums."""
+        """Words of scales per row of a K tile; 0 where scales multiply sums."""
         return 0 if self.has_scales_of_sums else sf_atoms(self.format)
 
     @property
     def has_half_words(self) -> bool:
-        """Whether a row has 16 bits of scales in a K tile: half of a word, of which two K tiles have one each."""
+        """Whether a row has only 16 bits of scales per K tile, so that two K tiles share a word."""
         return tiles_of_sf_atom(self.format) == 2
 
     @property
     def exponent(self) -> int:
-        """log2 of what sums must be multiplied with."""
+        """log2 of the factor that the sums still lack."""
         if self.has_bytes or self.int4 is not None:
             return 0
         if self.has_powers:
@@ -121,11 +122,11 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Quad:
-    """How a lane's place among the four that share rows decides which bytes it keeps: selectors of prmt.
+    """prmt selectors by which a lane exchanges bytes within its quad, the four lanes that share rows.
 
     Attributes:
-        kept, sent: of two words, the bytes of the lane's own parity, and the other ones.
-        own, other: of what came of that, bytes for this half of the quad, and for the other one, the even lane's first.
+        kept, sent: bytes of two words with the lane's own parity, and with the other parity.
+        own, other: after the first exchange, bytes for this half of the quad and for the other half, the even lane's first.
         is_upper: whether the lane is one of the upper two.
     """
 
@@ -137,7 +138,7 @@ class Quad:
 
     @classmethod
     def of_lane(cls) -> "Quad":
-        """This lane's."""
+        """Returns the selectors of this lane."""
         lane = cute.arch.lane_idx() % 4
         odd, upper = Uint32(lane % 2), Uint32(lane // 2)
         kept = opaque(EVEN_BYTES + odd * NEXT_BYTES)
@@ -147,11 +148,11 @@ class Quad:
 
 
 def load_slab(address: Int32, slab: int, decoding: Decoding) -> list:
-    """A lane's weights of a row, in ``Decoding.words``.
+    """Loads a lane's weights of a row: ``Decoding.words`` words.
 
     Args:
-        address: of its unit; of bytes of its first pair in unit 0 of the row, whose other units are swizzled with that.
-        slab: of the K tile.
+        address: shared address of the lane's unit. For 8-bit elements, of its first pair in unit 0 of the row.
+        slab: slab of the K tile; only 8-bit elements are loaded slab by slab.
     """
     if not decoding.has_bytes:
         return load_shared(address, UNIT_WORDS)
@@ -162,10 +163,11 @@ def load_slab(address: Int32, slab: int, decoding: Decoding) -> list:
 
 
 def exchange(words: list, quad: Quad) -> list:
-    """Deal out a row's bytes among the four lanes that have read 16 of them each.
+    """Exchanges a row's bytes among the four lanes of a quad, each of which has read 16 of them.
 
     Args:
         words: four words of the lane's unit.
+        quad: the lane's selectors.
 
     Returns:
         ``SLAB_WORDS`` words of the lower slab, then of the upper one.
@@ -181,18 +183,18 @@ def exchange(words: list, quad: Quad) -> list:
 
 
 def _from(word: Uint32, distance: int) -> Uint32:
-    """The word of the lane whose number differs in this bit."""
+    """Returns the word of the lane whose number differs in bit ``distance``."""
     return Uint32(cute.arch.shuffle_sync_bfly(word, distance))
 
 
 def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> list:
-    """Weights of a slab's four MMAs, as ``wgmma.multiply_slab`` takes them.
+    """Dequantizes the weights of a slab's four MMAs into the order that ``wgmma.multiply_slab`` expects.
 
     Args:
-        words: of each of the lane's rows, ``SLAB_WORDS`` of :func:`exchange`, or what :func:`load_slab` gave.
-        codes: of each row, the words with its scales of the K tile.
-        slab: of the K tile.
-        decoding: of what, into what.
+        words: per row, ``SLAB_WORDS`` words of :func:`exchange`, or for 8-bit elements the words of :func:`load_slab`.
+        codes: per row, the words with its scales of the K tile.
+        slab: slab of the K tile.
+        decoding: formats.
     """
     if decoding.has_scales_of_sums:
         rows = [_row_steps_without_scales(row, decoding) for row in words]
@@ -213,7 +215,7 @@ def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> lis
 
 
 def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
-    """Of one row: for each step of the slab the pairs of both halves of its K."""
+    """Dequantizes one row of e2m1 with e4m3 scales: per step of the slab, the pairs of both halves of its K."""
     if is_bf16:
         codes = codes & Uint32(SCALE_BITS)
         scales = [_bf16_scales(codes), _bf16_scales(codes >> 16)]
@@ -228,7 +230,7 @@ def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
 
 
 def _row_steps_of_powers(words: list, codes: Uint32, slab: int) -> list:
-    """The same with scales of ue8m0, of which two steps have one."""
+    """Dequantizes one row of e2m1 with ue8m0 scales. Two steps share a scale."""
     scales = _slab_powers(codes, slab)
     decoded = [[ue8m0.lifted(pair) for pair in _bf16_pairs(word)] for word in words]
     return [
@@ -238,7 +240,7 @@ def _row_steps_of_powers(words: list, codes: Uint32, slab: int) -> list:
 
 
 def _row_steps_of_bytes(words: list, codes: Uint32, slab: int, element: str) -> list:
-    """The same of e4m3 or e5m2, a pair in every word."""
+    """Dequantizes one row of e4m3 or e5m2 with ue8m0 scales. Every word holds one pair."""
     scales = _slab_powers(codes, slab)
     pairs = [ue8m0.fp8_pair(word, element) for word in words]
     scaled = [ue8m0.times_one_of(pair, scales, 2 * i // len(pairs)) for i, pair in enumerate(pairs)]
@@ -246,7 +248,7 @@ def _row_steps_of_bytes(words: list, codes: Uint32, slab: int, element: str) -> 
 
 
 def _row_steps_without_scales(words: list, decoding: Decoding) -> list:
-    """The same of bytes that become 16-bit floats as they are."""
+    """Converts one row of 8-bit elements to 16-bit floats without scales."""
     element = decoding.format.element.name
     if decoding.format.has_integer_sums:
         pairs = [integer_pair(word, decoding.is_bf16) for word in words]
@@ -258,7 +260,7 @@ def _row_steps_without_scales(words: list, decoding: Decoding) -> list:
 
 
 def _row_steps_of_int4(words: list, codes: list, slab: int, int4: Int4Decoding) -> list:
-    """The same of integers, of whose blocks of scales the steps of a slab have one, two, or a part."""
+    """Dequantizes one row of int4. A slab's steps may use one block of scales, two, or a part of one."""
     block_steps = int4.format.block_k // MMA_K
     scales = dict[int, BlockScale]()
     steps = []
@@ -272,19 +274,19 @@ def _row_steps_of_int4(words: list, codes: list, slab: int, int4: Int4Decoding) 
 
 
 def _slab_powers(codes: Uint32, slab: int) -> Uint32:
-    """Scales of both blocks of a slab, as two bf16."""
+    """Returns the scales of both blocks of a slab as two bf16."""
     return ue8m0.powers(ptx.prmt(codes, Uint32(0), Uint32(ue8m0.UPPER_BYTES[slab])))
 
 
 def _fp16_pairs(word: Uint32) -> list:
-    """Four pairs of fp16: both values of every byte, times 2^-14."""
+    """Converts the eight e2m1 of a word to four pairs of fp16, times 2^-14."""
     low = _magnitudes_and_rest(word << 1, word << 4)
     high = _magnitudes_and_rest(word >> 3, word)
     return [ptx.prmt(low, high, Uint32(0x4400 + 0x1111 * byte)) & Uint32(FP16_BITS) for byte in range(4)]
 
 
 def _magnitudes_and_rest(magnitudes: Uint32, rest: Uint32) -> Uint32:
-    """Upper bytes of four fp16s: bits ``MAGNITUDE_AT_EXPONENT`` of one word, all others of another: one instruction."""
+    """Takes bits ``MAGNITUDE_AT_EXPONENT`` from one word and all others from the other, in one lop3: upper bytes of four fp16."""
     return inline_ptx(
         f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDE_AT_EXPONENT:#x}, 0xE4;",
         write_only_types=[Uint32],
@@ -293,21 +295,22 @@ def _magnitudes_and_rest(magnitudes: Uint32, rest: Uint32) -> Uint32:
 
 
 def _bf16_pairs(word: Uint32) -> list:
-    """Four pairs of bf16: both values of every byte, times 2^-126."""
+    """Converts the eight e2m1 of a word to four pairs of bf16, times 2^-126."""
     low, high = word & Uint32(ue8m0.LOW_NIBBLES), word >> 4 & Uint32(ue8m0.LOW_NIBBLES)
-    # Of each nibble's byte the sign, which is 0, fills the byte above: a selector with its upper bit set.
+    # A prmt selector with its upper bit set replicates a byte's sign. It fills the upper byte with 0, because a byte that holds a
+    # nibble is not negative.
     pairs = [ptx.prmt(low, high, Uint32(0xC480 + 0x1111 * byte)) for byte in range(4)]
     return [pair * Uint32(ue8m0.E2M1_MOVES) & Uint32(ue8m0.E2M1_BITS) for pair in pairs]
 
 
 def _bf16_scales(two_codes: Uint32) -> Uint32:
-    """Two e4m3 codes in the low 16 bits -> two bf16 times 2^119, the lower code in the lower half; NaN stays NaN."""
+    """Converts two e4m3 codes in the low 16 bits to two bf16 times 2^119, in the same order. NaN stays NaN."""
     low, high = ptx.unpack_f16x2(decode_scales(two_codes))
     return ptx.pack_16x2(low * Float32(BF16_SCALE), high * Float32(BF16_SCALE), True)
 
 
 def _multiply_fp16(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
-    """Both of a pair times one of two scales, whose sign says nothing."""
+    """Multiplies both values of a pair by one of two scales, whose sign bit is ignored."""
     half = "lh"[upper]
     return inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"

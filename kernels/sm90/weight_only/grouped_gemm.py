@@ -1,17 +1,17 @@
 """Weight-only grouped GEMM on sm_90a: 16-bit tokens x NVFP4, int4, FP8 or INT8, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
 
-For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; B, SFB, C, the dual GEMM and the four
-forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly, or of int4 rounded once (``decode``), in the
-registers that wgmma reads; tokens go from memory to wgmma as they are. Fp32 scales, of FP8 and INT8, multiply sums (``scales``);
-such weights have no dual GEMM.
+For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; see ``..grouped_gemm`` for B, SFB, C,
+the dual GEMM and the four forms. Weights are converted to the dtype of the tokens in the registers that wgmma reads: exactly,
+int4 with one rounding (``decode``). Tokens go from memory to wgmma unchanged. Float32 scales (FP8, INT8) multiply sums
+(``scales``); such weights have no dual GEMM.
 
 Roles (warps):  MATH 0-7 | LOAD of weights 10 | LOAD of tokens 11; 8 and 9 idle.
 
 One ring (producer -> consumer), full arrivals / empty arrivals:
-  stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B, SFB and A   empty: one a warp of MATH, of both CTAs of a pair
+  stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B, SFB and A   empty: one per MATH warp of both CTAs of a pair
 
 A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
-K tiles; the first one adds up (``common.split_k``). CTAs are persistent.
+K tiles; the first CTA adds the partial sums (``common.split_k``). CTAs are persistent.
 
 Shared memory: ``planning.arch.sm90_weight_only.WeightOnlySmem``. Tensor maps: kernel parameters, encoded by the host code.
 """
@@ -45,7 +45,7 @@ from .decode import Decoding
 from .load import SLAB_K, LoadArgs, clear, run_load_tokens, run_load_weights
 from .math import MathArgs, run_math
 
-# Pitches of 16 bytes, in tokens' values.
+# Pitches are multiples of 16 bytes: 8 token values.
 PITCH_STEP = 8
 
 
@@ -54,16 +54,16 @@ class WeightOnlyGemmSm90:
 
     Args:
         config: resolved KernelConfig that ``planning.arch.sm90_weight_only.unsupported_reason`` accepts.
-        form: how the operands arrive.
+        form: form of the operands.
         num_groups: slots of a list-form launch; 1 otherwise.
-        is_bf16: whether tokens are bfloat16, else float16.
+        is_bf16: whether tokens are bfloat16, otherwise float16.
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether every group's result is multiplied by a factor.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        weights: their format.
-        activation, weight_layout: ``OutputKind``'s.
-        has_limit: whether a dual GEMM's products are cut.
-        bias_dtype: of what is added to every column of one product; None where nothing is.
+        name: kernel name in profilers and in the emulator's reports.
+        weights: format of the weights.
+        activation, weight_layout: see ``OutputKind``.
+        has_limit: whether a dual GEMM's products are clamped.
+        bias_dtype: dtype of the bias of a single product; None without one.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class WeightOnlyGemmSm90:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Encode the tensor maps and launch.
+        """Encodes the tensor maps and launches.
 
         Args:
-            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            table: Int64 in host memory, a header row and one row per slot: ``launch_table``.
             stream: CUstream.
         """
         # (COLUMN, ROW)
@@ -106,7 +106,7 @@ class WeightOnlyGemmSm90:
         rows = range(1, 1 + self.num_groups)
         weights, (tokens,) = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
-        # A copy is of one K tile of 128 values.
+        # One TMA copy covers one K tile of 128 values.
         cta_tile = (*self.config.cta_tile_shape_mnk[:2], TILE_K)
         boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile), (self.decoding.format,) * 2)
         dtype, box = BFloat16 if self.decoding.is_bf16 else Float16, token_box(self.config)

@@ -1,6 +1,6 @@
-"""LOAD roles: two warps that keep the ring full with TMA, one with weights and their scales, one with tokens.
+"""LOAD roles: two warps keep the ring full with TMA, one with weights and their scales, one with tokens.
 
-The two CTAs of a pair multiply the same tokens by neighbouring weights: they take turns in loading a box of tokens for both.
+The two CTAs of a pair multiply the same tokens by neighbouring weights. They alternate in loading a box of tokens for both.
 """
 
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ SLAB_K = TILE_K // 2
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warps read.
+    """Inputs of the LOAD roles.
 
     Attributes:
         descriptors: tensor maps: weights on the M side, tokens on the N side.
         weights, scales, tokens: shared addresses of stage 0: (STAGE, K TILE, OPERAND, ...), (STAGE, SLAB, TOKEN, 128 bytes).
-            Scales None where they multiply sums: MATH reads these.
-        ring: full: an arrival and the bytes of either warp.
-        sf_atoms, sf_tiles: atoms of scales along a K tile, and K tiles along an atom: one of them is 1.
-        k_extent: of a K tile in the tensor maps of weights.
+            ``scales`` is None where scales multiply sums: MATH reads those from global memory.
+        ring: full: one arrival and the bytes of each warp.
+        sf_atoms, sf_tiles: scale atoms per K tile, and K tiles per atom; one of them is 1.
+        k_extent: extent of a K tile in the tensor maps of weights, in map elements.
     """
 
     descriptors: Descriptors
@@ -53,7 +53,7 @@ class LoadArgs:
 
 @cute.jit
 def clear(address: Int32, nbytes: cutlass.Constexpr, num_threads: cutlass.Constexpr):
-    """All threads of the CTA write zeros where tokens will be, for MMAs that read more of them than were loaded."""
+    """Zeroes the token buffer with all threads of the CTA, because MMAs may read more tokens than were loaded."""
     at = cute.arch.thread_idx()[0] * 16
     for offset in cutlass.range(at, nbytes, num_threads * 16, unroll=4):
         store_shared(address + offset, [cutlass.Uint32(0)] * 4)
@@ -62,7 +62,7 @@ def clear(address: Int32, nbytes: cutlass.Constexpr, num_threads: cutlass.Conste
 
 @cute.jit
 def run_load_weights(args: LoadArgs):
-    """Load the weights of every stage, as soon as it is empty."""
+    """Loads the weights of every stage as soon as it is empty."""
     tiles, config, smem = args.tiles, args.config, args.smem
     k_tiles, count = config.work_tile_mnk[2] // TILE_K, smem.num_b
     data_bytes, scale_bytes = smem.b_stage_bytes // k_tiles, smem.sfb_stage_bytes // k_tiles
@@ -72,7 +72,7 @@ def run_load_weights(args: LoadArgs):
         part = tiles.part(place)
         side, _ = sides_of_cta(config, part.tile)
         row, batch = Int32(side.first_row), Int32(side.origin.batch)
-        # A CTA's rows need not begin a block of scales.
+        # A CTA's rows need not start at a block of scales.
         block = Int32(side.first_row // SF_BLOCK_ROWS)
         data_maps = descriptor_addresses(args.descriptors.m, part.tile.slot)
         scale_maps = descriptor_addresses(args.descriptors.sf_m, part.tile.slot)
@@ -81,13 +81,13 @@ def run_load_weights(args: LoadArgs):
             full = args.ring.full(stage)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full, smem.weight_bytes)
-                for turn in cutlass.range_constexpr(k_tiles * count):
-                    k_tile, i = index * k_tiles + turn // count, turn % count
-                    at = (stage * k_tiles * count + turn) * data_bytes + args.weights
+                for box_idx in cutlass.range_constexpr(k_tiles * count):
+                    k_tile, i = index * k_tiles + box_idx // count, box_idx % count
+                    at = (stage * k_tiles * count + box_idx) * data_bytes + args.weights
                     where = (k_tile * args.k_extent, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
                     if cutlass.const_expr(scale_bytes > 0):
-                        at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
+                        at = (stage * k_tiles * count + box_idx) * scale_bytes + args.scales
                         where = (0, k_tile // args.sf_tiles * args.sf_atoms, block, batch)
                         tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)
             stage, phase = next_stage(args.ring, stage, phase)
@@ -96,7 +96,7 @@ def run_load_weights(args: LoadArgs):
 
 @cute.jit
 def run_load_tokens(args: LoadArgs):
-    """Load this CTA's boxes of tokens of every stage, as soon as it is empty in both CTAs of a pair, into both."""
+    """Loads this CTA's boxes of tokens into both CTAs of a pair, for every stage as soon as it is empty in both."""
     tiles, config, num_cta, box = args.tiles, args.config, args.config.multicast_n, token_box(args.config)
     tile_tokens, slabs = config.work_tile_mnk[0], config.work_tile_mnk[2] // SLAB_K
     rank, both = Int32(0), None
@@ -108,7 +108,7 @@ def run_load_tokens(args: LoadArgs):
         part = tiles.part(place)
         _, side = sides_of_cta(config, part.tile)
         row, batch = Int32(side.origin.row + first_token(part.tile, config)), Int32(side.origin.batch)
-        # What is multiplied behind a group's last token may be left over: an MMA's columns do not mix.
+        # Tokens after the group's last one may be stale, because columns of an MMA do not mix: load no empty boxes.
         num_boxes = ceil_div(tokens_of_tile(part.tile, config), box)
         (descriptor,) = descriptor_addresses(args.descriptors.n, part.tile.slot)
         for index in cutlass.range(part.first, part.first + part.count, unroll=1):

@@ -1,11 +1,12 @@
-"""MATH role: two warpgroups that decode weights into registers, multiply them with 16-bit tokens, and store the result.
+"""MATH role: two warpgroups dequantize weights into registers, multiply them by 16-bit tokens, and store the result.
 
-As of the kernels for NVFP4 tokens (``..math``), each warpgroup has 64 rows of weights as MMA-M and all tokens of the tile as
-MMA-N. Tokens lie in memory in the order of K that the caller gave them, so the lanes of a quad exchange bytes of weights
-(``decode``). The weights of a slab, 64 values of K, fill 16 registers; two sets alternate, so that one is decoded while the
-other multiplies. Those of a K tile are read while the one before multiplies.
+Each warpgroup has 64 rows of weights as MMA-M and all tokens of the tile as MMA-N, as in ``..math``. Tokens keep the caller's
+order of K, so the lanes of a quad exchange bytes of weights (``decode``). The weights of a slab, 64 values of K, fill 16
+registers. Two such sets
+alternate: one is dequantized while wgmma reads the other. The weights of a K tile are read while the previous one is multiplied.
 
-Fp32 scales multiply sums (``scales``): of FP8 those of every K tile, which are then added to others; of INT8 those of all of K.
+Float32 scales multiply sums (``scales``): for FP8 the sums of every K tile, which are then accumulated; for INT8 the sums of
+all of K.
 """
 
 from dataclasses import dataclass, replace
@@ -40,15 +41,15 @@ from .scales import load_scales_of_rows, load_tile_scale, promote_sums, scale_su
 
 @dataclass(frozen=True)
 class MathArgs:
-    """What the warpgroups read.
+    """Inputs of the MATH role.
 
     Attributes:
-        weights, scales, tokens: shared addresses of stage 0, as of ``load.LoadArgs``.
-        staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
-        tiles: what the CTA computes.
-        partial: where the first CTA of a cluster gets the others' sums.
-        decoding: of weights, into the type of the tokens.
-        sum_scales: of weights, fp32 ones in global memory; None where ``scales`` has them.
+        weights, scales, tokens: shared addresses of stage 0, see ``load.LoadArgs``.
+        staging_address: shared address where the epilogue transposes results, ``epilogue.STAGING_BYTES`` per warpgroup.
+        tiles: work tiles of this CTA.
+        partial: split-K exchange, where the first CTA of a cluster receives the partial sums of the others.
+        decoding: conversion of the weights to the dtype of the tokens.
+        sum_scales: float32 scales of the weights in global memory; None if the scales are in shared memory.
     """
 
     weights: Int32
@@ -68,7 +69,7 @@ class MathArgs:
 
     @property
     def k_tiles(self) -> int:
-        """Of 128 values of K in a stage."""
+        """K tiles of 128 values per stage."""
         return self.config.work_tile_mnk[2] // TILE_K
 
 
@@ -77,9 +78,9 @@ class Weights:
     """Packed weights in a lane's registers.
 
     Attributes:
-        words: (``Decoding.words``, 2 rows): four of eight e2m1, of a K tile, or eight of two of 8 bits, of a slab.
-        codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0, half a word to four of int4;
-            (1,) of FP8 with fp32 scales; None where all of K has one.
+        words: Uint32 (``Decoding.words``, 2 rows): a K tile of e2m1, eight per word, or a slab of 8-bit elements, two per word.
+        codes: Uint32 (words of scales per K tile, 2 rows): one word per slab for e4m3, one for both slabs for ue8m0, half a word
+            to four words for int4. (1,) for FP8 with float32 scales. None where one scale covers all of K.
     """
 
     words: cute.Tensor
@@ -88,13 +89,13 @@ class Weights:
 
 @cute.jit
 def run_math(args: MathArgs):
-    """For each tile: accumulate its K tiles, then scale, convert and store."""
+    """Accumulates the K tiles of each work tile, then scales, converts and stores the tile."""
     tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
-    # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
+    # Accumulator 4i + 2h + e belongs to weight row (lane's first + 8h) and token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
-    # Of a K tile, where these are promoted.
+    # Separate sums of one K tile where those are scaled before they are accumulated.
     products = cute.make_rmem_tensor(tile_m // 2, Float32) if args.decoding.promotes else acc
-    stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
+    stage, phase, parity = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     quad, place = Quad.of_lane(), tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
@@ -104,12 +105,12 @@ def run_math(args: MathArgs):
             of_rows = load_scales_of_rows(args.sum_scales, args.config, args.kind, part.tile)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
         stage, phase = _accumulate(args, acc, products, rows, quad, tokens, part, stage, phase)
-        turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, of_rows, part.tile))
+        parity = finish_tile(args.partial, acc, parity, lambda: _store(args, acc, of_rows, part.tile))
         place = tiles.next(place)
 
 
 def _lane_rows(args: MathArgs, tile: WorkTile) -> LaneRows:
-    """Where a lane's weights are: a unit, or of bytes pairs from unit 0 on."""
+    """Returns the offsets of a lane's weights: its unit, or for 8-bit elements its first pair in unit 0."""
     decoding, lane = args.decoding, cute.arch.thread_idx()[0] % 4
     unit = Int32(0) if decoding.has_bytes else lane
     rows = lane_rows(args.kind, tile, unit, decoding.row_bytes, decoding.atoms)
@@ -134,9 +135,9 @@ def _accumulate(
     stage: Int32,
     phase: Int32,
 ):
-    """Sum the stages of a part of a tile, of whose tokens so many are multiplied, into as many registers of ``acc``.
+    """Accumulates a part of a work tile. Only the first ``tokens`` columns of ``acc`` are computed; the rest stay 0.
 
-    products: what MMAs add to: ``acc``, or where these are promoted sums of a K tile.
+    products: destination of the MMAs: ``acc`` itself, or the sums of one K tile where those are scaled first.
     """
     count = part.count
     tile_m, num_cta = args.config.work_tile_mnk[0], args.config.multicast_n
@@ -144,13 +145,13 @@ def _accumulate(
     if cutlass.const_expr(args.decoding.promotes):
         products.fill(0.0)
     weights = _weights(args.decoding)
-    # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
+    # The first arrival has no stage to release. It goes to a spare barrier after the last stage's, which nobody waits for.
     last_stage, read_stage = Int32(args.ring.num_stages), stage
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
     slabs, sources = args.k_tiles * SLABS, _sources(args, rows, part.tile)
     if count > 0:
         stage, phase = _load_stage(args, weights, sources, stage, phase, part.first)
-    for turn in cutlass.range(count, unroll=1):
+    for step in cutlass.range(count, unroll=1):
         in_stage = read_stage
         for slab in cutlass.range_constexpr(slabs):
             if cutlass.const_expr(slab % args.decoding.slabs_of_load == 0):
@@ -162,7 +163,8 @@ def _accumulate(
             elif cutlass.const_expr(slab % SLABS == 0):
                 codes = [[weights.codes[j, i] for j in range(args.decoding.atoms)] for i in range(LANE_ROWS)]
             if cutlass.const_expr(slab == 0):
-                # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
+                # wgmma reads descriptors from uniform registers. Move the stage there once; otherwise each descriptor is moved
+                # by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
             words, first = dealt, slab % SLABS * SLAB_WORDS
             if cutlass.const_expr(not args.decoding.has_bytes):
@@ -173,25 +175,25 @@ def _accumulate(
             multiply_slab(products, decoded, tokens, counts, most, matrix, args.decoding.is_bf16)
             if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
-                if turn + 1 < count:
-                    stage, phase = _load_stage(args, weights, sources, stage, phase, part.first + turn + 1)
+                if step + 1 < count:
+                    stage, phase = _load_stage(args, weights, sources, stage, phase, part.first + step + 1)
             loads_next = slab < slabs - 1 and (slab + 1) % args.decoding.slabs_of_load == 0
             if cutlass.const_expr(loads_next and slab > 0):
-                _load_weights(args, weights, sources, in_stage, slab + 1, part.first + turn)
-            # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
+                _load_weights(args, weights, sources, in_stage, slab + 1, part.first + step)
+            # Wait for the previous slab's MMAs: their registers are free now, and after a stage's last slab so is the stage.
             if cutlass.const_expr(args.decoding.promotes and slab % SLABS == SLABS - 1):
                 promote_sums(acc, products, tile_scale)
             else:
                 warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):
                 arrive_lanes(emptied + last_stage, num_cta)
-                # Behind the arrival: no read is under way when a stage is released.
+                # Load after the arrival, so that no read is in flight when a stage is released.
                 if cutlass.const_expr(loads_next):
-                    _load_weights(args, weights, sources, in_stage, slab + 1, part.first + turn)
+                    _load_weights(args, weights, sources, in_stage, slab + 1, part.first + step)
         last_stage = in_stage
     warpgroup.wait_group(0)
     if count > 0:
-        # A load of the first ones is of all words, unless those are of bytes.
+        # One 16-byte load covers all words of a row, so its first word is enough; 8-bit elements have a load per word.
         read = range(args.decoding.words) if args.decoding.has_bytes else (0,)
         words = [weights.words[word, i] for word in read for i in range(LANE_ROWS)]
         if cutlass.const_expr(args.decoding.atoms > 0):
@@ -201,7 +203,7 @@ def _accumulate(
 
 
 def _weights(decoding: Decoding) -> Weights:
-    """Room for them."""
+    """Allocates registers for packed weights."""
     words = cute.make_rmem_tensor((decoding.words, LANE_ROWS), Uint32)
     if decoding.promotes:
         return Weights(words, cute.make_rmem_tensor((1,), Uint32))
@@ -211,7 +213,7 @@ def _weights(decoding: Decoding) -> Weights:
 
 
 def _sources(args: MathArgs, rows: LaneRows, tile: WorkTile) -> LaneRows:
-    """Shared addresses in stage 0 instead of offsets in a stage; of scales that promote sums their global address."""
+    """Turns the lane's offsets within a stage into shared addresses of stage 0, or into global ones for scales of sums."""
     data = opaque(args.weights + rows.data)
     if args.decoding.promotes:
         return replace(rows, data=data, scale=tile_scales(args.sum_scales, args.config, tile))
@@ -222,7 +224,7 @@ def _sources(args: MathArgs, rows: LaneRows, tile: WorkTile) -> LaneRows:
 
 @cute.jit
 def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32, index: Int32):
-    """Wait for the stage, which has the tile's ``index``, and read of its first slab; the stage after it."""
+    """Waits for stage ``index`` of the tile and reads the weights of its first slab. Returns the next (stage, phase)."""
     cute.arch.mbarrier_wait(args.ring.full(stage), phase)
     _load_weights(args, weights, rows, stage, 0, index)
     return next_stage(args.ring, stage, phase)
@@ -232,10 +234,11 @@ def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, 
 def _load_weights(
     args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, slab: cutlass.Constexpr, index: Int32
 ):
-    """Read the lane's weights of a slab of a stage, or of its K tile, whose scales come with it.
+    """Reads the lane's weights of a slab, or of a whole K tile, with the scales at the start of a K tile.
 
     Args:
-        rows: ``_sources``. index: of the tile's stages, this one's.
+        rows: result of ``_sources``.
+        index: number of the stage within the tile.
     """
     smem, k_tile = args.smem, slab // SLABS
     data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes

@@ -1,7 +1,7 @@
-"""Fp32 scales of weights, which multiply sums: those of 128 x 128 (FP8) the sums of a K tile, those of rows (INT8) all of a sum.
+"""Float32 scales of weights, applied to sums: 128 x 128 scales (FP8) to the sums of a K tile, row scales (INT8) to complete sums.
 
-Weights then are exact in 16 bits, and a sum has the roundings of the reference: to fp32, and by its scale. Scales are read from
-global memory: of a K tile there is one, as a tile's rows of weights begin a block of 128.
+Weights are then exact in 16 bits, and sums round as in the reference: once to float32 and once by the scale. Scales are read
+from global memory. A K tile has only one, because a tile's rows of weights start at a block of 128.
 """
 
 import cutlass
@@ -22,12 +22,12 @@ from ..tile_walk import sides_of_cta
 from ..weight_rows import output_column
 from ..wgmma import finish
 
-# From a lane's row of an MMA to its other one; sums of a row side by side.
+# Rows between a lane's two rows of an MMA, and neighbouring accumulators of one row.
 LANE_ROWS_APART, ROW_SUMS = 8, 2
 
 
 def tile_scales(scales: Scales, config: KernelConfig, tile: WorkTile) -> Int64:
-    """Address of the scale of a tile's first K tile; of rows behind the group's last one, of those before."""
+    """Returns the global address of the scale of a tile's first K tile. Rows after the group's last one use the last block."""
     weights, _ = sides_of_cta(config, tile)
     rows = FP8_128x128.block_rows
     block = cutlass.min(weights.first_row // rows, ceil_div(weights.extent, rows) - 1)
@@ -35,12 +35,12 @@ def tile_scales(scales: Scales, config: KernelConfig, tile: WorkTile) -> Int64:
 
 
 def load_tile_scale(address: Int64, k_tile: Int32) -> Uint32:
-    """The scale of a K tile, as a word. address: ``tile_scales``."""
+    """Loads the scale of a K tile as a word. address: result of ``tile_scales``."""
     return load_words(address + k_tile * SCALE_BYTES, 1, KEEP)[0]
 
 
 def promote_sums(sums: cute.Tensor, products: cute.Tensor, scale: Uint32) -> None:
-    """Wait for a K tile's products; add them times its scale, rounded once; begin anew."""
+    """Waits for a K tile's products, adds them times the scale to ``sums`` with one rounding (FMA), and zeroes them."""
     finish(products)
     factor = ptx.float_of(scale)
     for i in range(cute.size(sums)):
@@ -49,14 +49,14 @@ def promote_sums(sums: cute.Tensor, products: cute.Tensor, scale: Uint32) -> Non
 
 
 def load_scales_of_rows(scales: Scales, config: KernelConfig, kind: OutputKind, tile: WorkTile) -> list:
-    """Words of the scales of the lane's rows of weights. They are asked for here."""
+    """Issues the loads of the scales of the lane's rows of weights; returns their words."""
     weights, _ = sides_of_cta(config, tile)
     column = output_column(kind)
     return load_row_scales(scales, tile, weights, [column + i * LANE_ROWS_APART for i in range(LANE_ROWS)])
 
 
 def scale_sums(sums: cute.Tensor, words: list) -> None:
-    """Multiply complete sums by the scales of their rows."""
+    """Multiplies complete sums by the scales of their rows."""
     factors = [Float32(ptx.float_of(word)) for word in words]
     for i in range(cute.size(sums)):
         sums[i] = sums[i] * factors[i // ROW_SUMS % LANE_ROWS]
