@@ -17,7 +17,6 @@ PENDING = {
     "kernels/simt": 49,
     "kernels/sm100": 46,
     "kernels/sm120": 30,
-    "kernels/sm90": 62,
     "nvfp4_cute": 23,
     "nvfp4_cute/backends": 8,
     "nvfp4_cute/cli": 15,
