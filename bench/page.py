@@ -4,6 +4,9 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+SHORT = 16
+"""Characters of a cell whose words are never broken."""
+
 SHELL = Path(__file__).parent / "page.html"
 
 
@@ -56,7 +59,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], wrong: Sequence[
     for number, row in enumerate(rows):
         style = "note wrong" if number in wrong else "note"
         cells = (
-            f'<td class="{style}" data-label="{html.escape(name)}" data-value="{html.escape(text)}">'
+            f'<td class="{style}{" word" * (len(text) <= SHORT)}" '
+            f'data-label="{html.escape(name)}" data-value="{html.escape(text)}">'
             f"<span>{html.escape(text)}</span></td>"
             for name, text in zip(header, row, strict=True)
         )

@@ -109,11 +109,24 @@ class Emulation:
         return HazardError(counted) if counted else failure
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """How much ran, and what was found."""
-        launches, findings = len(self.gpu.launches), len(self.findings)
+        """How much ran, and what was found: a line for each finding, however many tests met it."""
+        from nvfp4_cute.emulator.check.ledger import counted
+
+        launches, number = len(self.gpu.launches), len(self.findings)
+        said = (
+            f"{number} finding{'s' * (number != 1)}: {counted(found['severity'] for found in self.findings)}"
+        )
+        if not self.findings:
+            said = "no finding" if self.gpu.machine.checker else "not checked for hazards (--cute-check)"
         terminalreporter.section("cute-emulate")
-        executed = f"{launches} launches, {self.gpu.stats.instructions:,} warp instructions"
-        terminalreporter.line(f"{executed} on the virtual GPU, {findings} findings")
+        executed = (
+            f"{launches} launch{'es' * (launches != 1)}, {self.gpu.stats.instructions:,} warp instructions"
+        )
+        terminalreporter.line(f"{executed} on the virtual GPU; {said}")
+        for line in findings_lines(self.findings):
+            terminalreporter.line(line)
+        if self.check != "all" and any(found["severity"] == "warning" for found in self.findings):
+            terminalreporter.line("--cute-check all lets warnings fail their test and shows notes")
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Write what was found, and give the machine back."""
@@ -127,3 +140,22 @@ class Emulation:
             root = Path(config.rootpath)
             write_json(sarif(self.findings, version, root, root), Path(self.sarif))
         self._stack.close()
+
+
+def findings_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """A line for each finding: severity, kind, kernel, place, and the tests that met it; errors first."""
+    from nvfp4_cute.emulator.check.ledger import SEVERITIES
+
+    tests: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    for found in findings:
+        site = found.get("site", {})
+        place = f"{Path(site['file']).name}:{site['line']}" if "file" in site else ""
+        key = found["severity"], found["kind"], found.get("kernel", ""), place or found["text"].split("\n")[0]
+        tests.setdefault(key, {})[found["test"]] = None
+    lines = []
+    for key, met in sorted(tests.items(), key=lambda item: SEVERITIES.index(item[0][0])):
+        severity, kind, kernel, place = key
+        more = f" and {len(met) - 1} more" if len(met) > 1 else ""
+        where = f" in `{kernel}`" if kernel else ""
+        lines.append(f"{severity}: {kind}{where} at {place}, in {next(iter(met))}{more}")
+    return lines

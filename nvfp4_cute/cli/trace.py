@@ -105,7 +105,7 @@ def _finish(timing: Timing | ChainTiming, out: Path | None) -> None:
     """Say how good the times are, and write the timeline, if it is asked for."""
     print(MODEL_ERROR)
     if out is not None:
-        trace.write(timing, out)
+        trace.write(out, timing)
         print(f"timeline in {out}: {ADVICE}")
 
 

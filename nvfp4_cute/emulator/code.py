@@ -61,7 +61,7 @@ class Code:
             EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
                 does not have; names the PTX line.
         """
-        self.entry = entry
+        self.program, self.entry = program, entry
         self.wrappers = wrappers
         self.insts = entry.insts
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive

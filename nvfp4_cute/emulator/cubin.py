@@ -20,6 +20,8 @@ _SYMBOL_BYTES = 24
 _OPCODE = 0xFFF
 _GLOBAL_LOAD, _MMA_SYNC = 0x981, 0x23C
 """Low bits of LDG and HMMA."""
+_LOCAL = (0x983, 0x387)
+"""Low bits of LDL and STL."""
 _WGMMA, _WGMMA_BITS = 0x1F0, 0x1FC
 """Bits that HGMMA, IGMMA and QGMMA have in common, and which those are."""
 _SIZE_BIT, _SIZES = 9, (1, 1, 2, 2, 4, 8, 16, 0)
@@ -87,6 +89,8 @@ class MachineCode:
         registers: 32-bit registers a thread.
         whole: all of it.  main: loops that multiply, without loops around them.
         loads: of global memory, in order.  products: mma.sync that it has.
+        stack_bytes: local memory a thread; anything above 0 is a spill or a dynamically indexed array.
+        local_accesses: instructions that load or store it.  code_bytes: size of the machine code.
     """
 
     registers: int
@@ -94,6 +98,9 @@ class MachineCode:
     main: Stretch = Stretch()
     loads: tuple[PlacedLoad, ...] = ()
     products: int = 0
+    stack_bytes: int = 0
+    local_accesses: int = 0
+    code_bytes: int = 0
 
 
 def read_resources(cubin: bytes) -> KernelResources:
@@ -114,7 +121,9 @@ def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
     sections = dict(_sections(cubin))
     symbols, names = sections.get(".symtab", b""), sections.get(".strtab", b"")
     found = {}
-    for attribute, payload in _attributes(sections.get(".nv.info", b"")):
+    attributes = list(_attributes(sections.get(".nv.info", b"")))
+    frames = dict(struct.unpack("<II", payload) for kind, payload in attributes if kind == _EIATTR_FRAME_SIZE)
+    for attribute, payload in attributes:
         if attribute == _EIATTR_REGCOUNT:
             symbol, registers = struct.unpack("<II", payload)
             (start,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
@@ -129,6 +138,9 @@ def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
                 main=_stretch(words, multiplies, main),
                 loads=tuple(placed_loads(words)),
                 products=products,
+                stack_bytes=frames.get(symbol, 0),
+                local_accesses=sum(1 for low, _ in words if low & _OPCODE in _LOCAL),
+                code_bytes=16 * len(words),
             )
     return found
 

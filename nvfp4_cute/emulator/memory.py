@@ -161,6 +161,19 @@ class GlobalMemory:
         return self._checked
 
     @contextmanager
+    def kept(self) -> Iterator[None]:
+        """After the block the writable ranges hold what they held before it."""
+        views = [
+            host_view(start, end - start) for start, end in _united(r for r in self._ranges if r.writable)
+        ]
+        copies = [view.copy() for view in views]
+        try:
+            yield
+        finally:
+            for view, copy in zip(views, copies, strict=True):
+                view[:] = copy
+
+    @contextmanager
     def shared(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
         """Within the block the writable ranges lie in memory that forked processes share; then they are copied back.
 

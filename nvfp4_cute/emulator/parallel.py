@@ -6,6 +6,7 @@ communicates between clusters. Processes, not threads: warps are Python closures
 
 import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -194,6 +195,9 @@ def _shares(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> Gene
 
 def _work(machine: Divided, launch: Launch, origins: Sequence[Origin], send: Connection) -> None:
     """A child process: run some clusters, then send its share, or the exception."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends its workers
     machine.stats = type(machine.stats)()
     checker, recorder = machine.checker, machine.recorder
     if recorder is not None:

@@ -32,7 +32,7 @@ from nvfp4_cute.emulator.lanes import (
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
 from nvfp4_cute.emulator.modes import EVERY_LANE, Engine, Operation, Queue, WarpOperations
 from nvfp4_cute.emulator.observers import Checker, Recorder
-from nvfp4_cute.emulator.ptx import Entry, Inst
+from nvfp4_cute.emulator.ptx import Entry, Inst, Program
 from nvfp4_cute.emulator.specials import cta_specials, fill_constants
 from nvfp4_cute.errors import EmulatorError
 
@@ -84,6 +84,7 @@ class Slots(Protocol):
 class Executable(Protocol):
     """An entry that warps can run, as `code.Code` has it."""
 
+    program: Program
     entry: Entry
     buffers: list[np.ndarray]
     static_shared: int

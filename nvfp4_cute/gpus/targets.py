@@ -584,7 +584,7 @@ def lookup(name: str) -> Target:
     target = known.get(_key(name))
     if target is None:
         names = [target.name for target in TARGETS]
-        near = difflib.get_close_matches(_key(name), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(_key(name), known, n=1, cutoff=0.8)
         hint = f"did you mean {known[near[0]].name}? " if near else ""
         if _key(name).startswith("sm"):
             names, hint = sorted({target.arch for target in TARGETS}), ""

@@ -73,11 +73,12 @@ class Timing:
     def report(self) -> str:
         """What took the time, as text."""
         clock = self.constants.clock_hz / 1e6
+        used = sum(map(bool, self.sm_busy))
         lines = [
             f"{short_name(self.kernel, NAME_CHARACTERS)}: {self.us:.2f} us (modelled) on {self.constants.name}",
             f"  device memory {self.hbm_bytes / 1e6:.2f} MB read, busy {self.hbm_percent:.0f} %; "
             f"L2 {self.l2_bytes / 1e6:.2f} MB; matrix pipes busy {self.mma_percent:.0f} %; "
-            f"{sum(map(bool, self.sm_busy))} SMs used, tail {self.tail_us:.2f} us",
+            f"{used} SM{'s' * (used != 1)} used, tail {self.tail_us:.2f} us",
         ]
         if self.critical:
             after = self.cycles - sum(self.critical.values())

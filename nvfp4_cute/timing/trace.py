@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.timing.result import ChainTiming, Lane, Timing
 
 BUCKET_US = 0.25
@@ -23,44 +24,71 @@ _COLORS = {
 }
 
 
-def events(timing: Timing | ChainTiming) -> Iterator[dict[str, Any]]:
+Modelled = Timing | ChainTiming
+
+
+def events(*timings: Modelled) -> Iterator[dict[str, Any]]:
     """Trace events: a process for each SM with a row for each warp, its copy engine and its matrix pipe.
 
-    Process 0 is the GPU: throughput of device memory.
+    Process 0 is the GPU: throughput of device memory, and the launches. Each timing begins where the one before it ends.
 
     Raises:
-        ValueError: the timing was made without its timeline.
+        ValueError: a timing was made without its timeline, or there is none.
     """
-    if not timing.lanes:
+    if not timings or not all(timing.lanes for timing in timings):
         raise ValueError("this timing has no timeline: replay the launch with timeline=True")
+    total = sum(timing.us for timing in timings)
+    yield _name("process_name", 0, 0, f"{timings[0].constants.name}: {total:.2f} us (modelled)")
+    yield _name("thread_name", 0, 1, "launches")
+    rows: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
+    start = 0.0
+    for timing in timings:
+        yield from _launches(timing, start)
+        yield from _throughput(timing, start)
+        yield from _lanes(timing, start, rows)
+        start += timing.us
+
+
+def _launches(timing: Modelled, start: float) -> Iterator[dict[str, Any]]:
+    """A span for each launch, from `start` in microseconds."""
+    for launch in timing.launches if isinstance(timing, ChainTiming) else (timing,):
+        yield {
+            "ph": "X", "pid": 0, "tid": 1, "name": short_name(launch.kernel), "cat": "launch",
+            "ts": round(start, 4), "dur": round(launch.us, 4), "args": {"kernel": launch.kernel},
+        }  # fmt: skip
+        start += launch.us
+
+
+def _lanes(
+    timing: Modelled, start: float, rows: dict[int, dict[tuple[str, int], int]]
+) -> Iterator[dict[str, Any]]:
+    """The spans of every row, and names of rows that no timing had before; `rows`: by SM and lane, their numbers."""
     us = timing.constants.us
-    yield _name("process_name", 0, 0, f"{timing.constants.name}: {timing.us:.2f} us (modelled)")
-    yield from _throughput(timing)
-    rows: dict[int, int] = defaultdict(int)
     for lane in sorted(timing.lanes, key=lambda lane: (lane.sm, lane.order, lane.name)):
-        pid = lane.sm + 1
-        if not rows[pid]:
-            yield _name("process_name", pid, 0, f"SM {lane.sm}")
-            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        rows[pid] += 1
-        yield _name("thread_name", pid, rows[pid], lane.name)
-        for start, end, cause in _merged(lane):
+        pid, own, key = lane.sm + 1, rows[lane.sm], (lane.name, lane.order)
+        if key not in own:
+            if not own:
+                yield _name("process_name", pid, 0, f"SM {lane.sm}")
+                yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+            own[key] = len(own) + 1
+            yield _name("thread_name", pid, own[key], lane.name)
+        for begin, end, cause in _merged(lane):
             event: dict[str, Any] = {
-                "ph": "X", "pid": pid, "tid": rows[pid], "name": cause, "cat": "stall" if cause != "compute" else "run",
-                "ts": round(us(start), 4), "dur": round(us(end - start), 4),
+                "ph": "X", "pid": pid, "tid": own[key], "name": cause, "cat": "stall" if cause != "compute" else "run",
+                "ts": round(start + us(begin), 4), "dur": round(us(end - begin), 4),
             }  # fmt: skip
             if cause in _COLORS:
                 event["cname"] = _COLORS[cause]
             yield event
 
 
-def write(timing: Timing | ChainTiming, path: Path) -> None:
-    """Write the timeline; compressed if the name ends in .gz.
+def write(path: Path, *timings: Modelled) -> None:
+    """Write the timeline of launches, one after the other; compressed if the name ends in .gz.
 
     Raises:
-        ValueError: the timing was made without its timeline.
+        ValueError: as of `events`.
     """
-    text = json.dumps({"displayTimeUnit": "ns", "traceEvents": list(events(timing))}, separators=(",", ":"))
+    text = json.dumps({"displayTimeUnit": "ns", "traceEvents": list(events(*timings))}, separators=(",", ":"))
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode(), 6))
     else:
@@ -71,14 +99,14 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _throughput(timing: Timing | ChainTiming) -> Iterator[dict[str, Any]]:
+def _throughput(timing: Modelled, start: float) -> Iterator[dict[str, Any]]:
     buckets: dict[int, int] = defaultdict(int)
     for time, nbytes in timing.memory_log:
         buckets[int(timing.constants.us(time) / BUCKET_US)] += nbytes
     for step in range(max(buckets, default=0) + 2):
         rate = buckets.get(step, 0) / (BUCKET_US * 1e6)
         yield {
-            "ph": "C", "pid": 0, "name": "device memory", "ts": step * BUCKET_US, "args": {"TB/s": round(rate, 3)},
+            "ph": "C", "pid": 0, "name": "device memory", "ts": start + step * BUCKET_US, "args": {"TB/s": round(rate, 3)},
         }  # fmt: skip
 
 

@@ -150,6 +150,48 @@ def test_what_cannot_run_is_said(tmp_path):
     assert done.returncode != 0 and "sm_80" in done.stderr and "sm_100a" in done.stderr
 
 
+HOPPER = """
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute import nvgpu
+
+@cute.jit
+def go():
+    op = {name}
+    op.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (64, 128, 16), op.OperandSource.SMEM,
+                    nvgpu.OperandMajorMode.K, nvgpu.OperandMajorMode.K)
+
+go()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("nvgpu.warpgroup", 0, "names warpgroup: running with --arch sm_90a"),
+        # Nothing in the text says it: CuTe DSL's refusal does.
+        ("getattr(nvgpu, 'warp' 'group')", 1, "the script compiles for sm_90a and this virtual GPU is sm_100a: pass --arch sm_90a"),
+    ],
+)  # fmt: skip
+def test_a_hopper_script_runs_or_names_the_option(tmp_path, name, code, said):
+    path = tmp_path / "hopper.py"
+    path.write_text(HOPPER.format(name=name))
+    done = emulate(path)
+    assert done.returncode == code and said in done.stderr, done.stderr
+
+
+def test_ctrl_c_is_silent(tmp_path):
+    """130, as of other verbs, also where the script catches the interrupt."""
+    path = tmp_path / "stopped.py"
+    for text in (
+        "raise KeyboardInterrupt",
+        "import torch\ntorch.ones(2, device='cuda')\nraise KeyboardInterrupt",
+    ):
+        path.write_text(text)
+        done = emulate("--check", path)
+        assert (done.returncode, done.stderr) == (130, "")
+
+
 # The kernel writes behind its tensor; the script does not look at what its launch answers.
 FAULTY = """
 import cutlass.cute as cute

@@ -1,5 +1,6 @@
 """`nvfp4-cute emulate --check` and `--mode` on a script: a kernel with a missing barrier, and its repaired twin."""
 
+import gzip
 import json
 
 import pytest
@@ -57,12 +58,12 @@ def emulate(tmp_path):
 def test_a_race_is_reported_with_both_places(emulate):
     done = emulate("--check", "no")
     assert done.returncode == 1
-    assert done.stderr.startswith("nvfp4-cute emulate: 1 hazard in kernel exchange:\n")
+    assert done.stderr.startswith("nvfp4-cute emulate: 1 error in kernel `exchange`:\n")
     assert "race: ld.shared" in done.stderr and "nothing orders them" in done.stderr
     # Both instructions, with the Python lines that they came from.
     line = {text.strip(): i for i, text in enumerate(SCRIPT.split("\n"), 1)}
     for source in ("shared[tidx] = x[tidx]", "out[tidx - 32] = shared[tidx - 32]"):
-        assert f"exchange.py:{line[source]}" in done.stderr
+        assert f"exchange.py:{line[source]}: {source}" in done.stderr
 
 
 @pytest.mark.sampled(1)
@@ -77,6 +78,39 @@ def test_an_unknown_mode_names_the_known_ones(emulate):
     done = emulate("--mode", "late", "yes")
     assert done.returncode == 1
     assert 'must be "eager", "lazy", or "random:SEED"' in done.stderr
+
+
+def test_times_checks_and_files_in_one_run(emulate, tmp_path):
+    """Times are recorded beside the checks and change no result; a finding does not hide them."""
+    files = {kind: tmp_path / f"f.{kind}" for kind in ("json", "html")}
+    options = [f"--{kind}={path}" for kind, path in files.items()]
+    timeline = tmp_path / "t.json.gz"
+    done = emulate("--check", "--timing", "h200", "--trace", timeline, "--stats", *options, "yes")
+    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
+    assert "1 launch checked: no hazards" in done.stderr and "us (modelled) on H200" in done.stderr
+    found = json.loads(files["json"].read_text())
+    (launch,) = found["launches"]
+    assert found["checked"] and launch["modelled"]["gpu"] == "H200" and launch["modelled"]["us"] > 1
+    assert f"{launch['modelled']['us']:.2f} us on H200" in files["html"].read_text()
+    # What the kernel needs of an SM: from its machine code, and 128 bytes of shared memory.
+    assert launch["registers"] > 0 and (launch["stack_bytes"], launch["shared_bytes"]) == (0, 128)
+    rows = [line.split() for line in done.stderr.splitlines() if line.startswith("exchange ")]
+    assert [row[:2] for row in rows] == [["exchange", "64"]] and rows[0][2] == str(launch["registers"])
+    events = json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]
+    assert [e["name"] for e in events if e.get("cat") == "launch"] == ["exchange"]
+    done = emulate("--check", "--timing", "h200", *options, "no")
+    assert done.returncode == 1 and "race: ld.shared" in done.stderr
+    assert json.loads(files["json"].read_text())["launches"][0]["modelled"]["us"] > 1
+
+
+def test_what_nobody_looked_at_is_not_called_good(emulate, tmp_path):
+    page = tmp_path / "f.html"
+    done = emulate("--html", page, "yes")
+    assert done.returncode == 0 and "not checked" in page.read_text() and "no finding" not in page.read_text()
+    empty = tmp_path / "empty.py"
+    empty.write_text("import sys\nsys.exit(2)\n")
+    done = run_python("-m", "nvfp4_cute.cli", "emulate", "--check", empty)
+    assert done.returncode == 2 and "nothing was checked" in done.stderr and "no hazards" not in done.stderr
 
 
 LOOK = """
@@ -105,6 +139,8 @@ def test_findings_for_machines(emulate, tmp_path):
     places = lines["out[tidx - 32] = shared[tidx - 32]"], lines["shared[tidx] = x[tidx]"]
     assert (finding["site"]["line"], finding["other"]["line"]) == places
     assert finding["site"]["ptx"].startswith("ld.shared") and finding["site"]["warp"] == 1
+    assert finding["site"]["python"] == "out[tidx - 32] = shared[tidx - 32]"
+    assert (finding["kernel"], found["checked"]) == ("exchange", True)
     (result,) = json.loads((tmp_path / "f.sarif").read_text())["runs"][0]["results"]
     assert (result["ruleId"], result["level"]) == ("race", "error")
     for where, line in zip((result["locations"][0], result["relatedLocations"][0]), places, strict=True):

@@ -105,16 +105,49 @@ def test_failures_of_kernels_are_those_of_their_tests(suite):
         "test_after_them": "PASSED",
     }
     assert "outside every live range" in said and "NVIDIA B200 (sm_100a), 4 SMs" in said
-    assert re.search(r"4 launches, \d+ warp instructions on the virtual GPU, 1 findings", said)
+    assert re.search(r"4 launches, \d+ warp instructions on the virtual GPU; 1 finding: 1 error\n", said)
 
 
 def test_hazards_fail_their_test(suite, tmp_path):
     found, said = suite("--cute-emulate", "sm_90a", "--cute-check", "errors", "--cute-sarif", "found.sarif")
     assert found["test_unordered"] == "FAILED" and found["test_after_them"] == "PASSED"
     assert "race: ld.shared" in said and "nothing orders them" in said
+    line = SUITE.split("\n").index("        out[tidx - 32] = shared[tidx - 32]") + 1
+    assert f"error: race in `exchange` at test_suite.py:{line}, in test_suite.py::test_unordered" in said
     results = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert sorted(result["ruleId"] for result in results) == ["out-of-bounds", "race"]
     race = next(result for result in results if result["ruleId"] == "race")
     place = race["locations"][0]["physicalLocation"]
-    line = SUITE.split("\n").index("        out[tidx - 32] = shared[tidx - 32]") + 1
     assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("test_suite.py", line)
+
+
+def test_warnings_of_a_passing_run_are_named(tmp_path):
+    suite = SUITE[: SUITE.index("@cute.kernel\ndef exchange")] + WARNING
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_suite.py").write_text(suite)
+    command = ["-m", "pytest", "-p", "nvfp4_cute.cli.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+    done = run_python(*command, "--cute-emulate", "sm_100a", "--cute-check", "errors", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "1 finding: 1 warning\n" in done.stdout and "--cute-check all" in done.stdout
+    line = suite.split("\n").index("    x[tidx] = shared[tidx]") + 1
+    assert (
+        f"warning: uninitialised in `reads` at test_suite.py:{line}, in test_suite.py::test_it" in done.stdout
+    )
+
+
+WARNING = """
+@cute.kernel
+def reads(x: cute.Tensor):
+    tidx, _, _ = cute.arch.thread_idx()
+    shared = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(32), 16)
+    x[tidx] = shared[tidx]
+
+
+@cute.jit
+def launch(x: cute.Tensor):
+    reads(x).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+def test_it():
+    launch(from_dlpack(torch.zeros(32, device="cuda")))
+"""

@@ -14,7 +14,7 @@ from small_kernels import DATA, commit, in_thread, in_warp, init, load, save, wa
 
 from nvfp4_cute.emulator import fused
 from nvfp4_cute.emulator.check.global_races import MOST_FENCES
-from nvfp4_cute.emulator.check.ledger import HazardError, merged
+from nvfp4_cute.emulator.check.ledger import HazardError, by_cause, merged
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
 
@@ -690,8 +690,8 @@ def test_reports_are_deduplicated_and_complete():
     assert len({(h.site.inst.line, h.other.inst.line) for h in found}) == len(found)
     assert max(h.count for h in found) > 1
     text = str(HazardError(found))
-    assert re.search(r"kernel k:\n", text)
-    assert all(f"PTX line {h.site.inst.line}: {h.site.inst.text}" in text for h in found)
+    assert re.search(r"kernel `k`:\n", text)
+    assert all(f"PTX line {h.site.inst.line}" in text for h in found)
 
 
 def test_a_report_has_one_entry_for_a_pair_of_source_lines():
@@ -708,6 +708,26 @@ def test_a_report_has_one_entry_for_a_pair_of_source_lines():
     assert f"[{shown[0].count} times, {len(found)} places in PTX]" in str(HazardError(found))
     left = [replace(found[0], site=None, other=None, text=f"cta {cta},0,0 exits") for cta in range(3)]
     assert [str(h) for h in merged(left)] == ["race: cta 0,0,0 exits [3 times]"]
+
+
+def test_findings_of_one_cause_are_one():
+    """Three lines read what one store wrote: one finding, which names the lines of all."""
+    reads = [
+        f".loc 1 {line} 0\nld.shared.u32 %r9, [%r5];\nst.global.u32 [%rd2], %r9;\n" for line in (48, 51, 60)
+    ]
+    body = handover("").replace("st.shared", ".loc 1 40 0\nst.shared")
+    start = body.index("ld.shared")
+    line = body[start : body.index(";", start) + 1]
+    loads = "".join(f".loc 1 {number} 0\n{line}\n" for number in (48, 51, 60))
+    ptx = small.kernel(body.replace(line, loads)).replace(".visible", '.file 1 "load.py"\n.visible', 1)
+    with pytest.raises(HazardError) as error:
+        run_ptx(ptx, None, 1, 64, [WORDS, np.zeros(64, np.uint32)], smem_bytes=8192, check=True)
+    found = [h for h in error.value.hazards if h.kind == "race"]
+    (shown,) = by_cause(found)
+    assert len(merged(found)) == 3 and shown.count == sum(h.count for h in found)
+    assert "1 error in kernel `k`" in str(error.value) and "the same at load.py:51, load.py:60" in str(shown)
+    separate = [replace(h, other=None) for h in found]
+    assert len(by_cause(separate)) == 3
 
 
 def test_python_lines_are_named():

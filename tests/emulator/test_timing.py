@@ -442,13 +442,13 @@ def test_the_slowest_of_many_lines_comes_later_than_a_single_one_and_the_mean_is
 def test_timeline_has_a_process_for_each_sm_and_rows_that_do_not_overlap(tmp_path):
     timing = timed(grid=3, timeline=True)
     path = tmp_path / "t.json.gz"
-    trace.write(timing, path)
+    trace.write(path, timing)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert len([n for n in names if n.startswith("SM ")]) == 3
     rows = defaultdict(list)
     for event in events:
-        if event["ph"] == "X":
+        if event["ph"] == "X" and event["pid"]:
             rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     assert len(rows) == 3 * 2  # a warp and the copy engine
     for spans in rows.values():
@@ -456,6 +456,17 @@ def test_timeline_has_a_process_for_each_sm_and_rows_that_do_not_overlap(tmp_pat
     assert max(end for spans in rows.values() for _, end in spans) <= timing.us
     read = sum(e["args"]["TB/s"] * trace.BUCKET_US * 1e6 for e in events if e["ph"] == "C")
     assert read == pytest.approx(timing.hbm_bytes, rel=0.01)
+
+
+def test_a_timeline_of_two_launches_puts_the_second_after_the_first():
+    timings = timed(grid=1, timeline=True), timed(grid=2, timeline=True)
+    events = list(trace.events(*timings))
+    launches = [(e["ts"], e["dur"]) for e in events if e.get("cat") == "launch"]
+    assert launches == [(0.0, round(timings[0].us, 4)), (round(timings[0].us, 4), round(timings[1].us, 4))]
+    rows = [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"]
+    assert len(rows) == len(set(rows)) == 1 + 2 * 2  # the launches, and a warp and the copy engine of two SMs
+    last = max(pid for pid, _ in rows)  # an SM that the second launch alone uses
+    assert min(e["ts"] for e in events if e["ph"] == "X" and e["pid"] == last) >= round(timings[0].us, 4)
 
 
 def test_a_timing_without_a_timeline_cannot_be_drawn():

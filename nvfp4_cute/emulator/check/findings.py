@@ -9,13 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.emulator.check.ledger import Hazard, HazardError, Site, merged
+from nvfp4_cute.emulator.check.ledger import SEVERITIES, Hazard, HazardError, Site, by_cause
 from nvfp4_cute.emulator.faults import Fault
+from nvfp4_cute.emulator.kernel_names import short_name
 
 CHECKS = ("errors", "all")
 """What fails a checked run: errors (warnings are shown), or warnings, too (notes are shown)."""
-
-SEVERITIES = ("error", "warning", "note")
 
 KINDS = {
     "race": "Two accesses of which one writes, and nothing orders them",
@@ -36,11 +35,26 @@ KINDS = {
 """Kinds of findings and what they mean; a kind that is not listed is described by its own text."""
 
 
+COMMON = {
+    "swizzle-phase": "is common in CUTLASS's examples, which address such a buffer from its real start. It is harmless unless "
+    "the code assumes that the swizzle's pattern begins with the buffer",
+    "tcgen05.wait::ld": "is missing in many of CUTLASS's examples. It is harmless on GPUs seen so far, which keep what was "
+    "loaded before its registers are used; PTX ISA does not promise it",
+}
+"""Warnings that CUTLASS's own examples show: a word of their text or rule, and what a newcomer has to know of them."""
+
+
+def common(hazards: Iterable[Hazard]) -> list[str]:
+    """A line for each warning among `hazards` that CUTLASS's own examples show, too."""
+    said = [f"{h.rule} {h.text}" for h in hazards if h.severity == "warning"]
+    return [f"note: `{word}` {what}" for word, what in COMMON.items() if any(word in text for text in said)]
+
+
 def reported(hazards: Iterable[Hazard], check: str) -> list[Hazard]:
-    """Those that a check of this kind shows, one for each pair of source lines: errors first, a hang before the others."""
+    """Those that a check of this kind shows, one for each cause: errors first, a hang before the others."""
     shown = SEVERITIES if check == "all" else SEVERITIES[:2]
     return sorted(
-        merged(h for h in hazards if h.severity in shown),
+        by_cause(h for h in hazards if h.severity in shown),
         key=lambda h: (SEVERITIES.index(h.severity), h.kind != "hang"),
     )
 
@@ -59,19 +73,22 @@ def record(hazard: Hazard) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kind": hazard.kind,
         "severity": hazard.severity,
-        "kernel": hazard.kernel,
+        "kernel": short_name(hazard.kernel),
+        "symbol": hazard.kernel,
         "text": hazard.text,
         "count": hazard.count,
     }
     for name, site in (("site", hazard.site), ("other", hazard.other)):
         if site is not None:
             found[name] = _place(site)
+    if hazard.also:
+        found["also"] = [_place(site) for site in hazard.also]
     return found
 
 
 def _place(site: Site) -> dict[str, Any]:
     source = site.inst.source
-    where = {"file": source[0], "line": source[1]} if source else {}
+    where = {"file": source[0], "line": source[1], "python": site.python_text} if source else {}
     return {
         "cta": list(site.cta),
         "warp": site.warp,
@@ -111,8 +128,11 @@ def _result(found: dict[str, Any], rule: int, script: Path, root: Path) -> dict[
         "message": {"text": found["text"]},
         "locations": [_location(found.get("site", {}), script, root)],
     }
-    if "file" in found.get("other", {}):
-        result["relatedLocations"] = [{"id": 1, **_location(found["other"], script, root)}]
+    related = [place for place in (found.get("other", {}), *found.get("also", ())) if "file" in place]
+    if related:
+        result["relatedLocations"] = [
+            {"id": i, **_location(place, script, root)} for i, place in enumerate(related, 1)
+        ]
     return result
 
 

@@ -1,6 +1,8 @@
 """What the parts of the hazard checker share: the records that it keeps, and the ledger that they report to."""
 
+import linecache
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +15,8 @@ from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.state import Cta, Warp
 from nvfp4_cute.errors import EmulatorError
+
+SEVERITIES = ("error", "warning", "note")
 
 _NAMES = (
     ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
@@ -37,6 +41,22 @@ class Site:
         """Opcode and modifiers, such as ``cp.async.ca.shared.global``."""
         return ".".join((self.inst.opcode, *self.inst.mods))
 
+    @property
+    def python(self) -> str:
+        """The Python line that the instruction came from, such as ``load.py:48``; empty where that is not known."""
+        source = self.inst.source
+        return f"{source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
+
+    @property
+    def python_text(self) -> str:
+        """The text of that Python line; empty where there is no such file."""
+        return linecache.getline(*self.inst.source).strip() if self.inst.source else ""
+
+    def lines(self) -> list[str]:
+        """The Python line with its text, and the PTX line."""
+        shown = [f"    {self.python}: {self.python_text}"] if self.python_text else []
+        return [*shown, f"    {'    ' * len(shown)}PTX line {self.inst.line}: {self.inst.short_text}"]
+
     def __str__(self) -> str:
         """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
         words = self.instruction
@@ -45,8 +65,7 @@ class Site:
             if words.startswith(start) and part in words:
                 name = readable
                 break
-        source = self.inst.source
-        python = f", {source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
+        python = f", {self.python}" if self.python else ""
         return (
             f"{name} (cta {','.join(map(str, self.cta))} warp {self.warp}, PTX line {self.inst.line}{python})"
         )
@@ -62,6 +81,7 @@ class Hazard:
         kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
         text: what is wrong, in words.  count: how often it was seen.
         pairs: of how many pairs of instructions in PTX, where it stands for several (`merged`).
+        also: places of findings with the same cause, which this one stands for (`by_cause`).
         rule: name of the rule of `silicon` where the kind is that.
         severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
     """
@@ -75,17 +95,19 @@ class Hazard:
     severity: str = "error"
     rule: str = ""
     pairs: int = 1
+    also: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
-        """Kind, text, and the PTX lines."""
+        """Kind, text, and the lines of Python and PTX."""
         kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
         often = f" [{self.count} times{f', {self.pairs} places in PTX' if self.pairs > 1 else ''}]"
         lines = [f"{kind}: {self.text}" + (often if self.count > 1 else "")]
-        lines += [
-            f"    PTX line {s.inst.line}: {s.inst.short_text}"
-            for s in (self.site, self.other)
-            if s is not None
-        ]
+        for site in (self.site, self.other):
+            if site is not None:
+                lines += site.lines()
+        if self.also:
+            places = dict.fromkeys(site.python or f"PTX line {site.inst.line}" for site in self.also)
+            lines.append(f"    the same at {', '.join(places)}")
         return "\n".join(lines)
 
 
@@ -106,16 +128,47 @@ def merged(hazards: Iterable[Hazard]) -> list[Hazard]:
     return list(found.values())
 
 
+def by_cause(hazards: Iterable[Hazard]) -> list[Hazard]:
+    """Merged hazards, one for all of a kind that share a place: a missing wait shows at every line that relied on it.
+
+    The shared place is the other access where there is one. The first hazard of a cause keeps its words; its `also` names
+    the places of the rest.
+    """
+    found: dict[Any, Hazard] = {}
+    for number, hazard in enumerate(merged(hazards)):
+        shared, own = (hazard.other, hazard.site) if hazard.other is not None else (None, hazard.site)
+        cause = (shared.inst.source or shared.inst.line) if shared is not None else number
+        key = (hazard.kind, hazard.severity, hazard.rule, hazard.kernel, cause)
+        known = found.get(key)
+        if known is None:
+            found[key] = hazard
+        else:
+            more = (own,) if own is not None else ()
+            count, pairs = known.count + hazard.count, known.pairs + hazard.pairs
+            found[key] = replace(known, count=count, pairs=pairs, also=known.also + more)
+    return list(found.values())
+
+
+def counted(severities: Iterable[str]) -> str:
+    """How many of each severity, such as ``2 errors, 1 warning``; empty for none."""
+    counts = Counter(severities)
+    return ", ".join(
+        f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"
+        for severity in SEVERITIES
+        if counts[severity]
+    )
+
+
 class HazardError(EmulatorError):
     """A launch had hazards. `hazards`: all of them."""
 
     def __init__(self, hazards: "list[Hazard]"):
         """`hazards`: at least one."""
         self.hazards = hazards
-        shown = merged(hazards)
-        plural = "hazards" if len(shown) > 1 else "hazard"
+        shown = by_cause(hazards)
+        said = counted(hazard.severity for hazard in shown)
         kernel = short_name(hazards[0].kernel)
-        super().__init__(f"{len(shown)} {plural} in kernel {kernel}:\n" + "\n".join(map(str, shown)))
+        super().__init__(f"{said} in kernel `{kernel}`:\n" + "\n".join(map(str, shown)))
 
 
 @dataclass(frozen=True)

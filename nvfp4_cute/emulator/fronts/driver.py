@@ -1,8 +1,10 @@
 """Launching: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
 
 import ctypes
+import io
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -107,6 +109,10 @@ def run_ptx(
     Raises:
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
     """
+    if entry is not None and not isinstance(entry, str):
+        raise TypeError(
+            f"run_ptx: entry is the name of a kernel, not a {type(entry).__name__}; pass arguments as args=[...]"
+        )
     machine = machine or Machine(sm_count, mode=mode, check=check)
     launch = launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked)
     machine.run(replace(launch, cooperative=cooperative, programmatic=programmatic))
@@ -316,20 +322,22 @@ class Emulator:
 
         `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
         `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
-        `timing`: models the time of every launch (`timing.clock.Clock`), which `timings` keeps.
+        `timing`: models the time of every launch (`timing.clock.Clock`), which `timings` keeps. Times are recorded in
+        eager mode without checks: with either, every launch runs twice, and only what the second run stores stays.
         `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
 
         Raises:
-            EmulatorError: unknown architecture.  ValueError: unknown mode, or times with another mode than eager.
+            EmulatorError: unknown architecture.  ValueError: unknown mode.
         """
-        if timing is not None and (mode != "eager" or check):
-            raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
         self._clock = timing
         self.timings: list[Any] = []
+        self._timed: Machine = self.machine
         if timing is not None:
-            self.machine.recorder = Recorder(with_data=timing.with_data, placement=timing.placement)
+            if mode != "eager" or check:
+                self._timed = Machine(sm_count, self.machine.memory)
+            self._timed.recorder = Recorder(with_data=timing.with_data, placement=timing.placement)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
@@ -482,14 +490,39 @@ class Emulator:
         Raises:
             EmulatorError: a failure of the kernel.
         """
-        self.machine.run(launch)
-        if self.machine.recorder is not None:
-            self.recorded(self.machine.recorder.take(launch))
+        recorder = self._timed.recorder
+        failure = self._record_apart(launch) if self._timed is not self.machine else None
+        if self._timed is self.machine:
+            self.machine.run(launch)
+        if recorder is not None and failure is None:
+            self.recorded(recorder.take(launch))
+        if self._timed is not self.machine:
+            self.machine.run(launch)
+        if failure is not None:
+            raise failure
+
+    def _record_apart(self, launch: Launch) -> EmulatorError | None:
+        """Record a launch on a machine of its own and leave memory as it was.
+
+        Returns what stopped it: the run that follows has better words for it.
+        """
+        memory, machine = self.machine.memory, self._timed
+        if not memory.is_checked:
+            raise ValueError(
+                "times together with checks or another mode than eager need declared memory: call add_range"
+            )
+        code = _compiled(launch.code.program, launch.code.entry, machine)
+        with memory.kept(), redirect_stdout(io.StringIO()):
+            try:
+                machine.run(replace(launch, code=code, tensor_maps={}))
+            except EmulatorError as error:
+                return error
+        return None
 
     def expect(self, *works: LaunchWork | None) -> None:
         """Say what the clusters of the next launches compute: of those that are alike one is executed, for its time."""
-        assert self.machine.recorder is not None, "only times are modelled from few clusters"
-        self.machine.recorder.upcoming = list(works)
+        assert self._timed.recorder is not None, "only times are modelled from few clusters"
+        self._timed.recorder.upcoming = list(works)
 
     def recorded(self, trace: LaunchTrace) -> None:
         """What took time in a launch that has ended; here its time is modelled."""

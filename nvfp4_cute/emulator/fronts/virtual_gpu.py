@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nvfp4_cute.emulator.cubin import MachineCode
 from nvfp4_cute.emulator.fronts.driver import Dim3, Emulator
 from nvfp4_cute.emulator.record.device_images import KernelStore
+from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.emulator.record.recorder import Clock
 from nvfp4_cute.emulator.state import Launch, Stats
 from nvfp4_cute.emulator.targets import ptx_arch
@@ -63,16 +65,38 @@ PRODUCTS = {
 """Data-sheet values. Nothing the emulator computes depends on them, except grids that a script sizes by SM count."""
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What a CTA of a kernel needs of an SM.
+
+    Attributes:
+        threads: of a CTA.  shared_bytes: static and dynamic shared memory of a CTA.
+        ctas_per_sm: CTAs that an SM holds at a time.
+        code: what the assembler made of the kernel; None where only its PTX is known.
+    """
+
+    threads: int
+    shared_bytes: int
+    ctas_per_sm: int
+    code: MachineCode | None
+
+
 @dataclass
 class LaunchRow:
-    """One launch: what was launched, and what it executed so far."""
+    """One launch: what was launched, and what it executed so far.
+
+    Attributes:
+        timing: its modelled time (`timing.result.Timing`), where one was asked for and the launch ended.
+    """
 
     kernel: str
     grid: Dim3
     cluster: Dim3
     ctas: int
+    resources: Resources
     work: Stats = dataclasses.field(default_factory=Stats)
     finished: bool = False
+    timing: Any = None
 
 
 class Watcher(Protocol):
@@ -196,7 +220,8 @@ class VirtualGpu(Emulator):
 
     def _run_now(self, launch: Launch) -> None:
         x, y, z = launch.grid
-        row = LaunchRow(launch.code.entry.name, launch.grid, launch.cluster, x * y * z)
+        needs = Resources(launch.threads, launch.shared_bytes, launch.resident_ctas(1), launch.machine_code)
+        row = LaunchRow(launch.code.entry.name, launch.grid, launch.cluster, x * y * z, needs)
         self.launches.append(row)
         self.clear_ranges()
         for name, address, nbytes in self.live_memory():
@@ -212,6 +237,11 @@ class VirtualGpu(Emulator):
             row.work = difference(self.stats, before)
             if self._watcher:
                 self._watcher.end(row)
+
+    def recorded(self, trace: LaunchTrace) -> None:
+        """A launch has ended: its row has its modelled time."""
+        super().recorded(trace)
+        self.launches[-1].timing = self.timings[-1]
 
     def _progress(self, done: int, total: int) -> None:
         row = self.launches[-1]
