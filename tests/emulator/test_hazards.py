@@ -712,9 +712,6 @@ def test_a_report_has_one_entry_for_a_pair_of_source_lines():
 
 def test_findings_of_one_cause_are_one():
     """Three lines read what one store wrote: one finding, which names the lines of all."""
-    reads = [
-        f".loc 1 {line} 0\nld.shared.u32 %r9, [%r5];\nst.global.u32 [%rd2], %r9;\n" for line in (48, 51, 60)
-    ]
     body = handover("").replace("st.shared", ".loc 1 40 0\nst.shared")
     start = body.index("ld.shared")
     line = body[start : body.index(";", start) + 1]

@@ -490,12 +490,13 @@ class Emulator:
         Raises:
             EmulatorError: a failure of the kernel.
         """
-        recorder = self._timed.recorder
-        failure = self._record_apart(launch) if self._timed is not self.machine else None
+        failure = None
         if self._timed is self.machine:
             self.machine.run(launch)
-        if recorder is not None and failure is None:
-            self.recorded(recorder.take(launch))
+        else:
+            failure = self._record_apart(launch)
+        if self._timed.recorder is not None and failure is None:
+            self.recorded(self._timed.recorder.take(launch))
         if self._timed is not self.machine:
             self.machine.run(launch)
         if failure is not None:
