@@ -12,7 +12,6 @@ FOLDERS = ("nvfp4_cute", "kernels", "problems", "bench", "tests")
 PENDING = {
     "CHANGELOG.md": 52,
     "bench": 103,
-    "kernels/common": 68,
     "kernels/probes": 4,
     "kernels/simt": 49,
     "kernels/sm100": 46,

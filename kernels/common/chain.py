@@ -1,9 +1,9 @@
-"""Groups of one launch that read each other's results: layer after layer, without leaving the kernel.
+"""Groups of one launch that read each other's results: one layer after another, without leaving the kernel.
 
-A counter a layer counts what has been stored: whoever has stored a part of a tile adds 1, and whoever is about to load
-a tile waits until the layer before is complete. Stores go through the generic proxy and TMA reads through the async one,
-so both sides fence. All CTAs of the grid have to run at the same time; each takes its tiles in ascending order, so the
-tile that somebody waits for is always under way. The last CTA to finish sets every counter to zero for the next launch.
+One counter per layer counts stored parts of tiles. A warp adds 1 after storing its part; before loading a tile, a warp waits
+until the previous layer is complete. Stores use the generic proxy and TMA reads use the async proxy, so both sides fence. All
+CTAs of the grid must be resident. Each takes its tiles in ascending order, so a tile that somebody waits for is always being
+computed. The last CTA to finish resets all counters for the next launch.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Chain:
     """Counters in global memory, zero between launches.
 
     Attributes:
-        counters: address of int32 [num_layers]: parts that are stored, of the last layer CTAs that have finished.
+        counters: address of int32 [num_layers]: stored parts per layer; for the last layer, CTAs that have finished.
         num_layers: groups of the launch.
-        num_parts: parts of a layer: tiles times the warps that store one.
+        num_parts: parts per layer: tiles times the warps that store one.
     """
 
     counters: Int64
@@ -33,7 +33,7 @@ class Chain:
 
     @cute.jit
     def wait_for_layer_before(self, layer: Int32):
-        """Before the layer's first load of its input: everything that the layer before stores has been stored."""
+        """Waits until the previous layer has stored everything; called before a layer's first load of its input."""
         if layer > 0:
             counter = self.counters + (layer - 1) * COUNTER_BYTES
             stored = load_acquire(counter)
@@ -43,7 +43,7 @@ class Chain:
 
     @cute.jit
     def signal_stored(self, layer: Int32):
-        """The calling warp has stored its part of a tile. Nobody waits for the last layer."""
+        """Signals that the calling warp has stored its part of a tile. Nobody waits for the last layer."""
         if layer < self.num_layers - 1:
             _fence_proxies()
             cute.arch.sync_warp()
@@ -55,7 +55,7 @@ class Chain:
 
     @cute.jit
     def leave(self, num_cta: Int32):
-        """One thread of every CTA, when it has stored its last tile. The last one resets: all counts were waited for."""
+        """Counts a finished CTA; called by one thread per CTA after its last tile. The last CTA resets all counters."""
         finished = self.counters + (self.num_layers - 1) * COUNTER_BYTES
         before = inline_ptx(
             "atom.acq_rel.gpu.global.add.u32 {$w0}, [{$r0}], 1;",

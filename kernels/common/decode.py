@@ -1,12 +1,12 @@
-"""NVFP4 to fp16, with few instructions and without rounding.
+"""Dequantizes NVFP4 to fp16 with few instructions and without rounding.
 
 The bits of an e2m1 value, put into an fp16 as sign, two low exponent bits and top mantissa bit, read as the value times
 2^-14. A scale times that is exact: 2 significant bits times 4 make at most 6, and every product is a multiple of
 2^-24, the smallest fp16, below 2^-2. Both operands of the MMA therefore carry a factor of 2^-14, which the epilogue
-takes out again (``OPERAND_EXPONENT``).
+undoes (``OPERAND_EXPONENT``).
 
-Eight values lie in a 32-bit word, nibble i the value of K index i. They leave as four fp16 pairs, in the order that the
-instructions give them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K tile is free as long as A and B share it.
+A 32-bit word holds eight values; nibble i is the value of K index i. They become four fp16 pairs in the order in which the
+instructions produce them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K tile is free as long as A and B share it.
 """
 
 import cutlass
@@ -15,10 +15,10 @@ from cutlass import Uint32
 
 from .versions import inline_ptx
 
-# log2 of what a decoded value must be multiplied with.
+# log2 of the factor that a dequantized value still lacks.
 OPERAND_EXPONENT = 14
 
-# In a word: of each nibble; in each byte, where an fp16 has the low bits of its exponent and the top one of its mantissa.
+# The sign bit of each nibble of a word; and in each byte, the low exponent bits and the top mantissa bit of an fp16.
 SIGN_BITS = 0x88888888
 MAGNITUDE_AT_EXPONENT = 0x0E0E0E0E
 # prmt selectors: (0, byte, 0, next byte), zero being byte 4.
@@ -28,7 +28,7 @@ HIGH_PAIR = 0x3424
 
 @cute.jit
 def decode_scales(two_codes: Uint32) -> Uint32:
-    """Two e4m3 codes in the low 16 bits -> two fp16, the lower code in the lower half; NaN stays NaN."""
+    """Converts two e4m3 codes in the low 16 bits to two fp16, in the same order. NaN stays NaN."""
     return inline_ptx(
         "{ .reg .b16 t; cvt.u16.u32 t, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, t; }",
         write_only_types=[Uint32],
@@ -38,13 +38,13 @@ def decode_scales(two_codes: Uint32) -> Uint32:
 
 @cute.jit
 def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, sign_bits: Uint32) -> list:
-    """Eight e2m1 values times their scale.
+    """Returns eight e2m1 values times their scale.
 
     Args:
         word: nibble i is value i.
         scales: two fp16 scales.
         upper: whether the scale is the upper one.
-        sign_bits: ``SIGN_BITS``. If it is ``opaque``, its use for both nibbles of a byte is one instruction, not two.
+        sign_bits: ``SIGN_BITS``. If it is ``opaque``, masking both nibbles of a byte takes one instruction instead of two.
 
     Returns:
         fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.
@@ -54,7 +54,7 @@ def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, sign_bit
 
 @cute.jit
 def decode_halves(word: Uint32, scales: Uint32, uppers: cutlass.Constexpr, sign_bits: Uint32) -> list:
-    """``decode_word`` whose values 0 to 3 may have another scale than 4 to 7. uppers: whether each is the upper one."""
+    """Like ``decode_word``, with separate scales for values 0 to 3 and 4 to 7. uppers: whether each uses the upper scale."""
     signs = word & sign_bits
     pairs = []
     for upper_bytes in (_upper_bytes(word << 1, signs << 4), _upper_bytes(word >> 3, signs)):
@@ -65,11 +65,12 @@ def decode_halves(word: Uint32, scales: Uint32, uppers: cutlass.Constexpr, sign_
 
 @cute.jit
 def _upper_bytes(magnitudes: Uint32, signs: Uint32) -> Uint32:
-    """Upper bytes of four fp16s: of every byte the bits ``MAGNITUDE_AT_EXPONENT`` from one word, the others from another.
+    """Combines two words into the upper bytes of four fp16.
 
     Args:
-        magnitudes: with those bits in place, and any others.
-        signs: those of the bytes, and others only where the magnitudes go: a & c | b & ~c is one instruction.
+        magnitudes: supplies the bits ``MAGNITUDE_AT_EXPONENT`` of every byte; other bits are ignored.
+        signs: supplies the sign bit of every byte. Other bits may be set only where the magnitudes go, so that a & c | b & ~c is
+            one instruction.
     """
     return inline_ptx(
         f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDE_AT_EXPONENT:#x}, 0xE4;",
@@ -80,7 +81,10 @@ def _upper_bytes(magnitudes: Uint32, signs: Uint32) -> Uint32:
 
 @cute.jit
 def _multiply(pair: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> Uint32:
-    """Both of a pair times one of two scales, whose sign says nothing: an instruction, which takes the half as it is."""
+    """Multiplies both values of a pair by one of two scales, whose sign bit is ignored.
+
+    The instruction selects the half itself.
+    """
     half = "h" if upper else "l"
     return inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"

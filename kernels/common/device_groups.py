@@ -1,10 +1,9 @@
-"""Device half of the schedule where groups are parts of common operands: ragged (``offs``), masked (``masked_m``), or
-batched, which is masked with every row in use and no sizes to read.
+"""Device half of the schedule where groups share operands: ragged (``offs``), masked (``masked_m``), or batched.
 
-A warp looks at 32 groups at a time, a lane each: it reads their sizes, counts their tiles, and scans. The sizes of the next
-groups are read meanwhile: where a token chooses few of many experts, a worker's next tile lies behind many groups without rows.
-Sizes are read when the kernel runs, so a launch that a graph replays follows the sizes of that moment; any number of groups
-works. Groups keep the caller's order, M is the fast axis in a group, as in ``group_table``.
+Batched is masked with every row in use and no sizes to read. A warp processes 32 groups at a time, one per lane: it reads their
+sizes, counts their tiles, and scans. It reads the next groups' sizes in advance: where tokens choose few of many experts, many
+empty groups lie between a worker's tiles. The kernel reads sizes when it runs, so a replayed CUDA graph follows the current
+sizes; any number of groups works. Groups keep the caller's order, and M is the fast axis within a group, as in ``group_table``.
 """
 
 from dataclasses import dataclass, replace
@@ -23,15 +22,15 @@ from .warp_schedule import WARP_SIZE
 
 @dataclass(frozen=True)
 class DeviceGroups:
-    """Groups of one N and K. A whole warp calls every method.
+    """Groups with equal N and K. All lanes of a warp must call every method.
 
     Attributes:
         form: "ragged": ``sizes`` are inclusive ends of the groups' rows in ``a``; "masked": their row counts; "batched":
             not read.
         sizes: int32 [num_groups] in global memory.
-        m_max: rows of ``a`` in all (ragged) or of each batch (masked, batched): no group reaches beyond.
+        m_max: rows of ``a`` in total (ragged) or per batch (masked, batched). No group extends beyond.
         n, k: extents in elements.
-        factors: pointers to fp32 [num_groups] in global memory, whose values tiles come with.
+        factors: pointers to float32 [num_groups] in global memory; a tile carries its group's values.
     """
 
     form: Literal["ragged", "masked", "batched"]
@@ -42,37 +41,40 @@ class DeviceGroups:
     k: Int32
     factors: tuple = ()
 
-    # Windows of 32 groups that are read before those in front of them are counted.
+    # Windows of 32 groups whose sizes are read ahead of counting.
     WINDOWS_AHEAD: ClassVar[int] = 1
 
     def with_factors(self, factors: list | None) -> "DeviceGroups":
-        """The same groups, whose factors are read with their sizes: a load of its own waits behind those of operands."""
+        """Returns the groups with factors that are read along with sizes.
+
+        A separate load would wait in line after operand loads.
+        """
         return replace(self, factors=tuple(factors or ()))
 
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """Where a worker starts whose first tile is ``tile_idx``: its window, and what was read of those that follow."""
+        """Returns the cursor of a worker whose first tile is ``tile_idx``: its window and what was read ahead."""
         window, factors = (Int32(0),) * 4, tuple(Float32(0.0) for _ in self.factors)
         ahead = tuple(self._read(Int32(i * WARP_SIZE)) for i in range(self.WINDOWS_AHEAD))
-        # One place for the first window and all others.
+        # The first window uses the code of all others, to keep that code in the kernel once.
         return self._seek((tile_idx, Int32(-WARP_SIZE), *window, factors, ahead), tile_shape_mnk)
 
     @cute.jit
     def next_cursor(self, cursor: tuple, stride: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """``stride`` tiles further."""
+        """Returns the cursor ``stride`` tiles further on."""
         return self._seek((cursor[0] + stride, *cursor[1:]), tile_shape_mnk)
 
     @cute.jit
     def has_tile(self, cursor: tuple):
-        """Whether there is a tile at the cursor."""
+        """Returns whether there is a tile at the cursor."""
         return cursor[1] < self.num_groups
 
     @cute.jit
     def tile(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> WorkTile:
-        """The tile at the cursor."""
+        """Returns the tile at the cursor."""
         tile, tile_n_idx = self.group_at(cursor, tile_shape_mnk)
         tiles_m, tile_m_idx = ceil_div(tile.m, tile_shape_mnk[0]), Int32(0)
-        # Few rows make one tile along M, and a division takes as long as finding the group.
+        # Groups of few rows have one tile along M. Skip the division then: it takes as long as finding the group.
         if tiles_m > 1:
             local_idx = tile_n_idx
             tile_n_idx = Int32(Uint32(local_idx) // Uint32(tiles_m))
@@ -81,9 +83,9 @@ class DeviceGroups:
 
     @cute.jit
     def group_at(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """The first tile of the group at the cursor, and how far behind it the cursor is."""
+        """Returns the first tile of the cursor's group and the cursor's distance from it."""
         tile_idx, first_group, lane_m, lane_row, lane_tile_end, lane_block_end, lane_factors, _ = cursor
-        # Lanes whose groups end at or before the tile: the group is the first that does not.
+        # Count the lanes whose groups end at or before the tile; the next group holds it.
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= tile_idx))
         m = cute.arch.shuffle_sync(lane_m, lane)
         tiles = self.tiles_of_group(m, tile_shape_mnk)
@@ -106,7 +108,7 @@ class DeviceGroups:
         a_row: Int32 | int,
         a_sf_block: Int32 | int,
     ) -> WorkTile:
-        """A tile of a group. a_row, a_sf_block: as of ``WorkTile``, if groups are ragged."""
+        """Returns a tile of a group. a_row, a_sf_block: see ``WorkTile``; used only if groups are ragged."""
         ragged = self.form == "ragged"
         return WorkTile(
             slot=group,
@@ -123,12 +125,12 @@ class DeviceGroups:
 
     @cute.jit
     def tiles_of_group(self, m: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
-        """What a group of ``m`` rows takes of the index space."""
+        """Returns the number of tile indices of a group of ``m`` rows."""
         return ceil_div(m, tile_shape_mnk[0]) * ceil_div(self.n, tile_shape_mnk[1])
 
     @cute.jit
     def end(self, tile_shape_mnk: cutlass.Constexpr) -> Int32:
-        """First index behind all groups."""
+        """Returns the first index after all groups."""
         first_group, tile_end = Int32(0), Int32(0)
         while first_group < self.num_groups:
             _, _, lane_tile_end, _ = self._window(first_group, tile_end, Int32(0), tile_shape_mnk)
@@ -138,13 +140,13 @@ class DeviceGroups:
 
     @cute.jit
     def _seek(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """Move the window of 32 groups to the one with the tile, or past the last group."""
+        """Moves the window of 32 groups to the one with the cursor's tile, or past the last group."""
         tile_idx, first_group, m, row, tile_end, block_end, factors, ahead = cursor
         tiles_before = cute.arch.shuffle_sync(tile_end, WARP_SIZE - 1)
         while tile_idx >= tiles_before and first_group < self.num_groups:
             first_group += WARP_SIZE
             blocks_before = cute.arch.shuffle_sync(block_end, WARP_SIZE - 1)
-            # What is read here is not waited for.
+            # Read ahead: nothing here waits for these values.
             ahead = (*ahead, self._read(first_group + self.WINDOWS_AHEAD * WARP_SIZE))
             (sizes, factors), ahead = ahead[0], ahead[1:]
             m, row, tile_end, block_end = self._count(
@@ -157,16 +159,16 @@ class DeviceGroups:
     def _window(
         self, first_group: Int32, tiles_before: Int32, blocks_before: Int32, tile_shape_mnk: cutlass.Constexpr
     ) -> tuple:
-        """Of group ``first_group`` + lane: rows, first row, tiles and scale blocks of all groups up to its end."""
+        """Returns, for group ``first_group`` + lane: rows, first row, and tiles and scale blocks of all groups up to its end."""
         sizes, _ = self._read(first_group)
         return self._count(first_group, sizes, tiles_before, blocks_before, tile_shape_mnk)
 
     @cute.jit
     def _read(self, first_group: Int32) -> tuple:
-        """What the device holds of group ``first_group`` + lane, or of the last one: its sizes, and its factors.
+        """Reads sizes and factors of group ``first_group`` + lane, or of the last group.
 
-        Sizes: of a ragged group its end and that of the one before, of a masked one its rows. Without branches, so that all
-        are read at once.
+        A ragged group's sizes are its end and the previous group's end; a masked group's size is its number of rows. Uses no
+        branches, so that all reads are issued together.
         """
         group = cutlass.min(first_group + cute.arch.lane_idx(), self.num_groups - 1)
         places = {"ragged": (group, cutlass.max(group - 1, 0)), "masked": (group,), "batched": ()}
@@ -183,7 +185,7 @@ class DeviceGroups:
         blocks_before: Int32,
         tile_shape_mnk: cutlass.Constexpr,
     ) -> tuple:
-        """As ``_window``, of ``sizes`` that were read."""
+        """Computes the result of ``_window`` from ``sizes`` that were read."""
         group, row, end = first_group + cute.arch.lane_idx(), Int32(0), self.m_max
         if cutlass.const_expr(self.form != "batched"):
             end = cutlass.min(sizes[0], self.m_max)
@@ -199,10 +201,10 @@ class DeviceGroups:
 
 @cute.jit
 def inclusive_sum(value: Int32) -> Int32:
-    """Sum of the values of all lanes up to this one."""
+    """Returns the sum of the values of all lanes up to and including this one."""
     lane = cute.arch.lane_idx()
     for step in cutlass.range_constexpr(5):
-        # Versions before 4.7 default to a clamp of 31, with which a shuffle up brings nothing.
+        # CuTe DSL before 4.7 defaults to a clamp of 31, with which a shuffle up returns the lane's own value.
         other = cute.arch.shuffle_sync_up(value, 1 << step, mask_and_clamp=0)
         value = value + other if lane >= (1 << step) else value
     return value

@@ -1,9 +1,9 @@
-"""Floats to the elements of a format: by the instruction, or by arithmetic that rounds as it does.
+"""Converts floats to the elements of a format, by the conversion instruction or by arithmetic that rounds equally.
 
 ``RoundE2M1``. The codes 0 to 7 of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 are a concave function of the value:
 min(2 y, y + 2, y / 2 + 4, 7) at each of them. Rounding to integers is monotone, so it may come before the minimum; each of
 the three sums is formed with 2^23 added in the same FMA, which rounds once to an integer, ties to even, and the code
-stands in the low bits. The minimum ignores NaN, which therefore becomes 7, as in the instruction.
+is in the low bits. The minimum ignores NaN, which therefore becomes 7, as with the instruction.
 """
 
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ BYTE_SIGNS = 0x80808080
 
 
 class ConvertE2M1:
-    """sm_100a and later: values carry their signs."""
+    """Conversion by cvt on sm_100a and later. Values carry their signs."""
 
     signed = True
 
     @staticmethod
     def pack(values: list, words: list) -> list:
-        """Words of eight codes each. ``words``: unused."""
+        """Returns words of eight codes. ``words``: unused."""
         return [ptx.f32x8_to_e2m1(values[first : first + 8]) for first in range(0, len(values), 8)]
 
 
 class RoundE2M1:
-    """Any architecture: values are magnitudes, signs are those of the 16-bit inputs."""
+    """Conversion by arithmetic on any architecture. Values are magnitudes; signs come from the 16-bit inputs."""
 
     signed = False
 
     @classmethod
     def pack(cls, values: list, words: list) -> list:
-        """Words of eight codes each. ``words``: of two inputs each, for their sign bits."""
+        """Returns words of eight codes. ``words``: words of two inputs, for their sign bits."""
         return [
             cls._codes(values[first : first + 8]) | cls._signs(words[first // 2 : first // 2 + 4])
             for first in range(0, len(values), 8)
@@ -63,14 +63,18 @@ class RoundE2M1:
 
     @staticmethod
     def _signs(words: list) -> Uint32:
-        # Bytes 1 and 3 of a word begin with the signs of its two elements.
+        # The top bits of bytes 1 and 3 of a word are the signs of its two elements.
         pairs = [ptx.prmt(words[i], words[i + 1], Uint32(0x7351)) for i in (0, 2)]
         even, odd = (ptx.prmt(*pairs, Uint32(selector)) for selector in (0x5410, 0x7632))
         return (even & Uint32(BYTE_SIGNS)) >> 4 | odd & Uint32(BYTE_SIGNS)
 
 
 class ConvertFP8:
-    """Any architecture: e4m3 or e5m2, as PTX names it. Values carry their signs."""
+    """Conversion to e4m3 or e5m2 by cvt. Values carry their signs.
+
+    Attributes:
+        type_name: element type in PTX.
+    """
 
     signed = True
 
@@ -78,7 +82,7 @@ class ConvertFP8:
         self.type_name = type_name
 
     def pack(self, values: list, words: list) -> list:
-        """Words of four codes each. ``words``: unused."""
+        """Returns words of four codes. ``words``: unused."""
         return [
             ptx.f32x4_to_fp8(values[first : first + 4], self.type_name) for first in range(0, len(values), 4)
         ]
@@ -86,12 +90,12 @@ class ConvertFP8:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a kernel makes blocks of a format.
+    """Compile-time description of how a kernel quantizes to a format.
 
     Attributes:
-        format: a format with scales of e4m3, of ue8m0 or of fp32.
+        format: format with e4m3, ue8m0 or float32 scales.
         element: ``ConvertE2M1``, ``RoundE2M1``, or a ``ConvertFP8``.
-        scale_rounding: of ue8m0, as of ``formats.block_scales.scale_codes``.
+        scale_rounding: rounding of ue8m0 scales, see ``formats.block_scales.scale_codes``.
     """
 
     format: BlockFormat
@@ -102,12 +106,12 @@ class Encoding:
     def of(
         cls, format: BlockFormat, has_fp4_convert: bool, scale_rounding: Literal["up", "down"] = "up"
     ) -> "Encoding":
-        """That of a format, where e2m1 conversions are instructions or are not."""
+        """Returns the encoding of a format. has_fp4_convert: whether the architecture has e2m1 conversion instructions."""
         e2m1 = ConvertE2M1 if has_fp4_convert else RoundE2M1
         element = e2m1 if format.element == E2M1 else ConvertFP8(format.element.name)
         return cls(format, element, scale_rounding)
 
     @property
     def signed(self) -> bool:
-        """Whether values carry their signs, or their magnitudes are given and the signs beside them."""
+        """Whether ``pack`` takes signed values; otherwise it takes magnitudes, with the signs passed separately."""
         return self.element.signed

@@ -1,7 +1,7 @@
-"""Fp32 scales of FP8 operands: 1 x 128 of tokens, 128 x 128 of weights. How they are loaded, and how sums are promoted by them.
+"""Loads float32 scales of FP8 operands (1 x 128 of tokens, 128 x 128 of weights) and promotes sums by them.
 
-Each scale of a K tile has a row of its own in memory, so they come by small asynchronous copies, a lane each. Tensor cores sum up
-128 values of K; then what they have is multiplied by both scales and added in fp32 (DeepSeek-V3 report, section 3.3.2).
+Every scale of a K tile is in another row of memory, so each lane copies one with a small cp.async. Tensor cores accumulate 128
+values of K; their sums are multiplied by both scales and added in float32 (DeepSeek-V3 report, section 3.3.2).
 """
 
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from .versions import inline_ptx
 from .warp_schedule import WARP_SIZE
 
 SCALE_BYTES = FP8_128x128.scale.bits // 8
-# Products of a lane for eight tokens: two rows of weights by two neighbouring tokens.
+# Products per lane and eight tokens: two rows of weights times two neighbouring tokens.
 STEP_VALUES = 4
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Fp32 scales of one operand in global memory, rows of as many as there are K tiles.
+    """Float32 scales of one operand in global memory, one row of scales per row or block, one scale per K tile.
 
     Attributes:
-        addresses: of the first one, an entry a slot, or one for all groups.
-        batch_rows: rows from batch to batch.
+        addresses: address of the first scale, one per slot or one for all groups.
+        batch_rows: rows of scales per batch.
     """
 
     addresses: list
@@ -40,18 +40,18 @@ class Scales:
 
     @classmethod
     def of(cls, views: list[OperandView]) -> "Scales":
-        """Of an operand as the launch table describes it."""
+        """Reads the scales of an operand from the views of the launch table."""
         return cls([view.scale for view in views], views[0].sf_batch_blocks)
 
     def row(self, slot: Int32, batch: Int32 | int, row: Int32, k_tiles: Int32) -> Int64:
-        """Address of a row's first scale."""
+        """Returns the address of a row's first scale."""
         index = Int64(batch * self.batch_rows + row) * k_tiles
         return select_slot(self.addresses, slot) + index * SCALE_BYTES
 
 
 @dataclass(frozen=True)
 class ScalePair:
-    """Of both operands of a product; of a dual GEMM also of the second product's weights, ``up``."""
+    """Scales of both operands; in a dual GEMM also ``up``, those of the second product's weights."""
 
     weights: Scales
     tokens: Scales
@@ -60,12 +60,14 @@ class ScalePair:
 
 @dataclass(frozen=True)
 class TileScales:
-    """Where a lane finds the scales of a tile that it copies.
+    """Global addresses of the scales of a tile that a lane copies.
 
     Attributes:
         tokens: address of the first scale of every 32nd token.
-        weights: the same of a block of 128 weights, in as many lanes as there are: of one product, then of the other one.
-        num_tokens, num_blocks: of the tile; blocks of all products.
+        weights: address of the first scale of one block of 128 weights. The first lanes have one block each: those of the first
+            product, then those of the second.
+        num_tokens: tokens of the tile.
+        num_blocks: blocks of weights of all products.
     """
 
     tokens: list
@@ -76,9 +78,9 @@ class TileScales:
     def copy(
         self, k_tile: Int32, to_tokens: Int32, to_weights: Int32, source_bytes: Int32 | None = None
     ) -> None:
-        """Copy those of a K tile to shared memory, where scales follow each other. A whole warp calls this.
+        """Copies the scales of a K tile to consecutive shared memory. All lanes of a warp must call it.
 
-        source_bytes: 0 for zeros instead, without a look at memory; else a scale's.
+        source_bytes: 0 writes zeros without reading memory; otherwise the bytes of a scale.
         """
         lane_bytes, offset = cute.arch.lane_idx() * SCALE_BYTES, k_tile * SCALE_BYTES
         for i, source in enumerate(self.tokens):
@@ -90,9 +92,9 @@ class TileScales:
 def scales_of_tile(
     scales: ScalePair, tile: WorkTile, weights: TileSide, tokens: TileSide, num_tokens: int, num_blocks: int
 ) -> TileScales:
-    """Of a tile with so many tokens, and blocks of 128 weights of each product.
+    """Returns the scales of a tile with ``num_tokens`` tokens and ``num_blocks`` blocks of 128 weights per product.
 
-    Tokens behind the group's last one, and weights behind theirs, have the last one's scales: nobody uses their sums.
+    Tokens and weights after the group's last one use the last one's scale; nobody uses their sums.
     """
     lane = cute.arch.lane_idx()
     sources = []
@@ -111,22 +113,22 @@ def scales_of_tile(
 
 
 def _copy(target: Int32, source: Int64, num_lanes: int, source_bytes: Int32 | None) -> None:
-    """A scale of each of so many lanes, asynchronously (PTX ISA 9.7.9.25.3)."""
+    """Copies one scale for each of the first ``num_lanes`` lanes with cp.async (PTX ISA 9.7.9.25.3)."""
     size = [] if source_bytes is None else [source_bytes]
     inline_ptx(
         f"cp.async.ca.shared.global [{{$r0}}], [{{$r1}}], {SCALE_BYTES}{', {$r2}' * len(size)};",
         read_only_args=[target, source, *size],
-        # The compiler knows what it can be, and PTX takes no constant.
+        # With 32 lanes the compiler folds the predicate into a constant, which PTX does not accept here.
         predicate=cute.arch.lane_idx() < num_lanes if num_lanes < WARP_SIZE else None,
     )
 
 
 def promote(sums: cute.Tensor, products: list, words: list) -> None:
-    """Add products times both scales, the product of which is rounded first, each with one more rounding.
+    """Adds products times the rounded product of both scales to sums, with one rounding per sum (FMA).
 
     Args:
-        sums, products: value 4i + 2h + e: of row h * 8 of the weights below a lane's first, and token 8i + e after its first.
-        words: the scale of the weights, then those of the tokens, two of every eight.
+        sums, products: value 4i + 2h + e belongs to weight row (lane's first + 8h) and token (lane's first + 8i + e).
+        words: the scale of the weights, then those of the lane's tokens, two of every eight.
     """
     weight, *tokens = [ptx.float_of(word) for word in words]
     for i, product in enumerate(products):
@@ -137,5 +139,5 @@ def promote(sums: cute.Tensor, products: list, words: list) -> None:
 
 
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c, rounded once."""
+    """Returns a * b + c, rounded once."""
     return Float32(llvm.intr_fma(*(x.ir_value() for x in (a, b, c))))

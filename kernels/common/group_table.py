@@ -1,7 +1,7 @@
-"""Device half of the schedule: the groups of a launch as kernel parameters, and the tile that an index names.
+"""Device half of the schedule: group sizes as kernel parameters, and the tile of a linear index.
 
-The twin of ``nvfp4_cute.planning.schedule.TileSchedule``: same slots (groups by descending M), same prefix sums, same raster
-order. A test runs both on random problems and compares every field.
+Mirrors ``nvfp4_cute.planning.schedule.TileSchedule``: equal slots (groups by descending M), prefix sums and raster order. A
+test runs both on random problems and compares every field.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ class GroupTable:
     """Sizes of every group, in slot order, as scalars in the kernel's parameters.
 
     Attributes:
-        m, n, k: extents in elements, one Int32 a slot.
-        tile_offsets: tiles of all earlier slots, one Int32 a slot.
-        num_tiles: tiles of all slots.
-        reciprocals: of the tiles along M, one Uint32 a slot (:func:`reciprocal`): for tiles of one height only.
+        m, n, k: extents in elements, one Int32 per slot.
+        tile_offsets: number of tiles in all earlier slots, one Int32 per slot.
+        num_tiles: number of tiles in all slots.
+        reciprocals: reciprocals of the number of tiles along M, one Uint32 per slot (:func:`reciprocal`). Valid for tiles of one
+            height only.
     """
 
     m: list
@@ -34,32 +35,32 @@ class GroupTable:
 
     @classmethod
     def of(cls, m: list, n: list, k: list, tile_offsets: list, num_tiles: Int32, tile_m: int) -> "GroupTable":
-        """The table of groups that are cut into tiles of ``tile_m`` rows; host code."""
+        """Returns the table for tiles of ``tile_m`` rows; host code."""
         reciprocals = [reciprocal(cutlass.max(ceil_div(extent, tile_m), 1)) for extent in m]
         return cls(m, n, k, tile_offsets, num_tiles, reciprocals)
 
     def with_factors(self, factors: list | None) -> "GroupTable":
-        """The same groups: their factors are read where they are used."""
+        """Returns the groups unchanged: list-form factors are read where they are used."""
         return self
 
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """Where a worker starts whose first tile is ``tile_idx``."""
+        """Returns the cursor of a worker whose first tile is ``tile_idx``."""
         return (tile_idx,)
 
     @cute.jit
     def next_cursor(self, cursor: tuple, stride: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """``stride`` tiles further."""
+        """Returns the cursor ``stride`` tiles further on."""
         return (cursor[0] + stride,)
 
     @cute.jit
     def has_tile(self, cursor: tuple):
-        """Whether there is a tile at the cursor."""
+        """Returns whether there is a tile at the cursor."""
         return cursor[0] < self.num_tiles
 
     @cute.jit
     def tile(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> "WorkTile":
-        """The tile at the cursor."""
+        """Returns the tile at the cursor."""
         return locate_tile(self, tile_shape_mnk, cursor[0])
 
     @property
@@ -70,17 +71,17 @@ class GroupTable:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """One output tile: the record that the scheduler hands to every role.
+    """One output tile, as the scheduler passes it to every role.
 
     Attributes:
         slot: position of the group in the launch order.
         tile_m_idx, tile_n_idx: tile coordinates inside the group.
         k_tile_cnt: K tiles to accumulate, at least 1.
         m, n: extents of the group, for clipping at its edges.
-        a_row: row of ``a`` and of the output where the group begins.
-        a_sf_block: 128-row block of ``a_scale`` where it begins.
-        a_batch, b_batch: its batch of ``a`` and the output, and of ``b``.
-        factors: of the group, one a product, where they were read with its sizes.
+        a_row: first row of the group in ``a`` and in the output.
+        a_sf_block: first 128-row block of the group in the scales of ``a``.
+        a_batch, b_batch: batch of the group in ``a`` and the output, and in ``b``.
+        factors: the group's factors, one per product, if they were read along with its sizes.
     """
 
     slot: Int32
@@ -98,7 +99,7 @@ class WorkTile:
 
 @cute.jit
 def select_slot(values: list, slot: Int32):
-    """The value of ``slot``: a chain of selects, since kernel parameters cannot be indexed at run time."""
+    """Returns the value of ``slot`` by a chain of selects: kernel parameters cannot be indexed at run time."""
     chosen = values[0]
     for i in cutlass.range_constexpr(1, len(values)):
         chosen = select(slot == i, values[i], chosen)
@@ -106,19 +107,22 @@ def select_slot(values: list, slot: Int32):
 
 
 def ceil_div(extent: Int32, divisor: int) -> Int32:
-    """Of an extent, which is never negative: two instructions, where a signed division takes eight."""
+    """Returns the rounded-up quotient of a non-negative extent in two instructions; a signed division takes eight."""
     return Int32((Uint32(extent) + (divisor - 1)) // divisor)
 
 
 def reciprocal(divisor: Int32) -> Uint32:
-    """What :func:`divide` takes beside a divisor of at least 1: host code, so that the device only multiplies."""
+    """Returns the reciprocal that :func:`divide` takes for a divisor of at least 1.
+
+    Host code calls this, so that the device only multiplies.
+    """
     return Uint32(0xFFFFFFFF) // Uint32(divisor)
 
 
 @cute.jit
 def divide(value: Int32, divisor: Int32, reciprocal: Uint32) -> tuple:
-    """Quotient and remainder of numbers that are not negative, without the instructions of a division."""
-    # At most one too small: reciprocal > 2**32 / divisor - 1, and value < 2**32.
+    """Returns quotient and remainder of non-negative numbers without a division."""
+    # The estimate is at most one too small: reciprocal > 2**32 / divisor - 1, and value < 2**32.
     quotient = Int32(mul_hi(Uint32(value), reciprocal))
     rest = value - quotient * divisor
     is_small = rest >= divisor
@@ -127,7 +131,7 @@ def divide(value: Int32, divisor: Int32, reciprocal: Uint32) -> tuple:
 
 @cute.jit
 def locate_slot(groups: GroupTable, tile_idx: Int32) -> tuple:
-    """Slot of a linear index, the slot's m, n and k, its first index, and the reciprocal of its tiles along M."""
+    """Returns the slot of a linear index, the slot's m, n and k, its first index, and the reciprocal of its tiles along M."""
     slot, m, n, k, tile_offset = Int32(0), groups.m[0], groups.n[0], groups.k[0], groups.tile_offsets[0]
     reciprocal = groups.reciprocals[0]
     for i in cutlass.range_constexpr(1, groups.num_groups):
@@ -143,10 +147,10 @@ def locate_slot(groups: GroupTable, tile_idx: Int32) -> tuple:
 
 @cute.jit
 def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_idx: Int32) -> WorkTile:
-    """The work tile with linear index ``tile_idx`` (0 <= tile_idx < num_tiles); M is the fast axis in a group.
+    """Returns the work tile of linear index ``tile_idx`` (0 <= tile_idx < num_tiles). M is the fast axis within a group.
 
-    Walking along M first reads each weight tile from memory once while its neighbours find it in L2. An index behind
-    the last tile gives a tile of the last slot that does not exist.
+    With M as the fast axis, each tile of weights is read from memory once, and neighbouring tiles find it in L2. An index after
+    the last tile returns a nonexistent tile of the last slot.
     """
     slot, m, n, k, tile_offset, reciprocal = locate_slot(groups, tile_idx)
     tile_n_idx, tile_m_idx = divide(tile_idx - tile_offset, ceil_div(m, cta_tile_shape_mnk[0]), reciprocal)

@@ -1,13 +1,13 @@
-"""Integers of 4 bits to pairs of fp16 or bf16 without rounding, and times their scale with one.
+"""Dequantizes int4: to pairs of fp16 or bf16 without rounding, then times their scale with one rounding.
 
-A code, 0 to 15, is put into the lowest mantissa bits of the number ``BIAS``: 1024 in fp16, 128 in bf16, where a mantissa counts
-in ones. The bits then read as ``BIAS + code``. A zero point put there reads as ``BIAS + zero point``. The difference of both is
-the integer ``code - zero point``, -16 to 15, exactly. That takes two instructions for two values; converting integers takes one
-for each value, and another one to pack them.
+A code, 0 to 15, goes into the lowest mantissa bits of ``BIAS``: 1024 in fp16, 128 in bf16, where the lowest mantissa bit counts
+ones. The bits then read as ``BIAS + code``, and a zero point placed there reads as ``BIAS + zero point``. Their difference is
+exactly the integer ``code - zero point``, -16 to 15. This takes two instructions for two values; integer conversions take one
+per value and one to pack.
 
-The integer times a scale of the same type is rounded once, to nearest even. A scale of another type is multiplied in fp32,
-exactly if it has 16 bits, and the product is rounded to the operand's type. Both are what ``formats.dequantize`` gives. The
-integers are bf16 then, whatever the operand is: a bf16 is the upper half of a float.
+The integer times a scale of the operand's dtype is rounded once, to nearest even. A scale of another dtype is multiplied in
+float32, exactly if it has 16 bits, and the product is rounded to the operand's dtype; the integers are bf16 then, because a
+bf16 is the upper half of a float. Both equal ``formats.dequantize``.
 """
 
 from dataclasses import dataclass
@@ -24,26 +24,26 @@ from nvfp4_cute.formats.block_format import (
 
 from . import ptx
 
-# Both halves: 128 as bf16, 1024 as fp16, whose lowest mantissa bit counts one.
+# Pairs of 128 as bf16 and of 1024 as fp16, whose lowest mantissa bit counts ones.
 BIAS = {"bf16": 0x43004300, "f16": 0x64006400}
 BOTH = 0x00010001
-# A nibble of either half of a word.
+# The low nibble of each half of a word.
 LOW_NIBBLE_OF_HALVES = 0x000F000F
 LOW_NIBBLES = 0x0F0F0F0F
-# prmt: the lower half of a word twice, and what makes it the upper one; the same as the upper half of a float.
+# prmt selectors: the lower half of a word twice, and the step to the upper half; a half as the upper half of a float.
 LOWER_TWICE, UPPER_STEP = 0x1010, 0x2222
 LOWER_AS_FLOAT, UPPER_FLOAT_STEP = 0x1044, 0x2200
-# prmt: byte 0 of either word as a half, whose upper byte is a copy of the byte's sign, which is 0; what makes it the next byte.
+# prmt selectors: byte 0 of each word as a half, filled with copies of the byte's sign, which is 0; the step to the next byte.
 BYTE_OF_BOTH, NEXT_BYTE = 0xC480, 0x1111
 
 
 @dataclass(frozen=True)
 class BlockScale:
-    """Of a block of weights.
+    """Zero point and scale of a block of weights.
 
     Attributes:
         zero: ``BIAS`` plus the zero point, twice.
-        factor: the scale in the type of the operand, twice, or as a float.
+        factor: the scale in the operand's dtype, twice, or as a float.
     """
 
     zero: Uint32
@@ -52,36 +52,36 @@ class BlockScale:
 
 @dataclass(frozen=True)
 class Int4Decoding:
-    """From which format, into bf16 or fp16."""
+    """Compile-time description of a conversion from an int4 format to bf16 or fp16."""
 
     format: BlockFormat
     is_bf16: bool
 
     @property
     def type_name(self) -> str:
-        """In PTX."""
+        """Name of the operand's type in PTX."""
         return "bf16" if self.is_bf16 else "f16"
 
     @property
     def is_same_type(self) -> bool:
-        """Whether scales have the type of the operand."""
+        """Whether scales have the operand's dtype."""
         return self.format.scale_float == (BF16 if self.is_bf16 else FP16)
 
     @property
     def integer_type(self) -> str:
-        """Of integers before they are scaled, in PTX."""
+        """PTX type of the integers before they are scaled."""
         return self.type_name if self.is_same_type else "bf16"
 
     @property
     def blocks_per_word(self) -> int:
-        """Scales in a word of the blocked layout."""
+        """Scales per word of the blocked layout."""
         return self.format.atom_shape[-1]
 
     def block_scale(self, word: Uint32, index: int | Uint32) -> BlockScale:
-        """A block's, from the word that has it.
+        """Extracts the scale and zero point of a block from the word that holds them.
 
         Args:
-            index: of 16-bit scales which half: a number, or the lowest bit of a word.
+            index: half of the word with 16-bit scales: a number, or the lowest bit of a word.
         """
         bias, half = BIAS[self.integer_type], index & 1 if self.blocks_per_word == 2 else 0
         zero = Uint32(bias + INT4_ZERO_POINT * BOTH)
@@ -98,7 +98,7 @@ class Int4Decoding:
         return BlockScale(zero, ptx.float_of(upper))
 
     def weights(self, codes: Uint32, scale: BlockScale) -> Uint32:
-        """Two weights from two codes, in the low bits of the halves of a word, all else of which is 0."""
+        """Returns two weights from two codes in the low bits of a word's halves. All other bits of the word must be 0."""
         biased = codes | Uint32(BIAS[self.integer_type])
         integers = ptx.sub_x2(biased, scale.zero, self.integer_type)
         if self.is_same_type:
@@ -108,11 +108,11 @@ class Int4Decoding:
 
 
 def codes_four_apart(word: Uint32) -> list:
-    """Eight codes as pairs: (0, 4), (1, 5), (2, 6), (3, 7)."""
+    """Returns eight codes as the pairs (0, 4), (1, 5), (2, 6), (3, 7)."""
     return [word >> 4 * i & Uint32(LOW_NIBBLE_OF_HALVES) for i in range(4)]
 
 
 def codes_of_bytes(word: Uint32) -> list:
-    """Eight codes as pairs, each of a byte: (0, 1), (2, 3), (4, 5), (6, 7)."""
+    """Returns eight codes as the pairs of each byte: (0, 1), (2, 3), (4, 5), (6, 7)."""
     low, high = word & Uint32(LOW_NIBBLES), word >> 4 & Uint32(LOW_NIBBLES)
     return [ptx.prmt(low, high, Uint32(BYTE_OF_BOTH + NEXT_BYTE * byte)) for byte in range(4)]

@@ -1,4 +1,4 @@
-"""Host half of a kernel: what it reads from the launch table (``nvfp4_cute.launch_table``) and passes to the device."""
+"""Host half of a kernel: reads the launch table (``nvfp4_cute.launch_table``) and passes operands to the device."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,15 +16,15 @@ from .output_table import OutputTable, ScaleTable
 
 @dataclass(frozen=True)
 class OperandView:
-    """One operand of a group, or of all groups where they share memory.
+    """One operand of a group, or of all groups if they share memory.
 
     Attributes:
         data: address of element (0, 0).
         scale: address of the first scale block.
-        rows, batch, k: extents in elements; batch 1 where groups have operands of their own or follow each other.
+        rows, batch, k: extents in elements. batch is 1 if groups have operands of their own or are consecutive rows.
         pitch, batch_pitch: elements between rows and between batches.
         sf_row_blocks: 128-row blocks of scales in one batch.
-        sf_batch_blocks: the same from batch to batch.
+        sf_batch_blocks: 128-row blocks between the scales of neighbouring batches.
     """
 
     data: Int64
@@ -39,13 +39,13 @@ class OperandView:
 
 
 def read_operands(values: cute.Tensor, rows: range, num_b: int, swap_ab: bool) -> tuple[list, list]:
-    """Operands on the MMA's M side and on its N side: an entry an operand, each a view a row.
+    """Returns the operands on the MMA's M side and on its N side: per operand, one view per row of the table.
 
     Args:
         values: (COLUMN, ROW) of the launch table.
-        rows: its rows that describe groups, or the one that describes all groups' operands.
+        rows: rows of the table that describe groups, or the one row that describes the operands of all groups.
         num_b: 2 for a dual GEMM.
-        swap_ab: whether ``b`` lies on the M side.
+        swap_ab: whether ``b`` is on the M side.
     """
     views_a = [[_view(values, row, "A", Group.M) for row in rows]]
     views_b = [[_view(values, row, "B", Group.N) for row in rows]]
@@ -57,7 +57,10 @@ def read_operands(values: cute.Tensor, rows: range, num_b: int, swap_ab: bool) -
 def read_groups(
     values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked", "batched"], tile_m: int
 ) -> GroupTable | DeviceGroups:
-    """The groups' sizes, or where the device finds them. ``tile_m``: rows of ``a`` in a work tile; else as ``read_operands``."""
+    """Returns the sizes of the groups, or where the device finds them.
+
+    tile_m: rows of ``a`` per work tile. See ``read_operands`` for the other arguments.
+    """
     m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
     if form == "list":
         offsets = [Int32(values[Group.TILE_OFFSET, row]) for row in rows]
@@ -81,14 +84,14 @@ def read_outputs(
     has_limit: bool = False,
     bias_dtype: type | None = None,
 ) -> OutputTable:
-    """Where results go.
+    """Returns the destination of the results.
 
     Args:
-        num_alphas: factors a group, one a product, or 0.
+        values, rows, form: see :func:`read_operands`.
+        num_alphas: factors per group, one per product, or 0.
         is_quantized: whether results have scales.
-        has_limit: whether a dual GEMM's products are cut.
-        bias_dtype: of what is added to every column; None where nothing is.
-        values, rows, form: as of :func:`read_operands`.
+        has_limit: whether a dual GEMM's products are clamped.
+        bias_dtype: dtype of the bias; None without one.
     """
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
     return OutputTable(
@@ -114,7 +117,7 @@ def read_outputs(
 
 
 def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandView:
-    """An operand as row ``row`` of the launch table describes it."""
+    """Returns the operand that row ``row`` of the launch table describes."""
 
     def column(name: str):
         return values[Group[name], row]
@@ -133,7 +136,7 @@ def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandVie
 
 
 def _second_b(values: cute.Tensor, row: int, first: OperandView) -> OperandView:
-    """A dual GEMM's second operand, shaped like the first one."""
+    """Returns a dual GEMM's second operand, which has the shape of the first."""
     return replace(
         first,
         data=values[Group.B2, row],

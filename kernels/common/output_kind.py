@@ -1,4 +1,4 @@
-"""What an element of the output is made of."""
+"""Compile-time kind of an output: dtype, layout and activation."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from nvfp4_cute.formats.block_format import BlockFormat
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What is written.
+    """Kind of the output.
 
     Attributes:
-        dtype: of the elements; the format of quantized ones.
-        m_major: whether columns are contiguous, not rows.
-        activation: of a dual GEMM's first product (``activation``); None where there is one product.
-        weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
+        dtype: dtype of the elements, or the format of quantized results.
+        m_major: whether columns rather than rows are contiguous.
+        activation: activation of a dual GEMM's first product (``activation``); None for one product.
+        weight_layout: layout of a dual GEMM's weights: two operands, or interleaved in one.
     """
 
     dtype: type | BlockFormat
@@ -23,15 +23,15 @@ class OutputKind:
 
     @property
     def num_products(self) -> int:
-        """Products that an element combines."""
+        """Products per output element: 1, or 2 in a dual GEMM."""
         return 1 if self.activation is None else 2
 
     @property
     def num_b(self) -> int:
-        """Operands that have the products' weights."""
+        """Operands that hold the weights: 1, or 2 for separate weights of a dual GEMM."""
         return self.num_products if self.weight_layout == "separate" else 1
 
     @property
     def is_quantized(self) -> bool:
-        """Whether results are elements and scales of blocks."""
+        """Whether results are quantized to elements and block scales."""
         return isinstance(self.dtype, BlockFormat)

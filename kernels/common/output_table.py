@@ -1,4 +1,4 @@
-"""Where the groups' results go, as kernel parameters."""
+"""Destinations of the groups' results, as kernel parameters."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from .group_table import WorkTile, select_slot
 
 @dataclass(frozen=True)
 class ScaleTable:
-    """Where the scales of quantized results go.
+    """Destination of the scales of quantized results.
 
     Attributes:
-        addresses: global address of the first scale block, one Int64 a slot, or one for all groups.
-        row_blocks: 128-row blocks of scales in a batch of an output of all groups.
-        global_scales: address of fp32 factors [G] in the caller's order, or 0 for none.
+        addresses: global address of the first scale block, one Int64 per slot or one for all groups.
+        row_blocks: 128-row blocks of scales per batch of an output that groups share.
+        global_scales: address of float32 factors [G] in the caller's order, or 0 for none.
     """
 
     addresses: list
@@ -26,17 +26,17 @@ class ScaleTable:
 
 @dataclass(frozen=True)
 class OutputTable:
-    """Where results go.
+    """Destination of the results and factors applied to them.
 
     Attributes:
-        addresses: global address of element (0, 0), one Int64 a slot, or one for all groups.
-        pitches: elements between rows (N-major output) or columns (M-major), as many Int64; bytes of quantized ones.
-        batch_pitch: the same between the batches of an output of all groups.
-        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
-        alphas: pointers to fp32 factors [G] in global memory, one a product, or None.
-        scales: of quantized results, or None.
-        limit: bits of the fp32 number that a dual GEMM's products are cut to, or None.
-        bias: pointer to a number a column in global memory, the same for all groups, or None.
+        addresses: global address of element (0, 0), one Int64 per slot or one for all groups.
+        pitches: elements between rows (N-major output) or columns (M-major), one Int64 per address; bytes for quantized results.
+        batch_pitch: pitch between the batches of an output that groups share.
+        group_indices: the caller's index of each slot's group, by which its alpha is found; None if it equals the slot.
+        alphas: pointers to float32 factors [G] in global memory, one per product, or None.
+        scales: scales of quantized results, or None.
+        limit: bits of the float32 clamp of a dual GEMM's products, or None.
+        bias: pointer to one number per column in global memory, shared by all groups, or None.
     """
 
     addresses: list
@@ -53,7 +53,7 @@ class OutputTable:
 def group_output(
     outputs: OutputTable, tile: WorkTile, dtype: cutlass.Constexpr, out_m_major: cutlass.Constexpr
 ) -> tuple[Int64, Int64, Int64]:
-    """Address of the group's first element, and elements between its rows and between its columns."""
+    """Returns the address of the group's first element, and the elements between its rows and between its columns."""
     pitch = select_slot(outputs.pitches, tile.slot)
     row_pitch, column_pitch = (Int64(1), pitch) if out_m_major else (pitch, Int64(1))
     offset = outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * row_pitch
@@ -62,13 +62,13 @@ def group_output(
 
 
 def caller_index(outputs: OutputTable, slot: Int32) -> Int32:
-    """The caller's index of the group at ``slot``."""
+    """Returns the caller's index of the group at ``slot``."""
     return slot if outputs.group_indices is None else select_slot(outputs.group_indices, slot)
 
 
 @cute.jit
 def load_alphas(outputs: OutputTable, tile: WorkTile, num_products: cutlass.Constexpr) -> list:
-    """The factor of every product of the tile's group, 1 where there are none."""
+    """Returns the factor of every product of the tile's group; 1 without factors."""
     alphas = [Float32(1.0)] * num_products
     if cutlass.const_expr(len(tile.factors) > 0):
         alphas = list(tile.factors)

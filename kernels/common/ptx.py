@@ -1,4 +1,4 @@
-"""The few PTX instructions that CuTe has no name for, each as one function. Words are Uint32."""
+"""PTX instructions that CuTe has no name for, one function each. Words are Uint32."""
 
 from cutlass import Float32, Int32, Uint32
 
@@ -6,8 +6,10 @@ from .versions import inline_ptx
 
 
 def prmt(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:
-    """Four bytes of the eight in (high, low), chosen by the four low nibbles of ``selector``; bit 3 of a nibble asks
-    for copies of the chosen byte's sign instead (PTX ISA 9.7.9.7)."""
+    """Selects four of the eight bytes in (high, low) by the four low nibbles of ``selector`` (PTX ISA 9.7.9.7).
+
+    Bit 3 of a nibble replicates the selected byte's sign instead.
+    """
     return inline_ptx(
         "prmt.b32 {$w0}, {$r0}, {$r1}, {$r2};",
         write_only_types=[Uint32],
@@ -16,7 +18,7 @@ def prmt(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:
 
 
 def transpose_8x8(word: Uint32) -> Uint32:
-    """Transpose an 8 x 8 matrix of 16-bit elements: lane 4g + t has row g, columns 2t and 2t + 1. A whole warp."""
+    """Transposes an 8 x 8 matrix of 16-bit elements; lane 4g + t has row g, columns 2t and 2t + 1. All lanes must call it."""
     return inline_ptx(
         "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
         write_only_types=[Uint32],
@@ -25,37 +27,40 @@ def transpose_8x8(word: Uint32) -> Uint32:
 
 
 def keep_before(values: tuple) -> None:
-    """Have values found here: the compiler would move what finds them behind a wait that follows. No instruction."""
+    """Forces values to be computed here; the compiler would move their computation past a following wait.
+
+    Emits no instruction.
+    """
     for value in values:
         inline_ptx("// {$r0}", read_only_args=[value])
 
 
 def mul_hi(a: Uint32, b: Uint32) -> Uint32:
-    """The upper half of a product (PTX ISA 9.7.1.3)."""
+    """Returns the upper half of a product (PTX ISA 9.7.1.3)."""
     return inline_ptx("mul.hi.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
 
 
 def dp4a(a: Uint32, b: Uint32, acc: Int32) -> Int32:
-    """``acc`` plus the four products of signed bytes (PTX ISA 9.7.1.23)."""
+    """Returns ``acc`` plus the four products of signed bytes (PTX ISA 9.7.1.23)."""
     return inline_ptx(
         "dp4a.s32.s32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Int32], read_only_args=[a, b, acc]
     )
 
 
 def fma_f16x2(a: Uint32, b: Uint32, c: Uint32) -> Uint32:
-    """Two halves: a * b + c, each rounded once."""
+    """Returns a * b + c of two halves, each rounded once."""
     return inline_ptx(
         "fma.rn.f16x2 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Uint32], read_only_args=[a, b, c]
     )
 
 
 def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
-    """Two halves: a * b, each rounded once."""
+    """Returns a * b of two halves, each rounded once."""
     return inline_ptx("mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
 
 
 def scale_x2(a: Uint32, factor: int, type_name: str) -> Uint32:
-    """Two f16 or bf16 times a constant pair (PTX takes no literals here)."""
+    """Returns two f16 or bf16 times a constant. The constant goes through a register, because PTX takes no literals here."""
     return inline_ptx(
         f"{{\n.reg .b32 factor;\nmov.b32 factor, {factor:#x};\nmul.rn.{type_name}x2 {{$w0}}, {{$r0}}, factor;\n}}",
         write_only_types=[Uint32],
@@ -64,7 +69,7 @@ def scale_x2(a: Uint32, factor: int, type_name: str) -> Uint32:
 
 
 def unpack_f16x2(word: Uint32) -> tuple[Float32, Float32]:
-    """The low and the high half as floats."""
+    """Returns the low and the high half as floats."""
     return inline_ptx(
         "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, {$r0};\ncvt.f32.f16 {$w0}, lo;\ncvt.f32.f16 {$w1}, hi;\n}",
         write_only_types=[Float32, Float32],
@@ -73,7 +78,7 @@ def unpack_f16x2(word: Uint32) -> tuple[Float32, Float32]:
 
 
 def e2m1x8_to_f16x2(word: Uint32) -> list:
-    """Eight e2m1 values, lowest nibble first, as four words of two halves. sm_100a and later."""
+    """Converts eight e2m1 values, lowest nibble first, to four words of two halves. Needs sm_100a or later."""
     converts = "\n".join(f"cvt.rn.f16x2.e2m1x2 {{$w{i}}}, b{i};" for i in range(4))
     return list(
         inline_ptx(
@@ -85,7 +90,7 @@ def e2m1x8_to_f16x2(word: Uint32) -> list:
 
 
 def fp8x4_to_f16x2(word: Uint32, element: str) -> list:
-    """Four e4m3 or e5m2 codes as two fp16 pairs, in order."""
+    """Converts four e4m3 or e5m2 codes to two fp16 pairs, in order."""
     return list(
         inline_ptx(
             "{ .reg .b16 l, h; mov.b32 {l, h}, {$r0}; "
@@ -97,7 +102,7 @@ def fp8x4_to_f16x2(word: Uint32, element: str) -> list:
 
 
 def s8x4_to_f16x2(word: Uint32) -> list:
-    """Four integers of 8 bits as two fp16 pairs, in order: 1024 + 128 + the integer, of which that is taken away, exactly."""
+    """Converts four int8 to two fp16 pairs, in order, exactly: builds 1024 + 128 + integer and subtracts 1152."""
     return list(
         inline_ptx(
             "{ .reg .b32 t, ones, bias; mov.b32 ones, 0x3C003C00; mov.b32 bias, 0xE480E480; xor.b32 t, {$r0}, 0x80808080; "
@@ -110,7 +115,7 @@ def s8x4_to_f16x2(word: Uint32) -> list:
 
 
 def ue4m3x2_to_f16x2(word: Uint32) -> Uint32:
-    """The two block scales in the low half of ``word`` as two halves; their sign bits are ignored."""
+    """Converts the two e4m3 block scales in the low half of ``word`` to two halves; ignores their sign bits."""
     return inline_ptx(
         "{\n.reg .b32 t;\n.reg .b16 lo, hi;\nand.b32 t, {$r0}, 0x7F7F;\nmov.b32 {lo, hi}, t;\n"
         "cvt.rn.f16x2.e4m3x2 {$w0}, lo;\n}",
@@ -120,14 +125,14 @@ def ue4m3x2_to_f16x2(word: Uint32) -> Uint32:
 
 
 def fma_f32(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c, rounded once."""
+    """Returns a * b + c, rounded once."""
     return inline_ptx(
         "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
     )
 
 
 def unpack_bf16x2(word: Uint32) -> tuple[Float32, Float32]:
-    """The low and the high bfloat16 as floats."""
+    """Returns the low and the high bfloat16 as floats."""
     return inline_ptx(
         "{\n.reg .b32 t;\nshl.b32 t, {$r0}, 16;\nmov.b32 {$w0}, t;\nand.b32 t, {$r0}, 0xFFFF0000;\nmov.b32 {$w1}, t;\n}",
         write_only_types=[Float32, Float32],
@@ -136,7 +141,7 @@ def unpack_bf16x2(word: Uint32) -> tuple[Float32, Float32]:
 
 
 def max_nan_x2(a: Uint32, b: Uint32, is_bf16: bool) -> Uint32:
-    """The larger of two halves or bfloat16, twice; NaN if either is."""
+    """Returns the larger of two halves or bfloat16 in each half of a word; NaN if either is NaN."""
     return inline_ptx(
         f"max.NaN.{'bf16x2' if is_bf16 else 'f16x2'} {{$w0}}, {{$r0}}, {{$r1}};",
         write_only_types=[Uint32],
@@ -145,37 +150,37 @@ def max_nan_x2(a: Uint32, b: Uint32, is_bf16: bool) -> Uint32:
 
 
 def max_nan(a: Float32, b: Float32) -> Float32:
-    """The larger of two floats; NaN if either is."""
+    """Returns the larger of two floats; NaN if either is NaN."""
     return inline_ptx("max.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
 def abs_f32(a: Float32) -> Float32:
-    """The magnitude of a float."""
+    """Returns the magnitude of a float."""
     return inline_ptx("abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])
 
 
 def min_nan(a: Float32, b: Float32) -> Float32:
-    """The smaller of two floats; NaN if either is."""
+    """Returns the smaller of two floats; NaN if either is NaN."""
     return inline_ptx("min.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
 def least(a: Float32, b: Float32) -> Float32:
-    """The smaller of two floats; the number if one is NaN."""
+    """Returns the smaller of two floats; the other one if one is NaN."""
     return inline_ptx("min.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
 def div_f32(a: Float32, b: Float32) -> Float32:
-    """a / b, rounded to nearest even, subnormals kept."""
+    """Returns a / b, rounded to nearest even; keeps subnormals."""
     return inline_ptx("div.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
 def rcp_f32(a: Float32) -> Float32:
-    """1 / a, rounded to nearest even, subnormals kept."""
+    """Returns 1 / a, rounded to nearest even; keeps subnormals."""
     return inline_ptx("rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])
 
 
 def f32_to_e4m3(value: Float32) -> Uint32:
-    """Nearest e4m3 code, ties to even, saturating at 448; NaN gives 0x7F."""
+    """Returns the nearest e4m3 code, ties to even, saturating at 448; NaN gives 0x7F."""
     return inline_ptx(
         "{\n.reg .b16 t;\n.reg .b32 zero;\nmov.b32 zero, 0;\ncvt.rn.satfinite.e4m3x2.f32 t, zero, {$r0};\n"
         "cvt.u32.u16 {$w0}, t;\n}",
@@ -185,7 +190,7 @@ def f32_to_e4m3(value: Float32) -> Uint32:
 
 
 def f32x8_to_e2m1(values: list) -> Uint32:
-    """Nearest e2m1 codes of eight floats, ties to even, saturating at 6, the first in the lowest nibble. sm_100a on."""
+    """Converts eight floats to the nearest e2m1, ties to even, saturating at 6, the first in the lowest nibble (sm_100a on)."""
     converts = "\n".join(
         f"cvt.rn.satfinite.e2m1x2.f32 b{i}, {{$r{2 * i + 1}}}, {{$r{2 * i}}};" for i in range(4)
     )
@@ -197,7 +202,10 @@ def f32x8_to_e2m1(values: list) -> Uint32:
 
 
 def f32x4_to_fp8(values: list, type_name: str) -> Uint32:
-    """Nearest e4m3 or e5m2 codes of four floats, ties to even, saturating, the first in the lowest byte; NaN gives 0x7F."""
+    """Converts four floats to the nearest e4m3 or e5m2, the first in the lowest byte.
+
+    Ties go to even, large values saturate, and NaN gives 0x7F.
+    """
     converts = "\n".join(
         f"cvt.rn.satfinite.{type_name}x2.f32 h{i}, {{$r{2 * i + 1}}}, {{$r{2 * i}}};" for i in range(2)
     )
@@ -209,8 +217,9 @@ def f32x4_to_fp8(values: list, type_name: str) -> Uint32:
 
 
 def f32x4_to_s8(values: list) -> Uint32:
-    """Nearest integers of four floats, ties to even, saturating at 127 on both sides, the first in the lowest byte; NaN gives 0
-    (PTX ISA 9.7.9.21: conversions to integers clamp, and make 0 of NaN).
+    """Converts four floats to the nearest int8, ties to even, saturating at plus or minus 127, the first in the lowest byte.
+
+    NaN gives 0 (PTX ISA 9.7.9.21: conversions to integers clamp and turn NaN into 0).
     """
     rounded = "\n".join(
         f"cvt.rni.s32.f32 i{i}, {{$r{i}}};\nmin.s32 i{i}, i{i}, 127;\nmax.s32 i{i}, i{i}, -127;"
@@ -225,19 +234,19 @@ def f32x4_to_s8(values: list) -> Uint32:
 
 
 def bits_of(value: Float32) -> Uint32:
-    """The bits of a float."""
+    """Returns the bits of a float."""
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])
 
 
 def mul_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
-    """Two f16 or bf16: a * b, each rounded once, subnormals kept."""
+    """Returns a * b of two f16 or bf16, each rounded once; keeps subnormals."""
     return inline_ptx(
         f"mul.rn.{type_name}x2 {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Uint32], read_only_args=[a, b]
     )
 
 
 def sub_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
-    """Two f16 or bf16: a - b, each rounded once, subnormals kept. ``b`` may be a constant, of which PTX makes a literal."""
+    """Returns a - b of two f16 or bf16, each rounded once; keeps subnormals. ``b`` may be a constant."""
     return inline_ptx(
         f"{{ .reg .b32 t; mov.b32 t, {{$r1}}; sub.rn.{type_name}x2 {{$w0}}, {{$r0}}, t; }}",
         write_only_types=[Uint32],
@@ -246,7 +255,7 @@ def sub_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
 
 
 def pair_of(value: Float32, type_name: str) -> Uint32:
-    """A float, rounded to f16 or bf16, twice."""
+    """Returns a float, rounded to f16 or bf16, in both halves of a word."""
     return inline_ptx(
         f"cvt.rn.{type_name}x2.f32 {{$w0}}, {{$r0}}, {{$r0}};",
         write_only_types=[Uint32],
@@ -255,7 +264,10 @@ def pair_of(value: Float32, type_name: str) -> Uint32:
 
 
 def mma_m16n8k16(a: list, b: list, c: list, type_name: str) -> list:
-    """A (16 x 16) @ B (16 x 8) + C of a warp, f16 or bf16 with fp32 sums: 4, 2 and 4 registers (PTX ISA 9.7.14.5.8)."""
+    """Returns A (16 x 16) @ B (16 x 8) + C of a warp, f16 or bf16 with float32 sums (PTX ISA 9.7.14.5.8).
+
+    a, b, c: 4, 2 and 4 registers per lane.
+    """
     names = [f"{{$r{i}}}" for i in range(10)]
     operands = (f"{{{', '.join(names[first:last])}}}" for first, last in ((0, 4), (4, 6), (6, 10)))
     return list(
@@ -269,22 +281,22 @@ def mma_m16n8k16(a: list, b: list, c: list, type_name: str) -> list:
 
 
 def mul_f32(a: Float32, b: Float32) -> Float32:
-    """a * b, rounded: never contracted with an addition."""
+    """Returns the rounded a * b, which the compiler never contracts with an addition."""
     return inline_ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
 def add_f32(a: Float32, b: Float32) -> Float32:
-    """a + b, rounded: never contracted with a multiplication."""
+    """Returns the rounded a + b, which the compiler never contracts with a multiplication."""
     return inline_ptx("add.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
 def float_of(word: Uint32) -> Float32:
-    """The float with these bits."""
+    """Returns the float with these bits."""
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])
 
 
 def pack_16x2(low: Float32, high: Float32, is_bf16: bool) -> Uint32:
-    """Two floats as bfloat16 or half, to nearest even, in one word."""
+    """Converts two floats to bfloat16 or half, to nearest even, in one word."""
     return inline_ptx(
         f"cvt.rn.{'bf16x2' if is_bf16 else 'f16x2'}.f32 {{$w0}}, {{$r1}}, {{$r0}};",
         write_only_types=[Uint32],

@@ -1,9 +1,9 @@
-"""Block-scaled output of an epilogue: elements and scales, as the next layer reads its ``a`` and ``a_scale``.
+"""Block-scaled output of an epilogue: elements and scales in the layout in which the next GEMM reads ``a``.
 
-The ``Encoding`` of an epilogue says which format that is: NVFP4, MXFP4 or MXFP8, whose scales are blocked and have a byte, or
-FP8_1x128, whose scales are fp32, rows of as many as there are blocks of columns. Of blocked ones, rows of a group begin a new
-128-row scale block, as in ``a_scale``. Padding columns of the scales, where a row has no multiple of four blocks, are written as
-zeros, which the next layer's MMA needs; padding rows, which nobody reads, are left as they are.
+The epilogue's ``Encoding`` names the format: NVFP4, MXFP4 or MXFP8 with one-byte scales in the blocked layout, or FP8_1x128
+with rows of float32 scales, one per block of columns. In the blocked layout, every group starts a new 128-row scale block.
+Where a row's blocks are not a multiple of four, the padding columns of the scales are written as zeros, because the next MMA
+reads them. Padding rows are not written, because nobody reads them.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from .group_table import WorkTile, select_slot
 from .output_table import OutputTable, caller_index
 from .quantize_block import BlockScale, encode_block, encode_part
 
-# Columns of a row that are stored at once: one block, or two.
+# Columns of a row that are stored together: one block or two.
 RUN_COLUMNS = 32
-# Bytes that memory writes at once.
+# Bytes of a memory sector.
 SECTOR_BYTES = 32
-# Of a scale in rows.
+# Bytes of a float32 scale.
 SCALE_BYTES = 4
-# Words of data and of scales of a run of 4-bit elements.
+# Words of data and scales in a run of 4-bit elements.
 HELD_WORDS = RUN_COLUMNS // 8 + 1
 
 
 def sector_columns(format: BlockFormat) -> int:
-    """Columns that fill a sector with data."""
+    """Returns the columns whose elements fill a sector."""
     return format.elements(SECTOR_BYTES)
 
 
@@ -41,11 +41,12 @@ class QuantizedGroup:
     """One group's part of the output.
 
     Attributes:
-        data: address of its first row. pitch: bytes between rows.
-        scale: address of its first scale.
+        data: address of the group's first row.
+        pitch: bytes between rows.
+        scale: address of the group's first scale.
         rows: rows of the group.
-        blocks: blocks of columns in a row.
-        global_scale: the factor one multiplies by to dequantize; 1 where the format has none.
+        blocks: blocks of columns per row.
+        global_scale: the factor that dequantizing multiplies by; 1 if the format has none.
     """
 
     data: Int64
@@ -60,7 +61,7 @@ class QuantizedGroup:
 def quantized_group(
     outputs: OutputTable, tile: WorkTile, columns: Int32, format: cutlass.Constexpr[BlockFormat]
 ) -> QuantizedGroup:
-    """The tile's group; ``columns``: of the output, whole blocks of ``format``."""
+    """Returns the tile's group. columns: columns of the output, whole blocks of ``format``."""
     scales = outputs.scales
     pitch = select_slot(outputs.pitches, tile.slot)
     blocks = columns // format.block_k
@@ -93,13 +94,13 @@ def store_quantized_run(
     column: Int32,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """Quantize and store a run of a row that starts at ``column``, a multiple of RUN_COLUMNS; as much as the row has.
+    """Quantizes and stores a run of a row from ``column`` on, a multiple of RUN_COLUMNS, clipped to the row.
 
     Args:
-        values: RUN_COLUMNS fp32 results.
-        group: where the row lies.
-        row: of the group. Nothing is stored where the group has none.
-        encode: of the format.
+        values: RUN_COLUMNS float32 results.
+        group: destination.
+        row: row within the group. Rows beyond the group are not stored.
+        encode: encoding of the format.
     """
     block = column // encode.format.block_k
     if row < group.rows and block < group.blocks:
@@ -118,12 +119,12 @@ def store_quantized_half(
     is_first: Boolean,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """The same of half of a sector: where both halves are stored by the same thread, the second stores both at once.
+    """Quantizes and stores half of a sector. If one thread has both halves, the second call stores both together.
 
     Args:
-        held: HELD_WORDS Uint32 of the thread, which keep the first half until the second comes.
-        is_paired: whether the other half of the sector, of ``sector_columns``, is stored by the call before or after this.
-        is_first: then, whether by the call after this.
+        held: HELD_WORDS Uint32 of the thread, which keep the first half until the second call.
+        is_paired: whether the neighbouring call of this thread stores the other half of the sector (``sector_columns``).
+        is_first: whether this call is the first of such a pair.
     """
     format = encode.format
     sector_blocks = sector_columns(format) // format.block_k
@@ -155,7 +156,7 @@ def store_quantized_half(
 def _quantize_run(
     values: cute.Tensor, group: QuantizedGroup, block: Int32, encode: cutlass.Constexpr[Encoding]
 ) -> tuple[list, Uint32]:
-    """Words of elements, and the codes of the run's scales; of two blocks one code where the row ends with the first of them."""
+    """Returns words of elements and the codes of the run's scales; only one code if the row ends after the first block."""
     size = encode.format.block_k
     low, low_code = encode_block([values[i] for i in range(size)], group.global_scale, encode)
     words, codes = low, low_code
@@ -176,7 +177,7 @@ def _store_run(
     block: Int32,
     format: cutlass.Constexpr[BlockFormat],
 ):
-    """Store what the row has of a run, with the padding columns of the scales where it is the row's last."""
+    """Stores a run, clipped to the row. The last run of a row also writes the padding columns of the scales."""
     data = group.data + Int64(row) * group.pitch + block * format.row_bytes(format.block_k)
     if cutlass.const_expr(sector_columns(format) == RUN_COLUMNS):
         _store_sector(data, words[: len(words) // 2], words[len(words) // 2 :])
@@ -192,7 +193,7 @@ def _store_run(
 
 @cute.jit
 def _store_sector(data: Int64, lower: list, upper: list):
-    """Store both halves, at once where they are a sector of memory."""
+    """Stores both halves, in one instruction if they form an aligned sector."""
     if data % SECTOR_BYTES == 0:
         store_words(data, [*lower, *upper])
     else:
@@ -204,7 +205,7 @@ def _store_sector(data: Int64, lower: list, upper: list):
 def _store_codes(
     address: Int64, codes: Uint32, count: cutlass.Constexpr, group: QuantizedGroup, block: Int32
 ):
-    """Store codes of ``count`` scales, 1, 2 or 4, from ``block`` on, with the padding columns where the row ends with them."""
+    """Stores ``count`` scale codes (1, 2 or 4) from ``block`` on, and the padding columns if the row ends with them."""
     if cutlass.const_expr(count == ATOM_COLS):
         store_word(address, codes)
     elif cutlass.const_expr(count == 2):
@@ -229,11 +230,11 @@ def store_quantized_part(
     column: Int32,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """The same of the columns of a block, or of a part of one, whose other parts other threads have.
+    """Quantizes and stores the columns of a block, or of a part of one whose other parts other threads have.
 
     Args:
-        values: as many fp32 results, from ``column`` on.
-        scale: of the whole block, which the thread with its first columns stores; None where ``values`` are all of it.
+        values: float32 results from ``column`` on.
+        scale: scale of the whole block, which the thread with the block's first columns stores; None if ``values`` are the block.
     """
     format = encode.format
     block = column // format.block_k
@@ -254,7 +255,7 @@ def store_quantized_part(
 def store_scale(
     code: Uint32, group: QuantizedGroup, row: Int32, block: Int32, format: cutlass.Constexpr[BlockFormat]
 ):
-    """Store the scale of a block."""
+    """Stores the scale of a block."""
     if cutlass.const_expr(format.scale_layout == "rowmajor"):
         store_word(group.scale + (Int64(row) * group.blocks + block) * SCALE_BYTES, code)
     else:
@@ -262,13 +263,13 @@ def store_scale(
 
 
 def _store_part_words(words: list, group: QuantizedGroup, row: Int32, column: Int32, format: BlockFormat):
-    """Words of the elements of a row from ``column`` on."""
+    """Stores words of elements of a row from ``column`` on."""
     store_words(group.data + Int64(row) * group.pitch + column // format.elements(1), words)
 
 
 @cute.jit
 def _scale_address(group: QuantizedGroup, row: Int32, block: Int32) -> Int64:
-    """Where the scale of a block of columns lies."""
+    """Returns the address of the scale of a block of columns."""
     atom = Int64(row // ATOM_ROWS) * cute.ceil_div(group.blocks, ATOM_COLS) + block // ATOM_COLS
     place = row % 32 * 16 + row % ATOM_ROWS // 32 * ATOM_COLS + block % ATOM_COLS
     return group.scale + atom * ATOM_BYTES + place

@@ -1,6 +1,6 @@
-"""A ring of shared-memory stages with a full and an empty mbarrier each, and the place of one role in it.
+"""Ring of shared-memory stages, each with a full and an empty mbarrier, and the position of a role in it.
 
-``Ring`` holds only addresses; a role's place is two local Int32 that it rebinds: ``stage, phase = next_stage(ring,
+``Ring`` holds only addresses. A role's position is two local Int32 that it rebinds: ``stage, phase = next_stage(ring,
 stage, phase)``. A producer starts at phase 1 (its first wait for an empty stage passes at once), a consumer at phase 0.
 """
 
@@ -19,23 +19,23 @@ CONSUMER_PHASE = 0
 
 @dataclass(frozen=True)
 class Ring:
-    """Barriers of ``num_stages`` stages: ``full[s]``, then ``empty[s]``."""
+    """Barriers of ``num_stages`` stages: all ``full[s]``, then all ``empty[s]``."""
 
     barriers: cute.Pointer
     num_stages: int
 
     def full(self, stage: Int32) -> cute.Pointer:
-        """Completes when the stage's data has arrived."""
+        """Returns the barrier that completes when the stage's data has arrived."""
         return self.barriers + stage
 
     def empty(self, stage: Int32) -> cute.Pointer:
-        """Completes when every consumer has released the stage."""
+        """Returns the barrier that completes when every consumer has released the stage."""
         return self.barriers + self.num_stages + stage
 
 
 @cute.jit
 def init_ring(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
-    """Initialise the barriers: one thread of the CTA, before a fence and a CTA barrier."""
+    """Initializes the barriers; called by one thread of the CTA before a fence and a CTA barrier."""
     for stage in range(ring.num_stages):
         cute.arch.mbarrier_init(ring.full(stage), full_arrivals)
         cute.arch.mbarrier_init(ring.empty(stage), empty_arrivals)
@@ -43,7 +43,7 @@ def init_ring(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
 
 @cute.jit
 def init_ring_by_lanes(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
-    """The same, and the fence: a whole warp, each of whose lanes initialises one barrier."""
+    """Initializes one barrier per lane of the calling warp, and fences."""
     lane = cute.arch.lane_idx()
     if lane < 2 * ring.num_stages:
         cute.arch.mbarrier_init(
@@ -54,28 +54,31 @@ def init_ring_by_lanes(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
 
 @cute.jit
 def next_stage(ring: Ring, stage: Int32, phase: Int32):
-    """The place after (stage, phase)."""
+    """Returns the position after (stage, phase)."""
     following = stage + 1
     wraps = following == ring.num_stages
     return select(wraps, Int32(0), following), select(wraps, phase ^ 1, phase)
 
 
 def consumer_place(ring: Ring, count: Int32) -> tuple:
-    """The consumer's place behind ``count`` stages, of a ring whose stages are a power of two: one number to keep, not two."""
+    """Returns the consumer's position after ``count`` stages of a ring with a power-of-two number of stages.
+
+    A role then keeps one number instead of two.
+    """
     assert ring.num_stages.bit_count() == 1
     return count & (ring.num_stages - 1), count >> (ring.num_stages.bit_length() - 1) & 1
 
 
 @cute.jit
 def wait_until_empty(ring: Ring, stage: Int32, phase: Int32):
-    """Wait until all stages are empty again. ``stage, phase``: the producer's place behind the last one it filled."""
+    """Waits until all stages are empty. stage, phase: the producer's position after the last stage it filled."""
     for _ in cutlass.range(ring.num_stages, unroll=1):
         cute.arch.mbarrier_wait(ring.empty(stage), phase)
         stage, phase = next_stage(ring, stage, phase)
 
 
 def barrier_of_lane(barrier: cute.Pointer, num_cta: int) -> cute.Pointer:
-    """What lanes pass to ``arrive_lanes``: the barrier here, or in the first lanes that of each of a cluster's CTAs."""
+    """Returns the argument of ``arrive_lanes``: this CTA's barrier, or in lane i < num_cta that of the cluster's CTA i."""
     if num_cta == 1:
         return barrier
     return cute.arch.map_dsmem_ptr(barrier, cute.arch.lane_idx() % num_cta)
@@ -83,7 +86,7 @@ def barrier_of_lane(barrier: cute.Pointer, num_cta: int) -> cute.Pointer:
 
 @cute.jit
 def arrive_lanes(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
-    """As ``arrive_warp``, with an address that was mapped before and no register for a count: fewer instructions."""
+    """Arrives as ``arrive_warp`` does, with an address mapped in advance and no count register: fewer instructions."""
     cute.arch.sync_warp()
     space = "" if num_cta == 1 else "::cluster"
     inline_ptx(
@@ -95,7 +98,7 @@ def arrive_lanes(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
 
 @cute.jit
 def arrive_warp(barrier: cute.Pointer, num_cta: cutlass.Constexpr = 1):
-    """One arrival for the warp, after everything that its lanes did before: here, or in each of a cluster's CTAs."""
+    """Arrives once for the warp, after everything its lanes did before, here or in each of the cluster's first CTAs."""
     cute.arch.sync_warp()
     if cutlass.const_expr(num_cta == 1):
         with cute.arch.elect_one():

@@ -1,7 +1,6 @@
-"""Fp32 scales of rows, such as of a token or of an output channel: sums of products of integers, exact over all of K, are
-multiplied by them last.
+"""Float32 row scales of INT8 operands (per token or output channel). They multiply integer sums, which are exact over all of K.
 
-Roundings, in this order: a sum to fp32, times the scale of ``b``, times the scale of ``a`` (``reference``).
+Roundings, in this order: the sum to float32, times the scale of ``b``, times the scale of ``a`` (see ``reference``).
 """
 
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from .global_access import KEEP, load_words
 from .group_table import WorkTile
 from .sides import TileSide
 
-# Sums of an MMA that a lane has one after the other: two columns, then the same of a row eight further on.
+# Neighbouring accumulators of a row: two columns. The next two belong to the row eight rows further.
 ROW_SUMS = 2
 
 
 def load_row_scales(scales: Scales, tile: WorkTile, side: TileSide, rows: list) -> list:
-    """Words of the scales of a lane's rows of an operand, counted from the tile's first. They are asked for here.
+    """Issues the loads of the scales of a lane's rows, counted from the tile's first; returns their words.
 
-    Rows behind the group's last one have the scale of that: nobody uses their sums.
+    Rows after the group's last one read the last row's scale; nobody uses their sums.
     """
     first = scales.row(tile.slot, side.origin.batch, Int32(side.origin.row), Int32(1))
     last = side.extent - 1
@@ -33,12 +32,12 @@ def load_row_scales(scales: Scales, tile: WorkTile, side: TileSide, rows: list) 
 
 @dataclass(frozen=True)
 class RowScales:
-    """Words of a lane's scales.
+    """Scales of a lane, as words.
 
     Attributes:
-        of_m: of its rows of ``b``, or of ``a``, on MMA-M: two of every MMA, eight rows apart.
-        of_n: of its columns on MMA-N: two of every MMA.
-        b_on_m: whether the rows are of ``b``.
+        of_m: scales of its rows on MMA-M: two per MMA, eight rows apart.
+        of_n: scales of its columns on MMA-N: two per MMA.
+        b_on_m: whether ``b`` is on MMA-M.
     """
 
     of_m: list
@@ -46,13 +45,13 @@ class RowScales:
     b_on_m: bool
 
     def scaled(self, total: Int32, row: int, column: int) -> Float32:
-        """A sum times both scales. row, column: of ``of_m`` and ``of_n``."""
+        """Returns a sum times both scales. row, column: indices into ``of_m`` and ``of_n``."""
         factors = [ptx.float_of(self.of_m[row]), ptx.float_of(self.of_n[column])]
         of_b, of_a = factors if self.b_on_m else factors[::-1]
         return total.to(Float32) * of_b * of_a
 
     def results(self, sums: cute.Tensor, first_row: int, first_column: int = 0) -> cute.Tensor:
-        """Fp32 results of sums: value 4i + 2h + e is of row ``first_row + h``, column ``first_column + 2i + e``."""
+        """Returns float32 results. Sum 4i + 2h + e belongs to row ``first_row + h`` and column ``first_column + 2i + e``."""
         results = cute.make_rmem_tensor(cute.size(sums), Float32)
         for index in range(cute.size(sums)):
             block, within = divmod(index, 2 * ROW_SUMS)

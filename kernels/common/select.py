@@ -1,4 +1,4 @@
-"""One of two numbers, without a branch."""
+"""Select without a branch."""
 
 import cutlass
 from cutlass import Boolean
@@ -6,6 +6,8 @@ from cutlass.cutlass_dsl import Numeric
 
 
 def select(condition: Boolean, chosen: Numeric, other: Numeric) -> Numeric:
-    """``chosen if condition else other``, both of a type, as one operation of the compiler: a conditional expression is two
-    regions, which it makes and then merges."""
+    """Returns ``chosen if condition else other`` for two numbers of one type, as a single select.
+
+    A conditional expression would make the compiler build and merge two regions.
+    """
     return type(other)(cutlass.select_(condition, chosen, other))

@@ -1,17 +1,17 @@
-"""Reads and writes of shared memory by address, of several words at once."""
+"""Vector reads and writes of shared memory by address."""
 
 from cutlass import Int32, Uint8, Uint16, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
-# LLVM's number of the address space.
+# LLVM's address space of shared memory.
 SHARED_SPACE = 3
 
 
 def load_shared(address: Int32, count: int, is_volatile: bool = False) -> list:
-    """``count`` consecutive words, aligned to their total size, in one load, which stays where it is if it ``is_volatile``.
+    """Loads ``count`` consecutive words, aligned to their total size, in one instruction. A volatile load is not moved.
 
-    LLVM's own: a copy between tensors gives the same instruction, from tens of operations that are compiled first.
+    Emits LLVM's load directly: a copy between tensors gives the same instruction after compiling tens of operations.
     """
     word = Uint32.mlir_type
     loaded = llvm.load(
@@ -21,22 +21,22 @@ def load_shared(address: Int32, count: int, is_volatile: bool = False) -> list:
 
 
 def load_shared_half(address: Int32) -> Uint32:
-    """Two bytes, the upper half zero."""
+    """Loads two bytes, zero-extended."""
     return Uint16(llvm.load(Uint16.mlir_type, _shared_pointer(address), alignment=2)).to(Uint32)
 
 
 def load_shared_byte(address: Int32) -> Uint32:
-    """A byte, the others zero."""
+    """Loads a byte, zero-extended."""
     return Uint8(llvm.load(Uint8.mlir_type, _shared_pointer(address), alignment=1)).to(Uint32)
 
 
 def store_shared_byte(address: Int32, value: Uint32) -> None:
-    """The low byte of a word."""
+    """Stores the low byte of a word."""
     llvm.store(value.to(Uint8).ir_value(), _shared_pointer(address), alignment=1)
 
 
 def store_shared(address: Int32, values: list) -> None:
-    """Consecutive words, aligned to their total size, in one store."""
+    """Stores consecutive words, aligned to their total size, in one instruction."""
     words = [value.ir_value() for value in values]
     packed = vector.from_elements(ir.VectorType.get([len(words)], Uint32.mlir_type), words)
     llvm.store(packed, _shared_pointer(address), alignment=4 * len(words))

@@ -1,9 +1,9 @@
-"""Signals between GPUs of one host: counters in the memory of the rank that waits.
+"""Signals between GPUs of one host: counters in the memory of the waiting rank.
 
-A CTA that has stored into a rank's buffer adds 1 to that rank's counter of the sender, with release at system scope. All ranks
-launch as many CTAs in a call, and each stores into its own buffer, too: so a rank waits until every counter has reached its own.
-Counters only grow; differences are right when they wrap. A wait ends after a time, too: then the lost rank's number and 1 is left
-in a word of the buffer, which ends all later waits at once, and in one of the host's.
+A CTA that has stored into a rank's buffer adds 1, with release at system scope, to that rank's counter for the sender. All
+ranks launch equally many CTAs per call, and each also stores into its own buffer, so a rank waits until every counter has
+reached its own. Counters only grow; differences stay correct when they wrap. A wait also ends after a timeout. It then writes
+the lost rank's number plus 1 to a word of the buffer, which ends all later waits at once, and to a word of host memory.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,14 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Signals:
-    """What a rank waits for.
+    """Counters that a rank waits for.
 
     Attributes:
-        counters: address of int32 (ranks), in its own buffer. fault: address of the word there. host_fault: of the host's.
-        rank: which of the counters is its own. num_ranks: how many there are.
-        timeout_ns: how long it waits at most.
+        counters: address of int32 [ranks] in the rank's own buffer.
+        fault, host_fault: addresses of the fault words in the buffer and in host memory.
+        rank: index of its own counter.
+        num_ranks: number of counters.
+        timeout_ns: longest wait in nanoseconds.
     """
 
     counters: Int64
@@ -38,7 +40,10 @@ class Signals:
 
     @cute.jit
     def wait(self) -> Boolean:
-        """Until all ranks have stored, by a whole warp. Returns whether one did not in time: then what it sends is not there."""
+        """Waits until all ranks have stored; all lanes of a warp must call it.
+
+        Returns whether a rank timed out, whose data is missing.
+        """
         lane = cute.arch.lane_idx()
         lost = Int32(0)
         if lane < self.num_ranks:
@@ -58,7 +63,10 @@ class Signals:
 
 
 def signals_of(table: cute.Tensor, columns, first: int) -> Signals:
-    """Of a launch table with the columns ``HEADER`` to ``TIMEOUT_NS``; first: of the header's counters that are waited for."""
+    """Reads signals from a launch table with the columns ``HEADER`` to ``TIMEOUT_NS``.
+
+    first: first of the header's counters to wait for.
+    """
     header = table[columns.HEADER]
     return Signals(
         counters=header + first * WORD_BYTES,
@@ -72,7 +80,7 @@ def signals_of(table: cute.Tensor, columns, first: int) -> Signals:
 
 @cute.jit
 def signal(peers: tuple, first: int, rank: Int32):
-    """All threads of the CTA have stored into the peers' buffers: tell them. first: of the header's counters for it."""
+    """Signals all peers once all threads of the CTA have stored into their buffers. first: first of the header's counters."""
     cute.arch.sync_threads()
     tidx, _, _ = cute.arch.thread_idx()
     if tidx < len(peers):
@@ -81,7 +89,7 @@ def signal(peers: tuple, first: int, rank: Int32):
 
 
 def peer_of(peers: tuple, rank: Int32) -> Int64:
-    """The address of a rank's buffer."""
+    """Returns the address of a rank's buffer."""
     address = peers[0]
     for number, peer in enumerate(peers[1:], 1):
         address = select(rank == number, peer, address)

@@ -1,6 +1,6 @@
-"""Split-K: the CTAs of a cluster share the K tiles of a work tile, and their sums travel between shared memories.
+"""Split-K: the CTAs of a cluster share the K tiles of a work tile and exchange partial sums through distributed shared memory.
 
-Sums are added in the order of the CTAs: the result does not depend on who is first.
+Partial sums are added in the order of the CTAs, so the result does not depend on which CTA finishes first.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,22 @@ from . import ptx
 from .ring import CONSUMER_PHASE, PRODUCER_PHASE
 from .versions import inline_ptx
 
-# Sums of one store, in fp32.
+# Float32 sums per store.
 CHUNK_VALUES = 4
 CHUNK_BYTES = 4 * CHUNK_VALUES
-# How long a wait may sleep before it looks again: as long as CuTe DSL's own.
+# Longest sleep of a wait before it polls again, as in CuTe DSL's own waits.
 SUSPEND_NS = 10_000_000
 
 
 @dataclass(frozen=True)
 class PartialSums:
-    """Where threads of one CTA, the receiver, get what the same threads of the other CTAs have summed up.
+    """Memory and barriers by which each thread of the receiving CTA gets the sums of the same thread in the other CTAs.
 
     Attributes:
         address: shared address of the thread's first chunk from the first sender: (SENDER, CHUNK of 4 sums, THREAD, 16
-            bytes). Senders: all CTAs of the cluster but the receiver.
-        full: in the receiver, 1 arrival + bytes. empty: in every sender, an arrival a warp of the threads.
+            bytes). Senders are all CTAs of the cluster but the receiver.
+        full: barrier in the receiver: 1 arrival + bytes.
+        empty: barrier in every sender: one arrival per warp of the threads.
         num_threads: threads that share the barriers.
         split: CTAs of the cluster.
     """
@@ -40,13 +41,13 @@ class PartialSums:
 
     @property
     def chunk_bytes(self) -> int:
-        """A chunk of every thread."""
+        """Bytes of one chunk of every thread."""
         return self.num_threads * CHUNK_BYTES
 
 
 @cute.jit
 def k_tiles_of_cta(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
-    """First K tile of this CTA's share of a work tile, and how many; none where there are fewer K tiles than CTAs."""
+    """Returns the first K tile and the number of K tiles of this CTA's share; 0 if there are fewer K tiles than CTAs."""
     first, count = Int32(0), k_tile_cnt
     if cutlass.const_expr(split > 1):
         rank = cute.arch.block_idx_in_cluster()
@@ -57,7 +58,10 @@ def k_tiles_of_cta(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
 
 @cute.jit
 def k_share(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
-    """First K tile of this CTA's share, and how many: at least one, which TMA fills with zeros where it is behind the last."""
+    """Returns the first K tile and the number of K tiles of this CTA's share, at least one.
+
+    TMA fills a K tile beyond the last one with zeros.
+    """
     first, count = k_tiles_of_cta(k_tile_cnt, split)
     if cutlass.const_expr(split > 1):
         first = k_tile_cnt if count == 0 else first
@@ -66,17 +70,17 @@ def k_share(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
 
 
 @cute.jit
-def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, turn: Int32):
-    """Send this thread's sums to the receiver, once that has read those of the tile before.
+def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, parity: Int32):
+    """Sends this thread's sums to the receiver once it has read those of the previous tile.
 
     Args:
-        acc: fp32 or int32, compact; a multiple of 4.
-        receiver: a CTA of the cluster, not this one.
-        turn: 0 and 1 in turn: parity of the tiles before.
+        acc: float32 or int32 sums, compact; a multiple of 4.
+        receiver: another CTA of the cluster.
+        parity: parity of the number of earlier tiles.
     """
     rank, chunks = cute.arch.block_idx_in_cluster(), cute.size(acc) // CHUNK_VALUES
     sender = rank - 1 if rank > receiver else rank
-    cute.arch.mbarrier_wait(partial.empty, turn ^ PRODUCER_PHASE)
+    cute.arch.mbarrier_wait(partial.empty, parity ^ PRODUCER_PHASE)
     target = address_in_cta(partial.address + sender * (chunks * partial.chunk_bytes), receiver)
     barrier = address_in_cta(partial.full.toint(), receiver)
     for chunk in cutlass.range_constexpr(chunks):
@@ -85,21 +89,20 @@ def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, turn: Int
 
 
 @cute.jit
-def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32):
-    """In the receiver: wait for the other CTAs' sums, and add them to this thread's in order.
+def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, parity: Int32):
+    """Waits, in the receiver, for the other CTAs' sums and adds them to this thread's in order.
 
     Args:
-        acc: as of :func:`send_sums`.
-        thread: number of this one of ``partial.num_threads``.
-        turn: as of :func:`send_sums`.
+        acc, parity: see :func:`send_sums`.
+        thread: index of this thread among ``partial.num_threads``.
     """
     chunks, num_senders = cute.size(acc) // CHUNK_VALUES, partial.split - 1
     if thread == 0:
         nbytes = num_senders * chunks * partial.chunk_bytes
         cute.arch.mbarrier_arrive_and_expect_tx(partial.full, nbytes)
-    wait_for_cluster(partial.full.toint(), turn ^ CONSUMER_PHASE)
+    wait_for_cluster(partial.full.toint(), parity ^ CONSUMER_PHASE)
     address = partial.address
-    # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
+    # Not unrolled: a CTA has few tiles, and code that runs once costs more to fetch than to execute.
     for _ in cutlass.range(num_senders, unroll=1):
         for chunk in cutlass.range_constexpr(chunks):
             values = load_chunk(address + chunk * partial.chunk_bytes)
@@ -111,7 +114,10 @@ def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32)
 
 @cute.jit
 def give_room(partial: PartialSums):
-    """In the receiver: let the other CTAs send the next sums. Behind the stores: an arrival does not wait for reads."""
+    """Lets the other CTAs send their next sums.
+
+    The receiver calls it after its stores, because arrivals do not wait for reads.
+    """
     cute.arch.sync_warp()
     lane = cute.arch.lane_idx()
     if lane < partial.split and lane != cute.arch.block_idx_in_cluster():
@@ -119,14 +125,14 @@ def give_room(partial: PartialSums):
 
 
 def _as_float(value: Float32 | Int32) -> Float32:
-    """A sum as what travels: an integer's bits."""
+    """Returns a sum as a float for the exchange; an integer's bits are reinterpreted."""
     return value if isinstance(value, Float32) else ptx.float_of(value.to(Uint32))
 
 
 def wait_for_cluster(barrier: Int32, parity: Int32) -> None:
-    """Wait for a phase of an mbarrier whose data other CTAs of the cluster stored.
+    """Waits for a phase of an mbarrier with acquire at cluster scope, for data that other CTAs of the cluster stored.
 
-    The default scope of an mbarrier's wait is its own CTA (PTX ISA 9.7.13.15.16).
+    The default scope of an mbarrier wait is the CTA (PTX ISA 9.7.13.15.16).
     """
     inline_ptx(
         "{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}, {$r2}; "
@@ -136,7 +142,7 @@ def wait_for_cluster(barrier: Int32, parity: Int32) -> None:
 
 
 def address_in_cta(address: Int32, rank: Int32 | int) -> Int32:
-    """The same place in the shared memory of another CTA of the cluster."""
+    """Maps a shared address to another CTA of the cluster."""
     return inline_ptx(
         "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Int32],
@@ -145,7 +151,7 @@ def address_in_cta(address: Int32, rank: Int32 | int) -> Int32:
 
 
 def store_async(address: Int32, values: list, barrier: Int32) -> None:
-    """A chunk of sums to another CTA; their bytes complete its barrier (PTX ISA 9.7.9.12)."""
+    """Stores a chunk of sums to another CTA; the bytes complete its barrier (PTX ISA 9.7.9.12)."""
     inline_ptx(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
         "[{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} }, [{$r5}];",
@@ -154,7 +160,7 @@ def store_async(address: Int32, values: list, barrier: Int32) -> None:
 
 
 def load_chunk(address: Int32) -> list:
-    """A chunk of sums from this CTA's shared memory."""
+    """Loads a chunk of sums from this CTA's shared memory."""
     return list(
         inline_ptx(
             "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",

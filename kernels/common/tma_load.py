@@ -1,4 +1,4 @@
-"""The TMA load of one box by tensor map: exactly one thread of a warp calls it."""
+"""TMA load of one box by tensor map; exactly one thread of a warp calls it."""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,9 +6,9 @@ from cutlass import Int32, Int64
 
 from .versions import inline_ptx
 
-# Clears the bit that tells the two CTAs of a pair apart: the leader's barrier (PTX ISA 9.7.9.27.1.2).
+# Clears the bit that distinguishes the two CTAs of a pair, which gives the leader's barrier (PTX ISA 9.7.9.27.1.2).
 LEADER_MASK = 0xFEFFFFFF
-# L2 policies as createpolicy.fractional makes them for all of an access.
+# L2 policies as createpolicy.fractional returns them for a fraction of 1.
 EVICT_FIRST = 0x12F0000000000000
 EVICT_LAST = 0x14F0000000000000
 
@@ -24,14 +24,14 @@ def tma_load(
     mcast_mask: Int32 | None = None,
     state_space: cutlass.Constexpr = "shared::cluster",
 ):
-    """Copy the box at ``coords`` (innermost first) to shared memory; its bytes complete the leader's ``barrier``.
+    """Copies the box at ``coords`` (innermost first) to shared memory; its bytes complete the leader's ``barrier``.
 
     Args:
         destination: shared address in this CTA.
         descriptor: generic address of the tensor map.
-        mcast_mask: CTAs of the cluster that get the box at the same place, or None for this one alone.
-        state_space: of the destination. For sm_120a the assembler makes a function call of "shared::cluster", and one
-            instruction of "shared::cta".
+        mcast_mask: CTAs of the cluster that receive the box at this offset, or None for this CTA only.
+        state_space: state space of the destination. For sm_120a ptxas turns "shared::cluster" into a function call and
+            "shared::cta" into one instruction.
     """
     rank = len(coords)
     places = ", ".join(f"{{$r{i}}}" for i in range(3, 3 + rank))
@@ -58,13 +58,13 @@ def tma_load(
 
 
 def cache_policies(swap_ab: bool) -> tuple[int, int]:
-    """Of the operands on the MMA's M side and on its N side: weights are read once; tokens by every tile of weights."""
+    """Returns the L2 policies of the M side and the N side: weights are read once, tokens by every tile of weights."""
     return (EVICT_FIRST, EVICT_LAST) if swap_ab else (EVICT_LAST, EVICT_FIRST)
 
 
 @cute.jit
 def tma_prefetch(descriptor: Int64, coords: tuple, cache_policy: cutlass.Constexpr):
-    """Bring the box at ``coords`` (innermost first) into L2."""
+    """Prefetches the box at ``coords`` (innermost first) into L2."""
     rank = len(coords)
     places = ", ".join(f"{{$r{i}}}" for i in range(1, 1 + rank))
     inline_ptx(

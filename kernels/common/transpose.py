@@ -1,4 +1,4 @@
-"""Transposition of values inside a warp: by shuffles, or by the instruction that transposes 16-bit elements."""
+"""Transposes values within a warp, by shuffles or by movmatrix, which transposes 16-bit elements."""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,22 +6,22 @@ from cutlass import Float32, Uint32
 
 from . import ptx
 
-# Byte permutations of two words: their lower and their upper halves.
+# prmt selectors: the lower and the upper halves of two words.
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632
 
 
 @cute.jit
 def transpose_in_warp(values: cute.Tensor):
-    """Value i of lane j becomes value j of lane i, of 32 32-bit values a lane, in place. A whole warp calls this."""
+    """Transposes 32 32-bit values per lane in place: value i of lane j becomes value j of lane i. All lanes must call it."""
     exchange_in_warp(values, tuple((bit, bit) for bit in range(5)))
 
 
 @cute.jit
 def exchange_in_warp(values: cute.Tensor, bits: cutlass.Constexpr):
-    """Exchange bits of the lane with bits of the index of its 32-bit values, in place. A whole warp calls this.
+    """Exchanges bits of the lane number with bits of the value index, in place. All lanes of a warp must call it.
 
-    A step for each: a lane keeps the half of its values whose index has the lane's bit, and swaps the others with its
-    partner.
+    In one step per pair of bits, a lane keeps the half of its values whose index bit equals the lane's bit, and swaps the other
+    half with its partner.
 
     Args:
         bits: pairs of a bit of the lane and a bit of the index.
@@ -39,9 +39,9 @@ def exchange_in_warp(values: cute.Tensor, bits: cutlass.Constexpr):
 
 
 def transpose_square(first: Float32, second: Float32) -> list:
-    """Transpose an 8 x 8 matrix of which lane 4g + t has row g and columns 2t and 2t + 1. A whole warp calls this.
+    """Transposes an 8 x 8 matrix; lane 4g + t has row g, columns 2t and 2t + 1. All lanes of a warp must call it.
 
-    The instruction takes 16-bit elements: lower halves, then upper ones (PTX ISA 9.7.14.5.17).
+    The instruction takes 16-bit elements, so the lower and the upper halves go separately (PTX ISA 9.7.14.5.17).
     """
     words = [ptx.bits_of(value) for value in (first, second)]
     low, high = (ptx.transpose_8x8(ptx.prmt(*words, Uint32(half))) for half in (LOWER_HALVES, UPPER_HALVES))

@@ -1,4 +1,4 @@
-"""What versions of CuTe DSL before 4.8 lack or name otherwise. Kernels and one-file submissions take these from here."""
+"""Names that CuTe DSL before 4.8 lacks or spells differently. Kernels and one-file submissions import them from here."""
 
 import re
 
@@ -15,28 +15,31 @@ except ImportError:
     from cutlass.utils import TmemAllocator
 
     class SmemAllocator(cutlass.utils.SmemAllocator):
-        """The older allocator with aligned arrays."""
+        """Older allocator, with aligned arrays added."""
 
         def allocate_array(self, element_type, num_elems=1, *, byte_alignment=1):
-            """Pointer to ``num_elems`` elements in shared memory."""
+            """Returns a pointer to ``num_elems`` elements in shared memory."""
             num_bytes = num_elems * element_type.width // 8
             base = self.allocate(num_bytes, max(byte_alignment, element_type.width // 8))
             return cute.recast_ptr(base, dtype=element_type)
 
 
-# Old versions do not say which they are.
+# Old versions have no __version__.
 VERSION = tuple(map(int, getattr(cutlass, "__version__", "4.3").split(".")[:2]))
-# Register class of an operand in inline assembly.
+# Inline-assembly constraint of an operand type.
 ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Uint32: "r", Int64: "l", Float32: "f"}
 
 
 def inline_ptx(
     ptx_code: str, *, write_only_types: list | None = None, read_only_args: list | None = None, predicate=None
 ):
-    """``cute.arch.inline_ptx`` as far as the kernels use it: operands ``{$r0}``, ... that are read, ``{$w0}``, ... that
-    are written, and for a single instruction a predicate. Returns None, the one value written, or a tuple of them."""
+    """Implements the part of ``cute.arch.inline_ptx`` that kernels use, on every version.
+
+    Operands ``{$r0}``, ... are read and ``{$w0}``, ... are written. A single instruction may have a predicate. Returns None,
+    the one value written, or a tuple of values.
+    """
     types, read_only_args = write_only_types or [], read_only_args or []
-    # 4.6 and 4.7 have the function, but give a value that they know to be constant the constraint "n", which libNVVM refuses.
+    # 4.6 and 4.7 have the function, but give constants the constraint "n", which libNVVM refuses.
     if VERSION >= (4, 8):
         return cute.arch.inline_ptx(
             ptx_code, write_only_types=types, read_only_args=read_only_args, predicate=predicate
@@ -68,7 +71,7 @@ def inline_ptx(
 
 
 def ldmatrix(words, pointer, count: int, *, loc=None, ip=None):
-    """``nvvm.ldmatrix`` of rows: a value of type ``words``, which earlier versions take first."""
+    """Calls ``nvvm.ldmatrix`` for rows and returns a value of type ``words``, which earlier versions take as first argument."""
     if VERSION >= (4, 8):
         return nvvm.ldmatrix(pointer, count, nvvm.MMALayout.row, results=[words], loc=loc, ip=ip)
     return nvvm.ldmatrix(words, pointer, count, nvvm.MMALayout.row, loc=loc, ip=ip)
@@ -76,7 +79,7 @@ def ldmatrix(words, pointer, count: int, *, loc=None, ip=None):
 
 @cute.jit
 def advanced(consumer, count: Int32):
-    """A pipeline's consumer, ``count`` stages on; earlier versions go stage by stage."""
+    """Returns a pipeline's consumer advanced by ``count`` stages; earlier versions advance stage by stage."""
     if cutlass.const_expr(VERSION >= (4, 8)):
         consumer.advance(count)
     else:
@@ -89,7 +92,7 @@ __all__ = ["SmemAllocator", "TmemAllocator", "advanced", "inline_ptx", "ldmatrix
 
 
 def nanoseconds() -> Int64:
-    """The GPU's clock of nanoseconds."""
+    """Returns the GPU's nanosecond clock."""
     if hasattr(cute.arch, "globaltimer"):
         return cute.arch.globaltimer()
     return inline_ptx("mov.u64 {$w0}, %globaltimer;", write_only_types=[Int64])

@@ -1,4 +1,4 @@
-"""Which warp plays which role: plain integers, fixed at compile time."""
+"""Role of every warp: plain integers, fixed at compile time."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ WARP_SIZE = 32
 
 @dataclass(frozen=True)
 class WarpSchedule:
-    """Warp ids by role. The epilogue warps must be whole warpgroups: warp i of one reads tensor-memory lanes 32i..32i+31.
+    """Warp ids by role. Epilogue warps form whole warpgroups: warp i of one reads tensor-memory lanes 32i..32i+31.
 
     Attributes:
-        scale_warp_id: of the warp that loads scales which TMA does not; None for none.
+        scale_warp_id: warp that loads scales without TMA; None if there is none.
     """
 
     epilogue_warp_ids: tuple[int, ...] = (0, 1, 2, 3)
@@ -20,7 +20,7 @@ class WarpSchedule:
 
     @property
     def num_warps(self) -> int:
-        """All warps of the CTA."""
+        """Warps of the CTA."""
         return len(self.epilogue_warp_ids) + 2 + (self.scale_warp_id is not None)
 
     @property
