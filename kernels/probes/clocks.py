@@ -1,4 +1,4 @@
-"""Microbenchmarks: what the timing model takes its constants from. Cycles of the SM's clock, in out[0]."""
+"""Microbenchmarks that give the timing model its constants. out[0]: cycles of the SM clock."""
 
 from .body import CLUSTER_SYNC, Body, init, wait
 from .tensor_memory import B_AT, COLUMNS, ONES, OPERANDS, SFA_COLUMN, SFB_COLUMN
@@ -10,12 +10,12 @@ ACCUMULATORS = 64
 
 
 def empty(smem_bytes: int = 1024) -> Body:
-    """Nothing."""
+    """Does nothing."""
     return Body("", smem_bytes=smem_bytes)
 
 
 def chase() -> Body:
-    """arg0 loads, each of which says where the next one is: bytes from the start of ``data``."""
+    """Chases arg0 pointers through ``data``; each load returns the next byte offset."""
     text = f"""
 @!p0 bra DONE;
 mov.u32 r1, 0;
@@ -37,7 +37,7 @@ DONE:
 
 
 def remote_chase() -> Body:
-    """The same in the shared memory of the other CTA of a pair."""
+    """Chases arg0 pointers through the shared memory of the other CTA of a pair."""
     text = f"""
 @p0 st.shared.b32 [smem], 0;
 {CLUSTER_SYNC}
@@ -145,7 +145,7 @@ DONE:
 
 
 def wgmma_run() -> Body:
-    """arg0 wgmma of 64 x 128 x 16 in a row and the wait for the last one, after as many that warm up."""
+    """Issues arg0 wgmma of 64 x 128 x 16 back to back and waits for the last, after a warm-up of arg0 more."""
     names = ", ".join(f"v{i}" for i in range(ACCUMULATORS))
     zeros = "".join(f"mov.b32 v{i}, 0;\n" for i in range(ACCUMULATORS))
     once = f"""
@@ -185,9 +185,9 @@ st.global.b32 [out+4], v0;
 
 
 def scaled_run(count: int) -> Body:
-    """``count`` block-scaled MMAs of 128 x 256 x 64 by one thread, and the wait for their commit. What they multiply is rubbish.
+    """``count`` block-scaled MMAs of 128 x 256 x 64 by one thread, and the wait for their commit. The operands are arbitrary.
 
-    In a row: the assembler of CuTe DSL 4.8.1 crashes on a loop of them in a branch of one thread.
+    Unrolled, because ptxas of CuTe DSL 4.8.1 crashes on a loop of them in a branch of one thread.
     """
     mma = "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [r9], d2, d3, r15, [r12], [r13], p4;\n"
     instruction = 1 << 7 | 1 << 10 | 256 >> 3 << 17 | 1 << 27

@@ -2,7 +2,7 @@
 
 from .body import CLUSTER_SYNC, Body, count_wrong, init, wait
 
-SLOTS = 128  # where values lie in shared memory, behind barriers
+SLOTS = 128  # offset of values in shared memory, after the barriers
 
 
 def st_async(is_vector: bool) -> Body:

@@ -10,7 +10,7 @@ CLUSTER_SIZES = (1, 2, 4, 8)
 
 
 def _most_of_an_sm(arch: str) -> int:
-    """Bytes of shared memory that no second CTA fits beside."""
+    """Returns the bytes of shared memory with which only one CTA fits an SM."""
     return (90 if arch in SMALL_SMS else 200) * 1024
 
 

@@ -1,8 +1,8 @@
 """Epilogue of the MMA warps: from accumulators in registers to global memory.
 
-With lane = 4g + t, a lane has row g and columns 2t and 2t + 1 of eight rows and columns of an MMA. Where elements of a
-line of the output (``result_tile``) lie along the M side, a warp first transposes these squares. Then each lane has line
-g and elements 2t and 2t + 1, and a quad stores what it has side by side: 32 bytes, or 16 elements of quantized results. Those
+With lane = 4g + t, a lane has row g and columns 2t and 2t + 1 of every 8 x 8 square of an MMA. If the elements of an output
+line (``result_tile``) are along the M side, a warp first transposes these squares. Each lane then has line g and elements 2t
+and 2t + 1, and a quad stores its neighbouring elements together: 32 bytes, or 16 elements of quantized results. These 16
 are a block, or half of one whose other half another warp has (``shared_codes``).
 """
 
@@ -33,15 +33,15 @@ QUAD = 4
 
 @dataclass(frozen=True)
 class Results:
-    """A warp's results of a tile, in fp32, computed as they are asked for.
+    """Float32 results of a warp's tile, computed on demand.
 
     Attributes:
         acc: (REGISTER, MMA_M, MMA_N) sums.
         tile: ``ResultTile``.
         alphas: the group's factor of every product.
-        activation, limit: of a dual GEMM.
-        are_integers: whether sums are bits of integers, which nothing changes.
-        bias: of the lane's rows or columns of every MMA that are columns of the output, two of each, or None.
+        activation, limit: activation and clamp of a dual GEMM.
+        are_integers: whether sums are the bits of integers, which are stored unchanged.
+        bias: bias of the lane's output columns, two per MMA, or None.
     """
 
     acc: cute.Tensor
@@ -53,7 +53,7 @@ class Results:
     bias: list | None = None
 
     def pair(self, line: tuple[int, int], element: tuple[int, int]) -> list:
-        """Two neighbours of a row of the MMA, of a (strip, band) of lines and one of elements."""
+        """Returns two neighbouring results of an MMA row, given a (strip, band) of lines and one of elements."""
         products = []
         for which, alpha in enumerate(self.alphas):
             at = self.tile.pair(which, line, element)
@@ -70,7 +70,7 @@ class Results:
         return results
 
     def pair_of_line(self, line: tuple[int, int], element: tuple[int, int]) -> list:
-        """The same of a line. A whole warp calls this."""
+        """Returns two neighbouring results of an output line. All lanes of a warp must call it."""
         pair = self.pair(line, element)
         return transpose_square(*pair) if self.tile.lines_along_n else pair
 
@@ -88,14 +88,15 @@ def store_tile(
     alphas: list,
     codes_address: Int32 | None,
 ):
-    """Scale, combine, convert and store a warp's sums; what lies beyond the group is kept.
+    """Scales, combines, converts and stores a warp's sums. Memory beyond the group is not written.
 
     Args:
-        acc: (REGISTER, MMA_M, MMA_N), fp32; of int32 results their bits.
-        kind: ``OutputKind``. result_tile: ``ResultTile``.
-        first_row, first_col: of the warp, counted from the tile's.
+        acc: (REGISTER, MMA_M, MMA_N), float32; the bits of int32 results.
+        kind: ``OutputKind``.
+        result_tile: ``ResultTile``.
+        first_row, first_col: first row and column of the warp in the tile.
         alphas: the group's factor of every product.
-        codes_address: shared address as of ``SharedCodes``; None where there is none.
+        codes_address: shared address for ``SharedCodes``; None if no blocks are shared.
     """
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
@@ -106,12 +107,12 @@ def store_tile(
         bias = _load_bias(outputs.bias, result_tile, sides, first_row, first_col)
     results = Results(acc, result_tile, alphas, kind.activation, limit, kind.dtype is Int32, bias)
     if cutlass.const_expr(kind.num_b < kind.num_products):
-        # Two rows of weights make a column of the output.
+        # Interleaved weights: two rows of weights make one column of the output.
         weights = 0 if config.swap_ab else 1
         whole = sides[weights]
         sides[weights] = TileSide(whole.first_row // 2, whole.extent // 2, whole.origin)
     firsts = [sides[0].first_row + first_row, sides[1].first_row + first_col]
-    # The side that lines lie along, then the one that elements do.
+    # The side along which lines are counted, then the side along which elements are counted.
     along = [1, 0] if result_tile.lines_along_n else [0, 1]
     lane = cute.arch.lane_idx()
     first_line, first_element = [firsts[side] for side in along]
@@ -137,7 +138,7 @@ def store_tile(
 def _load_bias(
     bias: cute.Pointer, result_tile: ResultTile, sides: list, first_row: Int32, first_col: Int32
 ) -> list:
-    """As of ``Results``. sides: of the MMA. first_row, first_col: of the warp, counted from the tile's."""
+    """Loads the bias for ``Results``. sides: sides of the MMA. first_row, first_col: of the warp in the tile."""
     warp_tile, lane = result_tile.warp_tile, cute.arch.lane_idx()
     if result_tile.weights_along_m:
         side, first = sides[0], first_row + lane // QUAD
@@ -152,7 +153,7 @@ def _load_bias(
 
 @dataclass(frozen=True)
 class Lines:
-    """Where a lane's results go.
+    """Destination of a lane's results.
 
     Attributes:
         address: of its first line's first element of its.
@@ -171,7 +172,7 @@ class Lines:
 
 @cute.jit
 def _store_plain(results: Results, to: Lines):
-    """Store results that are rounded one by one."""
+    """Stores results that are not quantized."""
     for line in cutlass.range_constexpr(len(results.tile.lines)):
         strip, band = results.tile.lines[line]
         offset = strip * STRIP + band * BAND
@@ -181,9 +182,9 @@ def _store_plain(results: Results, to: Lines):
 
 @cute.jit
 def _store_lines(results: Results, to: Lines, line: cutlass.Constexpr, offset: cutlass.Constexpr):
-    """Store eight lines, ``offset`` from the warp's first one."""
+    """Stores eight lines, ``offset`` lines after the warp's first."""
     tile, address = results.tile, to.address + offset * to.pitch
-    # 16 elements of 2 bytes are a sector of memory.
+    # 16 elements of 2 bytes fill a sector.
     is_joined = to.dtype.width == 16 and tile.line_strips == 2
     for band in cutlass.range_constexpr(tile.line_bands):
         pairs = [_rounded_pair(results, to.dtype, line, (strip, band)) for strip in range(tile.line_strips)]
@@ -198,7 +199,10 @@ def _store_lines(results: Results, to: Lines, line: cutlass.Constexpr, offset: c
 def _rounded_pair(
     results: Results, dtype: cutlass.Constexpr, line: cutlass.Constexpr, element: cutlass.Constexpr
 ) -> cute.Tensor:
-    """Two neighbours of a line. What has 16 bits is rounded before it is transposed: one instruction does it then."""
+    """Returns two neighbouring results of a line.
+
+    Rounds 16-bit results first, because one instruction then transposes them.
+    """
     values = cute.make_rmem_tensor(2, dtype)
     if cutlass.const_expr(dtype.width == 16):
         word = ptx.pack_16x2(*results.pair(line, element), dtype is cutlass.BFloat16)
@@ -214,9 +218,9 @@ def _rounded_pair(
 
 @cute.jit
 def _store_joined(pairs: list, to: Lines, address: Int64, line: cutlass.Constexpr, first: cutlass.Constexpr):
-    """Store 16 elements of a line, four a lane, so that a quad writes a whole sector at once.
+    """Stores 16 elements of a line, four per lane, so that a quad writes a whole sector at once.
 
-    Lanes 2i and 2i + 1 exchange pairs: then the one has four elements of the first strip, the other of the second one.
+    Lanes 2i and 2i + 1 exchange pairs: one then has four elements of the first strip, the other four of the second.
     """
     is_odd = cute.arch.lane_idx() % 2
     low, high = [cute.recast_tensor(pair, Int32)[0] for pair in pairs]
@@ -224,13 +228,13 @@ def _store_joined(pairs: list, to: Lines, address: Int64, line: cutlass.Constexp
     words = cute.make_rmem_tensor(2, Int32)
     words[0] = received if is_odd == 1 else low
     words[1] = high if is_odd == 1 else received
-    # From the lane's own pair of the first strip, 2 (lane % 4), to 8 is_odd + 4 (lane % 4 / 2).
+    # Distance from the lane's own pair of the first strip, at 2 (lane % 4), to element 8 is_odd + 4 (lane % 4 / 2).
     _store_run(cute.recast_tensor(words, to.dtype), to, address, line, first + 6 * is_odd)
 
 
 @cute.jit
 def _store_run(values: cute.Tensor, to: Lines, address: Int64, line: cutlass.Constexpr, first):
-    """Store what the line has of some values from element ``first`` on, at once where their address allows."""
+    """Stores values from element ``first`` on, clipped to the line; in one instruction if the address is aligned."""
     if line < to.lines:
         run_bytes = cute.size(values) * to.dtype.width // 8
         address += first * (to.dtype.width // 8)
@@ -254,14 +258,14 @@ def _store_quantized(
     first_element: Int32,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """Quantize and store results, a part a lane: the lanes of a quad exchange pieces of four parts, then each has one.
+    """Quantizes and stores results. The lanes of a quad exchange pieces of four parts, so that each lane has one part.
 
     Args:
         group: ``QuantizedGroup``.
-        codes: where blocks have parts in two warps.
-        first_line, first_element: of the warp, counted from the group's.
+        codes: exchange of scales, if blocks span two warps.
+        first_line, first_element: first line and element of the warp in the group.
     """
-    # A quad's parts: the element's band counts first, then the line's band, then its strip.
+    # A quad's parts, ordered by element band, then by line band, then by line strip.
     parts = [(line, band) for line in results.tile.lines for band in range(results.tile.line_bands)]
     for first in cutlass.range_constexpr(0, len(parts), QUAD):
         offsets = [strip * STRIP + band * BAND for (strip, band), _ in parts[first : first + QUAD]]
@@ -280,7 +284,7 @@ def _store_parts(
     first_element: Int32,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """Quantize and store four of a quad's ``parts``, from number ``first`` on, or those that are left."""
+    """Quantizes and stores up to four of a quad's ``parts`` from number ``first`` on."""
     # Elements of a part are numbered by strip, lane of the quad and place in its pair. Before the exchange a lane has, in
     # the place of the other lanes, its own elements of other parts.
     values = cute.make_rmem_tensor(WARP_COLUMNS, Float32)

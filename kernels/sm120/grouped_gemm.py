@@ -1,28 +1,27 @@
 """Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or block-scaled, or int32.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
-K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. Of FP8 they are fp32,
-a scale for 1 x 128 values of A and 128 x 128 of B, in rows; C is promoted by them every 128 of K (``promoted_scales``). Of INT8
-they are fp32, one a row; sums are int32, and C is what they become by both (``integer_sums``), or the sums.
-A bias (N), where there is one, is added to every row of C.
-Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or in one operand.
-List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
-common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
+K-major; SFA, SFB one scale per block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. FP8 scales are
+float32, one per 1 x 128 values of A and per 128 x 128 of B, in rows; sums are promoted by them every 128 values of K
+(``promoted_scales``). INT8 scales are float32, one per row; sums are int32, and C is the scaled sums (``integer_sums``) or the
+sums themselves. An optional bias (N) is added to every row of C. Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @
+B2^T), with B1 and B2 of one shape, or in one operand. List form: every group has operands and sizes of its own, known to the
+host. Ragged and masked form: groups are parts of shared operands, and the device holds the number of rows of A per group.
+Batched form: every group has all of its rows.
 
-Roles (warps):  MMA 0-7, one team or two (0-3 where one team has a tile of 8 columns) | LOAD, the warp after
-them | LOAD of fp32 scales, the next one; the others of their warpgroup only give their registers to the MMA warps.
+Roles (warps):  MMA 0-7, one team or two (0-3 where one team has a tile of 8 columns) | LOAD, the next warp | LOAD of float32
+scales, the one after. The other warps of their warpgroup only give their registers to the MMA warps.
 
 Pipelines (producer -> consumer), full arrivals / empty arrivals:
-  ab   LOAD -> MMA   num_ab_stage    full: 1 + bytes of all operands + 32 (a lane's fp32 scales)    empty: one a warp of the team
-  turn  team -> team   two named barriers: a team multiplies after the other has read its last stage
+  ab   LOAD -> MMA   num_ab_stage    full: 1 + bytes of all operands + 32 (one per lane, float32 scales)    empty: one per warp
+  of the team turn  team -> team   two named barriers: a team multiplies after the other has read its last stage
 
-Timeline, a tile: LOAD fills one stage a K tile and runs ahead over the tiles of a persistent CTA -> every MMA warp of
-the tile's team reads its rows and columns with ldmatrix and its scales (``block_scales``), a K block
-ahead of the one that it multiplies, and releases the stage when MMAs have taken the last of it, while it reads the next
-one; after the last K tile it scales, converts and stores its sums from registers, while the other team, if there is one,
-multiplies.
+Timeline of a tile: LOAD fills one stage per K tile and runs ahead over the tiles of a persistent CTA. Every MMA warp of the
+tile's team reads its rows and columns with ldmatrix, and its scales (``block_scales``), one K block ahead of the block that it
+multiplies. It releases a stage when MMAs have consumed the last block, while it reads the next stage. After the last K tile it
+scales, converts and stores its sums from registers, while the other team, if there is one, multiplies.
 
-Split-K: the CTAs of a cluster share a tile's K tiles, and send each other sums (``split_k``).
+Split-K: the CTAs of a cluster share a tile's K tiles and send each other partial sums (``split_k``).
 
 Shared memory: ``planning.arch.sm120.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
@@ -65,7 +64,7 @@ from .split_k import Exchange
 from .warp_tile import WarpTile
 
 WARPGROUP_WARPS = 4
-# Registers a thread: a budget belongs to a warpgroup, and two of MMA and one of LOAD share 384 times the 168 of a launch.
+# Registers per thread. A budget belongs to a warpgroup; two MMA warpgroups and one LOAD warpgroup share the launch's 384 x 168.
 LOAD_REGISTERS, MMA_REGISTERS = 56, 224
 
 
@@ -74,18 +73,16 @@ class GroupedGemmSm120:
 
     Args:
         config: resolved KernelConfig (``planning.arch.sm120.resolve``) that ``planning.arch.sm120.unsupported_reason`` accepts.
-        form: how the operands arrive.
-        num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; the format of quantized results; Int32 of INT8: the sums.
-        out_m_major: whether columns of the output are contiguous, not rows.
-        has_alpha: whether every group's result is multiplied by a factor.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        activation: of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose one ``b`` holds both
-            products' rows.
-        has_limit: whether a dual GEMM's products are cut to a range before they are combined.
-        a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm120.MMA``.
-        bias_dtype: of what is added to every column of one product; None where nothing is.
+            form: form of the operands. num_groups: slots of a list-form launch; 1 otherwise. out_dtype: cutlass.Float16,
+            BFloat16 or Float32, or the format of quantized results; INT8 also Int32, the unscaled sums. out_m_major: whether
+            columns rather than rows of the output are contiguous. has_alpha: whether every group's result is multiplied by a
+            factor. name: kernel name in profilers and in the emulator's reports. activation: activation of a dual GEMM's first
+            product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None for one product. weight_layout: layout of a dual GEMM's
+            weights: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose single ``b``
+            holds the rows of both products.
+        has_limit: whether a dual GEMM's products are clamped before they are combined.
+        a_format, b_format: formats of ``a`` and of every ``b``, a pair of ``planning.arch.sm120.MMA``.
+        bias_dtype: dtype of the bias of a single product; None without one.
     """
 
     def __init__(
@@ -115,7 +112,7 @@ class GroupedGemmSm120:
         formats = a_format, b_format
         self.smem = smem_plan(config, self.output_kind.num_b, formats)
         self.promotes = promotes(formats)
-        # Sums of integers need none.
+        # Unscaled integer sums need no scales.
         self.has_row_scales = has_row_scales(formats) and out_dtype is not Int32
         self.boxes = make_boxes(config, formats)
         self.formats = formats_on_sides(config, formats)
@@ -130,10 +127,10 @@ class GroupedGemmSm120:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Encode the tensor maps and launch.
+        """Encodes the tensor maps and launches.
 
         Args:
-            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            table: Int64 in host memory, a header row and one row per slot: ``launch_table``.
             stream: CUstream.
         """
         # (COLUMN, ROW)
@@ -170,7 +167,7 @@ class GroupedGemmSm120:
 
     @cute.kernel
     def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, scales: ScalePair | None):
-        """Allocate, connect, dispatch."""
+        """Allocates shared memory, initializes barriers, and dispatches warps to roles."""
         config, warp_tile, plan = self.config, self.warp_tile, self.smem
         # Ids
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -194,7 +191,7 @@ class GroupedGemmSm120:
 
         # Pipelines
         ab_ring = Ring(smem.allocate_array(Int64, 2 * config.num_ab_stage), config.num_ab_stage)
-        # The thread that issues TMA, and those that copy scales.
+        # One thread issues TMA; 32 lanes copy scales.
         num_producers = 1 + (WARP_SIZE if self.promotes else 0)
         ab_producer, ab_consumer = pipeline.PipelineTmaAsync.create(
             barrier_storage=ab_ring.barriers,
@@ -225,8 +222,8 @@ class GroupedGemmSm120:
             cute.arch.cluster_arrive_relaxed()
         cute.arch.sync_threads()
 
-        # All above may run while the previous kernel ends; what it wrote is there from here on. The next kernel may
-        # set itself up as soon as there is room for it.
+        # Everything above may overlap the end of the previous kernel, whose results are visible from here on. The next kernel may
+        # start its own setup as soon as SMs have room.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
@@ -250,7 +247,7 @@ class GroupedGemmSm120:
             if warp_idx == load_warp_id + 1:
                 run_load_scales(load)
         if cutlass.const_expr(config.split_k > 1):
-            # Nothing here needs the other CTAs, but every thread that arrives at a cluster's barrier waits there.
+            # This role does not need the other CTAs, but every thread that arrives at a cluster barrier must wait there.
             if warp_idx >= load_warp_id:
                 cute.arch.cluster_wait()
 

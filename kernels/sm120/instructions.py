@@ -1,4 +1,4 @@
-"""Warp instructions as the kernels use them: matrix loads from and to shared memory, and the block-scaled MMA.
+"""Warp instructions of these kernels: matrix loads from shared memory and the block-scaled MMA.
 
 CuTe's atom for this MMA fixes the thread selectors of the scale operands at 0. Here they are arguments: the four lanes
 of a quad supply scales of different rows, so that one load brings the scales of 32 rows to a warp.
@@ -15,9 +15,9 @@ from nvfp4_cute.planning.arch.sm120 import MMA
 from ..common.versions import inline_ptx, ldmatrix
 
 MMA_M, MMA_N = 16, 8
-# Of an e2m1 in a byte.
+# Bit position of an e2m1 within a byte.
 E2M1_SHIFT = 2
-# By bytes of an MMA's scales of a row: what they are loaded as.
+# Bytes of an MMA's scales per row -> type that loads them.
 SCALE_WORDS = {1: Int8, 2: Int16, 4: Int32}
 
 
@@ -31,10 +31,10 @@ def _fields(struct: ir.Value, kind: type, count: int, loc, ip) -> list:
 
 @dsl_user_op
 def load_matrices(address: Int32, count: int, *, loc=None, ip=None) -> list:
-    """ldmatrix of ``count`` (2 or 4) matrices of 8 rows x 16 bytes; lane 8i + r gives the address of row r of matrix i.
+    """Loads ``count`` (2 or 4) matrices of 8 rows x 16 bytes with ldmatrix. Lane 8i + r passes the address of row r of matrix i.
 
     Returns:
-        One Int32 a matrix: lane 4g + t holds bytes 4t..4t+3 of row g.
+        One Int32 per matrix: lane 4g + t holds bytes 4t..4t+3 of row g.
     """
     words = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
     struct = ldmatrix(words, _shared_ptr(address, loc, ip), count, loc=loc, ip=ip)
@@ -42,8 +42,10 @@ def load_matrices(address: Int32, count: int, *, loc=None, ip=None) -> list:
 
 
 def load_padded_matrices(address: Int32, count: int) -> list:
-    """The same of matrices of 8 rows x 16 elements of 4 bits, each row 8 bytes and a gap of 8: an element a byte, in bits 2 to 5,
-    as MMAs of kinds with 8-bit elements take e2m1 (PTX ISA 9.7.14.5.15; CUTLASS shifts so on SM120, too).
+    """Loads matrices of 8 rows x 16 e2m1, each row 8 bytes followed by a gap of 8, into one byte per element.
+
+    Elements are in bits 2 to 5 of their byte, as MMA kinds with 8-bit elements expect e2m1 (PTX ISA 9.7.14.5.15; CUTLASS also
+    shifts this way on SM120).
     """
     places = ", ".join(f"{{$w{i}}}" for i in range(count))
     words = inline_ptx(
@@ -56,14 +58,14 @@ def load_padded_matrices(address: Int32, count: int) -> list:
 
 @dsl_user_op
 def load_scale_word(address: Int32, count: int, *, loc=None, ip=None) -> Int32:
-    """ld.shared of ``count`` scales, 1, 2 or 4 bytes, in the low bytes of a word."""
+    """Loads ``count`` scales (1, 2 or 4 bytes) from shared memory into the low bytes of a word."""
     word = SCALE_WORDS[count]
     loaded = llvm.load(word.mlir_type, _shared_ptr(address, loc, ip), alignment=count, loc=loc, ip=ip)
     return Int32(loaded if word is Int32 else llvm.zext(Int32.mlir_type, loaded, loc=loc, ip=ip))
 
 
 def integer_mma(acc: list, a: list, b: list) -> list:
-    """m16n8k32 of int8 (PTX ISA 9.7.14.5.10): acc + A @ B, four Int32. Registers as of :func:`block_scaled_mma`."""
+    """Returns acc + A @ B of m16n8k32 int8 (PTX ISA 9.7.14.5.10), four Int32. See :func:`block_scaled_mma` for the registers."""
     names = [f"{{$r{i}}}" for i in range(10)]
     operands = (f"{{{', '.join(names[first:last])}}}" for first, last in ((0, 4), (4, 6), (6, 10)))
     return list(
@@ -89,20 +91,20 @@ def block_scaled_mma(
     loc=None,
     ip=None,
 ) -> list:
-    """m16n8 and 32 bytes of K, with one scale a block of ``formats`` (PTX ISA 9.7.14.5): acc + (A * SFA) @ (B * SFB).
+    """Returns acc + (A * SFA) @ (B * SFB) of m16n8 and 32 bytes of K, with one scale per block of ``formats`` (PTX ISA 9.7.14.5).
 
     With lane = 4g + t:
 
     Args:
-        acc: four Float32: row g, columns 2t and 2t + 1; row g + 8, the same columns.
+        acc: four Float32: columns 2t and 2t + 1 of row g, then of row g + 8.
         a: four Int32 of four bytes of K: rows g and g + 8 at byte 4t; rows g and g + 8 at byte 4t + 16.
         b: two Int32 of four bytes of K: column g at byte 4t and at byte 4t + 16.
         sfa: the scales of row g in lanes t = 2 * thread_a, of row g + 8 in lanes t = 2 * thread_a + 1, in the low bytes.
         sfb: the scales of column g in lanes t = thread_b.
-        formats: on the M side and on the N side, whose blocks have one length.
+        formats: formats on the M side and on the N side, with equal block length.
 
     Returns:
-        The four sums.
+        Four sums.
     """
 
     def constant(value: int) -> ir.Value:

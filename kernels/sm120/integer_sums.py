@@ -1,4 +1,4 @@
-"""Products of integers, whose sums over all of K are exact; scales of rows multiply the results (``common.row_scales``)."""
+"""INT8 products: int32 sums over all of K are exact, and row scales multiply the results (``common.row_scales``)."""
 
 from dataclasses import dataclass
 
@@ -18,40 +18,45 @@ from .warp_tile import BAND, STRIP, WarpTile
 
 @dataclass(frozen=True)
 class IntegerSums:
-    """What stands in the place of a K block's scales: none."""
+    """Implements the interface of ``BlockScales`` for integers, which have no scales per K block."""
 
     def lane_offsets(self, first_row: Int32, first_col: Int32, tile_col: Int32) -> tuple[Int32, Int32]:
-        """As of ``BlockScales``."""
+        """Returns zero offsets: there are no scales."""
         return Int32(0), Int32(0)
 
     def load(self, stage: StageBuffers, k_block_idx: int, plan: SmemPlan) -> None:
-        """Nothing."""
+        """Does nothing: there are no scales."""
 
     def words(self, k_block_idx: int) -> list:
-        """As of ``BlockScales``."""
+        """Returns no words: nothing is read."""
         return []
 
     def multiply(self, sums: list, a: list, b: list, i: int, j: int, k_block_idx: int) -> list:
-        """As of ``BlockScales``."""
+        """Returns ``sums`` plus the products of one MMA."""
         return integer_mma(sums, a, b)
 
     def sums_of_k_tile(self, acc: cute.Tensor) -> cute.Tensor:
-        """As of ``BlockScales``."""
+        """Returns the destination of the MMAs: the tile's accumulators ``acc``."""
         return acc
 
     def promote(self, acc: cute.Tensor, i: int) -> None:
-        """Nothing."""
+        """Does nothing: there are no scales."""
 
     @property
     def outlive_stage(self) -> bool:
-        """As of ``BlockScales``."""
+        """Whether scales are still used after their stage has been released: never."""
         return False
 
 
 def row_scales_of_tile(
     scales: ScalePair, warp_tile: WarpTile, tile: WorkTile, config, first_row: Int32, first_col: Int32
 ) -> RowScales:
-    """Of a lane's rows and columns. scales: of the M side, then of the N side. first_row, first_col: of the warp, in the tile."""
+    """Loads the row scales of a lane's rows and columns.
+
+    Args:
+        scales: scales of the M side and of the N side.
+        first_row, first_col: first row and column of the warp in the tile.
+    """
     m_side, n_side = mma_sides(config, tile)
     lane = cute.arch.lane_idx()
     row, column = first_row + lane // 4, first_col + lane % 4 * 2
@@ -69,7 +74,7 @@ def row_scales_of_tile(
 
 
 def results_of(acc: cute.Tensor, scales: RowScales | None, warp_tile: WarpTile) -> cute.Tensor:
-    """Fp32 results of sums (REGISTER, MMA_M, MMA_N); without scales the bits of the sums."""
+    """Returns float32 results of sums (REGISTER, MMA_M, MMA_N); without scales, the bits of the sums."""
     if scales is None:
         return cute.recast_tensor(acc, Float32)
     m, n = len(warp_tile.mma_m), len(warp_tile.mma_n)

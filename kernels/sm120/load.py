@@ -1,6 +1,6 @@
-"""LOAD role: one warp that keeps the shared-memory ring full with TMA, and one that copies fp32 scales, where there are.
+"""LOAD role: one warp keeps the shared-memory ring full with TMA; a second warp copies float32 scales if there are any.
 
-Produces ``ab`` (all operands and their scales of one K tile a stage). Touches no register fragment and no output.
+Produces ``ab``: per stage, all operands and scales of one K tile.
 """
 
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from .split_k import first_tile_and_stride
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the load warp reads.
+    """Inputs of the LOAD role.
 
     Attributes:
-        groups: ``GroupTable`` or ``DeviceGroups``.
-        ring: the barriers of ``ab_producer``. full: an arrival and the bytes of all that TMA brings, and one of each lane that
-            copies scales.
-        scales: ``ScalePair`` in global memory, or None where TMA brings them.
+        groups: ``GroupTable`` or ``DeviceGroups``. ring: the barriers of ``ab_producer``. full: one arrival and the bytes of
+            all TMA copies, and one arrival per lane that copies
+            scales.
+        scales: ``ScalePair`` in global memory, or None if TMA loads the scales.
     """
 
     descriptors: Descriptors
@@ -48,7 +48,7 @@ class LoadArgs:
 
 @cute.jit
 def run_load(args: LoadArgs):
-    """Acquire an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
+    """Acquires an empty stage per K tile and issues its copies, whose bytes complete the stage's barrier."""
     first_tile, stride = first_tile_and_stride(args.config.split_k)
     ab_producer, config, groups, smem = args.ab_producer, args.config, args.groups, args.smem
     tile_k = config.cta_tile_shape_mnk[2]
@@ -90,13 +90,16 @@ def run_load(args: LoadArgs):
                     where = scale_coordinates(args.boxes.sf_n, k_block, block_n, at_n.batch)
                     _load(at, desc_sf_n[i], where, barrier, policy_n)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
-    # Leave only after the last stage was read: its arrivals must not reach a CTA that has exited.
+    # Exit only after the last stage has been read: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()
 
 
 @cute.jit
 def run_load_scales(args: LoadArgs):
-    """Copy the fp32 scales of every stage, as soon as it is empty: a lane every 32nd token's, the first one the weights'."""
+    """Copies the float32 scales of every stage as soon as it is empty.
+
+    Each lane copies every 32nd token's, the first also weights'.
+    """
     first_tile, stride = first_tile_and_stride(args.config.split_k)
     config, groups, smem = args.config, args.groups, args.smem
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
@@ -111,7 +114,7 @@ def run_load_scales(args: LoadArgs):
             to = args.buffers.at_stage(smem, stage)
             source_bytes = None
             if cutlass.const_expr(config.split_k > 1):
-                # Zeros, as TMA brings, where the CTA has no K tile.
+                # Write zeros, as TMA does, where the CTA has no K tile.
                 source_bytes = select(k_tile_idx < tile.k_tile_cnt, Int32(SCALE_BYTES), Int32(0))
             sources.copy(k_tile_idx, to.sf_n, to.sf_m, source_bytes)
             cute.arch.cp_async_mbarrier_arrive_noinc(args.ring.full(stage))

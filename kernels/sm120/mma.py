@@ -1,7 +1,7 @@
-"""MMA role: warps that multiply in registers and store what they computed.
+"""MMA role: warps multiply in registers and store their results.
 
-Consumes ``ab``. The warps of a team work on one tile; each reads its rows and columns (``warp_tile``) of every stage.
-Two teams take turns: one multiplies while the other stores; named barriers keep them in tile order.
+Consumes ``ab``. The warps of a team work on one tile; each reads its rows and columns (``warp_tile``) of every stage. Two teams
+alternate (ping-pong): one multiplies while the other stores. Named barriers keep them in tile order.
 """
 
 from dataclasses import dataclass
@@ -33,21 +33,20 @@ from .split_k import Exchange, first_tile_and_stride, wait_until_read
 from .warp_tile import BAND, STRIP, WarpTile
 
 CHUNK_BYTES = 16
-# One a team; named barrier 0 is __syncthreads.
+# One named barrier per team; barrier 0 is __syncthreads.
 FIRST_TURN_BARRIER_ID = 1
 
 
 @dataclass(frozen=True)
 class MmaArgs:
-    """What the MMA warps read.
+    """Inputs of the MMA role.
 
     Attributes:
-        formats: on the M side and on the N side.
+        formats: formats on the M side and on the N side.
         groups: ``GroupTable`` or ``DeviceGroups``.
-        exchange: of split-K.
-        codes_address: shared address of what warps that share blocks of results pass each other (``shared_codes``), or None.
-        row_scales: of integers, in global memory, of the M side and of the N side; None of other formats, and where results are
-            sums.
+        exchange: split-K exchange.
+        codes_address: shared address at which warps that share blocks of results exchange scales (``shared_codes``), or None.
+        row_scales: row scales of INT8 operands in global memory, M side and N side; None for other formats and for int32 results.
     """
 
     buffers: StageBuffers
@@ -66,12 +65,12 @@ class MmaArgs:
 
 @dataclass(frozen=True)
 class Fragments:
-    """Operands of a K block in registers; those of the next block replace each as soon as it was multiplied.
+    """Operands of a K block in registers. The next block's operands replace each one as soon as it has been multiplied.
 
     Attributes:
         a: (REGISTER, MMA_M). b: (REGISTER, MMA_N).
-        scales: as the MMA takes them, or as products of a K tile are promoted by them, or none of integers.
-        formats: that MMAs take on the M side and on the N side.
+        scales: ``BlockScales``, ``PromotedScales`` or ``IntegerSums``.
+        formats: formats of the MMA on the M side and on the N side.
     """
 
     a: cute.Tensor
@@ -82,8 +81,8 @@ class Fragments:
 
 @cute.jit
 def run_mma(args: MmaArgs):
-    """For each tile of the team: sum over its K tiles in registers, then scale, convert and store."""
-    # Read here: from before the roles part, the assembler keeps the tile's index in memory.
+    """Accumulates the K tiles of each of the team's tiles in registers, then scales, converts and stores the tile."""
+    # Read block_idx here: if read before the role dispatch, ptxas spills it.
     first_tile, stride = first_tile_and_stride(args.config.split_k)
     ab_consumer, warp_tile, config, groups = args.ab_consumer, args.warp_tile, args.config, args.groups
     tiler, row_bytes = config.work_tile_mnk, args.smem.row_bytes
@@ -102,11 +101,11 @@ def run_mma(args: MmaArgs):
     turn = Int32(0)
     if cutlass.const_expr(config.split_k > 1):
         receiver, partial = args.exchange.receiver(warp_idx), args.exchange.partial_sums(warp_idx)
-        # The other CTAs of the cluster have their barriers.
+        # Wait until the other CTAs of the cluster have initialized their barriers.
         cute.arch.cluster_wait()
     cursor = groups.first_cursor(first_tile, tiler)
     if cutlass.const_expr(warp_tile.num_team > 1):
-        # The second team passes over the stages of the first tile, and gives the first team its first turn.
+        # The second team skips the stages of the first tile and gives the first team its first turn.
         skipped = Int32(0)
         if team == 1:
             _give_turn(team, warp_tile)
@@ -119,16 +118,17 @@ def run_mma(args: MmaArgs):
         _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
         offsets = _lane_offsets(fragments.scales, first_row, first_col, n_side.first_row, row_bytes)
         at_lane = args.buffers.plus(offsets)
-        # Asked for here, as the epilogue has nothing else to wait for.
+        # Issue the load here, so that the epilogue does not wait for it.
         alphas = load_alphas(args.outputs, tile, args.output_kind.num_products)
         row_scales = None
         if cutlass.const_expr(args.row_scales is not None):
             row_scales = row_scales_of_tile(args.row_scales, warp_tile, tile, config, first_row, first_col)
         _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
-            # A stage's barrier tells two rounds of the ring apart, not three: nobody may wait rounds ahead.
+            # A stage's phase bit distinguishes only two rounds of the ring, so nobody may wait further ahead.
             _take_turn(team, warp_tile)
-        # The first K tile has no block before it. (A condition in the loop costs a copy of all sums every time.)
+        # The first K tile is peeled off, because it has no previous block. A condition in the loop would copy all sums in every
+        # iteration.
         read = ab_consumer.wait_and_advance()
         at_stage = at_lane.at_stage(args.smem, read.index)
         _read_first_block(fragments, at_stage, args.smem, warp_tile)
@@ -146,7 +146,7 @@ def run_mma(args: MmaArgs):
             read = stage
         cursor = groups.next_cursor(cursor, stride, tiler)
         if cutlass.const_expr(warp_tile.num_team > 1):
-            # Pass over the other team's tile.
+            # Skip the other team's tile.
             if groups.has_tile(cursor):
                 _give_turn(team, warp_tile)
             ab_consumer = advanced(ab_consumer, _k_tile_cnt(groups, cursor, config))
@@ -196,7 +196,10 @@ def run_mma(args: MmaArgs):
 
 @cute.jit
 def _clear(acc: cute.Tensor):
-    """One by one: sums cleared as a whole LLVM keeps as 64-bit pairs, which are moved to the MMA's registers and back."""
+    """Clears sums one by one.
+
+    LLVM keeps sums that are cleared as a whole in 64-bit pairs and moves them to and from MMA registers.
+    """
     for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
         for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
             for register in cutlass.range_constexpr(4):
@@ -205,7 +208,7 @@ def _clear(acc: cute.Tensor):
 
 @cute.jit
 def _k_tile_cnt(groups, cursor: tuple, config: cutlass.Constexpr) -> Int32:
-    """This CTA's K tiles of the tile at the cursor, 0 behind the last one."""
+    """Returns this CTA's number of K tiles of the cursor's tile; 0 after the last tile."""
     k_tile_cnt = Int32(0)
     if groups.has_tile(cursor):
         _, k_tile_cnt = k_share(groups.tile(cursor, config.work_tile_mnk).k_tile_cnt, config.split_k)
@@ -214,7 +217,7 @@ def _k_tile_cnt(groups, cursor: tuple, config: cutlass.Constexpr) -> Int32:
 
 @cute.jit
 def _take_turn(team: Int32, warp_tile: cutlass.Constexpr):
-    """Wait until the other team has read its last stage."""
+    """Waits until the other team has read its last stage."""
     cute.arch.barrier(
         barrier_id=FIRST_TURN_BARRIER_ID + team, number_of_threads=WARP_SIZE * warp_tile.num_warps
     )
@@ -222,7 +225,7 @@ def _take_turn(team: Int32, warp_tile: cutlass.Constexpr):
 
 @cute.jit
 def _give_turn(team: Int32, warp_tile: cutlass.Constexpr):
-    """Let the other team read the next tile's stages."""
+    """Lets the other team read the next tile's stages."""
     cute.arch.barrier_arrive(
         barrier_id=FIRST_TURN_BARRIER_ID + 1 - team, number_of_threads=WARP_SIZE * warp_tile.num_warps
     )
@@ -246,9 +249,9 @@ def _lane_offsets(
     tile_col: Int32,
     row_bytes: cutlass.Constexpr,
 ) -> StageBuffers:
-    """Bytes from the start of a stage's operands to what a lane addresses for its first MMA."""
+    """Returns the byte offsets, in a stage, of the operands that a lane addresses for its first MMA."""
     lane = cute.arch.lane_idx()
-    # Matrices of A: (strips of two bands) x (first and second chunk). Of B: first and second chunk of one MMA, then of
+    # Matrices of A: (strips of two bands) x (first and second chunk). Matrices of B: both chunks of one MMA, then of
     # the next one, whose distance ``_load_b`` adds.
     a = _swizzled(first_row + lane % STRIP + lane // 8 % 2 * BAND, lane // 16, row_bytes)
     b = _swizzled(first_col + lane % STRIP, lane // 8 % 2, row_bytes)
@@ -258,7 +261,7 @@ def _lane_offsets(
 
 @cute.jit
 def _swizzled(row: Int32, chunk: Int32, row_bytes: cutlass.Constexpr) -> Int32:
-    """Byte of a 16-byte chunk in rows of 64 or 128 bytes, as TMA swizzles them (PTX ISA 5.5.7)."""
+    """Returns the byte offset of a 16-byte chunk in rows of 64 or 128 bytes, as TMA swizzles them (PTX ISA 5.5.7)."""
     if cutlass.const_expr(row_bytes == 128):
         return row * 128 + (chunk ^ row % 8) * CHUNK_BYTES
     else:
@@ -266,7 +269,7 @@ def _swizzled(row: Int32, chunk: Int32, row_bytes: cutlass.Constexpr) -> Int32:
 
 
 def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
-    """The chunks of another K block are an exclusive or away: buffers are aligned to the swizzle's repeat."""
+    """Returns the address in another K block by XOR, because buffers are aligned to the swizzle's period."""
     return address ^ (2 * k_block_idx * CHUNK_BYTES)
 
 
@@ -274,8 +277,9 @@ def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
 def _await_reads(
     fragments: Fragments, k_block_idx: cutlass.Constexpr, k_tile_cnt: Int32, warp_tile: cutlass.Constexpr
 ):
-    """Wait until the block in registers has come, before its stage is released. (In the loop over K tiles, MMAs do, and the next
-    block's reads need the registers.)
+    """Waits until the block's reads have completed, before its stage is released.
+
+    Only needed outside the loop over K tiles: within it, MMAs wait, and the next block's reads need the registers.
     """
     words = [fragments.a[0, i] for i in range(len(warp_tile.mma_m))]
     words += [fragments.b[0, pair.start] for pair in _column_pairs(warp_tile)]
@@ -283,10 +287,12 @@ def _await_reads(
 
 
 def _await_words(words: list, positive: Int32) -> None:
-    """Wait until words have come that were read: MMAs and arithmetic do not, for the assembler moves them behind the arrival. It
-    does not move a store there, which waits for what it would store. No lane does store it.
+    """Waits until reads of ``words`` have completed.
 
-    positive: a number of which the compiler does not know that it is: a tile's rows, or K tiles.
+    MMAs and arithmetic do not wait, because ptxas moves them past the arrival. It does not move a store, which waits for its
+    operands; the store here has a predicate that is never true.
+
+    positive: a number that is positive, which the compiler cannot know: rows or K tiles of a tile.
     """
     word = words[0]
     for other in words[1:]:
@@ -296,9 +302,9 @@ def _await_words(words: list, positive: Int32) -> None:
 
 @cute.jit
 def _release(stage):
-    """One lane releases the stage for the warp, when what all lanes read of it has come.
+    """Releases the stage for the warp, by one lane, when the reads of all lanes have completed.
 
-    An arrival does not wait for reads that were only issued: on an H200, TMA overtook such reads.
+    An arrival does not wait for reads in flight: on an H200, TMA overwrote data before such reads.
     """
     cute.arch.sync_warp()
     stage.release()
@@ -308,7 +314,7 @@ def _release(stage):
 def _read_first_block(
     fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
 ):
-    """Load the first block of a tile."""
+    """Loads the first block of a tile."""
     fragments.scales.load(stage, 0, plan)
     for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
         _load_a(fragments, stage, i, 0, plan, warp_tile)
@@ -325,7 +331,7 @@ def _read_other_blocks(
     warp_tile: cutlass.Constexpr,
     is_first: cutlass.Constexpr,
 ):
-    """Load the blocks of a stage behind its first one, and multiply the one before each. is_first: stage of the tile."""
+    """Loads the other blocks of a stage and multiplies the block before each. is_first: whether the stage is the tile's first."""
     for k_block_idx in cutlass.range_constexpr(1, plan.row_bytes // MMA_ROW_BYTES):
         begins_sums = k_block_idx == 1 and not is_first
         _advance(acc, fragments, stage, k_block_idx, plan, warp_tile, begins_sums=begins_sums)
@@ -342,9 +348,9 @@ def _advance(
     first: cutlass.Constexpr = 0,
     begins_sums: cutlass.Constexpr = False,
 ):
-    """Multiply the block in registers, from its MMAs ``first`` along M on, and load block ``k_block_idx`` in its place.
+    """Multiplies the block in registers, from MMA ``first`` along M on, and loads block ``k_block_idx`` in its place.
 
-    begins_sums: whether that block is the first of a K tile behind another one, whose products are promoted before.
+    begins_sums: whether the new block starts a K tile, so that the previous K tile's products are promoted first.
     """
     before = (k_block_idx or plan.row_bytes // MMA_ROW_BYTES) - 1
     fragments.scales.load(stage, k_block_idx, plan)
@@ -364,7 +370,7 @@ def _advance(
 
 
 def _column_pairs(warp_tile: WarpTile) -> list[range]:
-    """MMAs along N whose columns one ldmatrix loads."""
+    """Returns groups of MMAs along N whose columns one ldmatrix loads."""
     count = len(warp_tile.mma_n)
     return [range(first, min(first + 2, count)) for first in range(0, count, 2)]
 
@@ -372,7 +378,7 @@ def _column_pairs(warp_tile: WarpTile) -> list[range]:
 def _load_a(
     to: Fragments, stage: StageBuffers, i: int, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
 ) -> None:
-    """Rows of MMA ``i`` along M."""
+    """Loads the rows of MMA ``i`` along M."""
     operand, strip, pair = warp_tile.mma_m[i]
     start = (
         operand * plan.num_ab_stage * plan.a_stage_bytes + (strip * STRIP + pair * 2 * BAND) * plan.row_bytes
@@ -384,7 +390,7 @@ def _load_a(
 def _load_b(
     to: Fragments, stage: StageBuffers, mmas: range, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
 ) -> None:
-    """Columns of one or two MMAs along N."""
+    """Loads the columns of one or two MMAs along N."""
     starts = [
         operand * plan.num_ab_stage * plan.b_stage_bytes + (strip * STRIP + band * BAND) * plan.row_bytes
         for operand, strip, band in warp_tile.mma_n[mmas.start : mmas.stop]
@@ -397,7 +403,7 @@ def _load_b(
 
 
 def _load_matrices(to: Fragments, side: int, address: Int32, count: int) -> list:
-    """Words of a side's matrices, an element a byte where TMA padded it. side: 0 is M, 1 N."""
+    """Loads a side's matrices; TMA-padded e2m1 become one byte per element. side: 0 for M, 1 for N."""
     load = load_padded_matrices if MMA[to.formats].pads(to.formats[side]) else load_matrices
     return load(address, count)
 
@@ -410,7 +416,7 @@ def _multiply(
     columns: cutlass.Constexpr,
     k_block_idx: cutlass.Constexpr,
 ):
-    """Add the products of the rows of MMA ``i`` and the columns of MMAs ``columns``, in one K block."""
+    """Adds the products of the rows of MMA ``i`` and the columns of MMAs ``columns`` of one K block."""
     sums = fragments.scales.sums_of_k_tile(acc)
     a = [fragments.a[register, i] for register in range(4)]
     for j in cutlass.range_constexpr(columns.start, columns.stop):

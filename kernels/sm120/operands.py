@@ -1,4 +1,4 @@
-"""Where A, B and their scales lie in shared memory, and the boxes that a stage's TMA brings in."""
+"""Shared-memory layout of A, B and their scales, and the TMA boxes of a stage."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,10 @@ from ..common.operand_maps import Boxes, MapElement
 
 @dataclass(frozen=True)
 class StageBuffers:
-    """Shared addresses in stage 0 of the first operand on each side and of its scales; a second one's are a constant away."""
+    """Shared addresses in stage 0 of the first operand on each side and of its scales.
+
+    A second operand is at a constant distance.
+    """
 
     m: Int32
     n: Int32
@@ -28,7 +31,7 @@ class StageBuffers:
     sf_n: Int32
 
     def at_stage(self, plan: SmemPlan, stage_idx: Int32) -> "StageBuffers":
-        """The same places in another stage."""
+        """Returns the addresses in another stage."""
         return StageBuffers(
             self.m + stage_idx * plan.a_stage_bytes,
             self.n + stage_idx * plan.b_stage_bytes,
@@ -37,17 +40,19 @@ class StageBuffers:
         )
 
     def plus(self, other: "StageBuffers") -> "StageBuffers":
-        """Sums of addresses, or of addresses and offsets."""
+        """Returns sums of addresses and offsets."""
         return StageBuffers(
             self.m + other.m, self.n + other.n, self.sf_m + other.sf_m, self.sf_n + other.sf_n
         )
 
 
 def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
-    """Boxes of a config: of scales, whole blocks, whatever part of their rows the tile uses; of fp32 scales none.
+    """Returns the TMA boxes of a config.
+
+    Scales come in whole blocks even if the tile uses part of their rows; float32 scales have none.
 
     Args:
-        formats: of ``a`` and of ``b``: what is multiplied has blocks of one length.
+        formats: formats of ``a`` and ``b``, with equal block length.
     """
     m, n, k = config.cta_tile_shape_mnk
     m_format, n_format = formats_on_sides(config, formats)

@@ -1,8 +1,8 @@
-"""Which of a warp's sums make up its results, and how results lie in the output: integers, fixed at compile time.
+"""Maps a warp's sums to results and results to the output: integers, fixed at compile time.
 
-A *line* of the output is a row, or a column where columns are contiguous. Lines lie along one side of the MMA, their
-elements along the other one. Interleaved weights have both products' rows in one operand, whole bands of each in turn:
-the same lane has a result's two sums.
+A *line* of the output is a row, or a column where columns are contiguous. Lines are counted along one side of the MMA, their
+elements along the other. Interleaved weights hold the rows of both products in one operand, alternating by whole bands, so that
+a lane has both sums of a result.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .warp_tile import BAND, WarpTile
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbouring columns of an MMA's upper or lower half, a lane's: ``acc[register + 0 or 1, i, j]``."""
+    """Two neighbouring columns of a lane in an MMA's upper or lower half: ``acc[register + 0 or 1, i, j]``."""
 
     register: int
     i: int
@@ -27,9 +27,9 @@ class ResultTile:
     """Results of a warp.
 
     Attributes:
-        warp_tile: where its sums lie.
-        weights_along_m: whether ``b`` lies on the M side.
-        weight_layout: of a dual GEMM's weights: "separate", or one of ``planning.arch.sm120.INTERLEAVE``.
+        warp_tile: layout of the warp's sums.
+        weights_along_m: whether ``b`` is on the M side.
+        weight_layout: layout of a dual GEMM's weights: "separate", or one of ``planning.arch.sm120.INTERLEAVE``.
     """
 
     warp_tile: WarpTile
@@ -38,7 +38,7 @@ class ResultTile:
 
     @property
     def lines_along_n(self) -> bool:
-        """Whether lines lie along the MMA's N side: elements of one, neighbours in memory, along its M side."""
+        """Whether lines are counted along the MMA's N side, so that elements of a line are along its M side."""
         return self.warp_tile.runs_along_m
 
     @property
@@ -51,22 +51,22 @@ class ResultTile:
 
     @property
     def lines(self) -> tuple[tuple[int, int], ...]:
-        """(strip, band) of every eight lines."""
+        """(strip, band) of every group of eight lines."""
         strips = self.warp_tile.strips_n if self.lines_along_n else self.warp_tile.strips_m
         return tuple(product(range(strips), range(self.bands[self.lines_along_n])))
 
     @property
     def line_strips(self) -> int:
-        """Strips of eight elements, side by side in a line."""
+        """Neighbouring strips of eight elements per line."""
         return self.warp_tile.strips_m if self.lines_along_n else self.warp_tile.strips_n
 
     @property
     def line_bands(self) -> int:
-        """Bands of elements in a line."""
+        """Bands of elements per line."""
         return self.bands[not self.lines_along_n]
 
     def pair(self, which: int, line: tuple[int, int], element: tuple[int, int]) -> Pair:
-        """Sums of product ``which`` of a strip and band of lines, in a strip and band of elements."""
+        """Returns the sums of product ``which`` for a (strip, band) of lines and one of elements."""
         (strip_m, band_m), (strip_n, band_n) = (element, line) if self.lines_along_n else (line, element)
         tile, operand_m, operand_n = self.warp_tile, 0, 0
         if self.weight_layout in INTERLEAVE:
@@ -83,7 +83,7 @@ class ResultTile:
         )
 
     def _interleaved(self, which: int, band: int) -> int:
-        """Band of an operand that has product ``which`` of a band of results."""
+        """Returns the band of the operand that holds product ``which`` of a band of results."""
         width = INTERLEAVE[self.weight_layout] // BAND
         place = which if self.weight_layout == "interleaved_32_gate_first" else 1 - which
         return (2 * (band // width) + place) * width + band % width

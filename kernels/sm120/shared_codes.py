@@ -1,7 +1,7 @@
-"""Scales of blocks of results whose halves two warps have: each finds the code of its own, and the larger one is the block's.
+"""Scales of result blocks that two warps share: each warp finds the code of its half, and the larger code is the block's.
 
-Scales are powers of two, whose codes rise with magnitudes; that of NaN is the largest (``quantize_block.power_code``). Two warps
-that have neighbouring elements of the same lines meet at a named barrier of their own, and pass each other a byte a lane.
+Scales are powers of two, whose codes grow with magnitude; NaN has the largest code (``quantize_block.power_code``). Two warps
+with neighbouring elements of the same lines synchronize on a named barrier of their own and exchange one byte per lane.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from .result_tile import ResultTile
 
 MAX_WARPS = 8
 CODES_BYTES = MAX_WARPS * WARP_SIZE
-# Barriers 1 and 2 are those of the teams' turns (``mma``).
+# Named barriers 1 and 2 belong to the teams (``mma``).
 FIRST_PAIR_BARRIER_ID = 3
 
 
 @dataclass(frozen=True)
 class SharedCodes:
-    """What a lane passes to, and gets from, the same lane of the warp with the other half of its blocks.
+    """Exchange of a lane with the same lane of the warp that has the other half of its blocks.
 
     Attributes:
-        own, other: shared addresses of its byte, and of the other one's.
-        barrier_id: of the two warps.
+        own, other: shared addresses of the lane's byte and of the other lane's byte.
+        barrier_id: named barrier of the two warps.
     """
 
     own: Int32
@@ -38,8 +38,8 @@ class SharedCodes:
 
     @classmethod
     def of(cls, address: Int32, tile: ResultTile) -> "SharedCodes":
-        """Of this thread. ``address``: of CODES_BYTES of shared memory."""
-        # How far apart the two warps are: neighbours along the side that elements lie along.
+        """Returns the exchange of this thread. address: shared address of CODES_BYTES."""
+        # Distance between the two warps, which are neighbours along the side of the elements.
         step = 1 if tile.lines_along_n else tile.warp_tile.warps_m
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
         pair = warp // (2 * step) * step + warp % step
@@ -51,11 +51,11 @@ class SharedCodes:
         )
 
     def _meet(self) -> None:
-        """Until both warps are here."""
+        """Synchronizes both warps."""
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=2 * WARP_SIZE)
 
     def scale_of_blocks(self, values: cute.Tensor, encode: Encoding) -> BlockScale:
-        """The scale of the block whose half are ``values``. Both warps call this."""
+        """Returns the scale of the block whose half is ``values``. Both warps must call it."""
         code = power_code(largest([ptx.abs_f32(values[i]) for i in range(cute.size(values))]), encode)
         store_shared_byte(self.own, code)
         self._meet()

@@ -1,7 +1,8 @@
-"""Split-K: the CTAs of a cluster multiply a share of a tile's K each; a warp's sums are added up in one of them.
+"""Split-K: each CTA of a cluster multiplies a share of a tile's K; one of the CTAs adds the partial sums of a warp.
 
-Warps are dealt to the CTAs in turn, so that CTAs receive, add up and store alike. That CTAs of sm_120 form clusters whose
-shared memories they reach: CUDA programming guide, features by compute capability (12.x; only TMA multicast has no hardware
+Warps are assigned to the CTAs round-robin, so that all CTAs receive, add and store equally much. CTAs of sm_120 form clusters
+with
+distributed shared memory: CUDA programming guide, features by compute capability (12.x; only TMA multicast has no hardware
 there), and a report of a cluster that exchanged values on an RTX 5090 (QuACK issue 91).
 """
 
@@ -21,11 +22,11 @@ from .warp_tile import WarpTile
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where the warps of a CTA get the sums of the same warps of the other CTAs.
+    """Memory and barriers by which a CTA's warps receive the partial sums of the same warps of the other CTAs.
 
     Attributes:
-        address: shared address: ``PartialSums`` of each warp whose sums this CTA adds up.
-        ring: a stage a warp. full: in the CTA that adds up its sums. empty: 1 arrival, in the others.
+        address: shared address: ``PartialSums`` of each warp whose sums this CTA adds.
+        ring: one stage per warp. full: in the CTA that adds the warp's sums. empty: 1 arrival, in the other CTAs.
         split: CTAs of the cluster.
         warp_tile: ``WarpTile``.
     """
@@ -36,11 +37,11 @@ class Exchange:
     warp_tile: WarpTile
 
     def receiver(self, warp_idx: Int32) -> Int32:
-        """CTA that adds up and stores the sums of a warp."""
+        """Returns the CTA that adds and stores the sums of a warp."""
         return warp_idx % num_receivers(self.split)
 
     def partial_sums(self, warp_idx: Int32) -> PartialSums:
-        """Of a warp."""
+        """Returns the exchange of a warp."""
         chunks = 4 * len(self.warp_tile.mma_m) * len(self.warp_tile.mma_n) // CHUNK_VALUES
         warp_bytes = (self.split - 1) * chunks * WARP_SIZE * CHUNK_BYTES
         place = warp_idx // num_receivers(self.split) * warp_bytes + cute.arch.lane_idx() * CHUNK_BYTES
@@ -50,12 +51,12 @@ class Exchange:
 
 @cute.jit
 def wait_until_read(exchange: Exchange, warp_idx: Int32, turn: Int32):
-    """Wait until the receiver has read what this warp sent last: it reaches this CTA's shared memory no more."""
+    """Waits until the receiver has read this warp's last sums, after which it no longer accesses this CTA's shared memory."""
     if cute.arch.block_idx_in_cluster() != exchange.receiver(warp_idx):
         cute.arch.mbarrier_wait(exchange.ring.empty(warp_idx), turn ^ PRODUCER_PHASE)
 
 
 @cute.jit
 def first_tile_and_stride(split: cutlass.Constexpr) -> tuple:
-    """The first tile of a CTA, or of the ``split`` CTAs that share its tiles, and the way to the next one."""
+    """Returns the first tile of a CTA, or of the ``split`` CTAs that share its tiles, and the distance to the next tile."""
     return cute.arch.block_idx()[0] // split, cute.arch.grid_dim()[0] // split

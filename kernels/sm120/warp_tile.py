@@ -1,14 +1,13 @@
-"""Which rows and columns of a CTA tile each MMA warp computes: plain integers, fixed at compile time.
+"""Rows and columns of a CTA tile per MMA warp: plain integers, fixed at compile time.
 
-The 128x4 layout keeps the scales of rows r, r + 32, r + 64 and r + 96 side by side. So a warp takes *strips* of 8 rows,
-one in each *band* of 32 rows: lane 4g + t loads the scale word of row g of the strip in band t, all 32 lanes from 32
-different banks, and the MMA picks the lanes of a quad by its thread selectors.
+The 128x4 layout stores the scales of rows r, r + 32, r + 64 and r + 96 next to each other. So a warp takes *strips* of 8 rows,
+one in each *band* of 32 rows: lane 4g + t loads the scale word of row g of the strip in band t, all 32 lanes from different
+banks, and the MMA selects the lanes of a quad by its thread selectors.
 
-M side (128 rows, 4 bands, or 64 of each of two operands): an MMA takes the strips of two neighbouring bands as its rows 0-7 and
-8-15.
-N side (8 to 128 columns, 1 to 4 bands): an MMA takes one strip as its 8 columns.
+M side (128 rows in 4 bands, or 64 rows of each of two operands): an MMA takes the strips of two neighbouring bands as its rows
+0-7 and 8-15. N side (8 to 128 columns in 1 to 4 bands): an MMA takes one strip as its 8 columns.
 
-A dual GEMM has two operands on one side: a warp takes the same rows of both, as if they lay side by side.
+A dual GEMM has two operands on one side: a warp takes equal rows of both.
 """
 
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ BANDS_M = 4
 
 @dataclass(frozen=True)
 class WarpTile:
-    """How the MMA warps divide a CTA tile of tile_m x tile_n.
+    """Division of a CTA tile of tile_m x tile_n among the MMA warps.
 
     Attributes:
         tile_n: columns of the tile.
-        num_team: 1: all warps work on one tile. 2: two teams of four warps take turns, tile by tile.
+        num_team: 1: all warps work on one tile. 2: two teams of four warps alternate tile by tile.
         num_m, num_n: operands on the M side and on the N side.
-        runs_along_m: whether rows of the M side, not columns, are neighbours in memory.
+        runs_along_m: whether results along the M side, rather than the N side, are contiguous in memory.
         tile_m: rows of the tile of each operand on the M side.
     """
 
@@ -41,19 +40,19 @@ class WarpTile:
 
     @property
     def bands_m(self) -> int:
-        """Bands of each operand's rows."""
+        """Bands of rows per operand on the M side."""
         return self.tile_m // BAND
 
     @property
     def bands_n(self) -> int:
-        """Bands that the columns reach into."""
+        """Bands that contain the columns."""
         return max(self.tile_n // BAND, 1)
 
     @property
     def warps_n(self) -> int:
-        """Warps of a team side by side along N: as many as leave each two strips that are neighbours in memory.
+        """Warps of a team along N: as many as leave each warp two strips that are contiguous in memory.
 
-        Such 16 results are a sector of 16-bit ones, and a block of NVFP4's.
+        These 16 results are a sector of 16-bit results, or a block of NVFP4.
         """
         return min(4 if self.runs_along_m and self.num_team == 1 else 2, self.tile_n // STRIP)
 

@@ -34,7 +34,7 @@ WORDS = {
     'write "after", not "behind"': r"\bbehind\b",
     'write "also", not a final ", too"': r", too\b(?=[\s.,;:)]|$)",
     'write "at most N" or name the number, not "so many"': r"\b(?:so|as) many\b(?! as)",
-    'write "is not a", not "is no"': r"\b(?:is|are|was|were|be) no (?!longer\b|more\b|later\b|fewer\b|less\b|larger\b|other\b)",
+    'write "is not a", not "is no"': r"(?<![Tt]here )\b(?:is|are|was|were|be) no (?!longer\b|more\b|later\b|fewer\b|less\b|larger\b|other\b)",
     'use the field\'s term, not "{}"': r"\b(?:owes|owed|handover|turned through)\b",
     'write "fewer" for things that you can count': r"\bless (?:bits|bytes|rows|registers|words|tiles|launches|lines|stages)\b",
 }
