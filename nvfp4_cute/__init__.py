@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nvfp4_cute.experts import library as _experts_library  # noqa: F401 (registers the custom ops)
+from nvfp4_cute.formats import pickling as _pickling  # noqa: F401 (registers what torch.load may call)
 from nvfp4_cute.nn import library as _nn_library  # noqa: F401 (registers the custom ops)
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
     from nvfp4_cute.formats.block_scaled import BlockScaledTensor as BlockScaledTensor
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
     from nvfp4_cute.formats.int4 import int4_tensor as int4_tensor
+    from nvfp4_cute.models.transformers import load as load
+    from nvfp4_cute.nn.fused import fuse as fuse
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.moe import MoE as MoE
     from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
+    from nvfp4_cute.nn.replace import replace_linears as replace_linears
+    from nvfp4_cute.operands.group_sizes import debug as debug
     from nvfp4_cute.ops.dequantize import dequantize as dequantize
     from nvfp4_cute.ops.dual_gemm import dual_gemm as dual_gemm
     from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as grouped_dual_gemm
@@ -79,8 +84,10 @@ _MODULES = {
     "PersistentMLP": "nn.persistent_mlp",
     "UnsupportedProblem": "errors",
     "UnsupportedTarget": "errors",
+    "debug": "operands.group_sizes",
     "dequantize": "ops.dequantize",
     "dual_gemm": "ops.dual_gemm",
+    "fuse": "nn.fused",
     "gemm": "ops.gemm",
     "gemv": "ops.gemv",
     "grouped_dual_gemm": "ops.dual_gemm",
@@ -88,13 +95,17 @@ _MODULES = {
     "grouped_quantize": "ops.quantize",
     "int4_format": "formats.block_format",
     "int4_tensor": "formats.int4",
+    "load": "models.transformers",
     "moe": "experts.layer",
     "quantize": "ops.quantize",
     "Placement": "experts.placement",
+    "replace_linears": "nn.replace",
     "route": "experts.routing",
     "tune": "tuning.autotune",
 }
-__all__ = list(_MODULES)
+# What other packages have to be installed for; `import *` leaves it out.
+_NEEDS_TRANSFORMERS = ("load",)
+__all__ = [name for name in _MODULES if name not in _NEEDS_TRANSFORMERS]
 
 
 if not TYPE_CHECKING:  # a type checker that sees it takes every name for one of the package
@@ -107,4 +118,4 @@ if not TYPE_CHECKING:  # a type checker that sees it takes every name for one of
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_MODULES})

@@ -44,6 +44,7 @@ def test_importing_takes_little_and_imports_little():
             "experts.library",
             "formats",
             "formats.block_format",
+            "formats.pickling",
             "nn",
             "nn.library",
             "ops",
@@ -118,3 +119,13 @@ def test_graphs_run_after_the_import_alone(tmp_path):
             assert os.waitpid(child, 0)[1] == 0, program
     """
     in_new_process(code, path, LOADED, TRACED)
+
+
+def test_names_that_the_readme_shows():
+    from nvfp4_cute.nn import LinearNVFP4, fuse, replace_linears
+
+    assert (nvfp4_cute.fuse, nvfp4_cute.replace_linears) == (fuse, replace_linears)
+    assert nvfp4_cute.LinearNVFP4 is LinearNVFP4
+    assert callable(fuse) and callable(nvfp4_cute.debug)
+    assert "load" in dir(nvfp4_cute)
+    assert not {"Any", "TYPE_CHECKING", "import_module", "private_api"} & set(dir(nvfp4_cute))

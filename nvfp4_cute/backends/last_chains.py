@@ -9,6 +9,7 @@ from nvfp4_cute import env
 from nvfp4_cute.backends.calls import watching_chains
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared_chain import PreparedChain
+from nvfp4_cute.operands.group_sizes import is_debugging
 
 # Kinds of calls that are known at a time: few rows and many, of a server that does both in turns.
 MAX_KEPT = 4
@@ -59,7 +60,7 @@ class LastChains:
             tensors: all that ``run`` reads, in the order of the chain's inputs. A chain that reads a converted copy of one of
                 them is not kept.
         """
-        settings += (len(tensors), env.backend())
+        settings += (len(tensors), env.backend(), is_debugging())
         calls = prepared.of_thread()
         for kept in self._kept:
             if kept.settings == settings and kept.calls is calls and kept.guards.check(*tensors):

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import torch
 
-from nvfp4_cute.formats.block_format import BlockFormat, check_is_format
+from nvfp4_cute.formats.block_format import BlockFormat, as_format
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.problem import ResultName, result_format
 
@@ -69,7 +69,7 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
 
 def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
     """Raise TypeError or ValueError for a format that rows of experts do not have, or a global scale that it has not."""
-    check_is_format("format", format)
+    format = as_format("format", format)
     if format.name not in ROW_FORMATS:
         raise ValueError(
             f"format={format.name} is none of rows of experts; use one of {', '.join(ROW_FORMATS)}"

@@ -287,10 +287,17 @@ class BlockFormat:
         return torch_dtypes(self.scale.dtypes)
 
 
-def check_is_format(name: str, value: object) -> None:
-    """Raise TypeError for what is no record of a format."""
-    if not isinstance(value, BlockFormat):
-        raise TypeError(f"{name}={value!r} is no BlockFormat; pass a record, such as nvfp4_cute.MXFP4")
+def as_format(name: str, value: object) -> BlockFormat:
+    """The record of a format given as a record or by its name; ``name`` is that of the argument, for messages.
+
+    Raises:
+        TypeError: neither a record nor a string. ValueError: an unknown name.
+    """
+    if isinstance(value, BlockFormat):
+        return value
+    if isinstance(value, str):
+        return format_named(value, name)
+    raise TypeError(f'{name}={value!r} is not a format; pass nvfp4_cute.MXFP4, or its name "mxfp4"')
 
 
 def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
@@ -363,9 +370,9 @@ def int4_format(
     return found
 
 
-def format_named(name: str) -> BlockFormat:
+def format_named(name: str, argument: str = "format") -> BlockFormat:
     """The record of a name. Raises ValueError for another name, with the names there are."""
     found = FORMATS.get(name) or INT4_FORMATS.get(name)
     if found is None:
-        raise ValueError(f"format={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
+        raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
     return found

@@ -8,7 +8,15 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat, check_is_format
+from nvfp4_cute.formats.block_format import (
+    ATOM_ROWS,
+    FORMATS,
+    INT4_FORMATS,
+    NVFP4,
+    SCALE_LAYOUTS,
+    BlockFormat,
+    as_format,
+)
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
 from nvfp4_cute.formats.block_scales import ScaleRounding, check_scale_rounding, scale_codes
 from nvfp4_cute.formats.codecs import (
@@ -20,6 +28,7 @@ from nvfp4_cute.formats.codecs import (
     encode,
 )
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
+from nvfp4_cute.formats.pickling import restored
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.zero_points import quantize_with_zero_points
 
@@ -127,17 +136,20 @@ class BlockScaledTensor:
             f"scale={list(self.scale.shape)}, {size} bytes on {self.data.device})"
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Fields, data and scales as bytes beside their dtypes: torch does not unpickle 8-bit floats by itself."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Data and scales as bytes next to their dtypes, and the format by its name: ``torch.load`` reads these by itself."""
         state = dict(self.__dict__)
         for name in ("data", "scale"):
             tensor = state[name]
             if tensor.dtype.itemsize == 1:
                 state[name], state[f"{name}_dtype"] = tensor.view(torch.uint8), tensor.dtype
-        return state
+        is_known = self.format.name in (FORMATS, INT4_FORMATS)[self.format.is_int4]
+        state["format"] = self.format.name if is_known else self.format
+        state["shape"] = tuple(self.shape)
+        return restored, (state,)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Inverse of ``__getstate__``; of tensors from before there were formats, their fields."""
+        """Restores tensors that were pickled as instances of the class, before :func:`pickling.restored` did it."""
         fields = dict(state)
         for name in ("data", "scale"):
             dtype = fields.pop(f"{name}_dtype", None)
@@ -327,7 +339,7 @@ def quantize(
 def quantize(
     x: torch.Tensor,
     *,
-    format: BlockFormat,
+    format: BlockFormat | str,
     global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
@@ -338,7 +350,7 @@ def quantize(
 def quantize(
     x: torch.Tensor,
     *,
-    format: BlockFormat = NVFP4,
+    format: BlockFormat | str = NVFP4,
     global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
@@ -376,7 +388,7 @@ def quantize(
 
     Args:
         x: float32, float16, bfloat16 or float64, ``[..., K]``, any strides, K a multiple of the format's block: 16.
-        format: what to quantize to.
+        format: what to quantize to: a record, such as MXFP4, or its name, "mxfp4".
         global_scale: the factor one multiplies by to dequantize; 2688 * global_scale should be the largest magnitude
             of ``x``. A positive, normal float32 number, or a tensor of one element; of ``x`` [batches..., M, K] also
             [batches...], one a batch. "auto" takes the finite amax of ``x`` / 2688 (1 if that amax is 0; never less than
@@ -397,7 +409,7 @@ def quantize(
             or "down" of scales that are no powers of two.
     """
     check_is_tensor("x", x)
-    check_is_format("format", format)
+    format = as_format("format", format)
     check_scale_rounding(scale_rounding, format)
     scale_layout = scale_layout or format.scale_layout
     check_scale_layout(scale_layout, format)

@@ -17,7 +17,7 @@ from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import mode_of
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
-from nvfp4_cute.nn.fuse import fuse as fuse_layers
+from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.moe import MoENVFP4

@@ -50,7 +50,7 @@ from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
 from nvfp4_cute.nn.embedding import reason_against
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
-from nvfp4_cute.nn.fuse import fuse as fuse_layers
+from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded as keep_decoded_weights
 from nvfp4_cute.nn.seen import Place, Seen
 from nvfp4_cute.terminal import bar

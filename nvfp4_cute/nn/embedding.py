@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat, check_is_format
+from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.state import KeepsBits, keeping_dtype
 from nvfp4_cute.operands.rules import check_tensors
@@ -67,7 +67,7 @@ class QuantizedEmbedding(KeepsBits):
 
     @classmethod
     def from_embedding(
-        cls, embedding: torch.nn.Embedding, format: BlockFormat = NVFP4, *, backend: str = "auto"
+        cls, embedding: torch.nn.Embedding, format: BlockFormat | str = NVFP4, *, backend: str = "auto"
     ) -> "QuantizedEmbedding":
         """With the table of ``embedding`` quantized, on its device and of its dtype.
 
@@ -75,7 +75,7 @@ class QuantizedEmbedding(KeepsBits):
             TypeError: no format, another module, or a class derived from torch.nn.Embedding, which may compute something else.
             ValueError: an embedding with ``max_norm``, which changes the rows that it gives; K is no multiple of the block.
         """
-        check_is_format("format", format)
+        format = as_format("format", format)
         reason = reason_against(embedding)
         if reason is not None:
             raise reason

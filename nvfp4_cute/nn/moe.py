@@ -23,7 +23,7 @@ from nvfp4_cute.formats.block_format import (
     NVFP4,
     BlockFormat,
     FP8_128x128,
-    check_is_format,
+    as_format,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn import options as options_of
@@ -174,7 +174,7 @@ class MoE(NamesFormats):
         hidden_size: int,
         intermediate_size: int,
         *,
-        format: BlockFormat = NVFP4,
+        format: BlockFormat | str = NVFP4,
         activations: Activations | None = None,
         activation: Activation = "silu",
         limit: float | None = None,
@@ -192,6 +192,7 @@ class MoE(NamesFormats):
         backend: str = "auto",
     ):
         super().__init__()
+        format = as_format("format", format)
         _check_format("format", format, self.FORMATS)
         activations = activations or ROWS[format][0]
         if activations not in ROWS[format]:
@@ -263,7 +264,7 @@ class MoE(NamesFormats):
         gate_up: torch.Tensor,
         down: torch.Tensor,
         *,
-        format: BlockFormat = NVFP4,
+        format: BlockFormat | str = NVFP4,
         bias13: torch.Tensor | None = None,
         bias2: torch.Tensor | None = None,
         **options: Any,
@@ -277,6 +278,7 @@ class MoE(NamesFormats):
             options: of the constructor, but sizes, bias and device.
         """
         options_of.refuse(options, DECIDED, "gate_up")
+        format = as_format("format", format)
         _check_format("format", format, cls.FORMATS)
         check_is_tensor("gate_up", gate_up)
         check_is_tensor("down", down)
@@ -516,9 +518,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     return made.view(dtype)
 
 
-def _check_format(name: str, format: Any, formats: tuple[BlockFormat, ...]) -> None:
+def _check_format(name: str, format: BlockFormat, formats: tuple[BlockFormat, ...]) -> None:
     """Raise TypeError or ValueError for what is none of the ``formats`` of weights."""
-    check_is_format(name, format)
     if format not in formats:
         known = dict.fromkeys(one.family for one in formats)
         raise ValueError(f"{name} is {format.title}; use {' or '.join(known)}")

@@ -15,6 +15,7 @@ from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import is_tensor_of, tensors_of
 from nvfp4_cute.operands import rules
+from nvfp4_cute.operands.group_sizes import check_group_sizes, check_masked_m, check_offs
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.overlap import check_overlap
 from nvfp4_cute.problem import (
@@ -284,6 +285,7 @@ def _operand(
     """One group's operand, with scales that messages call ``label``."""
     k, letter = fmt.elements(rows.shape[1]), "M" if name == "a" else "N"
     blocked = rules.blocked_scales(label, letter, scale, len(rows), k, layout, fmt=fmt)
+    rules.check_padding_columns(label, blocked, k, fmt)
     return Operand(rows, blocked, fmt, len(rows), k)
 
 
@@ -365,11 +367,15 @@ def check_device_groups(
     named |= {f"{w.name}_scale": w.scale for w in weights} | {sizes_name: lengths}
     named |= rules.tensors_in(alphas | {"out_global_scale": result.global_scale})
     device = rules.check_tensors(named | outs)
-    _check_sizes(sizes_name, lengths)
+    check_group_sizes(sizes_name, lengths)
     num_groups = len(lengths)
     fmt, batches = None if a_scale is None else a_format, None if form == "ragged" else num_groups
     rows = _tokens(a, form, sizes_name, num_groups, fmt)
     num_rows, k = rows.shape[1], _k(fmt, rows)
+    if form == "ragged":
+        check_offs(lengths, num_rows)
+    else:
+        check_masked_m(lengths, num_rows)
     tokens = []
     if fmt is not None:
         scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, batches, fmt)
@@ -472,15 +478,6 @@ def _form(
     return ("masked", "masked_m", masked_m) if offs is None else ("ragged", "offs", offs)
 
 
-def _check_sizes(name: str, sizes: torch.Tensor) -> None:
-    if sizes.dtype != torch.int32 or sizes.ndim != 1 or not sizes.is_contiguous():
-        raise TypeError(
-            f"{name} is {sizes.dtype} of shape {list(sizes.shape)}; expected contiguous int32 [G]: {name}.to(torch.int32)"
-        )
-    if len(sizes) == 0:
-        raise ValueError(f"{name} is empty; pass at least one group (a group may have no rows)")
-
-
 def _tokens(
     a: torch.Tensor, form: DeviceForm, sizes_name: str, num_groups: int, fmt: BlockFormat | None
 ) -> torch.Tensor:
@@ -511,12 +508,18 @@ def _weights(w: Weights, num_groups: int, k: int, sizes_name: str) -> Operand:
     if data.ndim != 3 or data.shape[0] != num_groups or data.shape[2] != row_bytes:
         raise ValueError(
             f"{w.name} has shape {list(data.shape)}; expected [G, N, {w.format.length}] = [{num_groups}, N, {row_bytes}] "
-            f"({num_groups} entries in {sizes_name}, K={k} in a)"
+            f"({num_groups} entries in {sizes_name}, K={k} in a){_leading_zero(data, num_groups, sizes_name)}"
         )
     rows = rules.packed_rows(w.name, "N", data, w.format)
     n = rules.check_extent(f"rows of {w.name}", rows.shape[1], INT32_MAX)
     scale = rules.scales_of_groups(f"{w.name}_scale", w.scale, n, k, num_groups, w.format)
     return Operand(rows, scale, w.format, n, k, num_groups)
+
+
+def _leading_zero(data: torch.Tensor, num_groups: int, sizes_name: str) -> str:
+    """The commonest mistake, for a message: ends of groups that begin with a 0, as start offsets do."""
+    is_one_more = sizes_name == "offs" and data.ndim == 3 and len(data) == num_groups - 1
+    return "; offs has no leading 0: pass offs[1:]" if is_one_more else ""
 
 
 def _device_outputs(result: Result) -> dict[str, Any]:
@@ -554,9 +557,12 @@ def _device_results(
     data = rules.as_bytes("data of out", outs["data of out"], format)
     if tuple(data.shape) != data_shape:
         raise ValueError(f"data of out has shape {list(data.shape)}; expected uint8 {list(data_shape)}")
+    rules.check_apart("data of out", data)
     scale = outs["scale of out"]
     rules.check_written_scales("scale of out", scale, format)
-    flat = rules.scales_of_groups("scale of out", scale, rows, n, None if is_ragged else num_groups, format)
+    flat = rules.scales_of_groups(
+        "scale of out", scale, rows, n, None if is_ragged else num_groups, format, is_read=False
+    )
     least = new_device_scale_shape(shape, num_groups, format)
     if is_ragged and flat.numel() < least[0] * format.atom_row_bytes(n):
         raise ValueError(

@@ -26,6 +26,7 @@ from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.operands import rules
+from nvfp4_cute.operands.group_sizes import check_group_sizes, check_offs
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.problem import INT32_MAX
 
@@ -163,11 +164,8 @@ def check_grouped_quantize(
     format.num_k_blocks(k)
     check_scale_rounding(scale_rounding, format)
     check_has_global_scale(format, global_scale)
-    if offs.dtype != torch.int32 or offs.ndim != 1 or not offs.is_contiguous() or not len(offs):
-        raise ValueError(
-            f"offs has dtype {offs.dtype}, shape {tuple(offs.shape)}; expected contiguous int32 [G], at least one group: "
-            "offs.int().contiguous()"
-        )
+    check_group_sizes("offs", offs)
+    check_offs(offs, rows)
     factors = rules.global_scales("global_scale", global_scale, len(offs), x.device, allows_list=False)
     shape = format.ragged_scale_shape(rows, k, len(offs))
     return _quantization(x, up, factors, offs, rows, 1, Result(shape, "blocked", format, scale_rounding))

@@ -1,5 +1,6 @@
 """Rules that one tensor keeps, and the view of it that launches take. Nothing waits for a GPU: of data there nothing is read."""
 
+import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -10,18 +11,20 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
+    ATOM_ROWS,
     FORMATS,
     INT8_PAIR,
     MAX_INTEGER_K,
     NVFP4_PAIR,
     SCALE_LAYOUTS,
     TMA_ALIGN_BYTES,
+    UE8M0,
     BlockFormat,
     Formats,
     FP8_1x128,
     FP8_128x128,
     ScaleLayout,
-    check_is_format,
+    as_format,
 )
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import check_is_tensor
@@ -148,7 +151,7 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
     Raises TypeError for what is no format, UnsupportedProblem where scales are rows and may not be.
     """
     for name, fmt in formats.items():
-        check_is_format(name, fmt)
+        as_format(name, fmt)
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales: only gemm, grouped_gemm and dual GEMMs of weights that are not "
@@ -342,6 +345,24 @@ def blocked_scales(
     return blocked
 
 
+def check_padding_columns(label: str, scale: torch.Tensor, k: int, fmt: BlockFormat) -> None:
+    """Raise ValueError where blocked scales have NaN beyond the blocks of K, on the CPU; on a GPU nothing is read.
+
+    Kernels multiply these scales by zeros, which gives NaN in all of a row's results. ``scale``: bytes of whole rows of atoms.
+    """
+    columns = fmt.num_k_blocks(k) % fmt.scale_atom[1] if fmt.scale_layout == "blocked" else 0
+    if not columns or fmt.is_int4 or scale.device.type != "cpu" or private_api.is_traced():
+        return
+    last = scale.reshape(-1, fmt.atom_row_bytes(k))[:, -math.prod(fmt.atom_shape) :]
+    padding = last.view(-1, fmt.atom_shape[-1])[:, columns:]
+    is_nan = padding == 0xFF if fmt.scale.name == UE8M0.name else (padding & 0x7F) == 0x7F
+    if is_nan.any():
+        raise ValueError(
+            f"{label} has NaN in its padding columns: K={k} is not a multiple of {fmt.atom_k}, and kernels multiply what follows "
+            "the last block by zeros; write zeros there, as quantize and to_blocked do"
+        )
+
+
 def _row_scales(
     label: str, scale: torch.Tensor, one: tuple[int, ...], batches: int | None, fmt: BlockFormat
 ) -> torch.Tensor:
@@ -386,6 +407,8 @@ def scales_of_groups(
     k: int,
     groups: int | None,
     fmt: BlockFormat = NVFP4_FORMAT,
+    *,
+    is_read: bool = True,
 ) -> torch.Tensor:
     """Blocked scales of any contiguous shape as uint8 [G, bytes]; as [bytes] of groups padded one by one, where None.
 
@@ -413,7 +436,15 @@ def scales_of_groups(
             f"{label} has {size} bytes; expected {groups * row_blocks * row_bytes}: {groups} groups of "
             f"{row_blocks} x {k_blocks} blocks of {row_bytes // k_blocks} bytes (128 rows x 4 scales)"
         )
+    if groups is not None and groups > 1 and rows % ATOM_ROWS and scale.ndim == 5:
+        raise ValueError(
+            f"{label} has shape {list(scale.shape)}; expected [{groups}, {row_blocks}, {k_blocks}, 32, 4, 4]: every group has "
+            f"{rows} rows, padded to {ATOM_ROWS} by itself. Scales of one matrix of {groups * rows} rows lie elsewhere: quantize "
+            f"[{groups}, {rows}, {k}]"
+        )
     check_aligned(label, flat)
+    if is_read:
+        check_padding_columns(label, flat, k, fmt)
     return flat if groups is None else flat.view(groups, -1)
 
 
@@ -669,7 +700,10 @@ def is_m_major(outs: Iterable[torch.Tensor]) -> bool:
 
 
 def out_lines(label: str, out: torch.Tensor, m_major: bool) -> torch.Tensor:
-    """A checked output [(batches,) M, N] with canonical strides: unit in N or, where ``m_major``, in M."""
+    """A checked output [(batches,) M, N] with canonical strides: unit in N or, where ``m_major``, in M.
+
+    Raises ValueError where elements of a line are apart, or lines or batches share memory.
+    """
     *_, m, n = out.shape
     if m_major:
         return _lines(label, out.mT, "M", "column", f"torch.empty({n}, {m}).T").mT
@@ -691,6 +725,7 @@ def _lines(label: str, out: torch.Tensor, letter: str, line: str, fix: str) -> t
                 f"{label} has a {line} pitch of {pitch} elements, expected {length} ({letter}) to {INT32_MAX}; "
                 f"allocate it as {fix}"
             )
+    check_apart(label, out)
     return out.as_strided(out.shape, (*out.stride()[: len(batches)], pitch, 1))
 
 
@@ -702,4 +737,5 @@ def quantized_rows(
         raise ValueError(
             f"{label} has shape {list(data.shape)}; expected [M, {format.length.replace('K', 'N')}] = {list(shape)}"
         )
+    check_apart(label, data)
     return packed_rows(label, "M", data, format)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, check_is_format
+from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_formats
@@ -56,7 +56,7 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
 
 
 def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
-    check_is_format("format", format)
+    as_format("format", format)
     check_formats(format=whole.format, takes_rows=True)
     is_default = format.name == NVFP4.name
     if not is_default and format.name != whole.format.name:
@@ -68,7 +68,7 @@ def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
 
 def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> None:
     """Raise ValueError where a format is given for 16-bit rows, of which ``scale`` is None: they have none."""
-    check_is_format(f"{name}_format", format)
+    as_format(f"{name}_format", format)
     first = rows[0] if isinstance(rows, list | tuple) and rows else rows
     is_plain = scale is None and isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES
     if is_plain and format.name != NVFP4.name:

@@ -8,7 +8,7 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.backends.host_floats import ieee_floats
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, check_is_format
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
 from nvfp4_cute.formats.block_scales import ScaleRounding, check_scale_rounding
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
@@ -37,7 +37,7 @@ def quantize(
 def quantize(
     x: torch.Tensor,
     *,
-    format: BlockFormat,
+    format: BlockFormat | str,
     up: torch.Tensor | None = None,
     global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
@@ -50,7 +50,7 @@ def quantize(
 def quantize(
     x: torch.Tensor,
     *,
-    format: BlockFormat = NVFP4,
+    format: BlockFormat | str = NVFP4,
     up: torch.Tensor | None = None,
     global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
@@ -67,7 +67,7 @@ def quantize(
     Args:
         x: float16, bfloat16, float32 or float64, [..., K], K a multiple of the format's block (16; of MX formats 32); copied
             where rows are not contiguous or not 16-byte aligned.
-        format: what to quantize to, a record of ``nvfp4_cute.formats.block_format``.
+        format: what to quantize to: a record, such as ``nvfp4_cute.MXFP4``, or its name, "mxfp4".
         up: of the dtype and shape of ``x``: then ``silu(x) * up`` is quantized, the middle of a gated layer. It is computed
             in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
             up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
@@ -97,7 +97,7 @@ def quantize(
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
         UnsupportedProblem: more rows or batches than a grid has.
     """
-    check_is_format("format", format)
+    format = as_format("format", format)
     check_scale_rounding(scale_rounding, format)
     layout = scale_layout or format.scale_layout
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
@@ -164,7 +164,7 @@ def grouped_quantize(
     x: torch.Tensor,
     offs: torch.Tensor,
     *,
-    format: BlockFormat = NVFP4,
+    format: BlockFormat | str = NVFP4,
     up: torch.Tensor | None = None,
     global_scale: torch.Tensor | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -174,9 +174,11 @@ def grouped_quantize(
 
     Args:
         x: [sum M, K], float16 or bfloat16, rows contiguous and a multiple of 16 bytes apart.
-        format: what to quantize to: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2.
+        format: what to quantize to: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2, or a name, such as "mxfp4".
         up: of the dtype and shape of ``x``: then silu(x) * up is quantized, as by :func:`quantize`.
-        offs: int32 [G] on the device of ``x``, the inclusive ends of the groups, ascending; the last at most sum M.
+        offs: int32 [G] on the device of ``x``: the row where each group ends, ascending, the last at most sum M, without a
+            leading 0: ``rows_per_group.cumsum(0, dtype=torch.int32)``. Other values are refused on the CPU and undefined
+            behavior on a GPU, where :class:`nvfp4_cute.debug` checks them.
         global_scale: float32 [G] on the device, a factor a group, or None.
         scale_rounding, backend: as of :func:`quantize`.
 
@@ -195,6 +197,7 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
+    format = as_format("format", format)
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         made_of = (format.name, up, global_scale, scale_rounding)
         return torch.ops.nvfp4_cute.grouped_quantize(x, offs, *made_of, backend)

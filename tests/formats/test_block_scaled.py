@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
+import nvfp4_cute
 from nvfp4_cute.formats.block_format import (
     FORMATS,
     MXFP4,
@@ -194,6 +195,37 @@ def test_copies_of_every_kind(f):
     file.seek(0)
     with torch.serialization.safe_globals([BlockScaledTensor, NVFP4Tensor, BlockFormat, NumberType]):
         same(torch.load(file), t)
+
+
+@pytest.mark.parametrize("f", list(FORMATS.values()), ids=ids)
+def test_torch_load_reads_tensors_by_its_safe_default(f):
+    given = quantize(
+        torch.randn(2, 128, 256), format=f, global_scale="per_batch" if f.has_global_scale else None
+    )
+    file = io.BytesIO()
+    torch.save({"w": given, "row": given[0]}, file)
+    file.seek(0)
+    found = torch.load(file, weights_only=True)
+    assert type(found["w"]) is type(given) and found["w"].format == f and found["row"].shape == (128, 256)
+    assert torch.equal(found["w"].dequantize(), given.dequantize())
+
+
+@pytest.mark.parametrize("f", list(FORMATS.values()), ids=ids)
+def test_formats_are_named_or_passed_as_records(f):
+    x = torch.randn(128, 256)
+    named, given = quantize(x, format=f.name), quantize(x, format=f)
+    assert named.format is f and torch.equal(named.dequantize(), given.dequantize())
+    assert nvfp4_cute.quantize(x, format=f.name).format is f
+
+
+def test_what_names_no_format():
+    with pytest.raises(ValueError, match="format='mxfp8' is unknown; use one of nvfp4, mxfp4, mxfp8_e4m3"):
+        nvfp4_cute.quantize(torch.ones(4, 32), format="mxfp8")
+    with pytest.raises(TypeError, match="format=8 is not a format; pass nvfp4_cute.MXFP4, or its name"):
+        nvfp4_cute.quantize(torch.ones(4, 32), format=8)
+    offs = torch.tensor([4], dtype=torch.int32)
+    rows = torch.ones(4, 32).half()
+    assert nvfp4_cute.grouped_quantize(rows, offs, format="mxfp8_e4m3")[0].dtype == torch.float8_e4m3fn
 
 
 def test_tensors_pickled_before_there_were_formats():

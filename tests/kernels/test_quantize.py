@@ -261,7 +261,7 @@ def test_group_refusals():
     for arguments, error, text in (
         ((x.float(), offs), TypeError, "dtype of x"),
         ((x[0], offs), ValueError, r"expected \[sum M, K\]"),
-        ((x, offs.long()), ValueError, "contiguous int32"),
+        ((x, offs.long()), TypeError, "contiguous int32"),
         ((x, offs, torch.ones(2)), ValueError, "one a group"),
         ((x.clone().requires_grad_(), offs), UnsupportedProblem, "no backward pass"),
     ):

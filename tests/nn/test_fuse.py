@@ -10,7 +10,7 @@ from oracle import assert_bitwise_equal
 
 from nvfp4_cute import LinearNVFP4, dual_gemm, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.nn.fuse import fuse
+from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
 from nvfp4_cute.nn.replace import replace_linears

@@ -9,7 +9,7 @@ from oracle import assert_bitwise_equal
 from nvfp4_cute import LinearNVFP4
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared_chain import PreparedChain
-from nvfp4_cute.nn.fuse import fuse
+from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.replace import replace_linears
 
 pytestmark = pytest.mark.gpu("sm_90a")

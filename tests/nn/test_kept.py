@@ -9,7 +9,7 @@ from torch.nn import functional
 from nvfp4_cute import LinearNVFP4, dequantize
 from nvfp4_cute.nn import decoded, kept
 from nvfp4_cute.nn.decoded import KEPT_ROWS
-from nvfp4_cute.nn.fuse import fuse
+from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.replace import replace_linears

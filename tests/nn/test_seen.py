@@ -7,7 +7,7 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import LinearNVFP4, MoENVFP4, NVFP4Tensor, PersistentMLP, quantize, route
-from nvfp4_cute.nn.fuse import fuse
+from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.seen import Seen
 
 K = 64

@@ -1,0 +1,64 @@
+"""Results whose elements share memory, and operands that look right and lie elsewhere, are refused before anything is written."""
+
+import pytest
+import torch
+
+import nvfp4_cute as nv
+
+BF = torch.bfloat16
+BACKENDS = ("reference", "emulator", "emulator:sm_90a")
+
+
+def shared(*shape, dtype=BF):
+    """The first extent has stride 0."""
+    return torch.zeros(1, *shape[1:], dtype=dtype).expand(shape)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_of_a_result_share_no_memory(backend):
+    x, w = nv.quantize(torch.randn(2, 8, 64)), nv.quantize(torch.randn(2, 128, 64))
+    rows = torch.tensor([8, 8], dtype=torch.int32)
+    near = torch.zeros(8 * 128 + 128, dtype=BF).as_strided((8, 128, 2), (128, 1, 128))
+    calls = [
+        lambda: nv.gemm(x, w, out=shared(2, 8, 128).permute(1, 2, 0), backend=backend),
+        lambda: nv.gemm(x, w, out=near, backend=backend),
+        lambda: nv.gemm(torch.randn(8, 64, 2, dtype=BF).permute(2, 0, 1).contiguous().permute(1, 2, 0), w,
+                        out=shared(2, 8, 128).permute(1, 2, 0), backend=backend),
+        lambda: nv.grouped_gemm(x, w, masked_m=rows, out=shared(2, 8, 128), backend=backend),
+        lambda: nv.grouped_dual_gemm(x, w, w, masked_m=rows, out=shared(2, 8, 128), backend=backend),
+        lambda: nv.dual_gemm(x, w, w, out=shared(2, 8, 128).permute(1, 2, 0), backend=backend),
+    ]  # fmt: skip
+    for number, call in enumerate(calls):
+        with pytest.raises(ValueError, match="share memory|overlaps"):
+            print(number)
+            call()
+
+
+def test_groups_of_a_quantized_result_share_no_memory():
+    x, w = nv.quantize(torch.randn(2, 8, 64)), nv.quantize(torch.randn(2, 128, 64))
+    rows = torch.tensor([8, 8], dtype=torch.int32)
+    data, scale = nv.grouped_gemm(x, w, masked_m=rows, out_dtype="nvfp4")
+    with pytest.raises(ValueError, match="data of out has strides .* share memory"):
+        nv.grouped_gemm(
+            x, w, masked_m=rows, out_dtype="nvfp4", out=(shared(*data.shape, dtype=data.dtype), scale)
+        )
+
+
+@pytest.mark.parametrize(("n", "groups"), [(200, 2), (120, 4)])
+def test_scales_of_one_matrix_are_not_those_of_its_groups(n, groups):
+    """[G N] rows are padded at the end, groups of N rows each."""
+    experts, offs = nv.quantize(torch.randn(groups * n, 128)), torch.tensor([40] + [47] * (groups - 1)).int()
+    data, scale = nv.grouped_quantize(torch.randn(47, 128).bfloat16(), offs)
+    with pytest.raises(ValueError, match="Scales of one matrix of .* rows lie elsewhere"):
+        nv.grouped_gemm(data, experts.data.view(groups, n, 64), scale, experts.scale, offs)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3"])
+def test_a_nan_in_padding_columns_is_refused(format):
+    """Kernels multiply it by zeros; the reference would not read it."""
+    x, w = nv.quantize(torch.randn(8, 96), format=format), nv.quantize(torch.randn(128, 96), format=format)
+    nv.gemm(x, w)
+    w.scale.view(torch.uint8)[..., -1] = 0xFF
+    for call in (lambda: nv.gemm(x, w), lambda: nv.grouped_gemm([x], [w])):
+        with pytest.raises(ValueError, match="b_scale has NaN in its padding columns"):
+            call()
