@@ -1,22 +1,25 @@
 """Restores pickled block-scaled tensors. Registered with torch, so that ``torch.load`` reads them by its safe default."""
 
+from importlib import import_module
 from typing import Any
 
 import torch
 
+from nvfp4_cute.formats.block_format import format_named
+
 
 def restored(state: dict[str, Any]) -> Any:
     """The BlockScaledTensor of its pickled ``state``, whose format is a name. Raises ValueError for an unknown name."""
-    from nvfp4_cute.formats.block_format import format_named
-    from nvfp4_cute.formats.block_scaled import quantized_tensor
-
+    block_scaled = import_module("nvfp4_cute.formats.block_scaled")  # which imports this module
     fields = dict(state)
     for name in ("data", "scale"):
         dtype = fields.pop(f"{name}_dtype", None)
         if dtype is not None:
             fields[name] = fields[name].view(dtype)
     format = fields.pop("format")
-    return quantized_tensor(**fields, format=format_named(format) if isinstance(format, str) else format)
+    return block_scaled.quantized_tensor(
+        **fields, format=format_named(format) if isinstance(format, str) else format
+    )
 
 
 torch.serialization.add_safe_globals([restored])
