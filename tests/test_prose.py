@@ -37,7 +37,6 @@ PENDING = {
     "tests": 9,
     "tests/backends": 4,
     "tests/bench": 2,
-    "tests/cli": 4,
     "tests/competition": 6,
     "tests/compile": 2,
     "tests/emulator": 39,

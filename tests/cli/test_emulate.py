@@ -27,7 +27,7 @@ def checks_of(script: str) -> list[str]:
 
 @cache
 def run(script: str, *options: str) -> tuple[dict[str, str | None], str]:
-    """What became of each check of a script, and what was printed beside; run once."""
+    """What became of each check of a script, and the printed output; run once."""
     done = emulate(*options, SCRIPTS / f"{script}.py")
     assert done.stdout.strip(), done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -78,7 +78,7 @@ def test_exported_objects_run_in_another_process(tmp_path, kind):
     for step in ("export", "load"):
         done = emulate(SCRIPTS / "exports.py", step, tmp_path, kind, **settings)
         assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
-    # Where nothing was kept the error says what to do, and PTX beside the object is enough.
+    # Where nothing was kept the error says what to do, and PTX next to the object is enough.
     done = emulate(SCRIPTS / "exports.py", "load", tmp_path, kind, NVFP4_CUTE_CACHE_DIR="off")
     assert done.returncode == 1 and "put the .ptx beside it" in done.stderr
     kept = sorted((tmp_path / "cache" / "ptx").iterdir())
@@ -181,7 +181,7 @@ def test_a_hopper_script_runs_or_names_the_option(tmp_path, name, code, said):
 
 
 def test_ctrl_c_is_silent(tmp_path):
-    """130, as of other verbs, also where the script catches the interrupt."""
+    """130, as with other verbs, also where the script catches the interrupt."""
     path = tmp_path / "stopped.py"
     for text in (
         "raise KeyboardInterrupt",
@@ -192,7 +192,7 @@ def test_ctrl_c_is_silent(tmp_path):
         assert (done.returncode, done.stderr) == (130, "")
 
 
-# The kernel writes behind its tensor; the script does not look at what its launch answers.
+# The kernel writes past its tensor; the script does not look at what its launch answers.
 FAULTY = """
 import cutlass.cute as cute
 import torch

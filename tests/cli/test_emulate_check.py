@@ -81,7 +81,7 @@ def test_an_unknown_mode_names_the_known_ones(emulate):
 
 
 def test_times_checks_and_files_in_one_run(emulate, tmp_path):
-    """Times are recorded beside the checks and change no result; a finding does not hide them."""
+    """Times are recorded along with the checks and change no result; a finding does not hide them."""
     files = {kind: tmp_path / f"f.{kind}" for kind in ("json", "html")}
     options = [f"--{kind}={path}" for kind, path in files.items()]
     timeline = tmp_path / "t.json.gz"

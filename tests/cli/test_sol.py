@@ -149,7 +149,7 @@ def test_a_pair_without_a_kernel_is_refused_with_what_there_is(capsys):
 
 
 def test_refusals_are_those_of_the_call(capsys):
-    """Of formats of operands and results, GPU and operation, whatever the sizes."""
+    """Depends on formats of operands and results, GPU and operation, not on sizes."""
     x16, int8, fp8 = torch.randn(8, 512).bfloat16(), (nv.INT8, nv.INT8), (nv.FP8_1x128, nv.FP8_128x128)
     some = lambda rows, format=nv.NVFP4: nv.quantize(torch.randn(rows, 512), format=format)
     pair = lambda formats: [some(128, format) for format in formats]
