@@ -130,6 +130,19 @@ def cache_dir() -> Path | None:
         return None
 
 
+def caches_below(folder: Path) -> dict[str, str]:
+    """Return variables by which torch, Triton and CUDA keep what they compile below a folder."""
+    places = ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
+    return {name: str(folder / "caches" / name.lower()) for name in places}
+
+
+def become_submission(folder: Path) -> None:
+    """Give this process the environment of a submission: no variable of a competition's runner, caches below a folder."""
+    for name in [name for name in os.environ if name.startswith("POPCORN_")]:
+        del os.environ[name]
+    os.environ.update(caches_below(folder))
+
+
 def take_popcorn_fd() -> int | None:
     """Return the descriptor that a competition's runner wants results on, or None; forget it, so that children do not see it."""
     value = os.environ.pop("POPCORN_FD", "")

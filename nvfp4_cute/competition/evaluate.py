@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,13 @@ from nvfp4_cute.problems.harness_rules import GIB
 from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.problems.task_file import Task, find_task, read_task
 
+# Starts our harness without the working directory on the path, whatever put it there (`-c` does, and PYTHONPATH may).
+START = """\
+import os, sys
+sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != os.getcwd()]
+from nvfp4_cute.competition import evaluator
+sys.exit(evaluator.main(sys.argv[1:]))
+"""
 # What --low-memory stands for: four times the largest L2, and as many inputs as show that they are not one.
 LOW_MEMORY_L2_BYTES = GIB // 2
 LOW_MEMORY_INPUTS = 2
@@ -144,17 +151,22 @@ def evaluate(request: Request) -> protocol.Results:
     arch = emulated_arch(request.device)
     task = _task(request, name)
     problem = None if request.harness else registry.load(name)
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_eval_") as folder_name:
-        folder = Path(folder_name)
+    failure = _import_step(request, task if problem is None else None, arch)
+    if failure is not None:
+        return failure
+    # New folders: the import step may have written anything into its own.
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_eval_") as base:
+        place, folder = Path(base, "submission"), Path(base, "harness")
+        folder.mkdir()
         if problem is None:
             assert task is not None
             command, variables = genuine.prepare(task, folder, arch, request.l2_clear_bytes)
+            place = folder
         else:
-            command, variables = _own_harness(request, problem, arch), {}
-        shutil.copyfile(request.submission, folder / "submission.py")
-        failure = runner.import_step(folder, arch, variables)
-        if failure is not None:
-            return failure
+            place.mkdir()
+            (place / "task.py").write_text(runner.TASK_PY)
+            command, variables = _own_harness(request, problem, arch, place), {}
+        shutil.copyfile(request.submission, place / "submission.py")
         (folder / "cases.txt").write_text("\n".join(_case_lines(request, problem, task)), encoding="utf-8")
         seed = {} if request.seed is None else {"POPCORN_SEED": str(request.seed)}
         limit = _time_limit(request, problem, task, arch)
@@ -162,11 +174,31 @@ def evaluate(request: Request) -> protocol.Results:
         profiled = request.mode == "profile" and arch is None
         if profiled and profiler.is_installed():
             harness = profiler.command(harness, log)
-        results = runner.run_harness(harness, folder, {**variables, **seed}, limit)
+        writable = [folder, request.submission.resolve().parent]
+        results = runner.run_harness(
+            harness, folder, {**variables, **seed}, limit, writable if problem is None else None
+        )
         if profiled:
             text = profiler.read_report(log) if profiler.is_installed() else profiler.MISSING
             results = replace(results, cases=tuple(replace(case, report=text) for case in results.cases))
         return _without_times(results) if problem is None and arch else results
+
+
+def _import_step(request: Request, genuine_task: Task | None, arch: str | None) -> protocol.Results | None:
+    """The import step, with the files of a genuine harness where one is used; what failed, or None."""
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_import_") as base:
+        folder, variables = Path(base), dict[str, str]()
+        if genuine_task is not None:
+            _, variables = genuine.prepare(genuine_task, folder, arch, request.l2_clear_bytes)
+        shutil.copyfile(request.submission, folder / "submission.py")
+        failure = runner.import_step(folder, arch, variables)
+    if failure is None:
+        return None
+    # The user knows the file by its own name.
+    error = (
+        failure.log["error"].replace(f"{base}/submission.py", str(request.submission)).replace(f"{base}/", "")
+    )
+    return replace(failure, log={**failure.log, "error": error})
 
 
 def _without_times(results: protocol.Results) -> protocol.Results:
@@ -206,13 +238,20 @@ def _task(request: Request, name: str) -> Task | None:
     return read_task(find_task(request.harness, name)) if request.harness else None
 
 
-def _own_harness(request: Request, problem: Problem, arch: str | None):
+def _own_harness(
+    request: Request, problem: Problem, arch: str | None, place: Path | None = None
+) -> Callable[[str], list[str]]:
+    """Mode -> the command that runs our harness on the submission in `place`.
+
+    No module is looked for in the working directory: it might hold files of a submission's.
+    """
     options: list[str] = ["--arch", arch] if arch else []
     options += ["--strict"] if request.strict else []
     options += ["--inputs", str(request.num_inputs)] if request.num_inputs else []
     options += [] if request.l2_clear_bytes is None else ["--l2-clear-bytes", str(request.l2_clear_bytes)]
-    module = "nvfp4_cute.competition.evaluator"
-    return lambda mode: [sys.executable, "-m", module, problem.name, mode, "cases.txt", *options]
+    options += [] if place is None else ["--folder", str(place)]
+    options += [] if place is None else ["--writable", str(request.submission.resolve().parent)]
+    return lambda mode: [sys.executable, "-c", START, problem.name, mode, "cases.txt", *options]
 
 
 def _case_lines(request: Request, problem: Problem | None, task: Task | None) -> Sequence[str]:

@@ -1,8 +1,9 @@
 """Our harness: the program that a runner calls as ``eval.py MODE CASES``, here with the problem's name before them.
 
-Its working directory holds ``submission.py``. Inputs, reference and judgement are made in this process, the submission
-runs in a spawned one (``worker``). Stricter than the official harnesses in that every output is checked, not the last one
-of a timing, and an exit code of 0 means that everything was accepted, in leaderboard mode, too.
+Inputs, reference and judgement are made in this process. A second one (``worker``) starts a third one for the submission
+(``player``), places inputs in memory that the two share, and reads the answers. The harness is stricter than the official
+ones: it checks every output, not the last one of a timing, and an exit code of 0 means that everything was accepted, also in
+leaderboard mode.
 """
 
 import argparse
@@ -21,12 +22,18 @@ from typing import Any, TextIO
 from nvfp4_cute import env
 from nvfp4_cute.competition import protocol, worker
 from nvfp4_cute.competition.protocol import Stats
+from nvfp4_cute.competition.wire import printable
+from nvfp4_cute.model.speed_of_light import competition_us
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
 
 # Inputs of a case in strict mode, and how often each is called.
 STRICT_INPUTS = 3
 STRICT_CALLS = 2
+# Least possible share of the published speed of light, which assumes 96 % of a B200's bandwidth.
+POSSIBLE = 0.9
+# Characters of a value that a log keeps.
+MOST_SHOWN = 1 << 20
 # Seed of the order of strict calls.
 ORDER_SEED = 7
 
@@ -39,8 +46,9 @@ class Log:
         self.file = file
 
     def __call__(self, key: str, value: Any) -> None:
-        """Write a line at once."""
-        print(f"{key}: {value}", file=self.file, flush=True)
+        """Write a line at once. Further lines of a value are indented, so that none is read as a key."""
+        text = "\n ".join(printable(value, MOST_SHOWN).splitlines())
+        print(f"{key}: {text}", file=self.file, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Harness:
 
     Args:
         problem: what is tried.
-        pool: the process that runs the submission.
+        pool: the process that starts the submission's.
         strict: whether to look for answers that are not computed.
         modelled: whether the submission runs on a virtual GPU, whose times are modelled; one call gives them.
         num_inputs: inputs of a timing.
@@ -148,12 +156,12 @@ class Harness:
         if message:
             return Verdict(message)
         if self.modelled:
-            return _verdict(first, len(data))
+            return _verdict(case, first, len(data))
         answer = self._ask(worker.time_calls, packed, repeats, seconds, recheck)
         message = self._fault(data, answer)
         if not message and self.strict:
             message = self._single_call_fault(data, packed, answer)
-        return Verdict(message) if message else _verdict(answer, 1)
+        return Verdict(message) if message else _verdict(case, answer, 1)
 
     def profile(self, case: Any) -> Verdict:
         """One call in the range that a profiler looks for; what a model says of it."""
@@ -192,7 +200,14 @@ class Harness:
         if answer.faults:
             return "; ".join(answer.faults)
         for index, packed in zip(answer.indices, answer.outputs, strict=True):
-            passed, message = self.problem.check(worker.unpack(packed), self._reference(data[index]))
+            try:
+                passed, message = self.problem.check(worker.unpack(packed), self._reference(data[index]))
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as error:  # dtypes that do not subtract, among others
+                return f"an output that cannot be compared: {type(error).__name__}: {error}"
             if not passed:
                 return message
         return ""
@@ -204,11 +219,17 @@ class Harness:
         return self._known[id(data)][1]
 
 
-def _verdict(answer: worker.Answer, least: int) -> Verdict:
-    """Accepted, with times if there are at least so many."""
+def _verdict(case: Any, answer: worker.Answer, least: int) -> Verdict:
+    """Accepted, with times if there are at least `least`, unless no GPU could be that fast."""
     if len(answer.durations_ns) < least:
         return Verdict()
-    return Verdict("", Stats.of(answer.durations_ns), answer.source)
+    stats = Stats.of(answer.durations_ns)
+    floor_us = POSSIBLE * competition_us(case.work)
+    if stats.mean < 1e3 * floor_us:
+        return Verdict(
+            f"{stats.mean / 1e3:.3f} us on average; moving the operands takes at least {floor_us:.3f} us on a B200"
+        )
+    return Verdict("", stats, answer.source)
 
 
 def _packed(data: list[Any]) -> list[bytes]:
@@ -243,6 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--inputs", type=int, help="inputs of a timing")
     parser.add_argument("--l2-clear-bytes", type=int)
+    parser.add_argument("--folder", help="of submission.py")
+    parser.add_argument("--writable", action="append", default=[], help="a folder that it may write to")
     args = parser.parse_args(argv)
     descriptor, seed = env.take_popcorn_fd(), env.take_popcorn_seed()
     if descriptor is None:
@@ -257,7 +280,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     virtual = args.arch is not None
     l2_bytes = problem.harness.l2_clear_bytes if args.l2_clear_bytes is None else args.l2_clear_bytes
     modelled = virtual and args.mode != "test"
-    settings = worker.Settings(problem.name, args.arch, modelled, 0 if virtual else l2_bytes, args.strict)
+    settings = worker.Settings(
+        problem.name,
+        args.arch,
+        modelled,
+        0 if virtual else l2_bytes,
+        args.strict,
+        args.folder or os.getcwd(),
+        tuple(args.writable),
+    )
     num_inputs = args.inputs or (1 if virtual else problem.harness.num_inputs)
     os.set_inheritable(descriptor, False)
     with os.fdopen(descriptor, "w") as file:

@@ -5,60 +5,113 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from nvfp4_cute import env
-from nvfp4_cute.competition import protocol
+from nvfp4_cute.competition import contain, protocol, wire
 from nvfp4_cute.terminal import Progress
 
 IMPORT_TIMEOUT_S = 120
 # The runner's seed in its import step.
 IMPORT_SEED = 1
+# Characters of what a failed import step printed.
+MOST_SHOWN = 4000
 # Submissions take the names of the argument and the result from task.py; nothing reads them.
 TASK_PY = "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n"
 
 
 def import_step(folder: Path, arch: str | None, variables: dict[str, str]) -> protocol.Results | None:
-    """Run the submission in ``folder`` as a program, as the runner does before any mode; what failed, or None."""
+    """Run the submission in ``folder`` as a program, as the runner does before any mode; what failed, or None.
+
+    ``folder`` is for this step alone: what the submission leaves there, and the processes that it leaves, are not there when
+    a harness starts.
+    """
     script = [sys.executable, "submission.py"]
     if arch is not None and not variables:
         script = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", arch, "submission.py"]
     if not (folder / "task.py").exists():
         (folder / "task.py").write_text(TASK_PY)
-    environment = env.with_variables({**variables, "POPCORN_SEED": str(IMPORT_SEED)})
-    try:
-        done = subprocess.run(
-            script, cwd=folder, env=environment, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S
+    caches = env.caches_below(folder)
+    environment = env.with_variables({**variables, **caches, "POPCORN_SEED": str(IMPORT_SEED)})
+    with contain.descendants_end():
+        process = subprocess.Popen(
+            script,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_bounds([folder]),
         )
-    except subprocess.TimeoutExpired:
-        message = f"python3 submission.py took more than {IMPORT_TIMEOUT_S} s"
-        return protocol.Results((), False, protocol.TIMED_OUT, {"error": message})
-    if done.returncode:
-        message = f"python3 submission.py ended with exit code {done.returncode}:\n{done.stderr[-4000:]}"
-        return protocol.Results((), False, done.returncode, {"error": message})
+        try:
+            _, errors = process.communicate(timeout=IMPORT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            message = f"python3 submission.py took more than {IMPORT_TIMEOUT_S} s"
+            return protocol.Results((), False, protocol.TIMED_OUT, {"error": message})
+    if process.returncode:
+        shown = wire.printable(errors.decode(errors="replace")[-MOST_SHOWN:])
+        message = f"python3 submission.py ended with exit code {process.returncode}:\n{shown}"
+        return protocol.Results((), False, process.returncode, {"error": message})
     return None
 
 
+def _bounds(writable: list[Path] | None) -> Callable[[], None]:
+    """What a child does before it becomes another program: it ends with this process and writes to `writable` alone."""
+    parent = os.getpid()
+
+    def bound() -> None:
+        contain.die_with(parent)
+        if writable is not None:
+            contain.limit_resources()
+            contain.confine(writable)
+
+    return bound
+
+
 def run_harness(
-    command: list[str], folder: Path, variables: dict[str, str], timeout_s: int | None
+    command: list[str],
+    folder: Path,
+    variables: dict[str, str],
+    timeout_s: int | None,
+    writable: list[Path] | None = None,
 ) -> protocol.Results:
-    """Start a harness in ``folder`` with a pipe for its results, and read them while it runs."""
+    """Start a harness in ``folder`` with a pipe for its results, and read them while it runs.
+
+    When it ends, by itself or by the limit, every process that it or the submission started ends as well.
+
+    Args:
+        writable: folders that the harness may write to besides temporary ones, where it runs the submission in processes that
+            set no bounds of their own; None sets none.
+    """
     reader, writer = os.pipe()
-    environment = env.with_variables({**variables, "POPCORN_FD": str(writer)})
-    process = subprocess.Popen(command, cwd=folder, env=environment, pass_fds=(writer,))
-    os.close(writer)
+    caches = {} if writable is None else env.caches_below(folder)
+    environment = env.with_variables({**variables, **caches, "POPCORN_FD": str(writer)})
     lines: list[str] = []
-    with open(reader, encoding="utf-8") as file:
+    with contain.descendants_end(), open(reader, encoding="utf-8", errors="replace") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            pass_fds=(writer,),
+            start_new_session=True,
+            preexec_fn=_bounds(writable),
+        )
+        os.close(writer)
         thread = threading.Thread(target=lambda: lines.extend(_with_progress(file)), daemon=True)
         thread.start()
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             code = protocol.TIMED_OUT
+        finally:
+            contain.end_session(process.pid)
+            process.wait()
+        # What the submission left may hold the pipe open.
+        contain.end_descendants(set())
         thread.join(10)
     results = protocol.parse_results("".join(lines), code)
     if code in (protocol.OK, protocol.REJECTED):

@@ -1,25 +1,40 @@
-"""The process that runs a submission. It imports and calls it; inputs come from the parent, which judges the outputs.
+"""The judge's side of a submission's process: it places inputs, asks for calls and reads the answers.
 
-The parent owns the random generator, the reference and the checker, so that nothing a submission does to its own process
-can change what is right. What it could change here, the clock, is watched: see :class:`Guard`.
+The submission runs in a process forked from this one (`player`), which it does not share objects with. This side holds the
+virtual GPU with its times, compares inputs with its own copies, and reads the other process's memory to see whether the
+submission replaced what the harness relies on. On a real GPU the times come from the submission's process: GUIDE.md says what
+that leaves open.
 """
 
-import importlib
-import io
-import math
-import re
+import contextlib
+import multiprocessing.util
+import os
+import select
+import signal
+import socket
+import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 
-from nvfp4_cute.competition.protocol import Stats
+from nvfp4_cute.competition import contain, player, wire, witness
+from nvfp4_cute.competition.gpu_link import GpuServer
+from nvfp4_cute.competition.wire import Arena, printable
 from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR, constants_of
 from nvfp4_cute.problems import registry
+
+LEAST_MADE = 0.5
+"""Share of an answer's elements that launches must have written for their time to be the answer's."""
+
+MOST_OUTPUT_BYTES = 1 << 20
+"""How much of what a submission prints is shown."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,9 @@ class Settings:
         arch: of the virtual GPU; None for the GPU of the machine.
         modelled: whether the virtual GPU models the time of every launch.
         l2_clear_bytes: memory written before each timing.
-        strict: watch for side queues, too.
+        strict: watch for side queues and changed inputs.
+        folder: where submission.py lies; None looks for it on the path.
+        writable: folders that the submission may write to, besides its own and the temporary one.
     """
 
     problem: str
@@ -39,6 +56,8 @@ class Settings:
     modelled: bool = False
     l2_clear_bytes: int = 0
     strict: bool = False
+    folder: str | None = None
+    writable: tuple[str, ...] = ()
 
 
 @dataclass
@@ -72,156 +91,304 @@ class Answer:
             self.faults.append(message)
 
 
-class Guard:
-    """Notices that a submission replaced what times it, or made queues of its own.
+class Ended(Exception):
+    """The submission's process is gone."""
 
-    What runs on another queue than the default one is not between the events of a timing. Only queues that are made
-    through torch or cuda-python are seen.
+
+@dataclass
+class Placed:
+    """One input in shared memory.
+
+    Attributes:
+        tree: where its tensors lie.
+        pieces: (view, bytes that were put there, whether it is output) of every storage.
     """
 
-    def __init__(self, strict: bool):
-        """Remember what is in place now, before a submission is imported."""
-        self.side_queues: list[str] = []
-        if strict:
-            self._record_queues()
-        self.before = [(owner, name, getattr(owner, name)) for owner, names in _watched() for name in names]
+    tree: wire.Tree
+    pieces: list[tuple[np.ndarray, np.ndarray, bool]]
 
-    def _record_queues(self) -> None:
-        original, note = torch.cuda.Stream, self.side_queues.append
+    def rewrite(self, other: "Placed") -> None:
+        """Put the bytes of another input of the same shape at these addresses."""
+        for index, (view, _, is_output) in enumerate(self.pieces):
+            view[:] = other.pieces[index][1]
+            self.pieces[index] = view, other.pieces[index][1], is_output
 
-        class Queue(original):  # type: ignore[misc, valid-type]
-            """A queue whose making is noted."""
+    def poison(self) -> None:
+        """NaN into C: all bits set are NaN in every float format that has one."""
+        for view, _, is_output in self.pieces:
+            if is_output:
+                view[:] = 0xFF
 
-            def __init__(self, *args: Any, **options: Any):
-                if "stream_id" not in options:  # else torch names one that exists, as events do
-                    note("torch.cuda.Stream")
-                if original.__init__ is not object.__init__:
-                    super().__init__(*args, **options)
-
-        torch.cuda.Stream = Queue  # type: ignore[misc]
-        external = self._recording("torch.cuda.ExternalStream", torch.cuda.ExternalStream)
-        torch.cuda.ExternalStream = external  # type: ignore[misc, assignment]
-        for module in ("cuda.bindings.driver", "cuda.bindings.runtime"):
-            try:
-                library = importlib.import_module(module)
-            except ImportError:
-                continue
-            for name, value in list(vars(library).items()):
-                if re.match(r"cu(da)?StreamCreate", name):
-                    setattr(library, name, self._recording(f"{module}.{name}", value))
-
-    def _recording(self, name: str, function: Callable) -> Callable:
-        def make(*args: Any, **options: Any) -> Any:
-            self.side_queues.append(name)
-            return function(*args, **options)
-
-        return make
-
-    def faults(self) -> list[str]:
-        """What was replaced or made since."""
-        replaced = [
-            f"replaced {getattr(owner, '__name__', owner)}.{name}, which the harness relies on"
-            for owner, name, value in self.before
-            if getattr(owner, name) is not value
-        ]
-        queues = [
-            f"made a queue of its own ({name}); only the default queue is timed" for name in self.side_queues
-        ]
-        return [*dict.fromkeys(replaced + queues)]
+    def is_unchanged(self) -> bool:
+        """Whether everything but C is as it was put there."""
+        return all(is_output or np.array_equal(view, before) for view, before, is_output in self.pieces)
 
 
-def _watched() -> list[tuple[Any, tuple[str, ...]]]:
-    """What timing and copying rely on. Asked for late: the virtual GPU has an Event class of its own."""
-    return [
-        (time, ("perf_counter", "perf_counter_ns", "monotonic", "time")),
-        (torch.cuda, ("Event", "synchronize")),
-        (torch.cuda.Event, ("record", "elapsed_time", "synchronize")),
-        (torch, ("empty", "equal", "save", "load")),
-        (torch.Tensor, ("clone", "copy_", "fill_", "cpu", "cuda", "data_ptr", "view")),
-    ]
-
-
-class Session:
-    """The one submission of this process."""
+class Host:
+    """The one submission of this process, and what it runs on."""
 
     def __init__(self, settings: Settings):
-        """Put the virtual GPU in place, if one is asked for, and remember what must not be replaced."""
+        """Nothing is started before the first request."""
         self.settings = settings
         self.problem = registry.load(settings.problem)
-        self.stack = ExitStack()
-        self.gpu = (
-            emulated_process(settings.arch, self.stack, modelled=settings.modelled) if settings.arch else None
-        )
-        self.guard = Guard(settings.strict)
-        self.custom_kernel: Callable[[Any], Any] | None = None
+        self.arena = Arena()
+        self.server: GpuServer | None = None
+        self.queues: list[str] = []
+        if settings.arch is not None:
+            self.server = GpuServer(settings.arch, self.arena, modelled=settings.modelled)
+            self.queues = self.server.queues
+        self._process = 0
+        self._shown = 0
+        contain.adopt_orphans()
 
-    def kernel(self) -> Callable[[Any], Any]:
-        """``custom_kernel``, imported when first asked for."""
-        if self.custom_kernel is None:
-            self.custom_kernel = importlib.import_module("submission").custom_kernel
-        return self.custom_kernel
+    # ---- the process ---------------------------------------------------------------------------
+    def _start(self) -> None:
+        pairs = [socket.socketpair() for _ in range(2)]
+        reader, writer = os.pipe()
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._process = os.fork()
+        if not self._process:
+            player.main(self.arena, pairs[0][1], pairs[1][1], writer, parent, self.settings)
+        os.close(writer)
+        for _, theirs in pairs:
+            theirs.close()
+        self._judge, self._gpu = (ours for ours, _ in pairs)
+        self._output = reader
+        self._death = os.pidfd_open(self._process)
+        self._memory: witness.Memory | None = None
+        self._noted = self._receive()["noted"]
+        with contextlib.suppress(OSError):
+            self._memory = witness.Memory(self._process)
 
-    def to_device(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inputs where the problem has them: on the GPU, but for entries that it leaves on the CPU."""
-        return tuple(
-            entry if index in self.problem.cpu_entries else mapped(entry, lambda tensor: tensor.cuda())
-            for index, entry in enumerate(data)
-        )
+    def close(self) -> None:
+        """End the submission's process and everything that it started."""
+        if not self._process:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._process, 0)
+        contain.end_descendants(set())
+        self._process = 0
+        for descriptor in (self._output, self._death):
+            os.close(descriptor)
+        self._judge.close()
+        self._gpu.close()
+        if self._memory:
+            self._memory.close()
 
-    def poison(self, data: Any) -> None:
-        """NaN into C."""
-        for tensor in self.problem.output(data):
-            tensor.fill_(math.nan)
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """Send a request and return the answer; what it does to the GPU meanwhile is answered.
 
-    def clear_l2(self) -> None:
-        """Fill L2 with something else, if that is asked for; queued, not waited for."""
-        if self.settings.l2_clear_bytes:
-            torch.empty(self.settings.l2_clear_bytes, dtype=torch.int8, device="cuda").fill_(42)
-
-    def operands(self, data: Any) -> list[torch.Tensor]:
-        """Every tensor but C."""
-        written = {id(tensor) for tensor in self.problem.output(data)}
-        return [tensor for tensor in tensors_in(data) if id(tensor) not in written]
-
-    def call(self, data: Any, answer: Answer) -> Any:
-        """One call, waited for. Exceptions become faults; then the result is None."""
+        Raises:
+            Ended: the process ended instead, or said what the protocol does not know.
+        """
+        if not self._process:
+            self._start()
         try:
-            output = self.kernel()(data)
-            torch.cuda.synchronize()
-        except Exception as error:
-            # What a launch raised says more than the error code that host code saw of it.
-            error = (self.gpu and self.gpu.take_failure()) or error
-            answer.fault(f"Encountered {type(error).__name__}: {error}")
-            return None
-        for tensor in tensors_in(output):
-            if type(tensor) is not torch.Tensor:
-                answer.fault(f"output is a {type(tensor).__name__}: an answer is made of plain tensors")
-        for message in self.guard.faults():
+            wire.send(self._judge, {"do": do, **request})
+        except OSError:
+            raise self._ended() from None
+        return self._receive()
+
+    def _receive(self) -> dict[str, Any]:
+        poll = select.poll()
+        for descriptor in (self._judge, self._gpu, self._output, self._death):
+            poll.register(descriptor, select.POLLIN)
+        try:
+            while True:
+                ready = {descriptor for descriptor, _ in poll.poll()}
+                if self._output in ready:
+                    self._show(poll)
+                if self._judge.fileno() in ready:
+                    return wire.receive(self._judge)[0]
+                if self._gpu.fileno() in ready:
+                    message, attached = wire.receive(self._gpu)
+                    wire.send(self._gpu, self._served(message, attached))
+                elif self._death in ready:
+                    raise EOFError
+        except (EOFError, OSError):
+            raise self._ended() from None
+        except wire.Refused as refused:
+            self.close()
+            raise Ended(f"the process that runs the submission sent {refused}") from None
+
+    def _served(self, message: dict[str, Any], attached: bytes) -> dict[str, Any]:
+        if self.server is not None:
+            return self.server.answer(message, attached)
+        self.queues.append(printable(message.get("name"), 80))
+        return {}
+
+    def _show(self, poll: Any) -> None:
+        """Pass on what the submission prints, without what a terminal would obey."""
+        text = os.read(self._output, 1 << 16)
+        if not text:
+            poll.unregister(self._output)
+        elif self._shown < MOST_OUTPUT_BYTES:
+            self._shown += len(text)
+            sys.stderr.write(printable(text.decode(errors="replace"), len(text)))
+            sys.stderr.flush()
+
+    def _ended(self) -> Ended:
+        process, meaning = self._process, "it closed its connection"
+        with contextlib.suppress(ChildProcessError):
+            for _ in range(200):  # it closes its files before it is gone
+                found, status = os.waitpid(process, os.WNOHANG)
+                if found:
+                    code = os.waitstatus_to_exitcode(status)
+                    meaning = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                    break
+                time.sleep(0.01)
+        self.close()
+        return Ended(f"the process that runs the submission ended during a request: {meaning}")
+
+    # ---- inputs --------------------------------------------------------------------------------
+    def place(self, packed: bytes) -> Placed:
+        """Put an input into shared memory."""
+        data = unpack(packed)
+        outputs = {tensor.untyped_storage().data_ptr() for tensor in self.problem.output(data)}
+        pieces: dict[int, tuple[np.ndarray, np.ndarray, bool]] = {}
+
+        def put(tensor: torch.Tensor) -> dict[str, Any]:
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
+            if key not in pieces:
+                content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().copy()
+                view = self.arena.allocate(content.size)[: content.size]
+                view[:] = content
+                pieces[key] = view, content, key in outputs
+            offset = self.arena.offset_of(pieces[key][0])
+            return wire.describe(tensor, offset + int(tensor.storage_offset()) * tensor.element_size())
+
+        tree = wire.to_tree(data, put)
+        return Placed(tree, list(pieces.values()))
+
+    # ---- calls ---------------------------------------------------------------------------------
+    def call(
+        self, placed: Placed, answer: Answer, do: str = "call", **options: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """One call: the output, None after a fault, and what the process said besides."""
+        if self.server is not None:
+            self.server.operands = {
+                int(view.ctypes.data) for view, _, is_output in placed.pieces if not is_output
+            }
+        output, said = self.request(answer, do, data=placed.tree, **options)
+        if self.settings.strict and not self._inputs_are_unchanged(placed, said):
+            answer.fault("changed its inputs; only C may be written")
+        return output, said
+
+    def request(self, answer: Answer, do: str, **request: Any) -> tuple[Any, dict[str, Any]]:
+        """A request about calls: what it gives, and everything that it says."""
+        try:
+            said = self.ask(do, on_cpu=list(self.problem.cpu_entries), **request)
+        except Ended as ended:
+            answer.fault(str(ended))
+            return None, {}
+        output = None
+        if "raised" in said:
+            failure = self.server.take_failure() if self.server else ""
+            message = f"Encountered {failure}" if failure else printable(said["raised"])
+            where = printable(said.get("where", ""))
+            answer.fault(f"{message}\n{where}" if where else message)
+        elif "output" in said:
+            output = self.read(said["output"], answer)
+        for message in self.faults():
             answer.fault(message)
-        return output
+        return output, said
+
+    def read(self, tree: wire.Tree, answer: Answer) -> Any:
+        """An output as tensors of this process."""
+        try:
+            return wire.from_tree(tree, self._tensor)
+        except wire.Refused as refused:
+            answer.fault(str(refused))
+        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+            answer.fault(f"an output that is no tensor: {printable(error, 200)}")
+        return None
+
+    def _tensor(self, record: dict[str, Any]) -> torch.Tensor:
+        dtype, shape, strides, nbytes = wire.layout(record)
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        # NumPy copies: torch would start threads, and a process with threads does not fork well.
+        source = self.arena.view(record["offset"], nbytes)
+        steps = [*(stride * dtype.itemsize for stride in strides), 1]
+        plain = np.ascontiguousarray(as_strided(source, [*shape, dtype.itemsize], steps)).reshape(-1)
+        contiguous: list[int] = []
+        step = 1
+        for size in reversed(shape):
+            contiguous.insert(0, step)
+            step *= size
+        return wire.tensor_over(plain.copy(), dtype, shape, tuple(contiguous))
+
+    def faults(self) -> list[str]:
+        """What the submission has replaced or made since it was imported."""
+        replaced = self._memory.replaced(self._noted) if self._process and self._memory else []
+        queues = [*dict.fromkeys(self.queues)] if self.settings.strict else []
+        return [
+            *(f"replaced {name}, which the harness relies on" for name in replaced),
+            *(f"made a queue of its own ({name}); only the default queue is timed" for name in queues),
+        ]
+
+    def made_by_launches(self, tree: wire.Tree) -> bool:
+        """Whether launches wrote most of an output."""
+        assert self.server is not None
+        shares, server = [], self.server
+
+        def look(record: dict[str, Any]) -> torch.Tensor:
+            dtype, shape, strides, _ = wire.layout(record)
+            address = self.arena.address + record["offset"]
+            shares.append(server.made_by_launches(address, shape, strides, dtype.itemsize))
+            return torch.empty(0)
+
+        wire.from_tree(tree, look)
+        return all(share >= LEAST_MADE for share in shares)
+
+    def _inputs_are_unchanged(self, placed: Placed, said: dict[str, Any]) -> bool:
+        if self.server is not None or "output" not in said:
+            return placed.is_unchanged()
+        try:
+            now = wire.from_tree(self.ask("inputs")["output"], self._tensor)
+            before = wire.from_tree(placed.tree, self._tensor)
+        except (Ended, wire.Refused):
+            return False
+        written = {id(tensor) for tensor in self.problem.output(before)}
+        pairs = zip(tensors_in(now), tensors_in(before), strict=True)
+        return all(id(old) in written or _same_bytes(new, old) for new, old in pairs)
 
 
-_session: Session
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    content, expected = (
+        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy() for tensor in (one, other)
+    )
+    return bool(np.array_equal(content, expected))
+
+
+_host: Host
 
 
 def start(settings: Settings) -> None:
     """Initializer of the process."""
-    global _session
-    _session = Session(settings)
+    global _host
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid == os.getppid():
+        contain.die_with(os.getppid())
+    _host = Host(settings)
+    multiprocessing.util.Finalize(None, _host.close, exitpriority=100)
 
 
 def emulated_process(arch: str, stack: ExitStack, *, modelled: bool = False):
     """Make a virtual GPU the GPU of this process until ``stack`` is closed; ``modelled``: and time its launches."""
-    from nvfp4_cute.emulator.fronts.cuda_shim import answered_cuda
-    from nvfp4_cute.emulator.fronts.dsl_shim import answered_dsl, set_environment
-    from nvfp4_cute.emulator.fronts.torch_shim import emulated_cuda
+    from nvfp4_cute.emulator.fronts.script import answers
     from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
     from nvfp4_cute.timing.clock import Clock
 
-    set_environment(arch)
     gpu = VirtualGpu(arch, timing=Clock(constants_of(DEFAULT_TARGETS[arch])) if modelled else None)
-    for shim in (answered_cuda, answered_dsl, emulated_cuda):
-        stack.enter_context(shim(gpu))
+    stack.enter_context(answers(gpu))
     stack.enter_context(gpu)
     return gpu
 
@@ -233,8 +400,8 @@ def answer_each(inputs: list[bytes]) -> Answer:
     """One call on a copy of each input."""
     answer = Answer()
     for index, packed in enumerate(inputs):
-        output = _session.call(_session.to_device(unpack(packed)), answer)
-        answer.add(index, pack_output(output))
+        output, _ = _host.call(_host.place(packed), answer)
+        answer.add(index, pack(output))
     return answer
 
 
@@ -246,38 +413,34 @@ def answer_strictly(inputs: list[bytes], order: list[int]) -> Answer:
     output until all calls are over and looks at it twice.
     """
     answer = Answer()
-    memory = None
-    for index in order:
-        data = unpack(inputs[index])
-        if memory is None:
-            memory = _session.to_device(data)
-        for place, tensor in zip(tensors_in(memory), tensors_in(data), strict=True):
-            bits(place).copy_(bits(tensor))
-        answer.add(index, _strict_call(memory, data, answer)[1])
-    kept = []
-    for index, packed in enumerate(inputs):
-        data = unpack(packed)
-        kept.append(_strict_call(_session.to_device(data), data, answer))
-        answer.add(index, kept[-1][1])
-    for index, (output, at_once) in enumerate(kept):
-        if pack_output(output) != at_once:
-            answer.fault(f"output {index} changed after its call: outputs share memory, or work went on")
+    memory = _host.place(inputs[order[0]])
+    for count, index in enumerate(order):
+        memory.rewrite(_host.place(inputs[index]))
+        memory.poison()
+        output, _ = _host.call(memory, answer, same=count > 0)
+        answer.add(index, pack(output))
+    places = [_host.place(packed) for packed in inputs]
+    for number, placed in enumerate(places):
+        placed.poison()
+        output, _ = _host.call(placed, answer, number=number)
+        answer.add(number, pack(output))
+    if answer.faults:
+        return answer
+    for number, at_once in enumerate(answer.outputs[-len(inputs) :]):
+        try:
+            later = _host.read(_host.ask("look", number=number)["output"], answer)
+        except Ended as ended:
+            answer.fault(str(ended))
+            break
+        if pack(later) != at_once:
+            answer.fault(f"output {number} changed after its call: outputs share memory, or work went on")
+    with contextlib.suppress(Ended):
+        _host.ask("forget")
     return answer
 
 
-def _strict_call(memory: Any, data: Any, answer: Answer) -> tuple[Any, bytes]:
-    """One call on ``memory``, which holds the values of ``data``; its output, and that packed at once."""
-    _session.poison(memory)
-    output = _session.call(memory, answer)
-    packed = pack_output(output)
-    pairs = zip(_session.operands(memory), _session.operands(data), strict=True)
-    if not all(torch.equal(bits(now).cpu(), bits(before)) for now, before in pairs):
-        answer.fault("changed its inputs; only C may be written")
-    return output, packed
-
-
 def time_calls(inputs: list[bytes], max_repeats: int, max_seconds: float, keep_outputs: bool) -> Answer:
-    """Timings of one call on each input, back to back behind one clear of L2; a duration is their mean.
+    """Timings of one call on each input, back to back after one clear of L2; a duration is their mean.
 
     Stops when the standard error is below 0.1 % of the mean, after ``max_seconds`` of kernel time, or two minutes.
 
@@ -285,28 +448,24 @@ def time_calls(inputs: list[bytes], max_repeats: int, max_seconds: float, keep_o
         keep_outputs: whether the outputs of every timing are handed back, or none.
     """
     answer = Answer(source="measured")
-    data = [_session.to_device(unpack(packed)) for packed in inputs]
-    custom_kernel = _session.kernel()
+    places = [_host.place(packed) for packed in inputs]
     began = time.perf_counter()
-    for repeat in range(max_repeats):
-        torch.cuda.synchronize()
-        _session.clear_l2()
-        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start_event.record()
-        outputs = [custom_kernel(one) for one in data]
-        end_event.record()
-        torch.cuda.synchronize()
-        answer.durations_ns.append(start_event.elapsed_time(end_event) / len(data) * 1e6)
-        if keep_outputs:
-            for index, output in enumerate(outputs):
-                answer.add(index, pack_output(output))
-        elapsed = time.perf_counter() - began
-        if repeat > 1 and elapsed > 0.1:
-            stats = Stats.of(answer.durations_ns)
-            if stats.err < 0.001 * stats.mean or stats.mean * stats.runs > max_seconds * 1e9 or elapsed > 120:
-                break
-    for message in _session.guard.faults():
-        answer.fault(message)
+    _, said = _host.request(
+        answer,
+        "time",
+        data=[placed.tree for placed in places],
+        max_repeats=max_repeats,
+        max_seconds=max_seconds,
+        keep_outputs=keep_outputs,
+    )
+    elapsed_ns = 1e9 * (time.perf_counter() - began)
+    answer.durations_ns = _durations(said)
+    if sum(answer.durations_ns) * len(inputs) > elapsed_ns:
+        answer.fault("the times that the submission's process reports are longer than the whole request took")
+    for number, tree in enumerate(said.get("outputs", [])):
+        answer.add(number % len(inputs), pack(_host.read(tree, answer)))
+    if not answer.durations_ns:
+        answer.fault("the submission's process reports no times")
     return answer
 
 
@@ -314,52 +473,52 @@ def time_single_calls(inputs: list[bytes]) -> Answer:
     """Duration of each input's call by itself, C poisoned, L2 cleared: what back-to-back timing hides shows here."""
     answer = Answer(source="measured")
     for index, packed in enumerate(inputs):
-        data = _session.to_device(unpack(packed))
-        _session.poison(data)
-        _session.clear_l2()
-        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start_event.record()
-        output = _session.call(data, answer)
-        end_event.record()
-        torch.cuda.synchronize()
-        answer.durations_ns.append(start_event.elapsed_time(end_event) * 1e6)
-        answer.add(index, pack_output(output))
+        placed = _host.place(packed)
+        placed.poison()
+        output, said = _host.request(answer, "time_single", data=placed.tree)
+        answer.durations_ns += _durations(said)
+        answer.add(index, pack(output))
     return answer
+
+
+def _durations(said: dict[str, Any]) -> list[float]:
+    """Times that a submission's process reports, as far as they are times."""
+    found = said.get("durations")
+    numbers = found if isinstance(found, list) else []
+    return [float(n) for n in numbers if isinstance(n, int | float) and 0 < n < 1e15]
 
 
 def model_calls(inputs: list[bytes]) -> Answer:
     """One call on a copy of each input of a virtual GPU, and its modelled time: that of its kernels, one after the other.
 
-    Launching them, gaps between them, and torch's own kernels take no time in it; L2 is cold at each launch. A call
-    that launches nothing has no time.
+    Launching them, gaps between them, and torch's own kernels take no time in it; L2 is cold at each launch. A call has no
+    time unless launches wrote most of its output.
     """
-    gpu = _session.gpu
-    assert gpu is not None
+    assert _host.server is not None
+    gpu = _host.server.gpu
     answer = Answer(source="modelled")
     for index, packed in enumerate(inputs):
         before = len(gpu.timings)
-        output = _session.call(_session.to_device(unpack(packed)), answer)
-        answer.add(index, pack_output(output))
-        if timings := gpu.timings[before:]:
+        output, said = _host.call(_host.place(packed), answer)
+        answer.add(index, pack(output))
+        timings = gpu.timings[before:]
+        if timings and output is not None and _host.made_by_launches(said["output"]):
             answer.durations_ns.append(sum(timing.us for timing in timings) * 1e3)
     return answer
 
 
 def profile_call(packed: bytes) -> Answer:
-    """One call inside an NVTX range ``custom_kernel``, for a profiler that watches this process.
+    """One call inside an NVTX range ``custom_kernel``, for a profiler that watches the submission's process.
 
     On a virtual GPU nothing watches: its model says what took the time of every launch.
     """
     answer = Answer()
-    data = _session.to_device(unpack(packed))
-    if _session.gpu:
-        output = _session.call(data, answer)
-        answer.report = "\n".join([*(timing.report() for timing in _session.gpu.timings), MODEL_ERROR])
-    else:
-        with torch.cuda.nvtx.range("custom_kernel"):
-            output = _session.call(data, answer)
-    answer.add(0, pack_output(output))
+    server = _host.server
+    before = len(server.gpu.timings) if server else 0
+    output, _ = _host.call(_host.place(packed), answer, "call" if server else "profile")
+    if server:
+        answer.report = "\n".join([*(timing.report() for timing in server.gpu.timings[before:]), MODEL_ERROR])
+    answer.add(0, pack(output))
     return answer
 
 
@@ -368,32 +527,11 @@ def profile_call(packed: bytes) -> Answer:
 
 def pack(value: Any) -> bytes:
     """Nested tensors as bytes, with their strides."""
-    buffer = io.BytesIO()
+    buffer = BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
 def unpack(packed: bytes) -> Any:
     """Inverse of :func:`pack`, on the CPU."""
-    return torch.load(io.BytesIO(packed), weights_only=True)
-
-
-def pack_output(output: Any) -> bytes:
-    """An answer on the CPU and contiguous: equal answers give equal bytes."""
-    return pack(
-        mapped(output, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format).cpu())
-    )
-
-
-def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nesting with ``function`` of every tensor."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(item, function) for item in value)
-    return value
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that can be copied and compared: packed fp4 cannot."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    return torch.load(BytesIO(packed), weights_only=True)

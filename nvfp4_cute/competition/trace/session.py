@@ -1,7 +1,7 @@
 """The process that runs a solution: ``python -m nvfp4_cute.competition.trace.session SETTINGS DESCRIPTOR``.
 
 The solution's sources lie in the working directory. A line of JSON for every workload goes to the descriptor as soon as it is
-known. As in both projects, reference and solution share the process; what times the solution is watched (``worker.Guard``).
+known. As in both projects, reference and solution share the process; what times the solution is watched (:class:`Guard`).
 """
 
 import gc
@@ -22,12 +22,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nvfp4_cute.competition.player import bits, record_queues, watched
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
 from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.inputs import make_inputs
 from nvfp4_cute.competition.trace.matching import RULES, Errors, Rules
 from nvfp4_cute.competition.trace.score import floor, score
-from nvfp4_cute.competition.worker import Guard, bits, emulated_process
+from nvfp4_cute.competition.worker import emulated_process
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS
@@ -99,6 +100,28 @@ class Refused(Exception):
         self.status, self.errors = status, errors or Errors()
 
 
+class Guard:
+    """Notices in this process that a solution replaced what times it, or made queues of its own."""
+
+    def __init__(self) -> None:
+        """Remember what is in place now, before a solution is imported."""
+        self._queues: list[str] = []
+        record_queues(self._queues.append)
+        self._before = [(owner, name, getattr(owner, name)) for owner, name in watched()]
+
+    def faults(self) -> list[str]:
+        """What was replaced or made since."""
+        replaced = [
+            f"replaced {getattr(owner, '__name__', owner)}.{name}, which the harness relies on"
+            for owner, name, value in self._before
+            if getattr(owner, name) is not value
+        ]
+        return replaced + [
+            f"made a queue of its own ({name}); only the default queue is timed"
+            for name in dict.fromkeys(self._queues)
+        ]
+
+
 class Session:
     """One solution of one definition."""
 
@@ -114,7 +137,7 @@ class Session:
         self.gpu = None
         if settings.device == "emulator":
             self.gpu = emulated_process(EMULATED_ARCH, self.stack, modelled=settings.timed)
-        self.guard = Guard(strict=True)
+        self.guard = Guard()
         self._function: Callable[..., Any] | None = None
         self._threads = 0
 

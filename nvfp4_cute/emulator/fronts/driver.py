@@ -438,28 +438,53 @@ class Emulator:
         """
         code = self._find_code(record.name.decode(), image_at(record.image))
         entry = code.entry
-        cluster = dim3([max(n, 1) for n in record.cluster])
-        block = dim3(list(record.block))
-        attributes = record.attributes
-        check_launch(code, self.device, block, cluster, record.shared_bytes, bool(attributes & PROGRAMMATIC))
         params = param_buffer(entry.param_bytes)
         for i, param in enumerate(entry.params):
             data = ctypes.string_at(record.arguments[i], param.nbytes)
             params[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
-        explicit = any(record.cluster)
-        grid = dim3(list(record.grid))
+        shape = list(record.grid), list(record.block), list(record.cluster)
+        return self.launch_of(code, *shape, record.shared_bytes, params, record.attributes)
+
+    def launch_of(
+        self,
+        code: Code,
+        grid: Sequence[int],
+        block: Sequence[int],
+        cluster: Sequence[int],
+        shared_bytes: int,
+        params: np.ndarray,
+        attributes: int,
+    ) -> Launch:
+        """A launch of compiled code.
+
+        Args:
+            cluster: zeros where the host code names none.
+            attributes: COOPERATIVE and PROGRAMMATIC.
+
+        Raises:
+            EmulatorError: the hardware would refuse it.
+        """
+        clusters = dim3([max(n, 1) for n in cluster])
+        check_launch(code, self.device, dim3(block), clusters, shared_bytes, bool(attributes & PROGRAMMATIC))
         return Launch(
             code,
-            grid,
-            block,
-            cluster,
-            record.shared_bytes,
+            dim3(grid),
+            dim3(block),
+            clusters,
+            shared_bytes,
             params,
-            explicit,
+            any(cluster),
             cooperative=bool(attributes & COOPERATIVE),
             programmatic=bool(attributes & PROGRAMMATIC),
-            machine_code=self._machine_code.get(id(entry)),
+            machine_code=self._machine_code.get(id(code.entry)),
         )
+
+    def code_of(self, program: Program, name: str) -> Code:
+        """An entry of a program, compiled as the machine needs it."""
+        key = id(program), name
+        if key not in self._code:
+            self._code[key] = _compiled(program, program.entries[name], self.machine)
+        return self._code[key]
 
     def _find_code(self, name: str, image: bytes) -> Code:
         program = self._made_into(image)
@@ -472,10 +497,7 @@ class Emulator:
                 f"(known: {', '.join(self._kernels) or 'none'}). An object file on disk holds machine code only: export "
                 "it under `nvfp4-cute emulate`, which keeps its PTX, or put the .ptx beside it (CUTE_DSL_KEEP=ptx)"
             )
-        key = id(program), name
-        if key not in self._code:
-            self._code[key] = _compiled(program, program.entries[name], self.machine)
-        return self._code[key]
+        return self.code_of(program, name)
 
     def _made_into(self, image: bytes) -> Program | None:
         return next((program for cubin, program in reversed(self._modules) if cubin in image), None)

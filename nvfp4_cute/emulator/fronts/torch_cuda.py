@@ -22,7 +22,7 @@ class Stream:
         """`stream_ptr`, among the options, wraps an existing handle."""
         self.device = torch.device("cuda", 0)
         self.priority = priority
-        self.cuda_stream = options.get("stream_ptr", self.gpu.new_handle())
+        self.cuda_stream = options["stream_ptr"] if "stream_ptr" in options else self.gpu.new_stream()
 
     def nothing(self, *args: Any) -> None:
         """A wait."""

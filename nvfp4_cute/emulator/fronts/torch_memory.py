@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from nvfp4_cute.emulator.fronts.virtual_gpu import MemoryRange, VirtualGpu, aligned_bytes
+from nvfp4_cute.emulator.fronts.virtual_gpu import MemoryRange, VirtualGpu
 
 MOST_FREED = 1024
 """Tensors that are gone whose memory stays accessible, at most."""
@@ -44,7 +44,7 @@ class DeviceMemory:
         if isinstance(tensor, FakeTensor):
             return self.mark_fake(tensor)
         storage = tensor.untyped_storage()
-        buffer = aligned_bytes(storage.nbytes())
+        buffer = self.gpu.new_bytes(storage.nbytes())
         if storage.nbytes():
             fresh = torch.from_numpy(buffer).untyped_storage()
             fresh.copy_(storage)

@@ -39,6 +39,7 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
     """Inside the block, torch's CUDA device is `gpu`."""
     memory = DeviceMemory(gpu)
     mode = DeviceMode(gpu, memory)
+    gpu.torch_memory = memory
     gpu.memory_sources.append(memory.ranges)
     with ExitStack() as stack:
         cuda = cuda_module(gpu)

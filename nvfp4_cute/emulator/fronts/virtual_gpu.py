@@ -142,6 +142,7 @@ class VirtualGpu(Emulator):
         store: PTX of exported objects, or None.
         freed_bytes: memory of tensors that are gone which kernels may still touch; 0 makes every use after free an error.
         memory_sources: callables that list the live device memory besides `allocate`'s; asked before each launch.
+        torch_memory: which of torch's storages are device memory (`torch_memory.DeviceMemory`), while torch is answered.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class VirtualGpu(Emulator):
         self.freed_bytes = FREED_BYTES
         self.store = store
         self.memory_sources: list[Callable[[], Iterable[MemoryRange]]] = []
+        self.torch_memory: Any = None
         self._watcher = watcher
         self._allocations: dict[int, np.ndarray] = {}
         self._handles = itertools.count(1)
@@ -292,11 +294,15 @@ class VirtualGpu(Emulator):
     # ---- memory --------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
         """Address of new device memory, aligned and poisoned."""
-        view = aligned_bytes(nbytes)
+        view = self.new_bytes(nbytes)
         view[:] = POISON
         address = int(view.ctypes.data)
         self._allocations[address] = view
         return address
+
+    def new_bytes(self, nbytes: int) -> np.ndarray:
+        """Uninitialised memory, uint8, for tensors and allocations; subclasses say where it lies."""
+        return aligned_bytes(nbytes)
 
     def free(self, address: int) -> None:
         """Give memory back.
@@ -317,6 +323,10 @@ class VirtualGpu(Emulator):
     def new_handle(self) -> int:
         """A number for a stream, an event, or a graph; never zero, which is the default stream."""
         return next(self._handles)
+
+    def new_stream(self) -> int:
+        """A number for a stream that a script makes."""
+        return self.new_handle()
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray:

@@ -1,0 +1,356 @@
+"""The process of a submission: it imports the submission, calls it on inputs in shared memory and describes its answers.
+
+Forked from the judge's side (`worker`), which sends a request at a time. Nothing that is decided here decides a verdict: the
+other side reads answers, compares inputs, counts launches and looks at this process's memory itself.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import linecache
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvfp4_cute import env
+from nvfp4_cute.competition import contain, wire, witness
+from nvfp4_cute.competition.gpu_link import LinkedGpu
+from nvfp4_cute.competition.protocol import Stats
+from nvfp4_cute.competition.wire import Arena
+from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
+
+MODULE = "submission"
+SOURCE = ""
+"""Path of that module's file, found before it is imported."""
+
+
+def watched() -> list[tuple[Any, str]]:
+    """What timing and copying rely on. Asked for late: the virtual GPU has an Event class of its own."""
+    names = (
+        (time, ("perf_counter", "perf_counter_ns", "monotonic", "time")),
+        (torch.cuda, ("Event", "synchronize")),
+        (torch.cuda.Event, ("record", "elapsed_time", "synchronize")),
+        (torch, ("empty", "equal", "save", "load", "from_numpy")),
+        (torch.Tensor, ("clone", "copy_", "fill_", "cpu", "cuda", "data_ptr", "view", "set_")),
+    )
+    return [(owner, name) for owner, those in names for name in those]
+
+
+def record_queues(note: Callable[[str], None]) -> None:
+    """Call `note` with a name for every queue that is made from now on through torch or cuda-python.
+
+    What runs on another queue than the default one is not between the events of a timing.
+    """
+    original = torch.cuda.Stream
+
+    class Queue(original):  # type: ignore[misc, valid-type]
+        """A queue whose making is noted."""
+
+        def __init__(self, *args: Any, **options: Any):
+            if "stream_id" not in options:  # else torch names one that exists, as events do
+                note("torch.cuda.Stream")
+            if original.__init__ is not object.__init__:
+                super().__init__(*args, **options)
+
+    def recording(name: str, function: Callable) -> Callable:
+        def make(*args: Any, **options: Any) -> Any:
+            note(name)
+            return function(*args, **options)
+
+        return make
+
+    torch.cuda.Stream = Queue  # type: ignore[misc]
+    external = recording("torch.cuda.ExternalStream", torch.cuda.ExternalStream)
+    torch.cuda.ExternalStream = external  # type: ignore[misc, assignment]
+    for module in ("cuda.bindings.driver", "cuda.bindings.runtime"):
+        try:
+            library = importlib.import_module(module)
+        except ImportError:
+            continue
+        for name, value in list(vars(library).items()):
+            if re.match(r"cu(da)?StreamCreate", name):
+                setattr(library, name, recording(f"{module}.{name}", value))
+
+
+class Player:
+    """Answers requests of the judge's side."""
+
+    def __init__(self, arena: Arena, judge: socket.socket, gpu: socket.socket, settings: Any):
+        """`judge`: for requests. `gpu`: for what a submission does to the GPU meanwhile. `settings`: of the worker."""
+        self.arena, self.judge, self.settings = arena, judge, settings
+        self._gpu_socket, self._lock = gpu, threading.Lock()
+        self._stack = ExitStack()
+        self._kernel: Callable[[Any], Any] | None = None
+        self._data: Any = None
+        self._kept: dict[int, Any] = {}
+        self._packed: list[Any] = []
+        self._gpu: LinkedGpu | None = None
+        if settings.arch is not None:
+            self._gpu = linked_process(settings.arch, arena, self.ask, self._stack)
+        if settings.strict:
+            record_queues(self._note_queue)
+
+    def ask(self, message: dict[str, Any], attached: bytes = b"") -> dict[str, Any]:
+        """Send something to the GPU's side and return the answer."""
+        with self._lock:
+            wire.send(self._gpu_socket, message, attached)
+            return wire.receive(self._gpu_socket)[0]
+
+    def _note_queue(self, name: str) -> None:
+        self.ask({"do": "queue", "name": name})
+
+    def serve(self) -> None:
+        """Answer requests until the judge's side closes."""
+        wire.send(self.judge, {"noted": witness.note(watched())})
+        while True:
+            try:
+                request, _ = wire.receive(self.judge)
+            except EOFError:
+                return
+            answer = getattr(self, "do_" + request.pop("do"))(**request)
+            wire.send(self.judge, answer)
+
+    # ---- requests ------------------------------------------------------------------------------
+    def do_call(
+        self, data: wire.Tree, on_cpu: list[int], number: int | None = None, same: bool = False
+    ) -> dict[str, Any]:
+        """One call, waited for.
+
+        Args:
+            data: where the inputs lie.
+            on_cpu: entries of the argument that stay on the CPU.
+            number: under which the output is kept for `do_look`; None forgets it.
+            same: pass the argument of the call before, whose tensors hold these inputs now.
+        """
+        self._packed.clear()
+        try:
+            self._data = self._inputs(data, on_cpu, same)
+            output = self._load()(self._data)
+            torch.cuda.synchronize()
+        except BaseException as error:
+            return self._raised(error)
+        if number is not None:
+            self._kept[number] = output
+        return {"output": wire.to_tree(output, self._place)}
+
+    def do_look(self, number: int) -> dict[str, Any]:
+        """An output that was kept, as it is now."""
+        self._packed.clear()
+        return {"output": wire.to_tree(self._kept[number], self._place)}
+
+    def do_inputs(self) -> dict[str, Any]:
+        """On a real GPU: the inputs of the last call, as they are now."""
+        self._packed.clear()
+        return {"output": wire.to_tree(self._data, self._place)}
+
+    def do_forget(self) -> dict[str, Any]:
+        """Let go of every output."""
+        self._kept.clear()
+        self._packed.clear()
+        return {}
+
+    def do_profile(self, data: wire.Tree, on_cpu: list[int]) -> dict[str, Any]:
+        """One call inside an NVTX range `custom_kernel`, for a profiler that watches this process."""
+        with torch.cuda.nvtx.range("custom_kernel"):
+            return self.do_call(data, on_cpu)
+
+    def do_time(
+        self,
+        data: list[wire.Tree],
+        on_cpu: list[int],
+        max_repeats: int,
+        max_seconds: float,
+        keep_outputs: bool,
+    ) -> dict[str, Any]:
+        """Timings of one call on each input, back to back after one clear of L2; a duration is their mean."""
+        self._packed.clear()
+        durations: list[float] = []
+        answers: list[Any] = []
+        try:
+            inputs = [self._inputs(one, on_cpu, False) for one in data]
+            custom_kernel = self._load()
+            began = time.perf_counter()
+            for repeat in range(max_repeats):
+                torch.cuda.synchronize()
+                self._clear_l2()
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                outputs = [custom_kernel(one) for one in inputs]
+                end.record()
+                torch.cuda.synchronize()
+                durations.append(start.elapsed_time(end) / len(inputs) * 1e6)
+                if keep_outputs:
+                    answers += [wire.to_tree(output, self._copy) for output in outputs]
+                elapsed = time.perf_counter() - began
+                if repeat > 1 and elapsed > 0.1:
+                    stats = Stats.of(durations)
+                    if (
+                        stats.err < 0.001 * stats.mean
+                        or stats.mean * stats.runs > max_seconds * 1e9
+                        or elapsed > 120
+                    ):
+                        break
+        except BaseException as error:
+            return self._raised(error)
+        return {"durations": durations, "outputs": answers}
+
+    def do_time_single(self, data: wire.Tree, on_cpu: list[int]) -> dict[str, Any]:
+        """Duration of one call by itself after a clear of L2."""
+        self._packed.clear()
+        try:
+            inputs, custom_kernel = self._inputs(data, on_cpu, False), self._load()
+            self._clear_l2()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            output = custom_kernel(inputs)
+            end.record()
+            torch.cuda.synchronize()
+            return {"durations": [start.elapsed_time(end) * 1e6], "output": wire.to_tree(output, self._place)}
+        except BaseException as error:
+            return self._raised(error)
+
+    # ---- inside ---------------------------------------------------------------------------------
+    def _load(self) -> Callable[[Any], Any]:
+        """``custom_kernel``, imported when first asked for."""
+        if self._kernel is None:
+            global SOURCE
+            spec = importlib.util.find_spec(MODULE)
+            SOURCE = str(spec.origin) if spec else ""
+            self._kernel = importlib.import_module(MODULE).custom_kernel
+        return self._kernel
+
+    def _inputs(self, data: wire.Tree, on_cpu: list[int], same: bool) -> Any:
+        """Inputs where the problem has them: on the GPU, but for entries that it leaves on the CPU."""
+
+        def take(record: dict[str, Any]) -> torch.Tensor:
+            dtype, shape, strides, nbytes = wire.layout(record)
+            return wire.tensor_over(self.arena.view(record["offset"], nbytes), dtype, shape, strides)
+
+        entries = []
+        for index, tree in enumerate(next(iter(data.values()))):
+            entry = wire.from_tree(tree, take)
+            entries.append(entry if index in on_cpu else _mapped(entry, self._to_gpu))
+        if not same or self._data is None:
+            return tuple(entries)
+        if self._gpu is None:  # on a virtual GPU the other side has written them there
+            for place, tensor in zip(tensors_in(self._data), tensors_in(entries), strict=True):
+                bits(place).copy_(bits(tensor))
+        return self._data
+
+    def _to_gpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._gpu.torch_memory.adopt(tensor) if self._gpu else tensor.cuda()
+
+    def _place(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """Say where a tensor lies if the other side sees it there, else copy it to where it does."""
+        tensor = tensor.detach()
+        address = tensor.data_ptr()
+        if self._gpu and self.arena.holds(address, tensor.untyped_storage().nbytes()):
+            return wire.describe(tensor, address - self.arena.address)
+        return self._copy(tensor)
+
+    def _copy(self, tensor: torch.Tensor) -> dict[str, Any]:
+        plain = tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
+        nbytes = plain.numel() * plain.element_size()
+        view = self.arena.allocate(nbytes)
+        if nbytes:
+            view[:nbytes] = torch.empty(0, dtype=torch.uint8).set_(plain.untyped_storage())[:nbytes].numpy()
+        self._packed.append(view)
+        return wire.describe(plain, self.arena.offset_of(view))
+
+    def _clear_l2(self) -> None:
+        """Fill L2 with something else, if that is asked for; queued, not waited for."""
+        if self.settings.l2_clear_bytes:
+            torch.empty(self.settings.l2_clear_bytes, dtype=torch.int8, device="cuda").fill_(42)
+
+    def _raised(self, error: BaseException) -> dict[str, Any]:
+        """What was raised, and the submission's lines that led to it. Launches may work again afterwards."""
+        if self._gpu:
+            self._gpu.take_failure()
+        with contextlib.suppress(Exception):
+            return {"raised": f"Encountered {type(error).__name__}: {error}", "where": _lines_of(error)}
+        return {"raised": f"Encountered {type(error).__name__}", "where": ""}
+
+
+def _lines_of(error: BaseException) -> str:
+    """Lines of the files in the submission's folder, outermost first."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}, line {error.lineno}: {(error.text or '').strip()}"
+    folder = os.path.dirname(SOURCE or os.path.abspath("submission.py"))
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if os.path.dirname(frame.filename) == folder:
+            text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            lines.append(f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {text}")
+    return "\n".join(lines[-8:])
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nesting with `function` of every tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(item, function) for item in value)
+    return value
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that can be copied and compared: packed fp4 cannot."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def linked_process(arch: str, arena: Arena, ask: Any, stack: ExitStack) -> LinkedGpu:
+    """Make a linked GPU the GPU of this process until `stack` is closed."""
+    from nvfp4_cute.emulator.fronts.script import answers
+
+    gpu = LinkedGpu(arch, arena, ask)
+    stack.enter_context(answers(gpu))
+    stack.enter_context(gpu)
+    return gpu
+
+
+def main(
+    arena: Arena, judge: socket.socket, gpu: socket.socket, output: int, parent: int, settings: Any
+) -> None:
+    """Be a submission's process; never returns."""
+    try:
+        os.setsid()
+        contain.die_with(parent)
+        contain.be_readable()
+        contain.limit_resources()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        keep = {judge.fileno(), gpu.fileno(), output}
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        # A fork has its parent's files: results of other processes among them.
+        for number in range(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 4096 else 4096):
+            if number not in keep:
+                with contextlib.suppress(OSError):
+                    os.close(number)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        env.become_submission(Path(settings.folder or tempfile.gettempdir()))
+        folders = [Path(path) for path in settings.writable]
+        if settings.folder:
+            os.chdir(settings.folder)
+            sys.path.insert(0, settings.folder)
+        contain.confine([*folders, Path.cwd()] if settings.folder else folders)
+        arena.take_second_half()
+        Player(arena, judge, gpu, settings).serve()
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
