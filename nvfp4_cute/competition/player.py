@@ -298,7 +298,7 @@ def _lines_of(error: BaseException) -> str:
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nesting with `function` of every tensor."""
+    """Apply `function` to every tensor of a nesting."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, list | tuple):
@@ -307,7 +307,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that can be copied and compared: packed fp4 cannot."""
+    """View a tensor in a dtype that can be copied and compared: packed fp4 cannot."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 

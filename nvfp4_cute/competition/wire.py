@@ -168,7 +168,7 @@ Tree = Any
 
 
 def to_tree(value: Any, place: Callable[[torch.Tensor], dict[str, Any]], depth: int = 8) -> Tree:
-    """Describe nested lists and tuples of numbers, texts and plain tensors. Of anything else the name of its type is said.
+    """Describe nested lists and tuples of numbers, texts and plain tensors. Anything else is described by the name of its type.
 
     Args:
         place: puts a tensor's bytes somewhere and says where.
