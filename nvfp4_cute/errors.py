@@ -1,6 +1,13 @@
 """Exceptions. Every message names the violated rule, the offending value, and what to do instead."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Escape what could control a terminal: every character that is not printable, except those in ``keep``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 class UnsupportedProblem(ValueError):
     """The operands are well formed but describe something no kernel here computes."""
 
@@ -18,7 +25,13 @@ class CacheError(RuntimeError):
 
 
 class CheckpointError(ValueError):
-    """A checkpoint's tensor is missing, damaged, of another size, or nothing that its reader knows."""
+    """A checkpoint's tensor is missing, damaged, of another size, or unknown to its reader.
+
+    The message holds names from files, so control characters in it are escaped.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 class EmulatorError(RuntimeError):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 
 from nvfp4_cute.cli.verbs import VERBS, add_verb
-from nvfp4_cute.errors import CacheError, EmulatorError, UnsupportedTarget
+from nvfp4_cute.errors import CacheError, EmulatorError, UnsupportedTarget, printable
 
 EXAMPLES = """\
 examples:
@@ -27,6 +27,7 @@ examples:
   nvfp4-cute prove                                what the GPU of this machine does with all of it, as a report
   nvfp4-cute doctor                               what is installed, and what would run where
 """
+KEPT = "\n\t"  # of the characters that control a terminal, those that messages have
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nnvfp4-cute {args.verb}: interrupted", file=sys.stderr)
         return 130
     except (CacheError, EmulatorError, UnsupportedTarget, ValueError, OSError) as error:
-        print(f"nvfp4-cute {args.verb}: {error}", file=sys.stderr)
+        print(f"nvfp4-cute {args.verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
         return 1
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.errors import printable
 from nvfp4_cute.terminal import text_table
 
 EXAMPLES = """\
@@ -41,7 +42,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "models", text, EXAMPLES)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
     look = kinds.add_parser("inspect", help="what is in a checkpoint, and what would compute it on which GPU")
-    look.add_argument("folder", help="of config.json and safetensors files")
+    look.add_argument("folder", help="of config.json and safetensors files, or a hub name that is downloaded")
     look.add_argument("--json", action="store_true", help="one object, for machines")
     look.set_defaults(run=run_inspect)
     bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, beside bf16")
@@ -95,42 +96,44 @@ def add_parser(verbs: Verbs) -> None:
 def run_inspect(args: argparse.Namespace) -> int:
     """Print what is in a folder; 1 where the readers refuse a layer."""
     from nvfp4_cute.models.checkpoints import Checkpoint
+    from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.inspect import inspect, kept_bytes, what_runs, where_it_runs
 
-    found = inspect(Checkpoint(args.folder))
+    found = inspect(Checkpoint(local_folder(args.folder)))
     if args.json:
         kinds = [k.as_dict() | ({"computed_by": what_runs(k)} if k.scheme else {}) for k in found.kinds]
         print(json.dumps(vars(found) | {"kinds": kinds}, indent=1))
         return bool(found.refusals)
-    print(f"{args.folder}: {found.model_type}, {_size(found.nbytes)}, quantization by {found.tool}")
+    say = lambda text: print(printable(text, keep="\n"))
+    say(f"{args.folder}: {printable(found.model_type)}, {_size(found.nbytes)}, quantization by {found.tool}")
     rows = [
         (
-            k.name, str(k.scheme) if k.scheme else k.dtype, str(k.count), k.shape, _size(k.nbytes),
+            printable(k.name), str(k.scheme) if k.scheme else printable(k.dtype), str(k.count), k.shape, _size(k.nbytes),
             "" if k.scale_range is None else "{:.3g} to {:.3g}".format(*k.scale_range),
         )
         for k in found.kinds
     ]  # fmt: skip
-    print(text_table(("layers", "format", "count", "size of one", "bytes", "global scales"), rows, left=2))
+    say(text_table(("layers", "format", "count", "size of one", "bytes", "global scales"), rows, left=2))
     quantized = [kind for kind in found.kinds if kind.scheme]
     if quantized:
-        print("\ncomputed by:")
+        say("\ncomputed by:")
         ways = {what_runs(kind): None for kind in quantized}
         for way in ways:
-            names = ", ".join(kind.name for kind in quantized if what_runs(kind) == way)
-            print(f"  {way}: {names}")
+            names = ", ".join(printable(kind.name) for kind in quantized if what_runs(kind) == way)
+            say(f"  {way}: {names}")
         for archs, how in where_it_runs():
-            print(f"  on {archs}: {how}")
+            say(f"  on {archs}: {how}")
         if kept := kept_bytes(found):
-            print(f"  decoded weights beside the 4-bit ones (keep_decoded) take {_size(kept)} more")
+            say(f"  decoded weights beside the 4-bit ones (keep_decoded) take {_size(kept)} more")
     for kind in quantized:
         if kind.unequal:
-            print(
-                f"{kind.name}: gate and up have different global scales in {kind.unequal} layers; both are kept"
+            say(
+                f"{printable(kind.name)}: gate and up have different global scales in {kind.unequal} layers; both are kept"
             )
     if found.kv_scales:
-        print(f"{found.kv_scales} scales of an FP8 KV cache, which are read and not used")
+        say(f"{found.kv_scales} scales of an FP8 KV cache, which are read and not used")
     for refusal in found.refusals:
-        print(f"refused: {refusal}")
+        say(f"refused: {refusal}")
     return bool(found.refusals)
 
 
@@ -245,16 +248,19 @@ def run_eval(args: argparse.Namespace) -> int:
     import torch
 
     from nvfp4_cute.models.accuracy import compare, quantized_copy
+    from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.checkpoints.tensors import TensorFiles
     from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, check_text, largest_inputs, samples
     from nvfp4_cute.models.quantizing.checkpoint import config_of_16_bits
 
     for text in filter(None, (args.text, args.calibrate)):
         check_text(text)
+    args.model = local_folder(args.model)
+    args.checkpoint = [local_folder(folder) for folder in args.checkpoint]
     config_of_16_bits(args.model)
     TensorFiles(args.model)
     try:
-        from transformers import AutoModelForCausalLM
+        from nvfp4_cute.models.auto import auto_class
     except ImportError as error:
         raise ValueError(
             'models eval runs models with transformers: pip install "nvfp4-cute[models]"'
@@ -262,7 +268,7 @@ def run_eval(args: argparse.Namespace) -> int:
     from nvfp4_cute.models.transformers import load
 
     options: dict[str, Any] = {"dtype": torch.bfloat16, "device_map": args.device}
-    reference = AutoModelForCausalLM.from_pretrained(args.model, **options).eval()
+    reference = auto_class(args.model).from_pretrained(args.model, **options).eval()
     vocabulary = reference.config.get_text_config().vocab_size
     windows = [ids for ids in samples(args.model, args.text, vocabulary) if ids.shape[1] > 1]
     windows = windows[: -(-args.tokens // SAMPLE_TOKENS)] if args.tokens else windows

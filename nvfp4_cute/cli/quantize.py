@@ -8,6 +8,7 @@ from typing import Any
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.errors import printable
 
 EXAMPLES = """\
 examples:
@@ -32,7 +33,7 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its options."""
     text = "Quantize the weights of a checkpoint and write one that ModelOpt's or compressed-tensors' readers take, and ours."
     parser = add_verb(verbs, "quantize", text, EXAMPLES)
-    parser.add_argument("model", type=Path, help="folder of a 16-bit model")
+    parser.add_argument("model", type=Path, help="folder of a 16-bit model, or its hub name where it is downloaded")
     parser.add_argument("--out", type=types.output_folder, required=True, help="folder to write")
     parser.add_argument(
         "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit activations, too"
@@ -63,6 +64,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate if asked for, quantize, and say what was done."""
+    from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.checkpoints.tensors import TensorFiles, check_has_no_tensors
     from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
     from nvfp4_cute.models.quantizing.layouts import RECIPES
@@ -71,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
     if args.budget is not None and not args.calibrate:
         raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
+    args.model = local_folder(args.model)
     # All of this before a model is loaded to be calibrated.
     args.layout = args.layout or RECIPES[args.format].layouts[0]
     config_of_16_bits(args.model)
@@ -111,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             print(
-                f"left out {reason}: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+                printable(f"left out {reason}: {names[0]}")
+                + (f" and {len(names) - 1} more" if len(names) > 1 else "")
             )
     for pattern in args.keep:
         if not fnmatch.filter(done.left_out, pattern):
@@ -138,14 +142,14 @@ def _model_and_text(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     import torch
 
     try:
-        from transformers import AutoModelForCausalLM
+        from nvfp4_cute.models.auto import auto_class
     except ImportError as error:
         raise ValueError(
             '--calibrate runs the model with transformers: pip install "nvfp4-cute[models]"'
         ) from error
     from nvfp4_cute.models.quantizing.calibrate import samples
 
-    model = AutoModelForCausalLM.from_pretrained(
+    model = auto_class(args.model).from_pretrained(
         args.model, dtype=torch.bfloat16, device_map=args.device
     ).eval()
     return model, samples(args.model, args.calibrate, model.config.get_text_config().vocab_size)

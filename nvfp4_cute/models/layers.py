@@ -53,6 +53,8 @@ from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
+FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations that ``activations`` is about
+
 
 def linear_module(
     stored: StoredLinear,
@@ -77,7 +79,7 @@ def linear_module(
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
-        activations: of NVFP4 weights whose scheme has 4-bit activations, as of LinearNVFP4.
+        activations: of layers whose scheme has 4-bit activations, as of LinearNVFP4, decoded layers included.
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
     layer = _product(stored, bias, dtype, device, activations, backend, decode)
@@ -100,6 +102,10 @@ def _product(
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
+    is_rounded = not (
+        scheme.activations in FOUR_BITS and mode_of(activations, backend, torch.device(device)) == "16bit"
+    )
+    rounding = scheme.activations if is_rounded else None
     fp8 = None if decode else _fp8(weight, scheme, backend)
     if fp8 is not None:
         rows: Literal["fp8", "16bit"] = "16bit" if scheme.activations is None else "fp8"
@@ -115,14 +121,14 @@ def _product(
     exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
-        return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
+        return layer if rounding is None else RoundedInput(layer, rounding, given)
     if scheme.activations == "nvfp4" and weight.format == "nvfp4":
         input_scale = "auto" if given is None else given
         return LinearNVFP4.from_quantized(
             exact, bias, activations=activations, input_scale=input_scale, dtype=dtype, backend=backend
         )
     layer = LinearNVFP4.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
-    return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
+    return layer if rounding is None else RoundedInput(layer, rounding, given)
 
 
 def embedding_module(
@@ -187,7 +193,8 @@ def experts_module(
             others' experts are moved here.
         decode: as of ``linear_module``.
     """
-    if stored.scheme.activations == "nvfp4" and _keeps_16_bits(activations, backend, torch.device(device)):
+    keeps_16_bits = _keeps_16_bits(activations, backend, torch.device(device), decode)
+    if stored.scheme.activations in FOUR_BITS and keeps_16_bits:
         stored = replace(
             stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
         )
@@ -277,9 +284,11 @@ def _sorted_experts(
     )  # fmt: skip
 
 
-def _keeps_16_bits(activations: Activations, backend: str, device: torch.device) -> bool:
-    """Whether one launch multiplies 16-bit rows of all experts, and is asked to."""
-    return mode_of(activations, backend, device) == "16bit" and has_weight_only_groups(backend, device)
+def _keeps_16_bits(activations: Activations, backend: str, device: torch.device, decode: bool) -> bool:
+    """Whether rows of experts stay in 16 bits: where that is asked for; of "auto" where it costs no launches."""
+    if activations == "auto" and not decode and not has_weight_only_groups(backend, device):
+        return False
+    return mode_of(activations, backend, device) == "16bit"
 
 
 def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:

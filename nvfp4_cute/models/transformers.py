@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -35,6 +35,7 @@ from nvfp4_cute import private_api
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
+from nvfp4_cute.models.auto import auto_class
 from nvfp4_cute.models.checkpoints.checkpoint import (
     READERS,
     Checkpoint,
@@ -42,9 +43,10 @@ from nvfp4_cute.models.checkpoints.checkpoint import (
     quantization_of,
     read_config,
 )
+from nvfp4_cute.models.checkpoints.folders import check_objects, local_folder
 from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import StoredExperts
-from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles
+from nvfp4_cute.models.checkpoints.tensors import INDEX, SINGLE, TensorFiles
 from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
@@ -114,6 +116,7 @@ class CheckpointQuantizer(HfQuantizer):
     def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs: Any):
         super().__init__(quantization_config, **kwargs)
         self.checkpoint: Checkpoint | None = None
+        self.folder: Path | None = None
         # Names of modules -> prefixes in the checkpoint.
         self.linears: dict[str, str] = {}
         self.embeddings: dict[str, str] = {}
@@ -124,8 +127,13 @@ class CheckpointQuantizer(HfQuantizer):
         return vars(self) | {"checkpoint": None}
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-        """False: the folder that was loaded is the serialized form."""
-        return False
+        """Raises ValueError, which says how to save: transformers asks when ``save_pretrained`` is called, and names no way."""
+        folder = "the folder that it was loaded from" if self.folder is None else str(self.folder)
+        raise ValueError(
+            f"a model with quantized layers is not saved by save_pretrained; its saved form is {folder}: copy that, or quantize "
+            "the 16-bit model again with `nvfp4-cute quantize`. torch.save(model.state_dict(), ...) keeps changed parameters, for "
+            "a model that `load` made of the same folder"
+        )
 
     @property
     def is_trainable(self) -> bool:
@@ -153,8 +161,12 @@ class CheckpointQuantizer(HfQuantizer):
             raise CheckpointError("quantized weights are read from files; pass a folder, not a state dict")
         around = Path(checkpoint_files[0]).parents  # an index may name files in folders of their own
         folder = next((one for one in around if (one / "config.json").is_file()), around[0])
+        # Of the very files that transformers reads plain tensors from, whatever else lies in the folder.
+        self.folder = folder
         self.checkpoint = checkpoint = Checkpoint(
-            folder, missing_input_scale=_options.get().missing_input_scale
+            folder,
+            missing_input_scale=_options.get().missing_input_scale,
+            files=[Path(file).absolute() for file in checkpoint_files],
         )
         for name, module in list(model.named_modules()):
             if isinstance(module, torch.nn.Linear) and (prefix := checkpoint.linear_named(name)):
@@ -250,6 +262,7 @@ class CheckpointQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model, **kwargs):
         assert self.checkpoint is not None
         self._check_complete(model)
+        widen(model)
         work = [(name, False) for name in self.linears] + [(name, True) for name in self.experts]
         for name, is_experts in bar(work, desc="quantized layers"):
             options = self._options(model, name) | {"activations": _options.get().activations}
@@ -286,6 +299,13 @@ class CheckpointQuantizer(HfQuantizer):
             "device": _device(name, places, default),
             "decode": _options.get().decode,
         }
+
+
+def widen(model: Any) -> None:
+    """Makes parameters float32 where the model is: transformers before 5.24 leaves some that it renames as files have them."""
+    for parameter in model.parameters() if model.dtype == torch.float32 else ():
+        if parameter.dtype in (torch.bfloat16, torch.float16) and parameter.device.type != "meta":
+            parameter.data = parameter.data.float()
 
 
 class _Pending(torch.nn.Module):
@@ -434,13 +454,14 @@ def load(
     fuse: bool = True,
     decode: bool = False,
     keep_decoded: bool = False,
-    model_class: Any = AutoModelForCausalLM,
+    model_class: Any = None,
     **options: Any,
 ) -> Any:
     """A model of a checkpoint of any of the conventions that there are readers for.
 
     Args:
-        folder: of the checkpoint. missing_input_scale: as of ``checkpoints.Checkpoint``.
+        folder: of the checkpoint, or its name on the hub, such as "owner/name": from the local cache where it is there, else
+            transformers fetches it. missing_input_scale: as of ``checkpoints.Checkpoint``.
         activations: of layers and experts for which the checkpoint has 4-bit ones. "auto": 16 bits on a GPU whose tensor cores do
             not multiply FP4 (Hopper), where they cost no launch and no accuracy, else "nvfp4".
         fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``), and routers two.
@@ -449,25 +470,29 @@ def load(
             the 16-bit model, and on a CPU, where kernels' float64 reference computes otherwise, a fraction of the time.
         keep_decoded: keep decoded weights beside the 4-bit ones as long as a GPU has room: prefill multiplies by these. Give a
             model of ``from_pretrained`` to ``nn.kept.keep_decoded`` instead.
-        model_class: what ``from_pretrained`` is called of. options: of ``from_pretrained``, such as ``device_map="cuda"``.
+        model_class: what ``from_pretrained`` is called of; None: AutoModelForCausalLM, or AutoModelForImageTextToText for a model
+            that reads images as well. options: of ``from_pretrained``, such as ``device_map="cuda"``.
 
     Returns:
         The model, in eval mode.
 
     Raises:
         FileNotFoundError: no folder, no config.json, or a file that the index names is not there. ValueError: a damaged file.
-        CheckpointError: a method, a scheme, a tensor or a size that is not as config.json says; what is missing is named.
+        CheckpointError: a method, a scheme, a tensor or a size that is not as config.json says; what is missing is named. Or no
+            class for the model was found; ``model_class`` names one.
     """
+    folder = str(local_folder(folder))
     check_activations(activations)
     if decode and keep_decoded:
         raise ValueError(
             "decode=True leaves no 4-bit weights that decoded ones could lie beside; pass decode or keep_decoded, not both"
         )
-    # A name that is no folder, such as "owner/name", transformers fetches from its hub.
+    # A name that is not a folder, such as "owner/name", transformers fetches from its hub.
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
     if Path(folder).is_dir():
         quantization = quantization_of(Path(folder))
+        check_objects(Path(folder), "generation_config.json")
         if quantization is not None:
             _check_files(Path(folder), options)
         if quantization is not None and not read_config(Path(folder)).get("quantization_config"):
@@ -481,7 +506,8 @@ def load(
     token = _options.set(_Options(missing_input_scale, activations, fuse, decode, keep_decoded, check_plain))
     try:
         with _taken_over():
-            return model_class.from_pretrained(folder, **options)
+            chosen = model_class or auto_class(folder, options)
+            return chosen.from_pretrained(folder, **options)
     finally:
         _options.reset(token)
 
@@ -492,9 +518,11 @@ def _check_files(folder: Path, options: dict[str, Any]) -> None:
     Raises:
         FileNotFoundError, ValueError: as of ``TensorFiles``; or there are several files and no index.
     """
+    if options.get("variant") or options.get("subfolder"):
+        return  # files of other names
     count = len({entry.file for entry in TensorFiles(folder).entries.values()})
-    names = (INDEX, "model.safetensors")
-    if not options.get("variant") and not any((folder / name).is_file() for name in names):
+    names = (INDEX, SINGLE)
+    if not any((folder / name).is_file() for name in names):
         raise FileNotFoundError(
             f"{folder} has {count} safetensors files, and neither {' nor '.join(names)}, by which transformers finds them: "
             "fetch all files of the checkpoint"

@@ -1,7 +1,9 @@
 """Checkpoints of AutoAWQ: int4 weights, a zero point for each block."""
 
+import reprlib
+
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.models.checkpoints.convention import DATA, SCALE, ZERO, Config, Convention
+from nvfp4_cute.models.checkpoints.convention import DATA, SCALE, ZERO, Config, Convention, flag_of
 from nvfp4_cute.models.checkpoints.int4 import of_awq
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
 
@@ -19,6 +21,6 @@ def convention(quantization: Config) -> Convention:
     bits = quantization.get("bits", 4)
     for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):
         if value != known:
-            raise CheckpointError(f"{name} is {value!r}; this reader takes {known!r}: export the model so")
-    found = Scheme("awq", INT4, None, has_zero_points=bool(quantization.get("zero_point", True)))
+            raise CheckpointError(f"{name} is {reprlib.repr(value)}; this reader takes {known!r}: export the model so")
+    found = Scheme("awq", INT4, None, has_zero_points=flag_of(quantization, "zero_point", True))
     return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq, names_layers=False)

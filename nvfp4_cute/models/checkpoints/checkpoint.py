@@ -1,8 +1,8 @@
 """Checkpoint: a folder of any of the tools, layer by layer."""
 
-import json
 import os
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,8 @@ from nvfp4_cute.models.checkpoints.convention import (
     Convention,
     object_of,
 )
+from nvfp4_cute.models.checkpoints.folders import way_out
+from nvfp4_cute.models.checkpoints.json_files import read_object
 from nvfp4_cute.models.checkpoints.names import (
     FUSED_PART,
     INTERLEAVED_MODELS,
@@ -57,6 +59,8 @@ QUANTIZED_DTYPES = ("U8", "F8_E4M3")
 # Dtypes and last parts of names of what only quantizing tools write, whether a config says so or not.
 PACKED_DTYPES = (*QUANTIZED_DTYPES, "U32", "F4", "F8_E5M2", "F8_E8M0")
 PACKED_NAMES = ("qweight", "weight_packed")
+# Last parts of names that only the tools write that have them in their convention.
+OWN_NAMES = (*PACKED_NAMES, "qzeros", "weight_global_scale", "input_global_scale", "weight_scale_2", "weight_scale_inv")
 MissingInputScale = Literal["refuse", "fill"]
 Roles = dict[str, str]  # role -> name of the tensor
 
@@ -69,9 +73,10 @@ class Checkpoint:
 
     Args:
         folder: of config.json and safetensors files.
-        missing_input_scale: what to do for a layer of 4-bit activations whose scale of activations is missing, zero or not
-            finite, as of experts that no token reached when the checkpoint was calibrated: "refuse", or "fill": experts take
-            the largest of their layer, other layers find it from each input.
+        missing_input_scale: what to do for a layer of 4-bit activations whose scale of activations is missing, zero, not
+            finite, or out of the range of kernels, as of experts that no token reached when the checkpoint was calibrated:
+            "refuse", or "fill": experts take the largest of their layer, other layers find it from each input.
+        files: as of ``TensorFiles``.
 
     Attributes:
         config: of config.json. tool: which tool's convention it follows; "none" without quantization.
@@ -84,7 +89,13 @@ class Checkpoint:
             how weights that are quantized are.
     """
 
-    def __init__(self, folder: str | os.PathLike, *, missing_input_scale: MissingInputScale = "refuse"):
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        missing_input_scale: MissingInputScale = "refuse",
+        files: Sequence[str | os.PathLike] | None = None,
+    ):
         if missing_input_scale not in ("refuse", "fill"):
             raise ValueError(f'missing_input_scale={missing_input_scale!r} is neither "refuse" nor "fill"')
         self.folder = Path(folder)
@@ -92,7 +103,7 @@ class Checkpoint:
         self.config = read_config(self.folder)
         self.convention = _convention(self.config, self.folder)
         self.tool = "none" if self.convention is None else self.convention.tool
-        self.files = TensorFiles(self.folder)
+        self.files = TensorFiles(self.folder, files)
         self._modules: dict[str, Roles] = {}
         self._foreign: dict[str, list[str]] = {}
         self.linears: dict[str, Scheme] = {}
@@ -120,13 +131,13 @@ class Checkpoint:
         return [name for one in prefixes for name in self._modules[one].values()]
 
     def kv_scales(self) -> dict[str, float]:
-        """Scales of an FP8 KV cache by name of the tensor; they multiply."""
-        return {
-            roles[role]: float(self.files[roles[role]])
-            for roles in self._modules.values()
-            for role in roles
-            if role.startswith(KV)
-        }
+        """Scales of an FP8 KV cache by name of the tensor; they multiply. Raises CheckpointError for one of several numbers."""
+        names = [name for roles in self._modules.values() for role, name in roles.items() if role.startswith(KV)]
+        found = {name: self.files[name] for name in names if not name.endswith("_bias")}
+        for name, scale in found.items():
+            if scale.numel() != 1:
+                raise CheckpointError(f"{name} has shape {list(scale.shape)}; a KV cache has one scale: export it again")
+        return {name: float(scale) for name, scale in found.items()}
 
     # ---- layers ----------------------------------------------------------------------------------------------
 
@@ -216,7 +227,7 @@ class Checkpoint:
         if role not in roles:
             return None
         stored = self.files[roles[role]]
-        if role == INPUT and self.missing_input_scale == "fill" and not _is_valid(stored):
+        if role == INPUT and self.missing_input_scale == "fill" and not bool(checks.is_factor(stored).all()):
             return None
         checks.check_count(roles[role], stored, self.files.entries[roles[DATA]].shape)
         checks.check_factor(roles[role], stored)
@@ -230,11 +241,12 @@ class Checkpoint:
             roles = self._modules[next(iter(parts.values()))]
             return self.files.entries[roles[DATA]].shape[0]
         count = 1 + max(n for n in numbers if n is not None)
-        for kind in {kind for kind, _ in parts}:
-            absent = [n for n in range(count) if (kind, n) not in parts]
-            if absent:
+        for kind in dict.fromkeys(kind for kind, _ in parts):
+            own = {n for one, n in parts if one == kind}
+            if len(own) < count:
+                absent = next(n for n in range(count) if n not in own)
                 raise CheckpointError(
-                    f"{prefix} has no {kind} projection of expert {absent[0]}, and {count} experts; a file of the checkpoint "
+                    f"{prefix} has no {kind} projection of expert {absent}, and {count} experts; a file of the checkpoint "
                     "is missing: fetch it again"
                 )
         return count
@@ -297,7 +309,6 @@ class Checkpoint:
 
     def _sort(self, convention: Convention) -> None:
         """Fill ``linears``, ``experts`` and ``plain``."""
-        owners: dict[str, tuple[str, str]] = {}
         others: dict[str, list[str]] = {}
         for name in self.files:
             placed = _place(name, convention)
@@ -305,10 +316,14 @@ class Checkpoint:
                 fused = FUSED_PART.match(name)
                 others.setdefault(fused[1] if fused else name.rpartition(".")[0], []).append(name)
                 continue
-            owners[name] = placed
             prefix, role = placed
             role = f"{KV}.{name}" if role == KV else role
-            self._modules.setdefault(prefix, {})[role] = name
+            roles = self._modules.setdefault(prefix, {})
+            if role in roles:
+                raise CheckpointError(
+                    f"{roles[role]} and {name} are the {role} of one layer, in the spellings of two tools: remove one of them"
+                )
+            roles[role] = name
         for prefix in list(self._modules):
             if not self._is_quantized(prefix):
                 roles = self._modules[prefix]
@@ -327,6 +342,17 @@ class Checkpoint:
                 self._foreign[prefix] = unknown
         owned = {name for roles in self._modules.values() for name in roles.values()}
         self.plain = [name for name in self.files if name not in owned]
+        self._check_method(convention)
+
+    def _check_method(self, convention: Convention) -> None:
+        """Raise for tensors that another method's tool writes, which would be read as something else or not at all."""
+        foreign = next((name for name in self.plain if _is_of_another_tool(name, convention)), None)
+        of_a_layer = {name for names in self._foreign.values() for name in names}
+        if foreign is not None and foreign not in of_a_layer:
+            raise CheckpointError(
+                f"{foreign} is no tensor of {convention.tool}, which quant_method names; config.json and the tensors are of "
+                "different exports: fetch both again"
+            )
 
     def _is_quantized(self, prefix: str) -> bool:
         roles = self._modules[prefix]
@@ -345,7 +371,12 @@ class Checkpoint:
                 f"{prefix} is {scheme.name}, and other experts of its layer are {known.name}; one layer's experts are "
                 "quantized alike: export them so"
             )
-        self._parts.setdefault(experts, {})[kind, number] = prefix
+        parts = self._parts.setdefault(experts, {})
+        if (kind, number) in parts:
+            raise CheckpointError(
+                f"{parts[kind, number]} and {prefix} are both the {kind} projection of an expert: remove one of them"
+            )
+        parts[kind, number] = prefix
 
 
 class _Side:
@@ -473,10 +504,6 @@ def _shaped(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Te
     return scale
 
 
-def _is_valid(factor: torch.Tensor) -> bool:
-    return bool(((factor > 0) & torch.isfinite(factor)).all())
-
-
 def _place(name: str, convention: Convention) -> tuple[str, str] | None:
     """Layer and role of a tensor by its name; None for a name that has no role."""
     prefix, _, suffix = name.rpartition(".")
@@ -489,30 +516,25 @@ def _place(name: str, convention: Convention) -> tuple[str, str] | None:
     return None
 
 
+def _is_of_another_tool(name: str, convention: Convention) -> bool:
+    """Whether only another tool than the convention's writes tensors of such a name."""
+    suffix = name.rpartition(".")[2]
+    return suffix in OWN_NAMES and suffix not in convention.suffixes
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises FileNotFoundError without one."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no config.json; pass the folder of a checkpoint")
-    return _read_object(path)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is no JSON ({error}): the file is damaged or cut; fetch it again"
-        ) from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} has JSON that is no object: the file is damaged; fetch it again")
-    return found
+        raise FileNotFoundError(f"{folder} has no config.json; {way_out(folder)}")
+    return read_object(path)
 
 
 def unwrapped(quantization: Config) -> Config:
     """The config itself: hf_quant_config.json has it one level deeper, beside who wrote it."""
-    inner = quantization.get("quantization")
-    return quantization if inner is None else {**inner, "quant_method": "modelopt"}
+    if quantization.get("quantization") is None:
+        return quantization
+    return {**object_of(quantization, "quantization"), "quant_method": "modelopt"}
 
 
 def convention_of(quantization: Config) -> Convention:
@@ -530,7 +552,7 @@ def convention_of(quantization: Config) -> Convention:
         )
     if method not in READERS:
         raise CheckpointError(
-            f"quant_method is {method!r}; readers are {', '.join(READERS)}: export the checkpoint as one of these"
+            f"quant_method is {reprlib.repr(method)}; readers are {', '.join(READERS)}: export the checkpoint as one of these"
         )
     return READERS[method](given)
 
@@ -574,9 +596,9 @@ def _quantization(config: dict[str, Any], folder: Path) -> Config | None:
     )
     own = folder / "hf_quant_config.json"
     if quantization is None and own.is_file():
-        quantization = _read_object(own)
+        quantization = read_object(own)
     if quantization is not None and not isinstance(quantization, dict):
         raise CheckpointError(
-            f"quantization_config is {quantization!r}; it is an object: fetch config.json again"
+            f"quantization_config is {reprlib.repr(quantization)}; it is an object: fetch config.json again"
         )
     return quantization

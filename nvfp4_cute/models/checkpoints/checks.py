@@ -8,6 +8,8 @@ from nvfp4_cute.models.checkpoints.stored import BLOCK_K, FP8, INT8, PACKED, Sch
 
 E4M3_NAN, SIGN = 0x7F, 0x80
 UE8M0_NAN = 0xFF
+# Of a factor, and of its inverse: products of two factors, and 2688 times one, are normal float32 numbers.
+LEAST_FACTOR = 2.0**-62
 
 
 def check_present(
@@ -36,17 +38,22 @@ def check_count(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None
         )
 
 
+def is_factor(tensor: torch.Tensor) -> torch.Tensor:
+    """Whether kernels can multiply by each factor, by its inverse, and by the product of two of them."""
+    return (tensor >= LEAST_FACTOR) & (tensor <= 1 / LEAST_FACTOR) & torch.isfinite(tensor)
+
+
 def check_factor(name: str, tensor: torch.Tensor) -> None:
-    """Raise unless a float32 factor, or each of several, is finite and positive."""
+    """Raise unless a float32 factor, or each of several, is one by :func:`is_factor`."""
     if tensor.dtype != torch.float32:
         raise CheckpointError(
             f"{name} has dtype {tensor.dtype}; a global scale is float32: do not convert it"
         )
-    if not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
-        bad = tensor[~((tensor > 0) & torch.isfinite(tensor))].reshape(-1)[0].item()
+    bad = tensor[~is_factor(tensor)]
+    if bad.numel():
         raise CheckpointError(
-            f"{name} is {bad:g}, and a scale is finite and positive; the layer was never calibrated, or the tensor never "
-            "written: export it again"
+            f"{name} is {bad.reshape(-1)[0].item():g}, and a scale is finite and positive, {LEAST_FACTOR:.3g} to "
+            f"{1 / LEAST_FACTOR:.3g}; the layer was never calibrated, or the tensor never written: export it again"
         )
 
 

@@ -1,5 +1,7 @@
 """Checkpoints of compressed-tensors (llm-compressor, vLLM): global scales are stored as reciprocals, 2688 / amax."""
 
+import reprlib
+
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import (
     DATA,
@@ -13,12 +15,14 @@ from nvfp4_cute.models.checkpoints.convention import (
     Config,
     Convention,
     Modules,
+    around,
     names_of,
     object_of,
     objects_of,
     unknown,
 )
 from nvfp4_cute.models.checkpoints.int4 import of_compressed_tensors
+from nvfp4_cute.models.checkpoints.names import is_embedding, spellings
 from nvfp4_cute.models.checkpoints.stored import FP8, INT4, INT8, Scheme
 
 SUFFIXES = {
@@ -58,26 +62,29 @@ def convention(quantization: Config) -> Convention:
     """
     _check_nothing_else(quantization)
     ignored = Modules(quantization.get("ignore") or ())
-    named: list[tuple[Modules, Scheme]] = []
-    every: list[Scheme] = []
-    for name, group in objects_of(quantization, "config_groups").items():
-        found = _scheme(name, group, quantization.get("format"))
-        targets = names_of(group.get("targets") or ["Linear"])
-        named.append((Modules(t for t in targets if t != "Linear"), found))
-        every += [found] * ("Linear" in targets)
-    if not named:
+    groups = {
+        name: (_scheme(name, group, quantization.get("format")), names_of(group.get("targets") or ["Linear"]))
+        for name, group in objects_of(quantization, "config_groups").items()
+    }
+    if not groups:
         raise CheckpointError(
             "quantization_config has no config_groups, so nothing says how layers are quantized"
         )
+    targets = {target: found for found, own in groups.values() for target in own}
+    patterns = [t for t in targets if t.startswith("re:") or any(c in t for c in "*?[")]
+    named = {name: found for t, found in targets.items() if t not in patterns for name in spellings(t)}
+    # The library's order (utils/match.py, match_targets): names, then expressions by their letters, then classes.
+    matched = [(Modules([t]), targets[t]) for t in sorted(patterns, key=lambda t: ("re:" in t, t))]
 
     def scheme(prefix: str) -> Scheme | None:
         if prefix in ignored:
             return None
-        # Names before classes: a group that names a layer knows it better than one for every Linear.
-        own = next((found for modules, found in named if prefix in modules), None)
-        return own or next(iter(every), None)
+        own = next((named[name] for name in around(prefix) if name in named), None)
+        own = own or next((found for modules, found in matched if prefix in modules), None)
+        own = own or (targets.get("Embedding") if is_embedding(prefix) else None)
+        return own or targets.get("Linear")
 
-    schemes = tuple(found for _, found in named)
+    schemes = tuple(found for found, _ in groups.values())
     return Convention("compressed-tensors", SUFFIXES, {}, True, schemes, scheme, of_compressed_tensors)
 
 
@@ -88,7 +95,7 @@ def _check_nothing_else(quantization: Config) -> None:
     if sparsity != "dense":
         structure = given.get("sparsity_structure")
         raise CheckpointError(
-            f"sparsity_config.format is {sparsity!r}, structure {structure!r}; this reader takes dense weights: export the "
+            f"sparsity_config.format is {reprlib.repr(sparsity)}, structure {reprlib.repr(structure)}; this reader takes dense weights: export the "
             "model without sparse compression"
         )
     if object_of(quantization, "transform_config").get("config_groups"):
@@ -146,13 +153,13 @@ def _check_integers(place: str, group: Config) -> None:
             )
         if given and given.get("strategy") not in strategies:
             raise CheckpointError(
-                f"{place}.{side}.strategy is {given.get('strategy')!r}; of integers kernels have one scale a row: export it with "
+                f"{place}.{side}.strategy is {reprlib.repr(given.get('strategy'))}; of integers kernels have one scale a row: export it with "
                 f"{' or '.join(map(repr, strategies))}"
             )
     activations = group.get("input_activations") or {}
     if activations and activations.get("dynamic") is not True:
         raise CheckpointError(
-            f"{place}.input_activations.dynamic is {activations.get('dynamic')!r}; rows get their scales as they come: "
+            f"{place}.input_activations.dynamic is {reprlib.repr(activations.get('dynamic'))}; rows get their scales as they come: "
             "export it with dynamic=true"
         )
 
@@ -164,9 +171,9 @@ def _check(place: str, weights: Config, found: str) -> None:
     for key, value in expected.items():
         if weights.get(key) != value:
             raise CheckpointError(
-                f"{place}.weights.{key} is {weights.get(key)!r}, and its format {found} has {value!r}; export it anew"
+                f"{place}.weights.{key} is {reprlib.repr(weights.get(key))}, and its format {found} has {value!r}; export it anew"
             )
     if found == "fp8_128x128" and weights.get("block_structure") not in ([128, 128], (128, 128)):
         raise CheckpointError(
-            f"{place}.weights.block_structure is {weights.get('block_structure')!r}; kernels have blocks of [128, 128]"
+            f"{place}.weights.block_structure is {reprlib.repr(weights.get('block_structure'))}; kernels have blocks of [128, 128]"
         )

@@ -2,7 +2,9 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.names import spellings
+from nvfp4_cute.models.checkpoints.patterns import matcher
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredWeight
 
 # Roles of a layer's tensors: the packed values, block scales, global scale of weights and of activations.
@@ -21,6 +24,8 @@ KV = "kv"  # a scale of the KV cache, which is no part of the layer's product
 # Roles without which a layer of a format cannot be computed; INPUT where activations have a global scale.
 NEEDED = {"nvfp4": (DATA, SCALE, GLOBAL)}
 NEEDED_OF_OTHERS = (DATA, SCALE)
+
+MAX_SECONDS = 20  # of all lookups in one list of modules
 
 Config = Mapping[str, Any]
 Unpack = Callable[[str, Mapping[str, torch.Tensor]], tuple[StoredWeight, torch.Tensor | None]]
@@ -65,13 +70,14 @@ def needed_roles(scheme: Scheme) -> tuple[str, ...]:
 class Modules:
     """The modules that a list of names and patterns means: ``prefix in Modules(patterns)``, in any of the prefix's spellings.
 
-    A pattern is a module's exact name, which means what is inside it, too; or it has wildcards of fnmatch, such as a star at its
+    A pattern is a module's exact name, which also means what is inside it; or it has wildcards of fnmatch, such as a star at its
     end; or it begins with ``re:``, and the rest is a regular expression for the begin of a name. What follows a NUL is cut off:
     one tool's files carry rests of another string there. A model has ten thousands of experts' projections, so patterns are
     sorted by kind once.
 
     Raises:
-        CheckpointError: patterns are no list of strings, or one is no regular expression.
+        CheckpointError: patterns are not a list of strings, one is not a regular expression, or all lookups together take more
+            than ``MAX_SECONDS``.
     """
 
     def __init__(self, patterns: Iterable[str]):
@@ -83,29 +89,61 @@ class Modules:
         # In all spellings, so that a prefix is looked up in its own.
         self.exact = {name for p in set(plain) - set(wild) for name in spellings(p)}
         self.begins = tuple({name for p in begins for name in spellings(p[:-1])})
-        others = [fnmatch.translate(p) for p in wild if p not in begins]
-        try:
-            self.expressions = [re.compile(e) for e in (*others, *expressions)]
-        except re.error as error:
-            raise CheckpointError(
-                f"one of re:{', re:'.join(expressions)} is no regular expression: {error}"
-            ) from None
+        # fnmatch translates stars to groups that are not entered twice.
+        others = [re.compile(fnmatch.translate(p)).match for p in wild if p not in begins]
+        self.matchers: list[Callable[[str], object]] = [*others, *map(matcher, expressions)]
+        self._seconds = 0.0
 
     def __contains__(self, prefix: str) -> bool:
-        ends = [i for i, c in enumerate(prefix) if c == "."] + [len(prefix)]
-        if prefix.startswith(self.begins) or any(prefix[:end] in self.exact for end in ends):
+        begun = time.perf_counter()
+        found = self.names(prefix) or self._is_matched(prefix)
+        self._seconds += time.perf_counter() - begun
+        if self._seconds > MAX_SECONDS:
+            raise CheckpointError(
+                f"patterns of modules take more than {MAX_SECONDS} s to match, last with {prefix}; list the names instead"
+            )
+        return found
+
+    def names(self, prefix: str) -> bool:
+        """Whether a name of the list is the module's, or that of one around it, or begins it."""
+        if self.begins and prefix.startswith(self.begins):
             return True
-        return any(e.match(name) for e in self.expressions for name in spellings(prefix))
+        return bool(self.exact) and any(name in self.exact for name in around(prefix))
+
+    def _is_matched(self, prefix: str) -> bool:
+        names = tuple(spellings(prefix)) if self.matchers else ()
+        for match in self.matchers:
+            for name in names:
+                if match(name):
+                    return True
+        return False
+
+
+def around(prefix: str) -> Iterator[str]:
+    """The module's name, then those of the modules around it, the nearest first."""
+    yield prefix
+    while "." in prefix:
+        prefix = prefix.rpartition(".")[0]
+        yield prefix
 
 
 def names_of(given: Any) -> list[str]:
-    """A list of modules' names or patterns as a config has it. Raises CheckpointError where it is none."""
-    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+    """A list of modules' names or patterns as a config has it. Raises CheckpointError where it is something else."""
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    names = list(given) if is_list else [given]
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
-            f"{given!r} is no list of modules' names, as a config of quantized layers has them: correct config.json"
+            f"{reprlib.repr(given)} is no list of modules' names, as a config of quantized layers has them: correct config.json"
         )
     return names
+
+
+def flag_of(config: Config, key: str, default: bool) -> bool:
+    """The flag under ``key``; ``default`` where nothing is. Raises CheckpointError for anything but true or false."""
+    found = config.get(key)
+    if found is not None and not isinstance(found, bool):
+        raise CheckpointError(f"{key} is {reprlib.repr(found)}; it is true or false: correct config.json")
+    return default if found is None else found
 
 
 def object_of(config: Config, key: str, place: str = "") -> Config:
@@ -114,7 +152,8 @@ def object_of(config: Config, key: str, place: str = "") -> Config:
     Raises:
         CheckpointError: something else is there.
     """
-    return _object(f"{place}{key}", config.get(key) or {})
+    found = config.get(key)
+    return {} if found is None else _object(f"{place}{key}", found)
 
 
 def objects_of(config: Config, key: str) -> dict[str, Config]:
@@ -125,7 +164,7 @@ def objects_of(config: Config, key: str) -> dict[str, Config]:
 def _object(place: str, found: Any) -> Config:
     if not isinstance(found, Mapping):
         raise CheckpointError(
-            f"{place} is {found!r}; it is an object: correct config.json, or fetch it again"
+            f"{place} is {reprlib.repr(found)}; it is an object: correct config.json, or fetch it again"
         )
     return found
 
@@ -133,5 +172,5 @@ def _object(place: str, found: Any) -> Config:
 def unknown(what: str, value: object, known: Mapping[str, Any]) -> CheckpointError:
     """The error for a scheme of a config that no reader here knows."""
     return CheckpointError(
-        f"{what} is {value!r}; known are {', '.join(map(str, known))}: export it as one of these"
+        f"{what} is {reprlib.repr(value)}; known are {', '.join(map(str, known))}: export it as one of these"
     )

@@ -1,5 +1,7 @@
 """FP8 in blocks of 128 x 128 (DeepSeek, Qwen3-FP8): ``weight_scale_inv`` multiplies, its name notwithstanding."""
 
+import reprlib
+
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import DATA, INPUT, SCALE, Config, Convention, Modules
 from nvfp4_cute.models.checkpoints.stored import Scheme
@@ -16,11 +18,11 @@ def convention(quantization: Config) -> Convention:
     """
     if quantization.get("weight_block_size") not in (BLOCK, tuple(BLOCK)):
         raise CheckpointError(
-            f"weight_block_size is {quantization.get('weight_block_size')!r}; this reader takes {BLOCK}: export it so"
+            f"weight_block_size is {reprlib.repr(quantization.get('weight_block_size'))}; this reader takes {BLOCK}: export it so"
         )
     if quantization.get("activation_scheme", "dynamic") != "dynamic":
         raise CheckpointError(
-            f"activation_scheme is {quantization['activation_scheme']!r}; blocks go with 'dynamic' (a scale for 128 values)"
+            f"activation_scheme is {reprlib.repr(quantization['activation_scheme'])}; blocks go with 'dynamic' (a scale for 128 values)"
         )
     lists = ("modules_to_not_convert", "ignored_layers")
     excluded = [Modules(quantization.get(key) or ()) for key in lists]

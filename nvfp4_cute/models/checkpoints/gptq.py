@@ -1,9 +1,10 @@
 """Checkpoints of AutoGPTQ and GPTQModel: int4 weights, a zero point for each block."""
 
+import reprlib
 from functools import partial
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, ZERO, Config, Convention
+from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, ZERO, Config, Convention, flag_of
 from nvfp4_cute.models.checkpoints.int4 import of_gptq
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
 
@@ -23,14 +24,14 @@ def convention(quantization: Config) -> Convention:
         ("checkpoint_format", layout, LAYOUTS),
     ):
         if value not in known:
-            raise CheckpointError(f"{name} is {value!r}; this reader takes {', '.join(map(str, known))}")
+            raise CheckpointError(f"{name} is {reprlib.repr(value)}; this reader takes {', '.join(map(str, known))}")
     if quantization.get("dynamic"):
         raise CheckpointError(
             "dynamic has settings by module, which this reader does not follow; export the model without"
         )
-    is_symmetric = bool(quantization.get("sym", True))
+    is_symmetric = flag_of(quantization, "sym", True)
     # Rows of one block have one scale in any order.
-    has_order = bool(quantization.get("desc_act")) and quantization.get("group_size", -1) != -1
+    has_order = flag_of(quantization, "desc_act", False) and quantization.get("group_size", -1) != -1
     found = Scheme("gptq", INT4, None, has_zero_points=not is_symmetric, has_order=has_order)
     unpack = partial(of_gptq, is_symmetric=is_symmetric, is_v2=layout == "gptq_v2")
     return Convention("gptq", SUFFIXES, {}, False, (found,), lambda prefix: found, unpack, names_layers=False)

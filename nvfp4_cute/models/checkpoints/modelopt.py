@@ -10,6 +10,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     Config,
     Convention,
     Modules,
+    around,
     objects_of,
     unknown,
 )
@@ -66,8 +67,8 @@ def convention(quantization: Config) -> Convention:
     layers = objects_of(quantization, "quantized_layers")
     wild = [(Modules([pattern]), entry) for pattern, entry in layers.items() if "*" in pattern]
     # Those that are unknown are refused when the checkpoint is opened, not at their first layer.
-    algorithms = {entry.get("quant_algo") for entry in layers.values()} if algorithm == MIXED else {algorithm}
-    schemes = tuple(_scheme(each) for each in sorted(algorithms, key=str))
+    algorithms = {str(e.get("quant_algo")) for e in layers.values()} if algorithm == MIXED else {algorithm}
+    schemes = tuple(_scheme(each) for each in sorted(algorithms))
 
     def scheme(prefix: str) -> Scheme | None:
         if any(prefix in modules for modules in excluded):
@@ -80,11 +81,9 @@ def convention(quantization: Config) -> Convention:
 def _layer_scheme(prefix: str, layers: Config, wild: list[tuple[Modules, Config]]) -> Scheme | None:
     """Of MIXED_PRECISION: the exact name first, then the nearest module around it, then wildcards."""
     for name in spellings(prefix):
-        parts = name.split(".")
-        for length in range(len(parts), 0, -1):
-            entry = layers.get(".".join(parts[:length]))
-            if entry is not None:
-                return _scheme(entry.get("quant_algo"))
+        entry = next((layers[one] for one in around(name) if one in layers), None)
+        if entry is not None:
+            return _scheme(entry.get("quant_algo"))
     entry = next((entry for modules, entry in wild if prefix in modules), None)
     return None if entry is None else _scheme(entry.get("quant_algo"))
 

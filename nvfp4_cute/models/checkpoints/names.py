@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
+
+from nvfp4_cute.errors import CheckpointError
 
 # Equal parts of names: in checkpoints, and in transformers' modules. Either may stand in a list of layers.
 SPELLINGS = (
@@ -12,6 +15,7 @@ SPELLINGS = (
     ("model.language_model.", "model."),
     ("language_model.lm_head", "lm_head"),
 )
+INNER = tuple(part for pair in SPELLINGS for part in pair if part.startswith("."))  # parts that need not begin a name
 # Last parts of the names of output layers, and of embeddings of tokens.
 OUTPUT = ("lm_head",)
 EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings", "wte")
@@ -28,6 +32,7 @@ PROJECTIONS = {
 _NAMES = "|".join(PROJECTIONS)
 BY_EXPERT = re.compile(rf"^(.*\bexperts)\.(\d+)\.({_NAMES})$")
 BY_PROJECTION = re.compile(rf"^(.*\bexperts)\.({_NAMES})\.(\d+)$")
+NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")  # of an expert
 FUSED = re.compile(rf"^(.*\bexperts)\.({_NAMES})$")
 FUSED_PART = re.compile(rf"^(.*\bexperts\.(?:{_NAMES}))_\w+$")
 # Of these, fused gate and up lie row by row: gate 0, up 0, gate 1 and so on.
@@ -43,6 +48,16 @@ def is_embedding(prefix: str) -> bool:
 
 def spellings(name: str) -> Iterator[str]:
     """``name``, then the other ways to write it, each once."""
+    head, experts, tail = name.partition(".experts.")
+    if not experts or any(part in tail for part in INNER):
+        yield from _spellings(name)
+        return
+    for one in _spellings(f"{head}."):  # the experts of a layer differ behind this alone
+        yield f"{one}experts.{tail}"
+
+
+@lru_cache(maxsize=4096)
+def _spellings(name: str) -> tuple[str, ...]:
     found = [name]
     for one in found:
         for pair in SPELLINGS:
@@ -53,18 +68,32 @@ def spellings(name: str) -> Iterator[str]:
                     other = one[:at] + new + one[at + len(old) :]
                     if other not in found and len(found) < 16:
                         found.append(other)
-    yield from found
+    return tuple(found)
 
 
 def expert_of(prefix: str) -> tuple[str, str, int | None] | None:
     """Experts' prefix, projection ("gate", "up", "down", "gate_up") and expert of a module; None for another module.
 
     The expert is None where one tensor holds all experts.
+
+    Raises:
+        CheckpointError: the expert's number has a leading zero, is not in ASCII digits, or has more than six of them.
     """
+    if "experts" not in prefix:
+        return None
     if match := BY_EXPERT.match(prefix):
-        return match[1], PROJECTIONS[match[3]], int(match[2])
+        return match[1], PROJECTIONS[match[3]], _number(prefix, match[2])
     if match := BY_PROJECTION.match(prefix):
-        return match[1], PROJECTIONS[match[2]], int(match[3])
+        return match[1], PROJECTIONS[match[2]], _number(prefix, match[3])
     if match := FUSED.match(prefix):
         return match[1], PROJECTIONS[match[2]], None
     return None
+
+
+def _number(prefix: str, digits: str) -> int:
+    if not NUMBER.fullmatch(digits):
+        raise CheckpointError(
+            f"{prefix[:200]} has expert number {digits[:20]!r}; it is 0 to 999999 without leading zeros: the file is damaged; "
+            "fetch it again"
+        )
+    return int(digits)

@@ -5,17 +5,22 @@ first and last offset into the rest; then the bytes of all tensors. (https://git
 """
 
 import contextlib
-import itertools
+import gc
 import json
+import math
 import mmap
 import os
+import reprlib
 import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
+
+from nvfp4_cute.errors import CheckpointError, printable
+from nvfp4_cute.models.checkpoints.json_files import MAX_BYTES, parse_object, read_object
+from nvfp4_cute.models.checkpoints.patterns import MAX_NAME
 
 DTYPES = {
     "F64": torch.float64,
@@ -33,14 +38,18 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Bits of one element, by dtypes as files name them; torch has no dtype for some.
+BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
+BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "U32": 32, "U64": 64, "C64": 64}
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 64
+MAX_ELEMENTS = 2**63
 POINTER = b"version "  # begins what Git LFS leaves in the place of a file that it has not fetched
 ALIGN_BYTES = 8  # of the header's end, by the format
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """Where a tensor lies.
 
     Attributes:
@@ -66,31 +75,38 @@ class TensorFiles:
     may drop again. Writing to such a tensor changes a private copy of the page, never the file.
 
     Args:
-        folder: with one or more ``*.safetensors``. Where there is ``model.safetensors.index.json``, the files that it names.
+        folder: of a checkpoint. files: the safetensors files to read, in it or in folders of it; None: those of the index
+            (``model.safetensors.index.json``), else ``model.safetensors``, else every ``*.safetensors``.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: a header is damaged, a tensor is in two files, or the index names a
-            tensor that its file does not have.
+        FileNotFoundError: no such file. CheckpointError: a header is damaged, a tensor is in two files, the index names a
+            tensor that its file does not have or a file outside the folder, or the folder has ``model.safetensors`` beside
+            an index of other files: two checkpoints.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike, files: Sequence[str | os.PathLike] | None = None):
         self.folder = Path(folder)
         self.entries: dict[str, Entry] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        names, index = _files(self.folder)
-        for name in names:
-            for key, entry in _header(self.folder / name).items():
-                if key in self.entries:
-                    raise ValueError(
-                        f"tensor {key!r} is in {self.entries[key].file.name} and in {name}; one file may have it: remove one"
-                    )
-                self.entries[key] = entry
-        missing = sorted(set(index) - set(self.entries))
+        names, index = _files(self.folder) if files is None else ([str(file) for file in files], {})
+        with _no_collection():
+            for name in names:
+                self._add(name, _header(self.folder / name))
+        missing = sorted(index.keys() - self.entries.keys())
         if missing:
-            raise ValueError(
+            raise CheckpointError(
                 f"{INDEX} names {len(missing)} tensors that no file has, first {missing[0]!r} in "
                 f"{index[missing[0]]}; fetch the checkpoint again"
             )
+
+    def _add(self, file: str, entries: dict[str, Entry]) -> None:
+        both = self.entries.keys() & entries.keys()
+        if both:
+            key = min(both)
+            raise CheckpointError(
+                f"tensor {key!r} is in {self.entries[key].file.name} and in {file}; one file may have it: remove one"
+            )
+        self.entries |= entries
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -105,7 +121,7 @@ class TensorFiles:
         entry = self.entries[name]
         dtype = DTYPES.get(entry.dtype)
         if dtype is None:
-            raise ValueError(
+            raise CheckpointError(
                 f"tensor {name!r} has dtype {entry.dtype}; known are {', '.join(DTYPES)}: convert it with the tool that made it"
             )
         count = entry.nbytes // dtype.itemsize
@@ -134,18 +150,9 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Names of a folder's files, and what the index says: tensor to file."""
     path = folder / INDEX
     if path.is_file():
-        index = _object(path.read_bytes(), path).get("weight_map")
-        if not isinstance(index, dict) or not index:
-            raise ValueError(f"{path} has no weight_map of tensors and files; fetch it again")
-        if not all(isinstance(name, str) for name in index.values()):
-            raise ValueError(f"{path} has a weight_map whose files are no names; fetch it again")
-        names = sorted(set(index.values()))
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
-            raise FileNotFoundError(
-                f"{path} names {absent[0]}, which {folder} does not have; fetch all files"
-            )
-        return names, index
+        return _files_of_index(folder, path)
+    if (folder / SINGLE).is_file():  # as transformers, whatever lies beside it
+        return [SINGLE], {}
     names = sorted(p.name for p in folder.glob("*.safetensors"))
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
@@ -163,63 +170,119 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
     return names, {}
 
 
-def _object(text: bytes, path: Path) -> dict[str, Any]:
-    """What a file says in JSON."""
+def _files_of_index(folder: Path, path: Path) -> tuple[list[str], dict[str, str]]:
+    index = read_object(path).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise CheckpointError(f"{path} has no weight_map of tensors and files; fetch it again")
+    if not all(isinstance(name, str) for name in index.values()):
+        raise CheckpointError(f"{path} has a weight_map whose files are no names; fetch it again")
+    names = sorted(set(index.values()))
+    for name in names:
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts or "\0" in name:
+            raise CheckpointError(
+                f"{path} names {name[:200]!r}, which is not in its folder: the file is damaged or hostile; fetch it again"
+            )
+        if not _is_file(folder / name):
+            raise FileNotFoundError(
+                f"{path} names {printable(name[:200])}, which {folder} does not have; fetch all files"
+            )
+    if (folder / SINGLE).is_file() and names != [SINGLE]:
+        raise CheckpointError(
+            f"{folder} has {SINGLE} and {INDEX}, which names {len(names)} files, first {names[0]}: these are two checkpoints, or "
+            "two exports of one; remove the older one, or the index"
+        )
+    return names, index
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pauses the garbage collector, which would walk the entries of a large model again and again: half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} has no JSON where it should be ({error}): the file is damaged or cut; fetch it again"
-        ) from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} has JSON that is no object: the file is damaged; fetch it again")
-    return found
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as of a name that is too long
+        return False
 
 
 def _header(path: Path) -> dict[str, Entry]:
+    """Name -> entry of every tensor of a file, in the order of the header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
         if first == POINTER:
-            raise ValueError(
+            raise CheckpointError(
                 f"{path} has {size} bytes of text in the place of tensors, as Git LFS leaves it; run `git lfs pull` in its folder"
             )
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-        if length > min(size - 8, MAX_HEADER_BYTES):
-            raise ValueError(
+        if length > min(size - 8, MAX_BYTES):
+            raise CheckpointError(
                 f"{path} has {size} bytes and no header of {length}: the file is damaged or cut; fetch it again"
             )
-        header = _object(file.read(length), path)
-    entries = {}
-    for name, given in header.items():
-        if name == "__metadata__":
-            continue
-        if not isinstance(given, dict) or not {"dtype", "shape", "data_offsets"} <= set(given):
-            raise ValueError(
-                f"{path} does not say what {name!r} is and where it lies: the file is damaged; fetch it again"
+        header = parse_object(file.read(length), path)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(one, str) for one in metadata.values()):
+        raise CheckpointError(
+            f"{path} has __metadata__ that is not an object of strings: the file is damaged; fetch it again"
+        )
+    begin = 8 + length
+    entries = {name: _entry(path, name, given, begin, size) for name, given in header.items()}
+    places = sorted((entry.start, entry.end, name) for name, entry in entries.items())
+    at, before = begin, "the header"
+    for start, end, name in places:
+        if start != at:
+            where = "in the same bytes" if start < at else f"{start - at} bytes of no tensor apart"
+            raise CheckpointError(
+                f"{path} has {before!r} and {name!r} {where}: the file is damaged; fetch it again"
             )
-        numbers = [*given["data_offsets"], *given["shape"]]
-        if len(given["data_offsets"]) != 2 or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError(
-                f"{path} says of {name!r} {given}, and sizes are whole and not negative: the file is damaged; fetch "
-                "it again"
-            )
-        start, end = (8 + length + offset for offset in given["data_offsets"])
-        shape, dtype = tuple(given["shape"]), given["dtype"]
-        itemsize = DTYPES[dtype].itemsize if dtype in DTYPES else None
-        if not start <= end <= size or (itemsize and end - start != itemsize * torch.Size(shape).numel()):
-            raise ValueError(
-                f"{path} says that {name!r}, {dtype} {list(shape)}, lies at bytes {start} to {end} of {size}: the file is "
-                "damaged or cut; fetch it again"
-            )
-        entries[name] = Entry(path, dtype, shape, start, end)
-    in_order = sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))
-    for (name, one), (other, following) in itertools.pairwise(in_order):
-        if following.start < one.end:
-            raise ValueError(
-                f"{path} has {name!r} and {other!r} in the same bytes: the file is damaged; fetch it again"
-            )
+        at, before = end, name
+    if at != size:
+        raise CheckpointError(
+            f"{path} has {size - at} bytes after the last tensor: the file is damaged; fetch it again"
+        )
     return entries
+
+
+def _entry(path: Path, name: str, given: Any, begin: int, size: int) -> Entry:
+    """What a header says of a tensor; its bytes lie from ``begin`` to ``size`` of the file."""
+    try:
+        dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+    except (TypeError, KeyError):
+        raise CheckpointError(
+            f"{path} does not say what {name!r} is and where it lies: the file is damaged; fetch it again"
+        ) from None
+    is_typed = type(dtype) is str and type(shape) is list and type(offsets) is list and len(offsets) == 2
+    if not is_typed or any(type(n) is not int or n < 0 for n in (*offsets, *shape)):
+        raise CheckpointError(
+            f"{path} says of {name!r} {reprlib.repr(given)}, and sizes are whole and not negative: the file is damaged; fetch "
+            "it again"
+        )
+    if len(name) > MAX_NAME:
+        raise CheckpointError(
+            f"{path} has a tensor whose name has {len(name)} characters, {name[:100]!r} at its begin; at most {MAX_NAME} are "
+            "read: the file is damaged; fetch it again"
+        )
+    start, end = begin + offsets[0], begin + offsets[1]
+    bits = BITS.get(dtype)
+    if (
+        not start <= end <= size
+        or (bits and 8 * (end - start) != bits * math.prod(shape))
+        or len(shape) > MAX_DIMENSIONS
+        or (start == end and math.prod(n or 1 for n in shape) >= MAX_ELEMENTS)
+    ):
+        raise CheckpointError(
+            f"{path} says that {name!r}, {reprlib.repr(dtype)} {reprlib.repr(shape)}, lies at bytes {start} to {end} of {size}: "
+            "the file is damaged or cut; fetch it again"
+        )
+    return Entry(path, dtype, tuple(shape), start, end)
 
 
 def check_has_no_tensors(folder: Path) -> None:
@@ -298,7 +361,7 @@ class TensorWriter:
 
     def _name(self, shard: int) -> str:
         count = len(self._shards)
-        return "model.safetensors" if count == 1 else f"model-{shard + 1:05}-of-{count:05}.safetensors"
+        return SINGLE if count == 1 else f"model-{shard + 1:05}-of-{count:05}.safetensors"
 
     def _open(self, shard: int) -> tuple[BinaryIO, int]:
         """The file of a shard, and where its tensors begin."""

@@ -1,11 +1,13 @@
 """The largest activations that layers of a 16-bit model see: what scales of 4-bit activations are made of."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.quantizing.observe import Site, observed
 from nvfp4_cute.terminal import Progress
 
@@ -41,7 +43,7 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
         text: a file of plain text, tokenized as the model does; or "random".
 
     Raises:
-        FileNotFoundError: no such file. ValueError: the model has no tokenizer, or the file no text in UTF-8.
+        FileNotFoundError: no such file. ValueError: the model has no tokenizer, a damaged one, or the file no text in UTF-8.
     """
     check_text(text)
     if text == "random":
@@ -56,7 +58,13 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
     # Without such files transformers makes a tokenizer that knows no words.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f'{folder} has no tokenizer; pass "random" for random tokens, not {text}')
-    ids = AutoTokenizer.from_pretrained(folder)(content, return_tensors="pt").input_ids
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # of any kind, where its files are damaged
+        raise CheckpointError(
+            f"{folder} has a tokenizer that cannot be loaded ({type(error).__name__}: {error}): fetch its files again"
+        ) from error
+    ids = tokenizer(content, return_tensors="pt").input_ids
     if not ids.numel():
         raise ValueError(f'{text} has no text; pass a longer one, or "random"')
     return list(ids.split(SAMPLE_TOKENS, dim=1))
@@ -74,6 +82,11 @@ def largest_inputs(model: Any, batches: list[torch.Tensor]) -> Seen:
 
     def note(site: Site, rows: torch.Tensor) -> torch.Tensor:
         name, amax = names[site.module], float(rows.abs().amax())
+        if not isfinite(amax):
+            raise CheckpointError(
+                f"inputs of {name} are not finite on the calibration text: no scale covers them; run the model in bfloat16 or "
+                "float32, or calibrate on another text"
+            )
         if site.expert is None:
             seen.linears[name] = max(seen.linears.get(name, 0.0), amax)
         else:

@@ -8,6 +8,11 @@ from nvfp4_cute.models.checkpoints.names import expert_of
 from nvfp4_cute.models.checkpoints.tensors import Entry
 from nvfp4_cute.models.quantizing.layouts import Recipe
 
+# Parts of models that are not of the text.
+TOWERS = (
+    "visual.*", "vision_*", "vit.*", "image_*", "audio_*", "sound_*", "speech_*", "multi_modal_*", "multimodal_*",
+    "mm_*", "perceiver*", "resampler*", "connector.*", "aligner.*", "conformer.*",
+)  # fmt: skip
 # What loses most and costs least: the output layer, embeddings, routers; and what is no product of a matrix.
 LEFT_OUT = (
     "lm_head",
@@ -18,6 +23,8 @@ LEFT_OUT = (
     "*conv1d*",
     "*.shared_expert_gate",
     "*rotary*",
+    # Towers and projectors of images and sounds: text does not calibrate them, and engines read them in 16 bits.
+    *(f"{start}{part}" for start in ("", "*.") for part in TOWERS),
 )
 # Layers that read the same input: engines compute them as one, with one global scale of weights and one of activations.
 TOGETHER = (

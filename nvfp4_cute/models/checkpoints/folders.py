@@ -1,0 +1,44 @@
+"""Folders of checkpoints by name: a path, or a name on the Hugging Face hub that was downloaded before."""
+
+import os
+import re
+from pathlib import Path
+
+from nvfp4_cute.models.checkpoints.json_files import read_object
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def local_folder(name: str | os.PathLike) -> Path:
+    """Returns the folder that ``name`` means: itself, or for "owner/name" the snapshot in the local cache of the hub.
+
+    Where neither is there, it is ``name`` as a path, for whoever opens it to refuse by :func:`way_out`.
+    """
+    path = Path(name)
+    if path.is_dir() or not HUB_NAME.fullmatch(str(name)):
+        return path
+    snapshots = _cache() / f"models--{str(name).replace('/', '--')}"
+    reference = snapshots / "refs" / "main"
+    commit = reference.read_text().strip() if reference.is_file() else ""
+    found = snapshots / "snapshots" / commit
+    return found if commit and found.is_dir() else path
+
+
+def way_out(folder: str | os.PathLike) -> str:
+    """What to do where ``folder`` is not a checkpoint's, for messages."""
+    if not Path(folder).is_dir() and HUB_NAME.fullmatch(str(folder)):
+        return f"there is no such folder, nor a copy in {_cache()}: download it first, with `hf download {folder}`"
+    return "pass the folder of a checkpoint"
+
+
+def check_objects(folder: Path, *names: str) -> None:
+    """Raise CheckpointError for one of the JSON files that is there and is damaged, before others read it."""
+    for name in names:
+        if (folder / name).is_file():
+            read_object(folder / name)
+
+
+def _cache() -> Path:
+    """Where the hub's own library keeps downloads (huggingface_hub, constants.py)."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
