@@ -66,7 +66,7 @@ class Progress(tqdm):
         if self.total is None:
             self._say("begun")
         elif self.total > 0:
-            self._say(f"{self.total} {self._unit}{'' if self.total == 1 else 's'}")
+            self._say(f"{self.total} {self._unit}{'' if self.total == 1 else 's'} to do")
 
     def _say(self, text: str) -> None:
         print(f"{self._what}: {text}", file=sys.stderr, flush=True)

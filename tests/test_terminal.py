@@ -26,7 +26,7 @@ def clock(monkeypatch) -> Clock:
 def test_a_pipe_gets_a_line_at_the_start_and_now_and_then(clock, capsys):
     steps = iter(Progress("abc", desc="model B200", unit="config"))
     assert next(steps) == "a"
-    assert capsys.readouterr().err == "model B200: 3 configs\n"
+    assert capsys.readouterr().err == "model B200: 3 configs to do\n"
     clock.now += SECONDS_BETWEEN_LINES - 1
     assert next(steps) == "b"
     assert capsys.readouterr().err == ""
@@ -41,7 +41,7 @@ def test_a_number_that_is_known_late(clock, capsys):
         assert capsys.readouterr().err == ""
         bar.total = 1
         bar.update()
-    assert capsys.readouterr().err == "tests: 1 case\n"
+    assert capsys.readouterr().err == "tests: 1 case to do\n"
 
 
 def test_nothing_to_do_says_nothing(capsys):

@@ -288,9 +288,9 @@ def run_eval(args: argparse.Namespace) -> int:
         return 0
     first = next(iter(found.values()))
     print(
-        f"{args.model}, {first.tokens} tokens of {args.text}: perplexity of 16 bits {first.reference_perplexity:.4g}"
+        f"{args.model}, {first.tokens} tokens of {args.text}: perplexity of the 16-bit model {first.reference_perplexity:.4g}"
     )
-    header = ("weights", "perplexity", "of 16 bits", "KL, nats", "worst KL", "same choice")
+    header = ("weights", "perplexity", "of 16-bit perplexity", "KL, nats", "worst KL", "top-1 agreement")
     rows = [
         (
             title, f"{a.perplexity:.4g}", f"{100 * a.ratio:.2f} %", f"{a.kl:.4g}", f"{a.kl_worst:.3g}",

@@ -33,7 +33,9 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its options."""
     text = "Quantize the weights of a checkpoint and write one that ModelOpt's or compressed-tensors' readers take, and ours."
     parser = add_verb(verbs, "quantize", text, EXAMPLES)
-    parser.add_argument("model", type=Path, help="folder of a 16-bit model, or its hub name where it is downloaded")
+    parser.add_argument(
+        "model", type=Path, help="folder of a 16-bit model, or its hub name where it is downloaded"
+    )
     parser.add_argument("--out", type=types.output_folder, required=True, help="folder to write")
     parser.add_argument(
         "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit activations, too"
@@ -149,7 +151,9 @@ def _model_and_text(args: argparse.Namespace) -> tuple[Any, list[Any]]:
         ) from error
     from nvfp4_cute.models.quantizing.calibrate import samples
 
-    model = auto_class(args.model).from_pretrained(
-        args.model, dtype=torch.bfloat16, device_map=args.device
-    ).eval()
+    model = (
+        auto_class(args.model)
+        .from_pretrained(args.model, dtype=torch.bfloat16, device_map=args.device)
+        .eval()
+    )
     return model, samples(args.model, args.calibrate, model.config.get_text_config().vocab_size)

@@ -176,8 +176,8 @@ def kept_bytes(inspection: Inspection) -> int:
 
 
 def where_it_runs() -> list[tuple[str, str]]:
-    """Families of GPUs by the architectures that their kernels are built for, and what multiplies two NVFP4 operands there."""
-    lines = []
+    """Architectures, and how their tensor cores multiply two NVFP4 operands: a line for each way."""
+    archs: dict[str, list[str]] = {}
     for family in FAMILIES:
         if NVFP4_PAIR not in family.MMA:  # Kernels of an architecture that multiply other formats.
             continue
@@ -187,5 +187,5 @@ def where_it_runs() -> list[tuple[str, str]]:
             if "4" in kind
             else f"decoded on the way to tensor cores ({kind})"
         )
-        lines.append((" ".join(family.ARCHS), how))
-    return lines
+        archs.setdefault(how, []).extend(family.ARCHS)
+    return [(" ".join(names), how) for how, names in archs.items()]

@@ -130,9 +130,9 @@ class CheckpointQuantizer(HfQuantizer):
         """Raises ValueError, which says how to save: transformers asks when ``save_pretrained`` is called, and names no way."""
         folder = "the folder that it was loaded from" if self.folder is None else str(self.folder)
         raise ValueError(
-            f"a model with quantized layers is not saved by save_pretrained; its saved form is {folder}: copy that, or quantize "
-            "the 16-bit model again with `nvfp4-cute quantize`. torch.save(model.state_dict(), ...) keeps changed parameters, for "
-            "a model that `load` made of the same folder"
+            f"save_pretrained does not write quantized layers; the model's saved form is {folder}: copy that. Or quantize the "
+            "16-bit model again with `nvfp4-cute quantize`, or keep changed parameters with torch.save(model.state_dict(), ...) "
+            "for a model that `load` makes of the same folder"
         )
 
     @property

@@ -84,7 +84,18 @@ def replace_linears(
         if isinstance(parent, torch.nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0  # what the fast path asks first
         done.layers.append(name)
+    if done.layers and hasattr(model, "save_pretrained"):
+        object.__setattr__(model, "save_pretrained", _refuse_to_save)
     return done
+
+
+def _refuse_to_save(*args: Any, **kwargs: Any) -> None:
+    """In place of ``save_pretrained`` of transformers, whose folder ``from_pretrained`` could not read."""
+    raise ValueError(
+        "save_pretrained does not write layers that replace_linears replaced: from_pretrained could not read them. Save "
+        "model.state_dict() with torch.save, and load it into a model with the same layers replaced; or write a checkpoint of "
+        "the 16-bit model with `nvfp4-cute quantize`"
+    )
 
 
 def _owners(model: torch.nn.Module) -> dict[int, list[str]]:

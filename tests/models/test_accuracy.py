@@ -97,4 +97,8 @@ def test_command(tmp_path, capsys):
     assert list(ways) == ["16bit", "nvfp4", "nvfp4, calibrated"]
     assert main([*command, "--checkpoint", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
-    assert "perplexity of 16 bits" in out and "largest errors of layers: model.layers." in out
+    assert (
+        "perplexity of the 16-bit model" in out
+        and "top-1 agreement" in out
+        and "largest errors of layers: model.layers." in out
+    )

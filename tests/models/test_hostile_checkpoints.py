@@ -35,7 +35,9 @@ def file_of(folder, header, body=b""):
 
 
 @pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json", INDEX, "header"])
-@pytest.mark.parametrize("text", [DEEP, b'{"a":' + b"[" * 500 + b"]" * 500 + b"}", b'{"a": 1, "a": 2}', b"\xff\xfe{}", b"[]"])
+@pytest.mark.parametrize(
+    "text", [DEEP, b'{"a":' + b"[" * 500 + b"]" * 500 + b"}", b'{"a": 1, "a": 2}', b"\xff\xfe{}", b"[]"]
+)
 def test_damaged_json_is_refused_by_file(tmp_path, name, text):
     """Nested too deep for Python or for those who copy it, a key twice, another encoding, not an object."""
     file_of(tmp_path, {})
@@ -72,7 +74,11 @@ def test_types_and_sizes_in_headers(tmp_path, change):
     ("header", "size", "message"),
     [
         ({"a": ENTRY}, 400, "396 bytes after the last tensor"),
-        ({"a": ENTRY, "b": ENTRY | {"data_offsets": [104, 108]}}, 108, "'a' and 'b' 100 bytes of no tensor apart"),
+        (
+            {"a": ENTRY, "b": ENTRY | {"data_offsets": [104, 108]}},
+            108,
+            "'a' and 'b' 100 bytes of no tensor apart",
+        ),
         ({"a": ENTRY | {"data_offsets": [4, 8]}}, 8, "'the header' and 'a' 4 bytes"),
         ({"__metadata__": [1], "a": ENTRY}, 4, "__metadata__"),
         ({"__metadata__": {"a": 1}, "a": ENTRY}, 4, "__metadata__"),
@@ -102,7 +108,9 @@ def test_two_sets_of_files(tmp_path):
     assert TensorFiles(folder)[f"{Q}.weight_scale_2"] == nvfp4(Q)[f"{Q}.weight_scale_2"], "as transformers"
     index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
     (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"has model\.safetensors and model\.safetensors\.index\.json.*remove"):
+    with pytest.raises(
+        CheckpointError, match=r"has model\.safetensors and model\.safetensors\.index\.json.*remove"
+    ):
         Checkpoint(folder)
     read = Checkpoint(folder, files=[folder / "model-00001-of-00001.safetensors"]).linear(Q)
     assert read.weight.global_scale == tensors[f"{Q}.weight_scale_2"]
@@ -178,7 +186,9 @@ def test_scales_of_a_cache_are_single(tmp_path):
         Checkpoint(write(tmp_path, tensors, MODELOPT)).kv_scales()
 
 
-@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|a)*b", r"(.*a){20}$", r"(a|aa)+$", r".*.*.*.*.*.*.*.*b", r"(a*)*(a*)*c"])
+@pytest.mark.parametrize(
+    "pattern", [r"(a+)+$", r"(a|a)*b", r"(.*a){20}$", r"(a|aa)+$", r".*.*.*.*.*.*.*.*b", r"(a*)*(a*)*c"]
+)
 def test_expressions_that_backtrack_for_ever(pattern):
     begun = perf_counter()
     assert ("a" * 90 + "!") not in Modules([f"re:{pattern}"])
@@ -237,15 +247,54 @@ def test_order_of_targets(tmp_path):
 
 CONFIGS = [
     MODELOPT | {"config_groups": {"g": {"input_activations": {}}}, "exclude_modules": ["a*"]},
-    {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a*": {"quant_algo": "FP8"}}},
+    {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"a*": {"quant_algo": "FP8"}},
+    },
     {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["x"]}},
-    CT | {"ignore": ["re:.*x"], "sparsity_config": {"format": "dense"}, "transform_config": {"config_groups": {}}},
-    {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq", "sym": True, "desc_act": True, "group_size": 128},
+    CT
+    | {
+        "ignore": ["re:.*x"],
+        "sparsity_config": {"format": "dense"},
+        "transform_config": {"config_groups": {}},
+    },
+    {
+        "quant_method": "gptq",
+        "bits": 4,
+        "checkpoint_format": "gptq",
+        "sym": True,
+        "desc_act": True,
+        "group_size": 128,
+    },
     {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True},
-    {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "ignored_layers": None},
+    {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+        "ignored_layers": None,
+    },
     {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]},
 ]
-VALUES = [None, True, 0, -1, 1.5, 10**30, "", "x", "re:(", [], [1], [None], [["x"]], {}, {"a": 1}, {"a": None}, {"a": {}}]
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    "re:(",
+    [],
+    [1],
+    [None],
+    [["x"]],
+    {},
+    {"a": 1},
+    {"a": None},
+    {"a": {}},
+]
 
 
 def test_values_of_other_types_in_configs():

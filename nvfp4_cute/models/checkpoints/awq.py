@@ -1,6 +1,6 @@
 """Checkpoints of AutoAWQ: int4 weights, a zero point for each block."""
 
-import reprlib
+from reprlib import repr
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import DATA, SCALE, ZERO, Config, Convention, flag_of
@@ -21,6 +21,8 @@ def convention(quantization: Config) -> Convention:
     bits = quantization.get("bits", 4)
     for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):
         if value != known:
-            raise CheckpointError(f"{name} is {reprlib.repr(value)}; this reader takes {known!r}: export the model so")
+            raise CheckpointError(
+                f"{name} is {repr(value)}; this reader takes {known!r}: export the model so"
+            )
     found = Scheme("awq", INT4, None, has_zero_points=flag_of(quantization, "zero_point", True))
     return Convention("awq", SUFFIXES, {}, False, (found,), lambda prefix: found, of_awq, names_layers=False)

@@ -60,7 +60,14 @@ QUANTIZED_DTYPES = ("U8", "F8_E4M3")
 PACKED_DTYPES = (*QUANTIZED_DTYPES, "U32", "F4", "F8_E5M2", "F8_E8M0")
 PACKED_NAMES = ("qweight", "weight_packed")
 # Last parts of names that only the tools write that have them in their convention.
-OWN_NAMES = (*PACKED_NAMES, "qzeros", "weight_global_scale", "input_global_scale", "weight_scale_2", "weight_scale_inv")
+OWN_NAMES = (
+    *PACKED_NAMES,
+    "qzeros",
+    "weight_global_scale",
+    "input_global_scale",
+    "weight_scale_2",
+    "weight_scale_inv",
+)
 MissingInputScale = Literal["refuse", "fill"]
 Roles = dict[str, str]  # role -> name of the tensor
 
@@ -132,11 +139,15 @@ class Checkpoint:
 
     def kv_scales(self) -> dict[str, float]:
         """Scales of an FP8 KV cache by name of the tensor; they multiply. Raises CheckpointError for one of several numbers."""
-        names = [name for roles in self._modules.values() for role, name in roles.items() if role.startswith(KV)]
+        names = [
+            name for roles in self._modules.values() for role, name in roles.items() if role.startswith(KV)
+        ]
         found = {name: self.files[name] for name in names if not name.endswith("_bias")}
         for name, scale in found.items():
             if scale.numel() != 1:
-                raise CheckpointError(f"{name} has shape {list(scale.shape)}; a KV cache has one scale: export it again")
+                raise CheckpointError(
+                    f"{name} has shape {list(scale.shape)}; a KV cache has one scale: export it again"
+                )
         return {name: float(scale) for name, scale in found.items()}
 
     # ---- layers ----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Checkpoints of compressed-tensors (llm-compressor, vLLM): global scales are stored as reciprocals, 2688 / amax."""
 
-import reprlib
+from reprlib import repr
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import (
@@ -95,8 +95,8 @@ def _check_nothing_else(quantization: Config) -> None:
     if sparsity != "dense":
         structure = given.get("sparsity_structure")
         raise CheckpointError(
-            f"sparsity_config.format is {reprlib.repr(sparsity)}, structure {reprlib.repr(structure)}; this reader takes dense weights: export the "
-            "model without sparse compression"
+            f"sparsity_config.format is {repr(sparsity)}, structure {repr(structure)}; this reader takes dense weights: export "
+            "the model without sparse compression"
         )
     if object_of(quantization, "transform_config").get("config_groups"):
         raise CheckpointError(
@@ -153,13 +153,13 @@ def _check_integers(place: str, group: Config) -> None:
             )
         if given and given.get("strategy") not in strategies:
             raise CheckpointError(
-                f"{place}.{side}.strategy is {reprlib.repr(given.get('strategy'))}; of integers kernels have one scale a row: export it with "
-                f"{' or '.join(map(repr, strategies))}"
+                f"{place}.{side}.strategy is {repr(given.get('strategy'))}; of integers kernels have one scale a row: export it "
+                f"with {' or '.join(map(repr, strategies))}"
             )
     activations = group.get("input_activations") or {}
     if activations and activations.get("dynamic") is not True:
         raise CheckpointError(
-            f"{place}.input_activations.dynamic is {reprlib.repr(activations.get('dynamic'))}; rows get their scales as they come: "
+            f"{place}.input_activations.dynamic is {repr(activations.get('dynamic'))}; rows get their scales as they come: "
             "export it with dynamic=true"
         )
 
@@ -171,9 +171,9 @@ def _check(place: str, weights: Config, found: str) -> None:
     for key, value in expected.items():
         if weights.get(key) != value:
             raise CheckpointError(
-                f"{place}.weights.{key} is {reprlib.repr(weights.get(key))}, and its format {found} has {value!r}; export it anew"
+                f"{place}.weights.{key} is {repr(weights.get(key))}, and its format {found} has {value!r}; export it anew"
             )
     if found == "fp8_128x128" and weights.get("block_structure") not in ([128, 128], (128, 128)):
         raise CheckpointError(
-            f"{place}.weights.block_structure is {reprlib.repr(weights.get('block_structure'))}; kernels have blocks of [128, 128]"
+            f"{place}.weights.block_structure is {repr(weights.get('block_structure'))}; kernels have blocks of [128, 128]"
         )

@@ -1,6 +1,6 @@
 """FP8 in blocks of 128 x 128 (DeepSeek, Qwen3-FP8): ``weight_scale_inv`` multiplies, its name notwithstanding."""
 
-import reprlib
+from reprlib import repr
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import DATA, INPUT, SCALE, Config, Convention, Modules
@@ -16,13 +16,15 @@ def convention(quantization: Config) -> Convention:
     Raises:
         CheckpointError: blocks of another size, or activations scaled by numbers in the file.
     """
-    if quantization.get("weight_block_size") not in (BLOCK, tuple(BLOCK)):
+    block, activations = (
+        quantization.get("weight_block_size"),
+        quantization.get("activation_scheme", "dynamic"),
+    )
+    if block not in (BLOCK, tuple(BLOCK)):
+        raise CheckpointError(f"weight_block_size is {repr(block)}; this reader takes {BLOCK}: export it so")
+    if activations != "dynamic":
         raise CheckpointError(
-            f"weight_block_size is {reprlib.repr(quantization.get('weight_block_size'))}; this reader takes {BLOCK}: export it so"
-        )
-    if quantization.get("activation_scheme", "dynamic") != "dynamic":
-        raise CheckpointError(
-            f"activation_scheme is {reprlib.repr(quantization['activation_scheme'])}; blocks go with 'dynamic' (a scale for 128 values)"
+            f"activation_scheme is {repr(activations)}; blocks go with 'dynamic' (a scale for 128 values)"
         )
     lists = ("modules_to_not_convert", "ignored_layers")
     excluded = [Modules(quantization.get(key) or ()) for key in lists]

@@ -1,7 +1,7 @@
 """Checkpoints of AutoGPTQ and GPTQModel: int4 weights, a zero point for each block."""
 
-import reprlib
 from functools import partial
+from reprlib import repr
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, ZERO, Config, Convention, flag_of
@@ -24,7 +24,7 @@ def convention(quantization: Config) -> Convention:
         ("checkpoint_format", layout, LAYOUTS),
     ):
         if value not in known:
-            raise CheckpointError(f"{name} is {reprlib.repr(value)}; this reader takes {', '.join(map(str, known))}")
+            raise CheckpointError(f"{name} is {repr(value)}; this reader takes {', '.join(map(str, known))}")
     if quantization.get("dynamic"):
         raise CheckpointError(
             "dynamic has settings by module, which this reader does not follow; export the model without"

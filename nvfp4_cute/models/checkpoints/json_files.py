@@ -19,7 +19,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise CheckpointError(f"{path} has {size} bytes; a JSON file here has at most {MAX_BYTES}: fetch it again")
+        raise CheckpointError(
+            f"{path} has {size} bytes; a JSON file here has at most {MAX_BYTES}: fetch it again"
+        )
     found = parse_object(path.read_bytes(), path)
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
@@ -27,7 +29,9 @@ def read_object(path: Path) -> dict[str, Any]:
         level = [child for child in level if isinstance(child, dict | list)]
         if not level:
             return found
-    raise CheckpointError(f"{path} is nested deeper than {MAX_DEPTH} levels: the file is damaged; fetch it again")
+    raise CheckpointError(
+        f"{path} is nested deeper than {MAX_DEPTH} levels: the file is damaged; fetch it again"
+    )
 
 
 def parse_object(text: bytes, path: Path) -> dict[str, Any]:

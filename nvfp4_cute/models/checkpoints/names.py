@@ -15,7 +15,9 @@ SPELLINGS = (
     ("model.language_model.", "model."),
     ("language_model.lm_head", "lm_head"),
 )
-INNER = tuple(part for pair in SPELLINGS for part in pair if part.startswith("."))  # parts that need not begin a name
+INNER = tuple(
+    part for pair in SPELLINGS for part in pair if part.startswith(".")
+)  # parts that need not begin a name
 # Last parts of the names of output layers, and of embeddings of tokens.
 OUTPUT = ("lm_head",)
 EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings", "wte")

@@ -44,7 +44,9 @@ def matcher(pattern: str) -> Callable[[str], object]:
         CheckpointError: not a regular expression, or too long. The function raises it where a match takes too many steps.
     """
     if len(pattern) > MAX_LENGTH:
-        raise CheckpointError(f"re:{pattern[:100]}... has {len(pattern)} characters; at most {MAX_LENGTH} are read")
+        raise CheckpointError(
+            f"re:{pattern[:100]}... has {len(pattern)} characters; at most {MAX_LENGTH} are read"
+        )
     try:
         tree, compiled = parser.parse(pattern), re.compile(pattern)
         choices = _choices(tree)
@@ -74,7 +76,10 @@ def _is_cheap(choices: tuple[int, int] | None, length: int) -> bool:
 
 
 def _choices(tree: Iterable[Any]) -> tuple[int, int] | None:
-    """Repeats of a variable count, and the product of the numbers of alternatives; None for repeats in repeats, and references."""
+    """Repeats of a variable count, and the product of the numbers of alternatives.
+
+    None where that says nothing of the cost: for repeats in repeats, and for references to groups.
+    """
     repeats, alternatives = 0, 1
     for op, given in tree:
         parts: list[Any] = []
@@ -162,7 +167,9 @@ class _Sets:
 
     def refusal(self, what: str) -> CheckpointError:
         """The error for a pattern that cannot be matched in bounded time."""
-        return CheckpointError(f"re:{self.pattern} {what}; write it without repeats in repeats, or list the names")
+        return CheckpointError(
+            f"re:{self.pattern} {what}; write it without repeats in repeats, or list the names"
+        )
 
 
 def _is_one(op: Any, given: Any, one: str) -> bool:
