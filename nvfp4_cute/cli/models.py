@@ -260,11 +260,12 @@ def run_eval(args: argparse.Namespace) -> int:
     config_of_16_bits(args.model)
     TensorFiles(args.model)
     try:
-        from nvfp4_cute.models.auto import auto_class
+        import transformers  # noqa: F401
     except ImportError as error:
         raise ValueError(
             'models eval runs models with transformers: pip install "nvfp4-cute[models]"'
         ) from error
+    from nvfp4_cute.models.auto import auto_class
     from nvfp4_cute.models.transformers import load
 
     options: dict[str, Any] = {"dtype": torch.bfloat16, "device_map": args.device}

@@ -144,11 +144,12 @@ def _model_and_text(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     import torch
 
     try:
-        from nvfp4_cute.models.auto import auto_class
+        import transformers  # noqa: F401
     except ImportError as error:
         raise ValueError(
             '--calibrate runs the model with transformers: pip install "nvfp4-cute[models]"'
         ) from error
+    from nvfp4_cute.models.auto import auto_class
     from nvfp4_cute.models.quantizing.calibrate import samples
 
     model = (

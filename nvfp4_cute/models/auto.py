@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import transformers
-
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.folders import local_folder
 
@@ -21,6 +19,8 @@ def auto_class(folder: str | Path, options: Mapping[str, Any] | None = None) -> 
     Raises:
         CheckpointError: none of them does.
     """
+    import transformers
+
     given = dict(options or {})
     config = given.get("config")
     if config is None:
