@@ -143,6 +143,13 @@ def become_submission(folder: Path) -> None:
     os.environ.update(caches_below(folder))
 
 
+def hub_cache() -> Path:
+    """Return the folder where the Hugging Face hub's own library keeps downloads (huggingface_hub, constants.py)."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
 def take_popcorn_fd() -> int | None:
     """Return the descriptor that a competition's runner wants results on, or None; forget it, so that children do not see it."""
     value = os.environ.pop("POPCORN_FD", "")

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from nvfp4_cute.env import hub_cache
 from nvfp4_cute.models.checkpoints.json_files import read_object
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -17,7 +18,7 @@ def local_folder(name: str | os.PathLike) -> Path:
     path = Path(name)
     if path.is_dir() or not HUB_NAME.fullmatch(str(name)):
         return path
-    snapshots = _cache() / f"models--{str(name).replace('/', '--')}"
+    snapshots = hub_cache() / f"models--{str(name).replace('/', '--')}"
     reference = snapshots / "refs" / "main"
     commit = reference.read_text().strip() if reference.is_file() else ""
     found = snapshots / "snapshots" / commit
@@ -27,7 +28,7 @@ def local_folder(name: str | os.PathLike) -> Path:
 def way_out(folder: str | os.PathLike) -> str:
     """What to do where ``folder`` is not a checkpoint's, for messages."""
     if not Path(folder).is_dir() and HUB_NAME.fullmatch(str(folder)):
-        return f"there is no such folder, nor a copy in {_cache()}: download it first, with `hf download {folder}`"
+        return f"there is no such folder, nor a copy in {hub_cache()}: download it first, with `hf download {folder}`"
     return "pass the folder of a checkpoint"
 
 
@@ -36,9 +37,3 @@ def check_objects(folder: Path, *names: str) -> None:
     for name in names:
         if (folder / name).is_file():
             read_object(folder / name)
-
-
-def _cache() -> Path:
-    """Where the hub's own library keeps downloads (huggingface_hub, constants.py)."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()

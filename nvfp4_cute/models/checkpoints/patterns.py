@@ -12,8 +12,8 @@ from typing import Any
 from nvfp4_cute.errors import CheckpointError
 
 try:
-    from re import _constants as c  # type: ignore[attr-defined]
-    from re import _parser as parser  # type: ignore[attr-defined]
+    from re import _constants as c
+    from re import _parser as parser
 except ImportError:  # Python 3.10
     import sre_constants as c  # type: ignore[no-redef]
     import sre_parse as parser  # type: ignore[no-redef]
@@ -138,7 +138,7 @@ class _Sets:
         if op in (c.ASSERT, c.ASSERT_NOT) and given[0] > 0:
             return {at for at in starts if bool(self.ends(given[1], {at})) == (op is c.ASSERT)}
         if op in REPEATS[:2]:
-            return self._repeated(*given, starts)
+            return self._repeated(given[0], given[1], given[2], starts)
         raise self.refusal(UNBOUNDED)
 
     def _repeated(self, low: int, high: int, body: Sequence[Any], starts: set[int]) -> set[int]:
