@@ -79,7 +79,7 @@ def linear_module(
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
-        activations: of layers whose scheme has 4-bit activations, as of LinearNVFP4, decoded layers included.
+        activations: for layers whose scheme has 4-bit activations, decoded layers included; see LinearNVFP4.
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
     layer = _product(stored, bias, dtype, device, activations, backend, decode)

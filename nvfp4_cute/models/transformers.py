@@ -461,7 +461,7 @@ def load(
 
     Args:
         folder: of the checkpoint, or its name on the hub, such as "owner/name": from the local cache where it is there, else
-            transformers fetches it. missing_input_scale: as of ``checkpoints.Checkpoint``.
+            transformers fetches it. missing_input_scale: see ``checkpoints.Checkpoint``.
         activations: of layers and experts for which the checkpoint has 4-bit ones. "auto": 16 bits on a GPU whose tensor cores do
             not multiply FP4 (Hopper), where they cost no launch and no accuracy, else "nvfp4".
         fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``), and routers two.

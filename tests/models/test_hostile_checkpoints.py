@@ -100,7 +100,7 @@ def test_index_entries_outside_the_folder(tmp_path, name):
 
 
 def test_two_sets_of_files(tmp_path):
-    """One file beside the shards of an index is another checkpoint; an index of that file alone is fine."""
+    """One file next to the shards of an index is another checkpoint; an index of that file alone is fine."""
     folder = write(tmp_path, nvfp4(Q), MODELOPT)
     tensors = nvfp4(Q, seed=3)
     write(tmp_path / "other", tensors, MODELOPT)

@@ -81,9 +81,9 @@ class Checkpoint:
     Args:
         folder: of config.json and safetensors files.
         missing_input_scale: what to do for a layer of 4-bit activations whose scale of activations is missing, zero, not
-            finite, or out of the range of kernels, as of experts that no token reached when the checkpoint was calibrated:
-            "refuse", or "fill": experts take the largest of their layer, other layers find it from each input.
-        files: as of ``TensorFiles``.
+            finite, or out of the range of kernels, for example of experts that no token reached during calibration: "refuse", or
+            "fill": experts take the largest of their layer, other layers find it from each input.
+        files: the safetensors files to read, or None, see ``TensorFiles``.
 
     Attributes:
         config: of config.json. tool: which tool's convention it follows; "none" without quantization.

@@ -38,7 +38,7 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
     """Returns the JSON object in ``text``; ``path`` is for messages.
 
     Raises:
-        CheckpointError: as of :func:`read_object`, except that depth is limited by Python alone.
+        CheckpointError: what :func:`read_object` raises, except that Python alone limits the depth.
     """
     try:
         found = json.loads(text.decode(), object_pairs_hook=_object)

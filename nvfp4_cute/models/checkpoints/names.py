@@ -54,7 +54,7 @@ def spellings(name: str) -> Iterator[str]:
     if not experts or any(part in tail for part in INNER):
         yield from _spellings(name)
         return
-    for one in _spellings(f"{head}."):  # the experts of a layer differ behind this alone
+    for one in _spellings(f"{head}."):  # all experts of a layer have this head
         yield f"{one}experts.{tail}"
 
 

@@ -15,8 +15,8 @@ try:
     from re import _constants as c
     from re import _parser as parser
 except ImportError:  # Python 3.10
-    import sre_constants as c  # type: ignore[no-redef]
-    import sre_parse as parser  # type: ignore[no-redef]
+    import sre_constants as c
+    import sre_parse as parser
 
 MAX_LENGTH = 2000  # characters of a pattern
 MAX_NAME = 10_000  # characters of a tensor's name
@@ -36,7 +36,7 @@ CATEGORIES = {
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
-    """Returns a function whose result is true where a name begins with a match of ``pattern``, as of ``re.match``.
+    """Returns a function whose result is true where a name begins with a match of ``pattern``: ``re.match``.
 
     Names have at most ``MAX_NAME`` characters.
 

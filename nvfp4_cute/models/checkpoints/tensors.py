@@ -80,7 +80,7 @@ class TensorFiles:
 
     Raises:
         FileNotFoundError: no such file. CheckpointError: a header is damaged, a tensor is in two files, the index names a
-            tensor that its file does not have or a file outside the folder, or the folder has ``model.safetensors`` beside
+            tensor that its file does not have or a file outside the folder, or the folder has ``model.safetensors`` next to
             an index of other files: two checkpoints.
     """
 
@@ -151,7 +151,7 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
     path = folder / INDEX
     if path.is_file():
         return _files_of_index(folder, path)
-    if (folder / SINGLE).is_file():  # as transformers, whatever lies beside it
+    if (folder / SINGLE).is_file():  # what transformers reads, whatever else is there
         return [SINGLE], {}
     names = sorted(p.name for p in folder.glob("*.safetensors"))
     absent = [name for name in names if not (folder / name).is_file()]
@@ -209,7 +209,7 @@ def _no_collection() -> Iterator[None]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # such as of a name that is too long
+    except OSError:  # a name that is too long
         return False
 
 
