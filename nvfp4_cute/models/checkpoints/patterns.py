@@ -12,8 +12,8 @@ from typing import Any
 from nvfp4_cute.errors import CheckpointError
 
 try:
-    from re import _constants as c
-    from re import _parser as parser
+    from re import _constants as c  # type: ignore[attr-defined]
+    from re import _parser as parser  # type: ignore[attr-defined]
 except ImportError:  # Python 3.10
     import sre_constants as c
     import sre_parse as parser
