@@ -1,4 +1,4 @@
-"""A bias of a thread's slices: one number for its row, or, where columns of the slices have one each, one a lane and slice."""
+"""Bias of a thread's slices: one number for its row, or one per lane and slice if columns of the slices have one each."""
 
 import cutlass
 import cutlass.cute as cute
@@ -15,11 +15,12 @@ from ..common.output_table import OutputTable
 def bias_of_slices(
     outputs: OutputTable, tile: WorkTile, row: Int32, first_column: Int32, num_slices: int, b_on_m: bool
 ) -> list:
-    """What :func:`slice_plus_bias` adds. It is asked for here.
+    """Issues the loads of the bias that :func:`slice_plus_bias` adds.
 
     Args:
-        row: of the MMA's M side, the thread's. first_column: of its N side, the first slice's.
-        b_on_m: whether rows are columns of the output.
+        row: the thread's row of the MMA's M side.
+        first_column: first column of the first slice on the N side.
+        b_on_m: whether rows of the M side are columns of the output.
     """
     lane = cute.arch.lane_idx()
     columns = [row] if b_on_m else [first_column + s * EPI_TILE_N + lane for s in range(num_slices)]
@@ -28,11 +29,12 @@ def bias_of_slices(
 
 @cute.jit
 def slice_plus_bias(results, bias: list, slice_idx: Int32 | int, b_on_m: cutlass.Constexpr):
-    """The results of a slice plus the bias. A whole warp calls this.
+    """Returns the results of a slice plus the bias. All lanes of a warp must call it.
 
     Args:
-        results: in fp32, EPI_TILE_N of them.
-        bias: of :func:`bias_of_slices`. slice_idx: of its slices.
+        results: EPI_TILE_N float32 results.
+        bias: result of :func:`bias_of_slices`.
+        slice_idx: index of the slice in ``bias``.
     """
     values = cute.make_rmem_tensor(EPI_TILE_N, Float32)
     of_lane = [value.to(Float32) for value in bias]

@@ -1,4 +1,4 @@
-"""How many columns of a tile are computed and read: run-time values of its N side."""
+"""Number of columns of a tile that are computed and read, at run time."""
 
 import cutlass
 import cutlass.cute as cute
@@ -12,7 +12,7 @@ from ..common.sides import TileSide
 
 @cute.jit
 def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
-    """Columns that the MMA computes: ``arch.sm100.limits.mma_columns``, and ``least_columns`` at least."""
+    """Returns the columns that the MMA computes: ``arch.sm100.limits.mma_columns``, but at least ``least_columns``."""
     columns = used_columns(config, n_side, MMA_N_STEP) | n_side.first_row & MMA_N_STEP
     if cutlass.const_expr(least_columns(config) > MMA_N_STEP):
         columns = cutlass.max(columns, least_columns(config))
@@ -21,6 +21,6 @@ def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
 
 @cute.jit
 def used_columns(config: cutlass.Constexpr, n_side: TileSide, step: cutlass.Constexpr[int]) -> Int32:
-    """Columns of the group, rounded up to a multiple of ``step``: what the epilogue reads."""
+    """Returns the columns that the epilogue reads: those of the group, rounded up to a multiple of ``step``."""
     columns = ceil_div(n_side.extent - n_side.first_row, step) * step
     return cutlass.min(columns, config.cta_tile_shape_mnk[1])

@@ -1,8 +1,8 @@
-"""MMA role of kinds without block scales. Of FP8 each K tile has an accumulator of its own, which the epilogue promotes.
+"""MMA role for kinds without block scales. With FP8, every K tile has an accumulator of its own, which the epilogue promotes.
 
-Accumulators of a dual GEMM have both products side by side.
+Accumulators of a dual GEMM hold both products next to each other.
 
-Empties ``ab``, fills ``acc``. Of a pair's two warps only the leader's computes; both allocate and free.
+Consumes ``ab``, produces ``acc``. In a pair only the leader's warp issues MMAs; both warps allocate and free tensor memory.
 """
 
 import cutlass
@@ -35,11 +35,12 @@ def run_dense_mma(
     first_tile: Int32,
     stride: Int32,
 ):
-    """For each tile, or each K tile: acquire an accumulator, issue its MMAs, commit.
+    """Acquires an accumulator per tile, or per K tile, issues its MMAs and commits.
 
     Args:
-        mma: ``arch.base.Mma``. types: bits of the instruction descriptor.
-        of_k_tiles: whether accumulators have a K tile each, with all columns of the tile.
+        mma: ``arch.base.Mma``.
+        types: type bits of the instruction descriptor.
+        of_k_tiles: whether every K tile has an accumulator of its own, with all columns of the tile.
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
@@ -73,7 +74,7 @@ def run_dense_mma(
             following, following_acc = next_stage(ab, stage, phase), (acc_stage, acc_phase)
             if cutlass.const_expr(of_k_tiles):
                 following_acc = next_stage(acc, acc_stage, acc_phase)
-            # Found here, not behind the MMAs, where the next wait would wait for it.
+            # Compute the next tile here: after the MMAs, the next wait would wait for it as well.
             keep_before((*following, *following_acc))
             with cute.arch.elect_one():
                 for product in cutlass.range_constexpr(num_products):
@@ -102,5 +103,5 @@ def run_dense_mma(
             acc_stage, acc_phase = next_stage(acc, acc_stage, acc_phase)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     if cutlass.const_expr(of_k_tiles):
-        # Leave only after the epilogue has released every accumulator: its arrivals must not reach a CTA that has exited.
+        # Exit only after the epilogue has released every accumulator: its arrivals must not reach a CTA that has exited.
         wait_until_empty(acc, acc_stage, acc_phase)

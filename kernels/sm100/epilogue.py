@@ -1,9 +1,9 @@
-"""EPILOGUE role: four warps that move accumulators to the output.
+"""EPILOGUE role: four warps move accumulators from tensor memory to the output.
 
-Empties ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t): one row of
-the MMA's M side. Results of 16 bits reach memory by ``staging``, of 32 bits by ``store``. Quantized results
-are made in registers: a thread needs the consecutive columns of a block, 16 or 32, which are its own where the output runs along
-the N side; where it runs along the M side, each warp first transposes its 32 x 32 results.
+Consumes ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t), one row of the
+MMA's M side. ``staging`` stores 16-bit results, ``store`` 32-bit results. Results are quantized in registers, for which a
+thread needs the 16 or 32 consecutive columns of a block. If the output is contiguous along the N side, these are its own;
+otherwise each warp first transposes its 32 x 32 results.
 """
 
 from dataclasses import dataclass
@@ -52,32 +52,31 @@ from .split_k import (
 from .staging import WARP_BYTES, staged_target, store_staged
 from .store import row_target, store_slice
 
-# Tensor-memory addresses: the lane in the upper half, the column in the lower.
+# A tensor-memory address has the lane in its upper half and the column in its lower half.
 LANE_STRIDE = 1 << 16
-# As CuTe counts it.
+# Alignment of tensor-memory pointers in CuTe's units.
 TMEM_ALIGN = 16
 
 
 @dataclass(frozen=True)
 class EpilogueArgs:
-    """What the epilogue warps read.
+    """Inputs of the EPILOGUE role.
 
     Attributes:
-        tmem_address: where the address of the allocation lies in shared memory.
-        out_m_major: whether columns of the output are contiguous, not rows.
-        out_dtype: of results; the format of quantized ones, whose scales ``outputs`` places.
+        tmem_address: shared-memory location of the tensor-memory address.
+        out_m_major: whether columns rather than rows of the output are contiguous.
+        out_dtype: dtype of the results, or the format of quantized results.
         groups: ``GroupTable`` or ``DeviceGroups``.
-        m_rank: which CTA of those with rows of a work tile's M side this is.
-        leader_rank: in the cluster, of the CTA that issues its MMAs.
-        tmem_unused: barrier where each warp arrives, in both CTAs of a pair, when it has read its last accumulator.
+        m_rank: rank of this CTA among those with rows of a work tile's M side.
+        leader_rank: rank, in the cluster, of the CTA that issues this CTA's MMAs.
+        tmem_unused: barrier at which each warp arrives, in both CTAs of a pair, after reading its last accumulator.
         staging: shared address of the warps' buffers (``staging``).
-        exchange: where CTAs that share K tiles add up their sums; None where each has all of them.
-        activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
-        weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
-        chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
-        integers: ``int8.results.IntegerResults`` where accumulators are int32; None where they are fp32.
-        begun_barrier_id, begun_threads: of the named barrier where LOAD arrives when it has asked for what the ring holds; None
-            for none.
+        exchange: split-K exchange; None without split-K.
+        activation: activation of a dual GEMM's first product (``common.activation``); None for one product.
+        weight_layout: layout of a dual GEMM's weights: two operands, or interleaved in one.
+        chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group; otherwise None.
+        integers: ``int8.results.IntegerResults`` for int32 accumulators; None for float32.
+        begun_barrier_id, begun_threads: named barrier at which LOAD arrives after issuing its first loads; None without one.
     """
 
     tmem_address: cute.Pointer
@@ -106,9 +105,9 @@ class SliceSource:
     """An accumulator in tensor memory.
 
     Attributes:
-        tiled_load, tTR_tAcc: the copy of a slice, and its part of tensor memory, of this thread.
-        first_column: of the accumulator.
-        num_slices: slices that it has.
+        tiled_load, tTR_tAcc: copy of a slice, and this thread's part of tensor memory.
+        first_column: first column of the accumulator.
+        num_slices: number of its slices.
     """
 
     tiled_load: cute.TiledCopy
@@ -120,7 +119,7 @@ class SliceSource:
 
 
 def slice_copy(tmem_ptr: cute.Pointer, thread: Int32, columns: int = EPI_TILE_N) -> tuple:
-    """How a thread of a warpgroup reads the first columns of tensor memory: the copy, its source, the shape that it fills."""
+    """Returns the copy with which a thread of a warpgroup reads tensor memory, its source, and the shape of its destination."""
     # (MMA_CTA_M, columns)
     shape = MMA_CTA_M, columns
     tAcc = cute.make_tensor(tmem_ptr, cute.make_layout(shape, stride=(LANE_STRIDE, 1)))
@@ -134,7 +133,7 @@ def slice_copy(tmem_ptr: cute.Pointer, thread: Int32, columns: int = EPI_TILE_N)
 
 @cute.jit
 def wait_for_start(args: EpilogueArgs):
-    """Wait until LOAD has asked for what the ring holds, and where CTAs exchange sums, until all have made their barriers."""
+    """Waits until LOAD has issued its first loads and, with split-K, until all CTAs have initialized their barriers."""
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     if cutlass.const_expr(args.exchange is not None):
@@ -143,14 +142,14 @@ def wait_for_start(args: EpilogueArgs):
 
 @cute.jit
 def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
-    """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release.
+    """Waits for the accumulator of each tile, reads it in column slices, scales, converts, stores and releases it.
 
-    Of a dual GEMM, slices of both products are read together and combined in fp32: from two accumulators, side by side,
-    or, where the weights are interleaved, from one.
+    In a dual GEMM, slices of both products are read together and combined in float32: from two neighbouring accumulators or, with
+    interleaved weights, from one.
     """
     acc, config, tmem, exchange = args.acc, args.config, args.tmem, args.exchange
     groups = args.groups.with_factors(args.outputs.alphas)
-    # What is read of groups is asked for before operands are, in front of which it would wait.
+    # Issue the reads of group sizes before LOAD issues operand loads: they would queue up after those.
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     wait_for_start(args)
     if not groups.has_tile(cursor):
@@ -163,14 +162,14 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     is_quantized = args.outputs.scales is not None
     is_staged = not is_quantized and args.out_dtype.width == 16
     encode = Encoding.of(args.out_dtype, has_fp4_convert=True) if is_quantized else None
-    # Whether the loop over slices begins with a pass over nothing: its code is fetched while the MMA works on the first tile.
+    # Whether the loop over slices starts with an empty pass, which fetches its code while the MMA works on the first tile.
     warms_up = is_staged and exchange is None
-    # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
+    # Whether the output is contiguous along the MMA's M side, across the lanes of a warp.
     across_lanes = args.out_m_major != config.swap_ab
     tiled_load, tTR_tAcc, slice_shape = slice_copy(tmem_ptr, tidx)
     num_products = 1 if args.activation is None else 2
     tile_n = config.cta_tile_shape_mnk[1]
-    # Slices that are read together: of two, the MMA has their columns back before the first one is stored.
+    # Slices that are read together. With two, the MMA gets their columns back before the first is stored.
     at_once = 2 if warms_up and num_products == 1 and tile_n % (2 * EPI_TILE_N) == 0 else 1
     tTR_rAcc = [
         [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)] for _ in range(at_once)
@@ -182,12 +181,12 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 accumulator.fill(0.0)
     held = cute.make_rmem_tensor(HELD_WORDS, Uint32)
     held.fill(Uint32(0))
-    # Columns of an accumulator that become one run of slices of the output
+    # Columns of an accumulator that form one run of output slices.
     interleave = INTERLEAVE.get(args.weight_layout, 0)
     period, period_slices = EPI_TILE_N, 1
     if cutlass.const_expr(interleave > 0):
         period, period_slices = 2 * interleave, interleave // EPI_TILE_N
-    # Steps of the loop over slices. Those that share columns with the other accumulator come first; then the MMA may have it.
+    # Steps of the loop over slices. Columns shared with the other accumulator come first, so that the MMA can start on it.
     shared_steps = tile_n // period * period_slices
     if cutlass.const_expr(tmem.overlap_cols > 0):
         shared_steps = -(-tmem.overlap_cols // period) * period_slices
@@ -208,7 +207,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         num_slices = used_columns(config, n_side, period) // period * period_slices
         columns = tile.n
         if cutlass.const_expr(interleave):
-            # Two rows of weights make a column of the output.
+            # Interleaved weights: two rows of weights make one column of the output.
             columns = tile.n // 2
             n_side = TileSide(n_side.first_row // 2, n_side.extent // 2, n_side.origin)
         alphas = load_alphas(args.outputs, tile, num_products)
@@ -237,7 +236,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             target = row_target(
                 args.outputs, tile, row, m_side, n_side, args.out_dtype, args.out_m_major, config.swap_ab
             )
-        # Accumulators that share columns: the first one's are its last, the second one's its first.
+        # Accumulators that share columns: they are the last columns of the first accumulator and the first of the second.
         num_tile_slices, num_steps = num_slices, ceil_div(num_slices, at_once)
         first_slice, slice_step = Int32(0), Int32(at_once)
         if cutlass.const_expr(tmem.overlap_cols):
@@ -264,7 +263,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     _read_slices(source, slice_idx, tTR_rAcc)
                     cute.arch.fence_view_async_tmem_load()
                     send_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
-            # The others are this CTA's.
+            # The other slices belong to this CTA.
             first_slice, num_steps = own_slices(exchange, warp_idx, num_tile_slices)
             slice_step, last_shared = exchange.split, num_steps - 1
             if num_steps > 0:
@@ -276,13 +275,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     else:
                         release(acc.empty(stage), args.leader_rank, config)
             wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
-        # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
+        # Not unrolled: a CTA has few tiles, and code that runs once costs more to fetch than to execute.
         for i in cutlass.range(first_pass, num_steps, unroll=1):
             slice_idx = first_slice + i * slice_step
             # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
             cute.arch.fence_view_async_tmem_load()
             if i == last_shared and not is_last:
-                # What the next MMA overwrites is in registers.
+                # The columns that the next MMA overwrites are in registers now: release them.
                 with cute.arch.elect_one():
                     release(acc.empty(stage), args.leader_rank, config)
             if is_last and i == num_steps - 1:
@@ -314,7 +313,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     elif cutlass.const_expr(
                         exchange is not None or sector_columns(args.out_dtype) == RUN_COLUMNS
                     ):
-                        # Slices that follow each other are units of other CTAs, or a sector each.
+                        # Consecutive slices belong to different CTAs, or fill a sector each: store every run by itself.
                         store_quantized_run(tTR_rOut, target, row, column, encode)
                     else:
                         is_lower = column % sector_columns(args.out_dtype) == 0
@@ -336,7 +335,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     _read_slices(source, first_slice, tTR_rAcc)
         first_pass = Int32(0)
         if cutlass.const_expr(exchange is not None):
-            # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
+            # After the last tile nobody waits for room, and an arrival must not reach a CTA that has exited.
             if not is_last:
                 give_room(exchange)
             turn ^= 1
@@ -351,7 +350,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 
 @cute.jit
 def release(empty: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
-    """Hand an accumulator back to the MMA, which is the leader's in a pair."""
+    """Releases an accumulator to the MMA, which is the leader's in a pair."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 1):
         cute.arch.mbarrier_arrive(empty)
@@ -361,7 +360,7 @@ def release(empty: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Const
 
 @cute.jit
 def give_back_tmem(tmem_unused: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
-    """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
+    """Signals the warp that frees tensor memory, in both CTAs of a pair, that this warp has read its last accumulator."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 2):
         for rank in cutlass.range_constexpr(config.num_mma_cta):
@@ -372,7 +371,7 @@ def give_back_tmem(tmem_unused: cute.Pointer, leader_rank: Int32 | int, config: 
 
 @cute.jit
 def _read_slices(source: SliceSource, slice_idx: Int32, destinations: list):
-    """Start reading slices, as many of those that follow each other as there are: an entry of ``destinations`` each."""
+    """Issues the reads of consecutive slices, one per entry of ``destinations``, as far as there are any."""
     for j in cutlass.range_constexpr(len(destinations)):
         if cutlass.const_expr(j == 0):
             _read_slice(source, slice_idx, destinations[0])
@@ -382,7 +381,7 @@ def _read_slices(source: SliceSource, slice_idx: Int32, destinations: list):
 
 @cute.jit
 def _read_slice(source: SliceSource, slice_idx: Int32, destinations: list):
-    """Start reading a slice of every product: of a dual GEMM the gate's, then the other's."""
+    """Issues the reads of a slice of every product: in a dual GEMM the gate's, then the other's."""
     first = slice_idx * EPI_TILE_N
     columns = [first, first + source.tile_n]
     if cutlass.const_expr(source.weight_layout == "interleaved_64_up_first"):
@@ -395,13 +394,13 @@ def _read_slice(source: SliceSource, slice_idx: Int32, destinations: list):
 
 
 def read_columns(tiled_load: cute.TiledCopy, tTR_tAcc: cute.Tensor, column: Int32, destination: cute.Tensor):
-    """Start reading the slice whose first column is ``column``: ``tcgen05.wait::ld`` comes before its registers are read."""
+    """Issues the read of the slice from ``column`` on. ``tcgen05.wait::ld`` must precede any use of its registers."""
     cute.copy(tiled_load, cute.make_tensor(tTR_tAcc.iterator + column, tTR_tAcc.layout), destination)
 
 
 @cute.jit
 def combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, limit: Float32 | None):
-    """The result, in fp32, of a slice of every product's accumulator."""
+    """Returns the float32 result of a slice from the slices of every product."""
     result = accumulators[0].load().reshape(EPI_TILE_N) * alphas[0]
     if cutlass.const_expr(activation is not None):
         other = accumulators[1].load().reshape(EPI_TILE_N) * alphas[1]
@@ -420,7 +419,7 @@ def _store_transposed(
     n_row: Int32,
     encode: cutlass.Constexpr[Encoding],
 ):
-    """Quantize and store a slice whose rows of the M side, one a lane, from ``m_row`` on, are columns of the output."""
+    """Quantizes and stores a slice whose rows of the M side (one per lane, from ``m_row`` on) are columns of the output."""
     lane = cute.arch.lane_idx()
     transpose_in_warp(values)
     store_quantized_run(values, group, n_row + lane, m_row - lane, encode)

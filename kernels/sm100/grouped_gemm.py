@@ -1,29 +1,29 @@
 """Grouped GEMM on sm_100a, sm_103a and sm_110a: block-scaled operands -> fp16, bf16, fp32 or NVFP4.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
-K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
-Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape.
-List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
-common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
+K-major; SFA, SFB one scale per block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. Dual:  C =
+activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape. List form: every group has operands and
+sizes of its own, known to the host. Ragged and masked form: groups are parts of shared operands, and the device holds the
+number of rows of A per group. Batched form: every group has all of its rows.
 
 Roles (warps):  EPILOGUE 0-3 | MMA 4 | LOAD 5.
 
-Pipelines (producer -> consumer), full arrivals / empty arrivals. Of a pair, the leader's full ab and empty acc barriers
-count for both CTAs, and commits arrive at both:
-  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of all operands     empty: 1 (tcgen05.commit) an MMA that shares loads
-  acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 a CTA (one a warp)
+Pipelines (producer -> consumer), full arrivals / empty arrivals. In a pair, the leader's full ab and empty acc barriers count
+for both CTAs, and commits arrive at both:
+  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of all operands     empty: 1 (tcgen05.commit) per MMA that shares loads
+  acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 per CTA (one per warp)
 
-Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues its MMAs,
-commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns, of
-16-bit results two at once, ahead of those that it stores, and releases it once the MMA may overwrite it. The three roles
+Timeline of a tile: LOAD fills one stage per K tile. MMA copies the stage's scales to tensor memory, issues its MMAs and commits
+the stage back; after the last K tile it commits the accumulator. EPILOGUE reads the accumulator in slices of 32 columns, ahead
+of the slices that it stores (two at a time for 16-bit results), and releases it once the MMA may overwrite it. The three roles
 run ahead of each other over the tiles of a persistent CTA or pair.
 
-Multicast: MMAs of a cluster, side by side along M, meet the same N side; each loads every so many-th K tile of it for all of
-them. A stage is empty when all of them have released it.
+Multicast: neighbouring MMAs of a cluster along M share the N side. Each loads every n-th K tile of it for all n of them. A
+stage is empty when all of them have released it.
 
-Split-K: the CTAs of a cluster share a tile's K tiles, and send each other their sums (``split_k``).
+Split-K: the CTAs of a cluster share a tile's K tiles and send each other partial sums (``split_k``).
 
-Tensor memory: accumulators, side by side or sharing columns, then the scales of one K tile (``arch.sm100.limits.TmemMap``).
+Tensor memory: accumulators, next to each other or sharing columns, then the scales of one K tile (``arch.sm100.limits.TmemMap``).
 Shared memory: ``arch.sm100.limits.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.16 (tcgen05), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps).
@@ -55,41 +55,42 @@ from .staging import WARP_BYTES
 
 # Named barrier 0 is __syncthreads.
 START_BARRIER_ID = 1
-# LOAD knows from this that its ring has barriers.
+# Named barrier at which LOAD waits for the barriers of its ring.
 RING_BARRIER_ID = 2
-# The epilogue knows from this that LOAD has asked for the first K tiles: it keeps that from issuing instructions.
+# Named barrier at which the epilogue waits until LOAD has issued its first loads, so that it does not compete for issue slots.
 BEGUN_BARRIER_ID = 3
-# A tile in the 128-byte swizzle repeats every 1024 bytes.
+# The 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
-# A warp's chunks of sums fill whole rows of banks.
+# Chunks of a warp's partial sums fill whole rows of banks.
 EXCHANGE_ALIGN_BYTES = 128
 
 
 class GroupedGemmSm100:
-    """One compiled variant. What another kernel of the same roles does otherwise are methods: ``fp8.grouped_gemm``.
+    """One compiled variant. Kernels with other roles override methods (``fp8.grouped_gemm``).
 
     Args:
         config: resolved KernelConfig (``arch.sm100.limits.resolve``) that ``arch.sm100.limits.unsupported_reason`` accepts.
-        form: how the operands arrive.
+        form: form of the operands.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; or the format of quantized results.
-        out_m_major: whether columns of the output are contiguous, not rows.
+        out_dtype: cutlass.Float16, BFloat16 or Float32, or the format of quantized results.
+        out_m_major: whether columns rather than rows of the output are contiguous.
         has_alpha: whether every group's result is multiplied by a factor.
-        activation: of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``arch.sm100.limits.INTERLEAVE``, whose one ``b`` holds both
-            products' rows.
-        has_limit: whether a dual GEMM's products are cut to a range before they are combined.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        chain: ``common.chain.Chain`` where every group's ``a`` is the result of the group before; None otherwise. Told, not
-            imported, so that a file of what a kernel needs goes without it.
-        early_weights: whether weights are loaded, and sizes on the device read, before the end of the launch before is waited
-            for, which wrote neither.
-        a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
-        bias_dtype: of what is added to every column of one product; None where nothing is.
+        activation: activation of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None for one product.
+        weight_layout: layout of a dual GEMM's weights: "separate", or one of ``arch.sm100.limits.INTERLEAVE``, whose single ``b``
+            holds the rows of both products.
+        has_limit: whether a dual GEMM's products are clamped before they are combined. name: kernel name in profilers and in
+            the emulator's reports. chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group;
+            otherwise None. Passed in rather than
+            imported, so that an exported file can omit it.
+        early_weights: whether weights are loaded, and sizes on the device read, before the previous launch has ended. It must
+            have
+            written neither.
+        a_format, b_format: formats of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
+        bias_dtype: dtype of the bias of a single product; None without one.
     """
 
     SCHEDULE = WarpSchedule()
-    # Whether MMAs compute all columns of a tile, also where the group has fewer.
+    # Whether MMAs compute all columns of a tile even if the group has fewer.
     ALL_COLUMNS = False
 
     def __init__(
@@ -130,7 +131,7 @@ class GroupedGemmSm100:
         self.smem, self.tmem, self.boxes = self._plans()
 
     def _plans(self) -> tuple[SmemPlan, TmemMap, Boxes]:
-        """Shared memory, tensor memory, and what is loaded at once."""
+        """Returns the maps of shared and tensor memory and the TMA boxes."""
         return (
             smem_plan(self.config, self.num_b, self.formats),
             tmem_map(self.config, self.num_b, self.formats),
@@ -138,31 +139,31 @@ class GroupedGemmSm100:
         )
 
     def _scales(self, views_m: list, views_n: list):
-        """Scales that are multiplied outside tensor cores; None where there are none."""
+        """Returns the scales that are applied outside the tensor cores, or None."""
         return None
 
     def _staged_scales(self, scales, smem):
-        """The same and where they pass through shared memory."""
+        """Returns the scales of ``_scales`` with their shared-memory ring."""
         return None
 
     def _run_scales(self, scales, groups, m_rank: Int32, first_tile: Int32, stride: Int32):
-        """The SCALES role, of a schedule that has one."""
+        """Runs the SCALES role, if the schedule has one."""
         raise NotImplementedError
 
     def _run_mma(self, args: MmaArgs, first_tile: Int32, stride: Int32):
-        """The MMA role."""
+        """Runs the MMA role."""
         run_mma(args, first_tile, stride)
 
     def _run_epilogue(self, args: EpilogueArgs, scales, first_tile: Int32, stride: Int32):
-        """The EPILOGUE role."""
+        """Runs the EPILOGUE role."""
         run_epilogue(args, first_tile, stride)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Encode the tensor maps and launch.
+        """Encodes the tensor maps and launches.
 
         Args:
-            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            table: Int64 in host memory, a header row and one row per slot: ``launch_table``.
             stream: CUstream.
         """
         # (COLUMN, ROW)
@@ -195,9 +196,11 @@ class GroupedGemmSm100:
         )
 
     def _start(self) -> dict[str, bool]:
-        """How the launch starts: early, or, of a chain, whose CTAs wait for each other, all at once or not at all.
+        """Returns the launch attributes:
 
-        CuTe DSL 4.3.5 knows no cooperative launches; what is exported for it has no chains.
+        programmatic dependent launch, or a cooperative launch for chains, whose CTAs wait for each other.
+
+        CuTe DSL 4.3.5 has no cooperative launches; exports for it have no chains.
         """
         return {"use_pdl": True} if self.chain is None else {"cooperative": True}
 
@@ -208,14 +211,14 @@ class GroupedGemmSm100:
 
     @cute.kernel
     def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, chain, scales):
-        """Allocate, connect, dispatch."""
+        """Allocates shared memory, initializes barriers, and dispatches warps to roles."""
         config, schedule, num_cta = self.config, self.schedule, self.config.num_mma_cta
         # Ids
         warp_idx = cute.arch.warp_idx()
         block_idx, _, _ = cute.arch.block_idx()
         num_blocks, _, _ = cute.arch.grid_dim()
         first_tile, stride = block_idx, num_blocks
-        # Which of the CTAs along a work tile's M side this is, which of its MMA's, and in the cluster, that MMA's first one.
+        # Rank of this CTA along a work tile's M side, its rank within its MMA, and the cluster rank of that MMA's first CTA.
         m_rank, cta_rank, leader_rank = Int32(0), Int32(0), 0
         if cutlass.const_expr(config.cluster_size > 1):
             cluster_bits = config.cluster_size.bit_length() - 1
@@ -262,13 +265,12 @@ class GroupedGemmSm100:
         num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
         num_acc_stage = self.tmem.num_acc_barrier_stage
         acc = Ring(smem.allocate_array(Int64, 2 * num_acc_stage), num_acc_stage)
-        # Completes when the epilogues, of both CTAs of a pair, have read their last accumulator: then tensor memory is free, and
-        # no arrival is under way.
+        # Completes when the epilogues of both CTAs of a pair have read their last accumulator. Tensor memory may then be freed,
+        # and no arrival is in flight.
         tmem_unused = smem.allocate(Int64, byte_alignment=8)
         tmem_address = smem.allocate(Int32, byte_alignment=8)
 
-        # Other warps make LOAD's barriers and fetch its tensor maps, where it and the MMA issue nothing: it finds its first
-        # tile meanwhile.
+        # Other warps initialize LOAD's barriers and prefetch its tensor maps, while LOAD finds its first tile.
         ring_warp_id, maps_warp_id = schedule.epilogue_warp_ids[2:4]
         if warp_idx == maps_warp_id:
             prefetch_descriptors(descriptors)
@@ -289,18 +291,18 @@ class GroupedGemmSm100:
                 with cute.arch.elect_one():
                     init_ring(exchange.ring, 1, config.split_k * len(schedule.epilogue_warp_ids))
                     cute.arch.mbarrier_init_fence()
-        # The next kernel may set itself up as soon as there is room for it; of groups on the device, and behind early weights,
-        # when all launches before this one have ended: what they wrote it may read at once.
+        # The next kernel may start its setup as soon as SMs have room. With groups on the device and with early weights, only
+        # when all earlier launches have ended, because it may read their results at once.
         if cutlass.const_expr(self.form == "list" and not self.early_weights):
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(self.form != "list" and not self.early_weights):
-            # The previous kernel may have written the groups' sizes.
+            # Wait for the previous kernel, which may have written the groups' sizes.
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
 
-        # A dual GEMM's epilogue does not wait: modelled, its own start then costs 2 to 3 % of the whole.
+        # A dual GEMM's epilogue does not wait: with the wait, its own start costs 2 to 3 % of the whole (modelled).
         begun_barrier_id = BEGUN_BARRIER_ID if self.activation is None else None
         begun_threads = WARP_SIZE * (1 + len(schedule.epilogue_warp_ids))
 
@@ -345,7 +347,7 @@ class GroupedGemmSm100:
         # ---- MMA ---------------------------------------------------------------------------------------
         if warp_idx == schedule.mma_warp_id:
             if cutlass.const_expr(config.cluster_size > 1):
-                # Of a pair, both warps allocate: the other one has to run (PTX ISA 9.7.16.7).
+                # In a pair both CTAs allocate, so the other CTA must be running (PTX ISA 9.7.16.7).
                 cute.arch.cluster_wait()
             cute.arch.alloc_tmem(self.tmem.alloc_cols, tmem_address, is_two_cta=config.use_2cta_instrs)
             self._wait_for_tensor_memory()
@@ -405,7 +407,7 @@ class GroupedGemmSm100:
 
     @cute.jit
     def _wait_for_tensor_memory(self):
-        """Wait until tensor memory is allocated and, of CTAs that load for themselves, all warps have made their barriers."""
+        """Waits until tensor memory is allocated and, in CTAs that load for themselves, until all barriers are initialized."""
         schedule = self.schedule
         num_threads = schedule.threads_per_cta if self.config.num_m_cta == 1 else schedule.num_tmem_threads
         cute.arch.barrier(barrier_id=START_BARRIER_ID, number_of_threads=num_threads)

@@ -1,4 +1,4 @@
-"""The tensor-memory instructions of this family, one function each: exactly one thread of a warp calls them.
+"""Tensor-memory instructions of this family, one function each. Exactly one thread of a warp calls them.
 
 CuTe's own copies and MMAs fix the shape of an MMA when the kernel is compiled. Here N is a run-time value, so that a
 tile at the end of a group costs what its rows cost, and descriptors are plain integers.
@@ -16,11 +16,11 @@ from ..common.versions import inline_ptx
 OPERAND_DESCRIPTOR = 0x00010000, 0x40004040
 # Scale blocks, no swizzle: 32 rows of 16 bytes, eight rows, 128 bytes, to the next row group.
 SCALE_DESCRIPTOR = 0x00000000, 0x00004008
-# The same of MMAs of 96 elements of K: the low word's leading offset is an address, where a row goes on behind its 128 bytes.
+# Descriptor for MMAs of 96 elements of K: the low word's leading offset is the address at which a row continues after 128 bytes.
 K96_DESCRIPTOR = 0x00000000, OPERAND_DESCRIPTOR[1] | 1 << 52 - 32
 DESCRIPTOR_LEADING_SHIFT = 16
 DESCRIPTOR_UNIT_BYTES = 16
-# Of instruction descriptors (PTX ISA 9.7.16.4.2): where the extents are, and which of a word's scales are the first of A, of B.
+# Instruction descriptor (PTX ISA 9.7.16.4.2): bit positions of the extents and of the first scale of A and of B within a word.
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
 MMA_DESCRIPTOR_M_SHIFT = 27 - 7
 MMA_DESCRIPTOR_SFA_ID_SHIFT = 29
@@ -30,25 +30,25 @@ PAIR_MASK = 3
 
 
 def smem_descriptor(template: tuple[int, int], address: Int32) -> Int32:
-    """Descriptor of the matrix at shared address ``address``, a multiple of 16 bytes: its low word, the one that varies."""
+    """Returns the low word, the one that varies, of the descriptor of the matrix at ``address``, a multiple of 16 bytes."""
     return ((address & 0x3FFFF) >> 4) | template[0]
 
 
 @cute.jit
 def order_after_wait():
-    """Order this thread's tcgen05 instructions from here on behind what it waited for (PTX ISA 9.7.16.6.4.4)."""
+    """Orders this thread's later tcgen05 instructions after what it has waited for (PTX ISA 9.7.16.6.4.4)."""
     inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 @cute.jit
 def order_before_arrival():
-    """Order this thread's tcgen05 instructions until here before the arrivals that follow (PTX ISA 9.7.16.6.4.4)."""
+    """Orders this thread's earlier tcgen05 instructions before the arrivals that follow (PTX ISA 9.7.16.6.4.4)."""
     inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
 @cute.jit
 def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
-    """Copy 128 rows x 4 scales (512 bytes) to four columns of tensor memory, in every lane quadrant, of each CTA.
+    """Copies 128 rows x 4 scales (512 bytes) to four columns of tensor memory, in every lane quadrant of each CTA.
 
     Args:
         column: tensor-memory address.
@@ -64,14 +64,16 @@ def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
 
 @cute.jit
 def mma_descriptor(n: Int32, types: cutlass.Constexpr, num_cta: cutlass.Constexpr) -> Int32:
-    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16. ``types``: ``limits.mma_types`` or the same
-    without scales, whose extents lie in the same bits."""
+    """Returns the instruction descriptor for 128 rows per CTA and ``n`` columns, a multiple of 16.
+
+    types: type bits with scales (``limits.mma_types``) or without; both have the extents in the same bits.
+    """
     m_bits = 128 * num_cta << MMA_DESCRIPTOR_M_SHIFT
     return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(types | m_bits)
 
 
 def at_scale(descriptor: Int32, scale: int) -> Int32:
-    """Instruction descriptor of an MMA whose scales begin with number ``scale`` of the four of an atom."""
+    """Returns the instruction descriptor of an MMA whose scales start at number ``scale`` of an atom's four."""
     if scale == 0:
         return descriptor
     return descriptor | (scale << MMA_DESCRIPTOR_SFA_ID_SHIFT | scale << MMA_DESCRIPTOR_SFB_ID_SHIFT)
@@ -91,13 +93,14 @@ def block_scaled_mma(
     num_cta: cutlass.Constexpr,
     high: cutlass.Constexpr = OPERAND_DESCRIPTOR[1],
 ):
-    """D = A B^T + (D if ``accumulate``) for the K of one MMA (PTX ISA 9.7.16.10.9).
+    """Issues D = A B^T + (D if ``accumulate``) for the K of one MMA (PTX ISA 9.7.16.10.9).
 
     Args:
         acc: tensor-memory address of D.
         a, b: low words of shared-memory descriptors.
         sfa, sfb: tensor-memory addresses of the scales.
-        kind: of ``arch.base.Mma``. block_k: elements along K that share a scale.
+        kind: kind of ``arch.base.Mma``.
+        block_k: elements along K that share a scale.
         high: high word of the shared-memory descriptors.
     """
     inline_ptx(
@@ -118,7 +121,10 @@ def dense_mma(
     kind: cutlass.Constexpr,
     num_cta: cutlass.Constexpr,
 ):
-    """D = A B^T + (D if ``accumulate``) for the K of one MMA without scales (PTX ISA 9.7.16.10.9): as ``block_scaled_mma``."""
+    """Issues D = A B^T + (D if ``accumulate``) without scales (PTX ISA 9.7.16.10.9).
+
+    See ``block_scaled_mma`` for the arguments.
+    """
     is_known = isinstance(accumulate, bool)
     condition = str(int(accumulate)) if is_known else "{$r4}"
     inline_ptx(
@@ -132,10 +138,10 @@ def dense_mma(
 
 @cute.jit
 def commit_mma(barrier: cute.Pointer, num_cta: cutlass.Constexpr, mcast_mask: Int32 | int | None):
-    """Arrive at ``barrier`` when all this thread's MMAs and copies are done.
+    """Arrives at ``barrier`` when all of this thread's earlier MMAs and copies have completed.
 
     Args:
-        mcast_mask: CTAs of the cluster where the barrier of that place gets the arrival; None for this one alone.
+        mcast_mask: CTAs of the cluster whose barrier at this offset gets the arrival; None for this CTA only.
     """
     group = tcgen05.CtaGroup.TWO if num_cta == 2 else tcgen05.CtaGroup.ONE
     tcgen05.commit(barrier, mcast_mask, group)

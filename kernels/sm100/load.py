@@ -1,15 +1,16 @@
-"""LOAD role: one warp that keeps the shared-memory ring full with TMA.
+"""LOAD role: one warp keeps the shared-memory ring full with TMA.
 
-Fills ``ab`` (all operands and their scales of one K tile a stage; fp32 scales have a role of their own). Touches no tensor
-memory and no output.
-Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
-MMAs of a cluster that share the N side (``multicast_n``) take turns in loading a K tile of it for all of them.
-Where the ring is too short for the latency of device memory (``arch.sm100.limits.fetches_ahead``) tiles that share rows of an
-operand take turns in bringing K tiles of it into L2 before any of them loads them: from the K tiles on that the ring does
-not hold at first, over the ends of tiles. What goes to several CTAs waits for all of them; L2 brings a pair's first K tile
-meanwhile, and where MMAs of single CTAs share the N side, these load the M side of theirs.
-Where the launch before wrote neither weights nor groups' sizes (``LoadArgs.early_weights``), weights fill the ring while it
-ends, of as many tiles as that takes: only their tokens wait for it.
+Produces ``ab``: per stage, all operands and scales of one K tile. Float32 scales have a role of their own.
+
+- Pairs: each CTA loads its half of both operands, and half of the N side's scales for both CTAs.
+- Multicast: MMAs of a cluster that share the N side (``multicast_n``) alternate in loading a K tile of it for all of them.
+- L2 prefetch: if the ring is too short for the latency of device memory (``arch.sm100.limits.fetches_ahead``), tiles that share
+  rows of an operand alternate in prefetching its K tiles into L2 before any of them loads them. Prefetching starts with the K
+  tiles that do not fit the ring at first and continues over the ends of tiles.
+- Start: loads that go to several CTAs wait until all of these have started. Meanwhile a pair prefetches its first K tile into
+  L2, and single CTAs that share the N side load their own M side.
+- Early weights: if the previous launch wrote neither weights nor group sizes (``LoadArgs.early_weights``), weights fill the
+  ring, over several tiles if necessary, while it ends. Only tokens wait for it.
 """
 
 from dataclasses import dataclass, replace
@@ -37,13 +38,13 @@ from ..common.tma_load import cache_policies, tma_load, tma_prefetch
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
 
-# A K tile that no tile has.
+# A K tile index that no tile has.
 NEVER = -1
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """Shared addresses of the first stage of all operands and their scales, M side and N side, an entry an operand."""
+    """Shared addresses of stage 0 of all operands and their scales, M side and N side, one entry per operand."""
 
     m: list
     n: list
@@ -53,18 +54,17 @@ class Buffers:
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the load warp reads.
+    """Inputs of the LOAD role.
 
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
-        m_rank: which CTA of those with rows of a work tile's M side this is.
-        cta_rank: which of its MMA's.
-        chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
-        all_columns: whether MMAs compute all columns of a tile, also where the group has fewer.
-        early_weights: whether weights are loaded before the end of the launch before is waited for.
-        ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
-        begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds;
-            None for none.
+        m_rank: rank of this CTA among those with rows of a work tile's M side.
+        cta_rank: rank of this CTA within its MMA.
+        chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group; otherwise None.
+        all_columns: whether MMAs compute all columns of a tile even if the group has fewer.
+        early_weights: whether weights are loaded before the previous launch has ended.
+        ring_barrier_id: named barrier at which the warp that initializes the ring arrives; unused in pairs.
+        begun_barrier_id, begun_threads: named barrier at which this warp arrives after issuing its first loads; None without one.
     """
 
     descriptors: Descriptors
@@ -86,13 +86,13 @@ class LoadArgs:
 
 @dataclass(frozen=True)
 class SidePlace:
-    """What one side of the MMA has of a tile.
+    """Position of a tile on one side of the MMA.
 
     Attributes:
-        row, block, batch: this CTA's first row of the operands, their row block of scales, their batch.
-        due, step: the first K tile that is prefetched here, counted from this CTA's first one, and from each to the next: as
-            many as there are tiles that share the operands.
-        data, scales: addresses of tensor maps, an entry an operand.
+        row, block, batch: this CTA's first row of the operands, their row block of scales, and their batch. due, step: next K
+            tile to prefetch here, counted from this CTA's first one, and distance to the following one. The distance is
+            the number of tiles that share the operands.
+        data, scales: addresses of tensor maps, one entry per operand.
     """
 
     row: Int32
@@ -106,7 +106,7 @@ class SidePlace:
 
 @dataclass(frozen=True)
 class TilePlace:
-    """A tile as this warp sees it. k_tile_cnt: K tiles to load, of all CTAs that share them."""
+    """A work tile on both sides. k_tile_cnt: K tiles to load, over all CTAs that share them."""
 
     slot: Int32
     k_tile_cnt: Int32
@@ -114,16 +114,16 @@ class TilePlace:
     n: SidePlace
 
     def for_loads(self) -> tuple:
-        """All numbers that loads of it take."""
+        """Returns all numbers that loads of the tile use."""
         sides = [(s.row, s.block, s.batch, *s.data, *s.scales) for s in (self.m, self.n)]
         return (self.slot, self.k_tile_cnt, *sides[0], *sides[1])
 
 
 @cute.jit
 def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
-    """Wait for an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier.
+    """Waits for an empty stage per K tile and issues its copies, whose bytes complete the stage's barrier.
 
-    The first tile's coordinates and tensor maps are parameters alone: they are found before anything is waited for.
+    The first tile's coordinates and tensor maps depend only on parameters and are computed before the first wait.
     """
     ab, config, groups = args.ab, args.config, args.groups
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
@@ -133,24 +133,24 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         if cutlass.const_expr(not args.early_weights):
             if groups.has_tile(cursor):
                 _prefetch_first(args, place)
-        # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
+        # Wait for the peer: the leader's barriers count this CTA's bytes, and multicasts write the peer's memory.
         cute.arch.cluster_wait()
     else:
         keep_before(place.for_loads())
         cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
         if cutlass.const_expr(config.multicast_n > 1 and args.early_weights):
-            # Early weights may be what goes to all CTAs.
+            # Early weights may be multicast to all CTAs.
             cute.arch.cluster_wait()
-    # K tiles, from the next tile's first one on, whose weights are on their way.
+    # K tiles, from the next tile's first one on, whose weights are already being loaded.
     early = Int32(0)
     if cutlass.const_expr(args.early_weights):
         early = _load_weights(args, cursor, stride)
-    # What the previous kernel wrote is there from here on.
+    # Results of the previous kernel are visible from here on.
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(args.early_weights):
-        # What is launched next may rely on the end of all launches before this one.
+        # The next launch may rely on the end of all launches before this one.
         cute.arch.griddepcontrol_launch_dependents()
-    # A stage that was never filled is empty.
+    # Stages that have never been filled are empty.
     num_begun = Int32(0)
     waits_for_cluster = config.multicast_n > 1 and config.num_mma_cta == 1 and not args.early_weights
     if groups.has_tile(cursor):
@@ -160,7 +160,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             args.chain.wait_for_layer_before(place.slot)
         begin = Int32(0)
         if cutlass.const_expr(waits_for_cluster):
-            # The first K tile's M side is this CTA's own. Multicasts reach the others.
+            # The first K tile's M side goes to this CTA only, so it need not wait for the others.
             _load_sides(args, place, begin, stage, "m", True)
             cute.arch.cluster_wait()
             _load_sides(args, place, begin, stage, "n", False)
@@ -172,7 +172,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         if cutlass.const_expr(waits_for_cluster):
             cute.arch.cluster_wait()
     if cutlass.const_expr(config.split_k > 1):
-        # Nothing here needs the other CTAs, but every thread that arrives at a cluster's barrier waits there.
+        # This role does not need the other CTAs, but every thread that arrives at a cluster barrier must wait there.
         cute.arch.cluster_wait()
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
@@ -180,7 +180,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         _, k_tile_cnt = k_share(place.k_tile_cnt, config.split_k)
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place.slot)
-        # Found while the ring is full.
+        # Compute the next tile while the ring is full.
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
         following = _without_turns(place)
         if groups.has_tile(cursor):
@@ -196,13 +196,13 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         num_begun = Int32(0)
         if cutlass.const_expr(args.early_weights):
             early -= k_tile_cnt
-    # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
+    # Exit only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     wait_until_empty(ab, stage, phase)
 
 
 @cute.jit
 def _load_weights(args: LoadArgs, cursor: tuple, stride: Int32) -> Int32:
-    """Fill the ring with weights of this CTA's tiles from the cursor on. Returns how many K tiles it has."""
+    """Fills the ring with weights of this CTA's tiles from the cursor on. Returns the number of K tiles loaded."""
     config, groups = args.config, args.groups
     weights, _ = sides_of(config)
     num_loaded = Int32(0)
@@ -221,16 +221,17 @@ def _load_weights(args: LoadArgs, cursor: tuple, stride: Int32) -> Int32:
 def _load_k_tiles(
     args: LoadArgs, places: tuple, k_tiles: tuple, early: Int32, ring_place: tuple, waits: cutlass.Constexpr
 ) -> tuple:
-    """Load some of the K tiles of this CTA's share of a tile, and have L2 bring later ones where stages may be full.
+    """Loads some K tiles of this CTA's share of a tile, and prefetches later ones into L2 where stages may be full.
 
     Args:
-        places: of the tile and of the next one (``_locate``).
-        k_tiles: the first of them, and the first behind them.
-        ring_place: stage and phase of the first.
-        early: K tiles, from the tile's first one on, whose weights are on their way.
+        places: the tile and the next tile (``_locate``).
+        k_tiles: first K tile, and the one after the last.
+        early: K tiles, from the tile's first one on, whose weights are already being loaded.
+        ring_place: stage and phase of the first K tile.
         waits: whether stages may be full.
 
-    Returns: the next tile's place with the turns that follow, stage and phase.
+    Returns:
+        The next tile with its updated prefetch positions, stage and phase.
     """
     ab, ahead = args.ab, prefetch_k_tiles(args.config, args.smem)
     prefetches = waits and fetches_ahead(args.config, args.smem)
@@ -262,10 +263,13 @@ def _load_sides(
     sides: cutlass.Constexpr[str],
     expects: cutlass.Constexpr[bool],
 ):
-    """Load a K tile, counted from this CTA's first one, of some ``sides`` of the MMA: the first call expects all bytes."""
+    """Loads a K tile, counted from this CTA's first one, of the given ``sides``.
+
+    expects: whether to expect the bytes of all sides.
+    """
     config, full = args.config, args.ab.full(stage)
     first_k_tile, _ = k_share(place.k_tile_cnt, config.split_k)
-    # MMAs that share the N side take turns.
+    # MMAs that share the N side alternate in loading it.
     loads_n = "n" in sides
     if cutlass.const_expr(loads_n and config.multicast_n > 1):
         loads_n = k_tile % config.multicast_n == args.m_rank // config.num_mma_cta
@@ -281,7 +285,7 @@ def _load_sides(
 
 @cute.jit
 def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrier: Int32):
-    """Load the M side's boxes of a K tile."""
+    """Loads the M side's boxes of a K tile."""
     config, smem, buffers = args.config, args.smem, args.buffers
     policy, _ = cache_policies(config.swap_ab)
     coords = (k_tile * config.cta_tile_shape_mnk[2], side.row, side.batch)
@@ -297,8 +301,10 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 
 @cute.jit
 def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrier: Int32):
-    """Load the N side's boxes of a K tile: this CTA's part of the operands for all MMAs that share them, of the scales for all
-    CTAs, each of a pair half of the K blocks, or of the row blocks; where there is one block, for the CTAs of its rank.
+    """Loads this CTA's part of the N side of a K tile.
+
+    Operands go to all MMAs that share them. Scales go to all CTAs; each CTA of a pair loads half of the K blocks or of the row
+    blocks. A single block is loaded for the CTAs of this rank.
     """
     config, smem, buffers, rank = args.config, args.smem, args.buffers, args.cta_rank
     num_cta, num_mmas = config.num_mma_cta, config.multicast_n
@@ -322,17 +328,17 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 
 
 def sides_of(config: KernelConfig) -> tuple[str, str]:
-    """Sides of the MMA: that of weights, ``b``, and that of tokens, ``a``."""
+    """Returns the sides of the MMA that hold weights (``b``) and tokens (``a``)."""
     return ("m", "n") if config.swap_ab else ("n", "m")
 
 
 def _k_block_m(args: LoadArgs, k_tile: Int32) -> Int32:
-    """First K block of the M side's scales of a K tile; the K tile where TMA does not bring them."""
+    """Returns the first K block of the M side's scales of a K tile; the K tile itself if TMA does not load scales."""
     return k_tile if args.boxes.sf_m is None else k_tile * args.boxes.sf_m[0]
 
 
 def _k_block_n(args: LoadArgs, k_tile: Int32) -> Int32:
-    """The same of the N side's that this CTA loads."""
+    """Returns the first K block of the N side's scales that this CTA loads."""
     boxes = args.boxes
     if boxes.sf_m is None or boxes.sf_n is None:
         return k_tile
@@ -342,9 +348,10 @@ def _k_block_n(args: LoadArgs, k_tile: Int32) -> Int32:
 
 @cute.jit
 def _prefetch_ahead(args: LoadArgs, place: TilePlace, following: TilePlace, k_tile: Int32) -> tuple:
-    """Bring a K tile, counted from this CTA's first one of a tile, into L2 where it is its turn: of this tile or the next.
+    """Prefetches a K tile of this tile or the next into L2, if this CTA is the one to prefetch it.
 
-    Returns: both places with the turns that follow.
+    Returns:
+        Both tiles with updated prefetch positions.
     """
     _, k_tile_cnt = k_share(place.k_tile_cnt, args.config.split_k)
     if k_tile < k_tile_cnt:
@@ -356,7 +363,7 @@ def _prefetch_ahead(args: LoadArgs, place: TilePlace, following: TilePlace, k_ti
 
 @cute.jit
 def _prefetch_due(args: LoadArgs, place: TilePlace, k_tile: Int32) -> TilePlace:
-    """Bring what is due of a K tile into L2. Returns ``place`` with the turns that follow."""
+    """Prefetches the operands of a K tile that are due. Returns ``place`` with updated prefetch positions."""
     m, n = place.m, place.n
     due_m, due_n = m.due, n.due
     first_k_tile, _ = k_share(place.k_tile_cnt, args.config.split_k)
@@ -371,7 +378,7 @@ def _prefetch_due(args: LoadArgs, place: TilePlace, k_tile: Int32) -> TilePlace:
 
 @cute.jit
 def _prefetch_first(args: LoadArgs, place: TilePlace):
-    """Bring first K tiles into L2: of weights the first one, of tokens, which more tiles share, another one in each."""
+    """Prefetches first K tiles into L2: the first one of weights, and of tokens, which tiles share, a different one per tile."""
     k_tile_m = k_tile_n = Int32(0)
     if cutlass.const_expr(args.config.swap_ab):
         k_tile_n = cutlass.max(place.n.due - args.ab.num_stages, 0)
@@ -385,14 +392,14 @@ def _prefetch_first(args: LoadArgs, place: TilePlace):
 
 @cute.jit
 def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
-    """Bring the M side's boxes of a K tile into L2."""
+    """Prefetches the M side's boxes of a K tile into L2."""
     policy, _ = cache_policies(args.config.swap_ab)
     _prefetch_side(args, place.m, k_tile, _k_block_m(args, k_tile), args.boxes.sf_m, policy)
 
 
 @cute.jit
 def _prefetch_n(args: LoadArgs, place: TilePlace, k_tile: Int32):
-    """Bring the N side's boxes of a K tile into L2."""
+    """Prefetches the N side's boxes of a K tile into L2."""
     _, policy = cache_policies(args.config.swap_ab)
     _prefetch_side(args, place.n, k_tile, _k_block_n(args, k_tile), args.boxes.sf_n, policy)
 
@@ -406,7 +413,7 @@ def _prefetch_side(
     sf_box: cutlass.Constexpr,
     cache_policy: cutlass.Constexpr,
 ):
-    """Bring the boxes of a K tile of one side's operands, and then of their scales, into L2."""
+    """Prefetches the boxes of one side's operands, then of their scales, into L2."""
     k = k_tile * args.config.cta_tile_shape_mnk[2]
     with cute.arch.elect_one():
         for descriptor in side.data:
@@ -418,7 +425,7 @@ def _prefetch_side(
 
 
 def _without_turns(place: TilePlace) -> TilePlace:
-    """A tile of which nothing is prefetched."""
+    """Returns the tile with prefetching disabled."""
     m, n = (replace(side, due=Int32(NEVER)) for side in (place.m, place.n))
     return replace(place, m=m, n=n)
 
@@ -432,12 +439,12 @@ def _turns(
     mma_idx: Int32,
     num_mmas: cutlass.Constexpr,
 ) -> tuple:
-    """First K tile that is prefetched here, and from each to the next.
+    """Returns the first K tile to prefetch here, and the distance to the following ones.
 
     Args:
-        idx, sharing: which of the tiles that share the operand, and how many those are.
-        is_long: whether the ring does not hold all K tiles.
-        mma_idx, num_mmas: which of the tile's MMAs that share its loads, and how many those are.
+        idx, sharing: index of the tile among those that share the operand, and their number.
+        is_long: whether the ring cannot hold all K tiles.
+        mma_idx, num_mmas: index of the MMA among those that share loads, and their number.
     """
     if cutlass.const_expr(num_mmas > 1):
         idx = idx * num_mmas + mma_idx
@@ -447,7 +454,7 @@ def _turns(
 
 @cute.jit
 def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> TilePlace:
-    """The tile at the cursor, of which K tiles from ``first_due`` on are prefetched."""
+    """Returns the tile at the cursor, with K tiles from ``first_due`` on to be prefetched."""
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
     boxes, num_cta = args.boxes, config.num_mma_cta
     tile = args.groups.tile(cursor, config.work_tile_mnk)
@@ -463,8 +470,8 @@ def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> Tile
         block_n += rank * boxes.sf_n[1]
     work_m, work_n, _ = config.work_tile_mnk
     sharing_a, sharing_b = ceil_div(tile.n, work_n), ceil_div(tile.m, work_m)
-    # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often. Rings that hold all
-    # K tiles ask for them as soon.
+    # A tile that shares an operand with no other tile does not prefetch it, which would double the copies. If the ring holds
+    # all K tiles, loads are issued just as early.
     _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
     is_long = k_tile_cnt > args.ab.num_stages
     sharing_m, sharing_n = (tile.tile_n_idx, sharing_a), (tile.tile_m_idx, sharing_b)

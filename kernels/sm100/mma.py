@@ -1,6 +1,6 @@
-"""MMA role: one warp that owns tensor memory and issues every tcgen05 copy and MMA.
+"""MMA role: one warp owns tensor memory and issues every tcgen05 copy and MMA.
 
-Empties ``ab``, fills ``acc``. Of a pair's two warps only the leader's computes; both allocate and free.
+Consumes ``ab``, produces ``acc``. In a pair only the leader's warp issues MMAs; both warps allocate and free tensor memory.
 """
 
 from dataclasses import dataclass
@@ -42,19 +42,19 @@ from .instructions import (
 )
 from .load import Buffers
 
-# Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
+# Rows that one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32
 
 
 @dataclass(frozen=True)
 class MmaArgs:
-    """What the MMA warp reads.
+    """Inputs of the MMA role.
 
     Attributes:
-        tmem_base: address of the allocation.
+        tmem_base: tensor-memory address of the allocation.
         groups: ``GroupTable`` or ``DeviceGroups``.
-        leader_rank: in the cluster, of the CTA that issues this MMA.
-        formats: of ``a`` and of ``b``.
+        leader_rank: rank, in the cluster, of the CTA that issues this MMA.
+        formats: formats of ``a`` and of ``b``.
     """
 
     tmem_base: Int32
@@ -71,12 +71,12 @@ class MmaArgs:
 
 @cute.jit
 def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
-    """For each tile: acquire an accumulator, for each K tile copy its scales and issue its MMAs, commit.
+    """Acquires an accumulator per tile, copies the scales and issues the MMAs of each K tile, and commits.
 
-    A scale atom holds four scales of a row: as many MMAs read it as their kind and the formats' blocks say, 1, 2, or 4.
-    Of a dual GEMM one operand of one side meets two of the other: two accumulators, side by side. Scales live in one
-    place of tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA
-    9.7.16.6.2), so the next K tile's copy cannot overtake the MMAs that still read the previous one's.
+    A scale atom holds four scales of a row, which 1, 2 or 4 MMAs read, depending on their kind and the formats' block length.
+    In a dual GEMM one operand is multiplied by two of the other side, into two neighbouring accumulators. Scales have a single
+    buffer in tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA 9.7.16.6.2), so the next K
+    tile's copy cannot overtake the MMAs that still read the previous scales.
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
@@ -88,7 +88,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     desc_n = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.n]
     desc_sf_m = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_m]
     desc_sf_n = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_n]
-    # First columns of every operand's scales
+    # First columns of every operand's scales.
     sfa_cols, sfb_cols = SF_ATOM_COLS * num_atom, SF_ATOM_COLS * num_atom * blocks_n
     sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
     sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
@@ -100,7 +100,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
         tile = groups.tile(cursor, config.work_tile_mnk)
         _, n_side = mma_sides(config, tile)
         instruction = mma_descriptor(mma_columns(config, n_side), types, num_cta)
-        # A tile that does not start with a scale block finds its scales some columns further.
+        # A tile that starts within a scale block finds its scales this many columns further.
         sfb_tile_offset = n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
         accumulator = args.tmem_base + acc_idx * tmem.acc_stride
         cute.arch.mbarrier_wait(acc.empty(acc_stage), acc_phase)
@@ -113,7 +113,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
             cute.arch.mbarrier_wait(ab.full(stage), phase)
             order_after_wait()
             following = next_stage(ab, stage, phase)
-            # Found here, not behind the MMAs, where the next wait would wait for it.
+            # Compute the next tile here: after the MMAs, the next wait would wait for it as well.
             keep_before(following)
             with cute.arch.elect_one():
                 for atom in cutlass.range_constexpr(num_atom):
@@ -157,16 +157,16 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
 
 
 def sharing_mask(config: KernelConfig) -> int | None:
-    """CTAs where a stage has to be free: all of the cluster that one of them loads for; None for this one alone."""
+    """Returns the CTAs in which a stage must be empty before it is loaded: those that share loads; None for this CTA only."""
     return (1 << config.num_m_cta) - 1 if config.num_m_cta > 1 else None
 
 
 def accumulator_mask(config: KernelConfig, leader_rank: Int32 | int) -> Int32 | int | None:
-    """CTAs that have parts of an MMA's accumulator; None for this one alone."""
+    """Returns the CTAs that hold parts of an MMA's accumulator; None for this CTA only."""
     return PAIR_MASK << leader_rank if config.num_mma_cta == 2 else None
 
 
 def _at_stage(descriptors: list, stage: Int32, stage_bytes: int) -> list:
-    """Shared-memory descriptors of every operand's part of a stage."""
+    """Returns the shared-memory descriptors of every operand in a stage."""
     offset = stage * (stage_bytes // DESCRIPTOR_UNIT_BYTES)
     return [descriptor + offset for descriptor in descriptors]

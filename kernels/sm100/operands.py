@@ -1,4 +1,4 @@
-"""Boxes of A, B and their scales that a CTA's TMA brings in."""
+"""TMA boxes of A, B and their scales for one CTA."""
 
 from nvfp4_cute.formats.block_format import Formats
 from nvfp4_cute.planning.arch.sm100.limits import MMA, SF_ATOM_ROWS, formats_on_sides, sf_blocks_n
@@ -8,10 +8,12 @@ from ..common.operand_maps import Boxes, MapElement
 
 
 def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
-    """Boxes of a config. A pair's CTAs bring half of the N side's scales each, for both; where that is one block, all of it each.
+    """Returns the boxes of a config.
+
+    Each CTA of a pair loads half of the N side's scales for both; if that is a single block, each loads all of it.
 
     Args:
-        formats: of ``a`` and of ``b``: what is multiplied has blocks of one length.
+        formats: formats of ``a`` and ``b``, with equal block length.
     """
     m, n, k = config.cta_tile_shape_mnk
     m_format, n_format = formats_on_sides(config, formats)

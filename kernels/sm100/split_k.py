@@ -1,7 +1,7 @@
-"""Split-K: the CTAs of a cluster multiply a share of a tile's K each, and add up and store a share of its columns each.
+"""Split-K: each CTA of a cluster multiplies a share of a tile's K, and reduces and stores a share of its columns.
 
-A warp's rows of a slice of columns are a unit. Units are dealt to the CTAs in turn, so that all of them receive alike.
-A CTA sends its sums of a unit to the unit's CTA, which adds them to its own in the order of the others.
+A unit is a warp's rows of one slice of columns. Units are assigned to the CTAs round-robin, so that all CTAs receive equally
+much. A CTA sends its partial sums of a unit to the unit's CTA, which adds them to its own in a fixed order.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ CHUNKS = EPI_TILE_N // CHUNK_VALUES
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where a CTA gets the sums of its units.
+    """Memory and barriers by which a CTA receives the partial sums of its units.
 
     Attributes:
-        address: shared address: (UNIT, SENDER, PRODUCT, CHUNK of 4 columns, LANE, 16 bytes). Senders: all CTAs but this.
-        ring: one stage. full: 1 arrival + bytes. empty: of every CTA of the cluster, an arrival a warp.
+        address: shared address: (UNIT, SENDER, PRODUCT, CHUNK of 4 columns, LANE, 16 bytes). Senders are all other CTAs.
+        ring: one stage. full: 1 arrival + bytes. empty: one arrival per warp of every CTA of the cluster.
         split: CTAs of the cluster, a power of two.
-        num_products: of a unit: 2 of a dual GEMM.
+        num_products: products per unit: 2 in a dual GEMM.
     """
 
     address: Int32
@@ -46,20 +46,20 @@ class Exchange:
 
     @property
     def sender_bytes(self) -> int:
-        """One CTA's sums of a unit."""
+        """Bytes of one CTA's sums of a unit."""
         return self.num_products * UNIT_SUMS_BYTES
 
     @property
     def unit_bytes(self) -> int:
-        """All that is sent of a unit."""
+        """Bytes that a unit receives from all senders."""
         return (self.split - 1) * self.sender_bytes
 
 
 @cute.jit
 def own_slices(exchange: Exchange, warp_idx: Int32, num_slices: Int32) -> tuple:
-    """Of a tile's slices, the first whose rows of this warp are a unit of this CTA, and how many are.
+    """Returns the first slice whose unit of this warp belongs to this CTA, and the number of such slices.
 
-    They are ``exchange.split`` apart.
+    They are ``exchange.split`` slices apart.
     """
     rank, split = cute.arch.block_idx_in_cluster(), exchange.split
     first = (rank - warp_idx * num_slices) & (split - 1)
@@ -67,27 +67,27 @@ def own_slices(exchange: Exchange, warp_idx: Int32, num_slices: Int32) -> tuple:
 
 
 @cute.jit
-def wait_for_room(exchange: Exchange, turn: Int32):
-    """Wait until every CTA of the cluster has read what it got of the tile before.
+def wait_for_room(exchange: Exchange, parity: Int32):
+    """Waits until every CTA of the cluster has read its sums of the previous tile.
 
     Args:
-        turn: 0 and 1 in turn: parity of the tiles before.
+        parity: parity of the number of earlier tiles.
     """
-    cute.arch.mbarrier_wait(exchange.ring.empty(Int32(0)), turn ^ PRODUCER_PHASE)
+    cute.arch.mbarrier_wait(exchange.ring.empty(Int32(0)), parity ^ PRODUCER_PHASE)
 
 
 @cute.jit
 def is_sent(exchange: Exchange, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
-    """Whether a warp's rows of a slice are a unit of another CTA."""
+    """Returns whether a warp's unit of a slice belongs to another CTA."""
     return _receiver(exchange, warp_idx * num_slices + slice_idx) != cute.arch.block_idx_in_cluster()
 
 
 @cute.jit
 def send_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
-    """Send this CTA's sums of a unit to the unit's CTA, which is another one.
+    """Sends this CTA's sums of a unit to the unit's CTA, which is another one.
 
     Args:
-        products: fp32, a row of the slice a lane.
+        products: float32 sums, one row of the slice per lane.
     """
     rank, unit = cute.arch.block_idx_in_cluster(), warp_idx * num_slices + slice_idx
     receiver = _receiver(exchange, unit)
@@ -103,21 +103,21 @@ def send_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: I
 
 
 @cute.jit
-def wait_for_sums(exchange: Exchange, warp_idx: Int32, num_slices: Int32, turn: Int32):
-    """Wait until the sums of all units of this CTA have come."""
+def wait_for_sums(exchange: Exchange, warp_idx: Int32, num_slices: Int32, parity: Int32):
+    """Waits until the sums of all units of this CTA have arrived."""
     rank, split, full = cute.arch.block_idx_in_cluster(), exchange.split, exchange.ring.full(Int32(0))
     if warp_idx == 0:
         with cute.arch.elect_one():
             units = ceil_div(cutlass.max(EPI_WARPS * num_slices - rank, 0), split)
             cute.arch.mbarrier_arrive_and_expect_tx(full, units * exchange.unit_bytes)
-    wait_for_cluster(full.toint(), turn ^ CONSUMER_PHASE)
+    wait_for_cluster(full.toint(), parity ^ CONSUMER_PHASE)
 
 
 @cute.jit
 def add_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
-    """Add what the other CTAs sent of a unit to this CTA's sums, ``products``, a row of the slice a lane."""
+    """Adds the other CTAs' sums of a unit to ``products``, this CTA's sums, one row of the slice per lane."""
     address = _sums(exchange, warp_idx * num_slices + slice_idx)
-    # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
+    # Not unrolled: a CTA has few tiles, and code that runs once costs more to fetch than to execute.
     for _ in cutlass.range(exchange.split - 1, unroll=1):
         for product in cutlass.range_constexpr(exchange.num_products):
             sums = products[product]
@@ -132,7 +132,7 @@ def add_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: In
 
 @cute.jit
 def give_room(exchange: Exchange):
-    """Tell every CTA of the cluster that this warp has read its units."""
+    """Signals every CTA of the cluster that this warp has read its units."""
     cute.arch.sync_warp()
     lane = cute.arch.lane_idx()
     if lane < exchange.split:
@@ -146,7 +146,7 @@ def _receiver(exchange: Exchange, unit: Int32) -> Int32:
 
 @cute.jit
 def _sums(exchange: Exchange, unit: Int32) -> Int32:
-    """Shared address, in the unit's CTA, of this lane's first chunk from the first sender."""
+    """Returns the shared address, in the unit's CTA, of this lane's first chunk from the first sender."""
     number = unit >> (exchange.split.bit_length() - 1)
     return exchange.address + number * exchange.unit_bytes + cute.arch.lane_idx() * CHUNK_BYTES
 

@@ -1,10 +1,10 @@
-"""How a slice of 16-bit results reaches global memory: turned in shared memory into runs of the output.
+"""Stores a slice of 16-bit results through shared memory, as contiguous runs of the output.
 
-A warp holds 32 x 32 results, a row of the MMA's M side a lane. The output runs along one of the two sides: 32 runs of 64
-bytes. They pass through 2 KB of shared memory of the warp's own, so that four lanes store a run in 16-byte units: a store
-of a lane's own run would touch 32 lines for 32 bytes of each. Lanes write their rows; runs along the N side are read as
-they are, runs along the M side as 8 x 8 matrices that the load transposes. Units are swizzled by the row: no bank meets two
-lanes.
+A warp holds 32 x 32 results, one row of the MMA's M side per lane. The output is contiguous along one of the two sides: 32 runs
+of 64 bytes. They pass through 2 KB of the warp's own shared memory, so that four lanes store a run in 16-byte units; if every
+lane stored its own run, a store would touch 32 lines for 32 bytes each. Lanes write their rows. Runs along the N side are read
+back as they are, runs along the M side as 8 x 8 matrices that the load transposes. Units are swizzled by the row, which avoids
+bank conflicts.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ UNIT_VALUES, UNIT_BYTES = 8, 16
 RUN_BYTES = SLICE * ITEM_BYTES
 UNITS = RUN_BYTES // UNIT_BYTES
 WARP_BYTES = SLICE * RUN_BYTES
-# Runs that a warp stores at once, and how often it does.
+# Runs that a warp stores at once, and number of such stores.
 RUNS_AT_ONCE = 32 // UNITS
 NUM_ROUNDS = SLICE // RUNS_AT_ONCE
 ROUND_BYTES = RUNS_AT_ONCE * RUN_BYTES
@@ -33,13 +33,13 @@ ROUND_BYTES = RUNS_AT_ONCE * RUN_BYTES
 
 @dataclass(frozen=True)
 class StagedTarget:
-    """Where a warp's part of a tile goes, as one lane stores it: unit ``lane % 4`` of every eighth run.
+    """Destination of a warp's part of a tile, as one lane stores it: unit ``lane % 4`` of every eighth run.
 
     Attributes:
-        address: of the lane's first unit.
-        pitch_bytes: from run to run.
-        num_runs, num_values: runs and values of a run that the group has, from the lane's first unit on.
-        is_aligned: whether every run of the tile begins on a unit.
+        address: address of the lane's first unit.
+        pitch_bytes: bytes between runs.
+        num_runs, num_values: remaining runs, and values per run, of the group from the lane's first unit.
+        is_aligned: whether every run of the tile starts at a unit.
     """
 
     address: Int64
@@ -60,7 +60,7 @@ def staged_target(
     out_m_major: cutlass.Constexpr,
     swap_ab: cutlass.Constexpr,
 ) -> StagedTarget:
-    """Target of the warp whose first row of the M side is ``m_row``, in the tile's columns."""
+    """Returns the destination of the warp whose first row of the M side is ``m_row``."""
     lane = cute.arch.lane_idx()
     run, first_value = lane // UNITS, lane % UNITS * UNIT_VALUES
     origin, row_pitch, column_pitch = group_output(outputs, tile, dtype, out_m_major)
@@ -88,18 +88,18 @@ def store_staged(
     across_lanes: cutlass.Constexpr,
     staging: Int32,
 ):
-    """Store what the group has of a slice. A whole warp calls this.
+    """Stores a slice, clipped to the group. All lanes of a warp must call it.
 
     Args:
-        words: 32 results of this lane's row, two a word.
-        column: first column of the slice, counted from the tile's.
-        is_slice: whether there is a slice: else nothing is stored.
-        across_lanes: whether runs of the output lie along the M side: a lane's results belong to 32 runs.
+        words: 32 results of this lane's row, two per word.
+        column: first column of the slice in the tile.
+        is_slice: whether there is a slice; otherwise nothing is stored.
+        across_lanes: whether runs of the output are along the M side, so that a lane's results belong to 32 runs.
         staging: shared address of the warp's buffer.
     """
     lane = cute.arch.lane_idx()
     address, num_runs, num_values = target.address, target.num_runs, target.num_values
-    # The slice before has been read.
+    # Wait until the previous slice has been read.
     cute.arch.sync_warp()
     swizzle = _swizzle(lane, across_lanes)
     for i in cutlass.range_constexpr(UNITS):
@@ -112,7 +112,7 @@ def store_staged(
     if cutlass.const_expr(across_lanes):
         address += Int64(column) * target.pitch_bytes
         num_runs -= column
-        # Lane 8i + r gives the address of row r of matrix i, so that lane 4g + t gets rows 8t + 2i and 8t + 2i + 1 of a column.
+        # Lane 8i + r passes the address of row r of matrix i, so that lane 4g + t gets rows 8t + 2i and 8t + 2i + 1 of a column.
         row = lane % 8 // 2 * UNIT_VALUES + lane // 8 * 2 + lane % 2
         source, swizzle = staging + row * RUN_BYTES, _swizzle(row, across_lanes)
         units = [_load_transposed(source + (i ^ swizzle) * UNIT_BYTES) for i in range(NUM_ROUNDS)]
@@ -137,12 +137,12 @@ def store_staged(
 
 
 def _swizzle(row: Int32, across_lanes: bool) -> Int32:
-    """What a row's units are exchanged by: lanes write 8 rows that follow each other, and read 2 of those or every eighth."""
+    """Returns the XOR mask of a row's units. Lanes write 8 consecutive rows, and read 2 of those or every eighth row."""
     return (row // 2 ^ row // 8) % UNITS if across_lanes else row // 2 % UNITS
 
 
 def _load_unit(address: Int32) -> list:
-    """A unit of the warp's buffer as four words."""
+    """Loads a unit of the warp's buffer as four words."""
     return list(
         inline_ptx(
             "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
@@ -153,7 +153,7 @@ def _load_unit(address: Int32) -> list:
 
 
 def _load_transposed(address: Int32) -> list:
-    """Four 8 x 8 matrices of 16-bit values, a word of each: rows 2t and 2t + 1, column g of the matrix in lane 4g + t."""
+    """Loads four transposed 8 x 8 matrices of 16-bit values; lane 4g + t gets rows 2t and 2t + 1 of column g, one word each."""
     return list(
         inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
@@ -165,7 +165,7 @@ def _load_transposed(address: Int32) -> list:
 
 @cute.jit
 def _store_values(address: Int64, unit: list, num_values: Int32):
-    """The first ``num_values`` of a unit, one by one."""
+    """Stores the first ``num_values`` of a unit one by one."""
     for i in cutlass.range_constexpr(UNIT_VALUES):
         if i < num_values:
             store_half(address + i * ITEM_BYTES, unit[i // 2] >> (16 * (i % 2)))

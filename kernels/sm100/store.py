@@ -1,7 +1,7 @@
-"""How a slice of fp32 results reaches global memory, in an output of either order.
+"""Stores a slice of float32 results to an output of either order.
 
-Where the output runs along the MMA's N side, a thread stores a run of its row at once; where it runs along the M side,
-the 32 lanes of a warp store a run of a column together. Nothing beyond the group's extents is touched.
+If the output is contiguous along the MMA's N side, a thread stores a run of its row at once. If it is contiguous along the M
+side, the 32 lanes of a warp store a run of a column together. Nothing beyond the group's extents is written.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output
 from ..common.sides import TileSide
 
-# Widths of a thread's store: sm_100 writes a whole 32-byte sector at once; rows of odd pitches start in mid-sector.
+# Widest store of a thread: sm_100 writes a whole 32-byte sector at once. Rows of odd pitches start within a sector.
 WIDE_STORE_BYTES = 32
 STORE_BYTES = 16
 
 
 @dataclass(frozen=True)
 class RowTarget:
-    """Where a thread's row of a tile goes: a row of the MMA's M side, along its N side.
+    """Destination of a thread's row of a tile: one row of the MMA's M side.
 
     Attributes:
-        address: of the row's first element.
-        step_bytes: from element to element.
-        num_valid: elements that the group has from there on.
+        address: address of the row's first element.
+        step_bytes: bytes between elements.
+        num_valid: remaining elements of the group from there.
         is_row: whether the group has the row.
     """
 
@@ -47,7 +47,7 @@ def row_target(
     out_m_major: cutlass.Constexpr,
     swap_ab: cutlass.Constexpr,
 ) -> RowTarget:
-    """Target of ``row`` of the M side, in the tile's columns."""
+    """Returns the destination of ``row`` of the M side."""
     item_bytes = dtype.width // 8
     origin, row_pitch, column_pitch = group_output(outputs, tile, dtype, out_m_major)
     pitch_m, pitch_n = (column_pitch, row_pitch) if swap_ab else (row_pitch, column_pitch)
@@ -60,12 +60,12 @@ def row_target(
 def store_slice(
     values: cute.Tensor, target: RowTarget, first_element: Int32, across_lanes: cutlass.Constexpr
 ):
-    """Store consecutive elements of the row, from ``first_element`` on.
+    """Stores consecutive elements of the row from ``first_element`` on.
 
     Args:
-        values: fp32 results.
-        target: where the row goes.
-        across_lanes: whether a run of the output lies along the MMA's M side, across the lanes of a warp.
+        values: float32 results.
+        target: destination of the row.
+        across_lanes: whether the output is contiguous along the MMA's M side, across the lanes of a warp.
     """
     address = target.address + Int64(first_element) * target.step_bytes
     num_valid = target.num_valid - first_element
@@ -78,7 +78,7 @@ def store_slice(
 
 @cute.jit
 def _store_column_elements(values: cute.Tensor, address: Int64, pitch_bytes: Int64, num_valid: Int32):
-    """Store the first ``num_valid`` values, each in a column of its own."""
+    """Stores the first ``num_valid`` values, each in a column of its own."""
     for i in cutlass.range_constexpr(cute.size(values)):
         if i < num_valid:
             ptr = cute.make_ptr(values.element_type, address + i * pitch_bytes, cute.AddressSpace.gmem)
@@ -87,7 +87,7 @@ def _store_column_elements(values: cute.Tensor, address: Int64, pitch_bytes: Int
 
 @cute.jit
 def _store_run(values: cute.Tensor, address: Int64, num_valid: Int32):
-    """Store the first ``num_valid`` values at ``address``, as wide as its alignment allows."""
+    """Stores the first ``num_valid`` values at ``address``, as wide as its alignment allows."""
     if num_valid >= cute.size(values) and address % WIDE_STORE_BYTES == 0:
         _store_vectors(values, address, WIDE_STORE_BYTES)
     elif num_valid >= cute.size(values) and address % STORE_BYTES == 0:

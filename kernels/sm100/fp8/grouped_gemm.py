@@ -1,21 +1,21 @@
 """Grouped GEMM on sm_100a, sm_103a and sm_110a: FP8 x FP8 with fp32 scales -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e4m3, K-major; SFA (M_g, K_g / 128)
-fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x 128; C (M_g, N_g), N-major or M-major. Forms as
-of ``..grouped_gemm``. Scales of 128 values of K allow tensor cores to sum up as many, and no more: their sums are promoted to
-fp32 ones by both scales (DeepSeek-V3 report, section 3.3.2).
+float32, one scale per 1 x 128 values, SFB (N_g / 128, K_g / 128) float32, one per 128 x 128; C (M_g, N_g), N-major or M-major.
+See ``..grouped_gemm`` for the forms. Because scales cover 128 values of K, tensor cores accumulate no more than those; both
+scales then promote their sums to float32 accumulators (DeepSeek-V3 report, section 3.3.2).
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape.
 
 Roles (warps):  EPILOGUE 0-7 | MMA 8 | LOAD 9 | SCALES 10.
 
-Pipelines as of ``..grouped_gemm``, but for accumulators, each of which has one K tile, and scales:
-  acc     MMA    -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)           empty: 8 a CTA (one a warp)
-  scales  SCALES -> EPILOGUE  SCALE_STAGES    full: 32 (one a lane that copies)  empty: 8 (one a warp)
+Pipelines of ``..grouped_gemm``, except for accumulators, which hold one K tile each, and scales:
+  acc     MMA    -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)           empty: 8 per CTA (one per warp)
+  scales  SCALES -> EPILOGUE  SCALE_STAGES    full: 32 (one per copying lane)   empty: 8 (one per warp)
 
-Timeline, a K tile: LOAD fills a stage -> MMA issues its MMAs, commits the stage back and the accumulator -> EPILOGUE adds it,
-times the scales, to the tile's sums in registers, and releases it; after the last K tile it stores the sums.
+Timeline of a K tile: LOAD fills a stage. MMA issues its MMAs and commits the stage back and the accumulator. EPILOGUE adds it,
+times the scales, to the tile's sums in registers and releases it; after the last K tile it stores the sums.
 
-Tensor memory: accumulators, side by side, of a dual GEMM each of both products. Shared memory:
+Tensor memory: neighbouring accumulators; in a dual GEMM each holds both products. Shared memory:
 ``planning.arch.sm100_fp8.Fp8SmemPlan``.
 """
 
@@ -51,7 +51,7 @@ class Fp8GemmSm100(GroupedGemmSm100):
     """One compiled variant.
 
     Args:
-        options: as of ``GroupedGemmSm100``: separate weights, results that are not NVFP4; a config that
+        options: arguments of ``GroupedGemmSm100``, with separate weights, results other than NVFP4, and a config that
             ``planning.arch.sm100_fp8.unsupported_reason`` accepts.
     """
 
@@ -59,7 +59,7 @@ class Fp8GemmSm100(GroupedGemmSm100):
         tuple(range(PROMOTING_WARPS)), PROMOTING_WARPS, PROMOTING_WARPS + 1, PROMOTING_WARPS + 2
     )
 
-    # Those who promote have no branches then.
+    # The epilogue then promotes without branches.
     ALL_COLUMNS = True
 
     def __init__(self, **options):
@@ -80,7 +80,7 @@ class Fp8GemmSm100(GroupedGemmSm100):
         return smem_plan(config, self.num_b), tmem_map(config, self.num_b), boxes
 
     def _scales(self, views_m: list, views_n: list) -> ScalePair:
-        """Scales in global memory."""
+        """Returns the scales in global memory."""
         of_m, of_n = ([Scales.of(views) for views in side] for side in (views_m, views_n))
         (weights, *up), (tokens,) = (of_m, of_n) if self.config.swap_ab else (of_n, of_m)
         return ScalePair(weights, tokens, *up)

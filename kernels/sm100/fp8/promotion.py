@@ -1,8 +1,8 @@
-"""EPILOGUE role of FP8: two warpgroups that promote the products of each K tile, and store the results.
+"""EPILOGUE role for FP8: two warpgroups promote the products of each K tile and store the results.
 
-Empties ``acc`` and the ring of scales. Thread t of either warpgroup has row t of the CTA's part of the tile (tensor-memory lane
-t), and half of its columns, or half of each product's: slice by slice it reads an accumulator of 128 values of K, multiplies it
-by both scales, and adds it to sums in fp32 registers (DeepSeek-V3 report, section 3.3.2).
+Consumes ``acc`` and the ring of scales. Thread t of each warpgroup has row t of the CTA's part of the tile (tensor-memory lane
+t) and half of its columns, or half of each product's. Slice by slice it reads an accumulator of 128 values of K, multiplies it
+by both scales, and adds it to float32 sums in registers (DeepSeek-V3 report, section 3.3.2).
 """
 
 import cutlass
@@ -47,7 +47,7 @@ COLUMNS_AT_ONCE = 4
 
 @cute.jit
 def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, stride: Int32):
-    """For each tile: promote the accumulators of its K tiles, then scale, convert and store the sums."""
+    """Promotes the accumulators of each tile's K tiles, then scales, converts and stores the sums."""
     acc, config, groups, exchange = args.acc, args.config, args.groups, args.exchange
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     wait_for_start(args)
@@ -62,7 +62,7 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     across_lanes = args.out_m_major != config.swap_ab
     num_products, tile_n = 1 if args.activation is None else 2, config.cta_tile_shape_mnk[1]
     num_slices = tile_n // (PROMOTING_GROUPS * EPI_TILE_N)
-    # Columns that are read at once, while those before are promoted; scales of columns take registers, too.
+    # Columns read at once, while the previous ones are promoted. Fewer if columns have scales, which also take registers.
     read = EPI_TILE_N // 2 if config.swap_ab else EPI_TILE_N
     product_parts = num_slices * EPI_TILE_N // read
     num_parts = num_products * product_parts
@@ -75,14 +75,14 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     if cutlass.const_expr(args.outputs.limit is not None):
         limit = ptx.float_of(args.outputs.limit)
     result = cute.make_rmem_tensor(EPI_TILE_N, Float32)
-    # Of quantized results, those of a thread's row, which is a row of the output.
+    # Quantized results of a thread's row, if that is a row of the output.
     rows_of, block_place = sums[0], BlockPlace(group, quarter, args.staging)
     first_slice = group * num_slices
-    # In a stage: the scale of the thread's token, or of the first one of its columns, and of the warpgroup's weights.
+    # Offsets in a stage: the scale of the thread's token, or of the first of its columns, and of the warpgroup's weights.
     num_tokens, num_blocks = scale_counts(config)
     of_token = (first_slice * EPI_TILE_N if config.swap_ab else thread) * SCALE_BYTES
     of_weight = (num_tokens + group * (num_blocks - 1)) * SCALE_BYTES
-    # K tiles before: the places in both rings.
+    # Number of earlier K tiles gives the positions in both rings.
     k_tile, turn = Int32(0), Int32(0)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
@@ -91,7 +91,7 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
         first_row = m_side.first_row + args.m_rank * MMA_CTA_M
         row = first_row + thread
         num_tile_slices = used_columns(config, n_side, EPI_TILE_N) // EPI_TILE_N
-        # Of this warpgroup, those that the group of the tile has columns in.
+        # Slices of this warpgroup that contain columns of the group.
         num_used = num_tile_slices - first_slice
         for product in sums:
             for part in product:
@@ -102,14 +102,15 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             stage, phase = consumer_place(acc, k_tile)
             cute.arch.mbarrier_wait(acc.full(stage), phase)
             order_after_wait()
-            # Behind a wait, which no machine code moves what uses them behind: else the arrival may overtake their reads.
+            # Release after a wait that ptxas does not move the uses of the scales across; otherwise the arrival may overtake
+            # their reads.
             if i > 0:
                 release_scales(scales, k_tile - 1)
             column = stage * args.tmem.acc_stride + first_slice * EPI_TILE_N
             read_columns(tiled_load, tTR_tAcc, column, tTR_rAcc[0])
             cute.arch.mbarrier_wait(scales.ring.full(scale_stage), scale_phase)
             at = scales.at(scale_stage, config)
-            # Of the row; of its columns that of the weights, where each is another token.
+            # Scale of the row; where every column is another token, the scale of the weights.
             factors = [_scale(at + of_weight + i * (num_blocks * SCALE_BYTES)) for i in range(num_products)]
             if cutlass.const_expr(not config.swap_ab):
                 of_row = _scale(at + of_token)
@@ -133,7 +134,7 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             k_tile += 1
         release_scales(scales, k_tile - 1)
         if cutlass.const_expr(config.split_k > 1):
-            # A K tile behind the last one has no scales: what it is multiplied by is not to be seen.
+            # A K tile beyond the last one has no scales: discard whatever it was multiplied by.
             if first_k_tile >= tile.k_tile_cnt:
                 for product in sums:
                     for part in product:
@@ -187,7 +188,7 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
         if cutlass.const_expr(is_quantized and not config.swap_ab):
             store_rows(rows_of, target, row, n_side.first_row + first_slice * EPI_TILE_N, block_place)
         if cutlass.const_expr(exchange is not None):
-            # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
+            # After the last tile nobody waits for room, and an arrival must not reach a CTA that has exited.
             if groups.has_tile(cursor):
                 give_room(exchange)
             turn ^= 1
@@ -197,13 +198,13 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
 
 @cute.jit
 def release_scales(scales: StagedScales, k_tile: Int32):
-    """Give back the stage of a K tile, counted from the CTA's first one. A whole warp calls this."""
+    """Releases the stage of a K tile, counted from the CTA's first one. All lanes of a warp must call it."""
     stage, _ = consumer_place(scales.ring, k_tile)
     arrive_lanes(scales.ring.empty(stage), 1)
 
 
 def _scale(address: Int32) -> Float32:
-    """A scale in shared memory."""
+    """Loads a scale from shared memory."""
     (word,) = load_shared(address, 1, True)
     return ptx.float_of(word)
 
@@ -216,11 +217,11 @@ def _promote(
     factor: Float32,
     tokens: Int32 | None,
 ):
-    """Add products times both scales to the sums from ``first`` on.
+    """Adds products times both scales to the sums from ``first`` on.
 
     Args:
-        factor: of the row, or where columns are tokens, of the weights.
-        tokens: shared address of the scales of the tokens of the sums; None where they are in ``factor``.
+        factor: product of both scales, or the scale of the weights if every column is another token.
+        tokens: shared address of the tokens' scales; None if ``factor`` includes them.
     """
     for i in cutlass.range_constexpr(0, cute.size(products), COLUMNS_AT_ONCE):
         factors = [factor] * COLUMNS_AT_ONCE

@@ -1,8 +1,8 @@
-"""Results of FP8_1x128: blocks of 128 columns, whose largest magnitudes warps tell each other in shared memory.
+"""FP8_1x128 results: blocks of 128 columns, whose largest magnitudes warps exchange in shared memory.
 
-Where weights are on the M side, 128 rows of them are a block of columns, and the four warps of a warpgroup have 32 columns each:
-a warp transposes its 32 x 32 results, so that a lane has those of one token. Where tokens are, each warpgroup has half of the
-columns of 128 tokens, a token a thread.
+With weights on the M side, 128 rows of weights are a block of columns, and the four warps of a warpgroup have 32 columns each;
+a warp transposes its 32 x 32 results, so that a lane has those of one token. With tokens on the M side, each warpgroup has half
+of the columns of 128 tokens, one token per thread.
 """
 
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ from ...common.transpose import transpose_in_warp
 
 BLOCK = FP8_1x128.block_k
 ENCODE = Encoding.of(FP8_1x128, has_fp4_convert=True)
-# Named barriers of the warpgroups, behind those of the kernel, and of both.
+# Named barriers of each warpgroup, numbered after those of the kernel, and of both together.
 FIRST_BARRIER_ID = 8
 BOTH_BARRIER_ID = FIRST_BARRIER_ID + PROMOTING_GROUPS
-# Codes that a lane stores at once.
+# Codes per store of a lane.
 STORED_CODES = 16
 
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """Which part of a block a warp has.
+    """Position of a warp in a block.
 
     Attributes:
-        group, quarter: of the warpgroup, and of its warps.
-        buffer: shared address of what warps tell each other, a word for each of 256 threads.
+        group, quarter: index of the warpgroup, and of the warp within it.
+        buffer: shared address of the exchange, one word for each of 256 threads.
     """
 
     group: Int32
@@ -50,20 +50,21 @@ class BlockPlace:
 def store_columns(
     values: cute.Tensor, target: QuantizedGroup, first_token: Int32, first_column: Int32, place: BlockPlace
 ):
-    """Quantize and store a slice whose rows of the M side are columns of the output. All of a warpgroup call this.
+    """Quantizes and stores a slice whose rows of the M side are columns of the output. All threads of a warpgroup must call it.
 
     Args:
-        values: fp32 results of this thread's column, a token each; lost.
-        first_token: of the slice, in the group. first_column: of the tile.
+        values: float32 results of this thread's column, one per token; overwritten.
+        first_token: first token of the slice in the group.
+        first_column: first column of the tile.
     """
     transpose_in_warp(values)
     results = [values[i] for i in range(EPI_TILE_N)]
     lane = cute.arch.lane_idx()
     amax = largest([ptx.abs_f32(value) for value in results])
-    # Of a token the words of the four warps, side by side.
+    # The words of the four warps are next to each other for every token.
     words = place.buffer + (place.group * EPI_TILE_N + lane) * (EPI_WARPS * 4)
     barrier = FIRST_BARRIER_ID + place.group
-    # The slice before has been read.
+    # Wait until the previous slice has been read.
     cute.arch.barrier(barrier_id=barrier, number_of_threads=MMA_CTA_M)
     store_shared(words + place.quarter * 4, [ptx.bits_of(amax)])
     cute.arch.barrier(barrier_id=barrier, number_of_threads=MMA_CTA_M)
@@ -74,17 +75,17 @@ def store_columns(
 
 @cute.jit
 def store_rows(slices: list, target: QuantizedGroup, row: Int32, first_column: Int32, place: BlockPlace):
-    """Quantize and store a thread's part of a row of the output. All threads of both warpgroups call this.
+    """Quantizes and stores a thread's part of a row of the output. All threads of both warpgroups must call it.
 
     Args:
-        slices: fp32 results that follow each other in the row, half of a block of columns.
-        first_column: of them.
+        slices: consecutive float32 results of the row, half of a block of columns.
+        first_column: first column of the slices.
     """
     results = [part[i] for part in slices for i in range(EPI_TILE_N)]
     amax = largest([ptx.abs_f32(value) for value in results])
     thread, threads = cute.arch.thread_idx()[0] % MMA_CTA_M, PROMOTING_GROUPS * MMA_CTA_M
     words = place.buffer + thread * (PROMOTING_GROUPS * 4)
-    # The tile before has been read.
+    # Wait until the previous tile has been read.
     cute.arch.barrier(barrier_id=BOTH_BARRIER_ID, number_of_threads=threads)
     store_shared(words + place.group * 4, [ptx.bits_of(amax)])
     cute.arch.barrier(barrier_id=BOTH_BARRIER_ID, number_of_threads=threads)
@@ -101,7 +102,7 @@ def _store_part(
     column: Int32,
     has_scale: cutlass.Boolean,
 ):
-    """Quantize and store columns of a row that follow each other, of a block with this largest magnitude."""
+    """Quantizes and stores consecutive columns of a row, part of a block with largest magnitude ``amax``."""
     block = column // BLOCK
     code, divisor = find_scale(amax, None, ENCODE)
     words = encode_values(results, None, amax, code, divisor, ENCODE)

@@ -1,4 +1,4 @@
-"""SCALES role of FP8: one warp that copies fp32 scales of K tiles to shared memory, far ahead of those who promote by them."""
+"""SCALES role for FP8: one warp copies the float32 scales of K tiles to shared memory, far ahead of the epilogue."""
 
 from dataclasses import dataclass, replace
 
@@ -18,12 +18,12 @@ from ...common.split_k import k_share
 
 @dataclass(frozen=True)
 class StagedScales:
-    """Scales of both operands, and the ring that they pass through.
+    """Scales of both operands and their shared-memory ring.
 
     Attributes:
-        pair: in global memory.
-        address: shared address of stage 0: scales of the tokens, then of the blocks of weights, of one product after the other.
-        ring: full: an arrival of each lane that copies. empty: of each warp that promotes.
+        pair: scales in global memory.
+        address: shared address of stage 0: scales of the tokens, then of the blocks of weights, product by product.
+        ring: full: one arrival per copying lane. empty: one arrival per epilogue warp.
     """
 
     pair: ScalePair
@@ -31,7 +31,7 @@ class StagedScales:
     ring: Ring
 
     def at(self, stage: Int32, config: KernelConfig) -> Int32:
-        """Shared address of a stage."""
+        """Returns the shared address of a stage."""
         num_b = 1 if self.pair.up is None else 2
         return self.address + stage * scale_stage_bytes(config, num_b)
 
@@ -40,7 +40,7 @@ class StagedScales:
 def run_scales(
     scales: StagedScales, config: cutlass.Constexpr, groups, m_rank: Int32, first_tile: Int32, stride: Int32
 ):
-    """Copy the scales of every K tile, as soon as a stage is empty."""
+    """Copies the scales of every K tile as soon as a stage is empty."""
     ring, (num_tokens, num_blocks) = scales.ring, scale_counts(config)
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
@@ -55,7 +55,7 @@ def run_scales(
         for i in cutlass.range(count, unroll=1):
             cute.arch.mbarrier_wait(ring.empty(stage), phase)
             at = scales.at(stage, config)
-            # A K tile behind the last one has no scales.
+            # A K tile beyond the last one has no scales; copy the last one's.
             k_tile = cutlass.min(first + i, tile.k_tile_cnt - 1)
             sources.copy(k_tile, at, at + num_tokens * SCALE_BYTES)
             cute.arch.cp_async_mbarrier_arrive_noinc(ring.full(stage))

@@ -1,10 +1,11 @@
 """Grouped GEMM on sm_100a and sm_110a: INT8 x INT8 with fp32 scales -> fp16, bf16 or fp32, or int32 sums.
 
-For every group g:  C = alpha[g] * (A @ B^T) * SFA * SFB^T  with A (M_g, K_g), B (N_g, K_g) int8, K-major; SFA (M_g, 1),
-SFB (N_g, 1) fp32; C (M_g, N_g), N-major or M-major. Forms, roles, pipelines and the timeline as of ``..grouped_gemm``, but stages
-have no scales: EPILOGUE asks for those of a tile's rows and columns before its sums are there.
+For every group g:  C = alpha[g] * (A @ B^T) * SFA * SFB^T  with A (M_g, K_g), B (N_g, K_g) int8, K-major; SFA (M_g, 1), SFB
+(N_g, 1) float32; C (M_g, N_g), N-major or M-major. Forms, roles, pipelines and timeline are those of ``..grouped_gemm``, but
+stages have
+no scales: EPILOGUE loads the scales of a tile's rows and columns before its sums are complete.
 
-Tensor memory: accumulators, side by side. Shared memory: ``planning.arch.sm100_int8.smem_plan``.
+Tensor memory: neighbouring accumulators. Shared memory: ``planning.arch.sm100_int8.smem_plan``.
 """
 
 from dataclasses import replace
@@ -28,8 +29,8 @@ class Int8GemmSm100(GroupedGemmSm100):
     """One compiled variant.
 
     Args:
-        options: as of ``GroupedGemmSm100``: one product, results that are not NVFP4; a config that
-            ``planning.arch.sm100_int8.unsupported_reason`` accepts. out_dtype: also cutlass.Int32, the sums.
+        options: arguments of ``GroupedGemmSm100``, with one product, results other than NVFP4, and a config that
+            ``planning.arch.sm100_int8.unsupported_reason`` accepts. out_dtype may also be cutlass.Int32, the unscaled sums.
     """
 
     def __init__(self, **options):
@@ -43,7 +44,7 @@ class Int8GemmSm100(GroupedGemmSm100):
         return smem_plan(self.config), tmem_map(self.config), boxes
 
     def _scales(self, views_m: list, views_n: list) -> ScalePair | None:
-        """Scales in global memory, of the M side and of the N side."""
+        """Returns the scales in global memory, M side and N side."""
         if self.out_dtype is Int32:
             return None
         return ScalePair(*(Scales.of(views) for (views,) in (views_m, views_n)))

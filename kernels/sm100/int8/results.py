@@ -1,4 +1,4 @@
-"""What the EPILOGUE makes of accumulators that are int32: sums, or fp32 results by the scales of rows."""
+"""Results of int32 accumulators in the EPILOGUE: the sums, or float32 results after row scales."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,12 @@ from ...common.warp_schedule import WARP_SIZE
 
 @dataclass(frozen=True)
 class IntegerResults:
-    """Told to the epilogue, not imported by it, so that a file of what another kernel needs goes without it.
+    """Conversion of int32 accumulators.
+
+    Passed to the epilogue rather than imported by it, so that other kernels' exports can omit it.
 
     Attributes:
-        scales: of rows, in global memory, of the M side and of the N side; None: sums are results.
+        scales: row scales in global memory, M side and N side; None if the sums are the results.
         tile_n: columns of a tile.
         b_on_m: whether ``b`` is on the M side.
     """
@@ -31,7 +33,7 @@ class IntegerResults:
     b_on_m: bool
 
     def of_tile(self, tile: WorkTile, m_side: TileSide, n_side: TileSide, m_rank: Int32) -> RowScales | None:
-        """Scales of the thread's row, and of one column a lane of every slice; they are asked for here."""
+        """Issues the loads of the scales of the thread's row and of one column per lane and slice."""
         if self.scales is None:
             return None
         tidx, _, _ = cute.arch.thread_idx()
@@ -43,12 +45,12 @@ class IntegerResults:
         )
 
     def sums(self, registers: list) -> list:
-        """Accumulators in registers as what they are."""
+        """Returns accumulator registers reinterpreted as int32."""
         return [cute.recast_tensor(accumulator, Int32) for accumulator in registers]
 
     @cute.jit
     def results(self, accumulator: cute.Tensor, scales: RowScales | None, slice_idx: Int32, alpha: Float32):
-        """In fp32, of a slice; without scales the bits of its sums."""
+        """Returns float32 results of a slice; without scales, the bits of its sums."""
         sums, results = cute.recast_tensor(accumulator, Int32), cute.make_rmem_tensor(EPI_TILE_N, Float32)
         if cutlass.const_expr(scales is None):
             for i in cutlass.range_constexpr(EPI_TILE_N):

@@ -1,18 +1,18 @@
-"""MMA role with MMAs of 96 elements of K. Empties ``ab``, fills ``acc``.
+"""MMA role with MMAs of 96 elements of K. Consumes ``ab``, produces ``acc``.
 
-Three K tiles are eight MMAs of 48 bytes of a row. An MMA that begins in the last 32 bytes of a stage's rows goes on at the start
-of the next stage's, whose address its descriptors name (PTX ISA 9.7.16.4.1, absolute leading dimension). A stage is released
-behind the last MMA that reads it:
+Three K tiles are eight MMAs of 48 bytes per row. An MMA that starts in the last 32 bytes of a stage's rows continues at the
+start of the next stage's rows, whose address its descriptors hold (PTX ISA 9.7.16.4.1, absolute leading dimension). A stage is
+released after the last MMA that reads it:
 
   stage     0                 1                     2
   MMAs      0  1  2 (two thirds)  2  3  4  5 (one third)  5  6  7
 
-Of K tiles that are no multiple of three, one is left, of which three MMAs are issued, or two, of which six: the last one goes on
-in a K tile behind the end of K, which TMA filled with zeros (``limits.loaded_k_tiles``).
+If the number of K tiles is not a multiple of three, one K tile remains, for which three MMAs are issued, or two, with six MMAs.
+The last MMA then continues in a K tile beyond the end of K, which TMA has filled with zeros (``limits.loaded_k_tiles``).
 
-Scales: three atoms of four scales a row are those of two MMAs, or of four with blocks of 32. They have one place in tensor
-memory, as tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA 9.7.16.6.2). An MMA's scales begin at any byte of
-a word that its format allows, and go on in the word of the atom behind it.
+Scales: three atoms of four scales per row belong to two MMAs, or to four with blocks of 32. They have a single buffer in tensor
+memory, because tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA 9.7.16.6.2). An MMA's scales start at any
+byte of a word that its format allows and continue in the word of the next atom.
 """
 
 from dataclasses import dataclass
@@ -55,26 +55,26 @@ from ..mma import SF_COLUMN_ROWS, MmaArgs, accumulator_mask, sharing_mask
 
 @dataclass(frozen=True)
 class ScaleAtoms:
-    """Which scale atoms, counted over three K tiles, the MMAs of them read. All are known when the kernel is compiled.
+    """Scale atoms, counted over three K tiles, that each MMA reads. All values are compile-time.
 
     Attributes:
-        per_k_tile: atoms of a K tile.
-        per_mma: scales of a row that an MMA reads.
+        per_k_tile: atoms per K tile.
+        per_mma: scales per row that an MMA reads.
     """
 
     per_k_tile: int
     per_mma: int
 
     def first(self, step: int) -> int:
-        """The atom where the scales of MMA ``step`` begin."""
+        """Returns the atom in which the scales of MMA ``step`` start."""
         return step * self.per_mma // SF_ATOM_COLS
 
     def place(self, step: int) -> int:
-        """Which of that atom's scales is the first."""
+        """Returns the index of the first scale within that atom."""
         return step * self.per_mma % SF_ATOM_COLS
 
     def copied(self, step: int, row_bytes: int) -> int:
-        """Atoms that were copied when MMA ``step`` is issued: up to the last of the three with its scales that has come."""
+        """Returns the number of atoms that have been copied when MMA ``step`` is issued."""
         of_group = K96_ATOMS * (self.first(step) // K96_ATOMS + 1)
         k_tiles = ((step + 1) * row_bytes - 1) // K_TILE_BYTES + 1
         return min(of_group, k_tiles * self.per_k_tile)
@@ -82,12 +82,12 @@ class ScaleAtoms:
 
 @dataclass(frozen=True)
 class Operands:
-    """Low words of descriptors of the first stage, an entry an operand, and first columns of its scales.
+    """Low descriptor words of the first stage, one per operand, and first columns of their scales.
 
     Attributes:
-        atoms: which scales MMAs read.
+        atoms: scale atoms of the MMAs.
         blocks_n: row blocks of the N side's scales.
-        row_bytes: of a row that an MMA reads.
+        row_bytes: bytes per row that an MMA reads.
     """
 
     m: list
@@ -103,7 +103,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Tile:
-    """What the MMAs of a tile share: tensor-memory address, instruction descriptor, columns from a scale block to the tile's."""
+    """Values shared by the MMAs of a tile: tensor-memory address, instruction descriptor, column offset within a scale block."""
 
     accumulator: Int32
     instruction: Int32
@@ -112,7 +112,7 @@ class Tile:
 
 @cute.jit
 def run_k96_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
-    """For each tile: acquire an accumulator, for each three K tiles copy their scales and issue their MMAs, commit."""
+    """Acquires an accumulator per tile, copies scales and issues MMAs three K tiles at a time, and commits."""
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, num_cta = args.tmem, config.num_mma_cta
     operands, types = _operands(args), mma_types(config, args.formats)
@@ -196,10 +196,10 @@ def _multiply(
     step: cutlass.Constexpr[int],
     accumulate: Int32 | int = 1,
 ):
-    """Issue MMA ``step`` of the eight of three K tiles, behind the copies of its scales. Exactly one thread calls this.
+    """Copies the missing scales and issues MMA ``step`` of the eight of three K tiles. Exactly one thread calls it.
 
     Args:
-        stages: of the three K tiles.
+        stages: stages of the three K tiles.
     """
     config, smem, mma = args.config, args.smem, mma_of(args.config, args.formats)
     (m_format, _), atoms = formats_on_sides(config, args.formats), operands.atoms
@@ -230,7 +230,7 @@ def _multiply(
 
 @cute.jit
 def _copy_scales(args: MmaArgs, operands: Operands, stages: tuple, step: cutlass.Constexpr[int]):
-    """Copy the scale atoms that MMA ``step`` is the first to find in tensor memory."""
+    """Copies the scale atoms that MMA ``step`` is the first to read."""
     smem, atoms, num_cta = args.smem, operands.atoms, args.config.num_mma_cta
     begin = atoms.copied(step - 1, operands.row_bytes) if step > 0 else 0
     for atom in cutlass.range_constexpr(begin, atoms.copied(step, operands.row_bytes)):
@@ -253,7 +253,7 @@ def _copy_scales(args: MmaArgs, operands: Operands, stages: tuple, step: cutlass
 
 
 def _rows(base: Int32, stage: Int32, goes_on: Int32, stage_bytes: int, first_byte: int) -> Int32:
-    """Low word of the descriptor of 48 bytes of every row from ``first_byte`` on, which go on in stage ``goes_on``."""
+    """Returns the low descriptor word of 48 bytes per row from ``first_byte`` on, which continue in stage ``goes_on``."""
     units = stage_bytes // DESCRIPTOR_UNIT_BYTES
     start = base + stage * units + first_byte // DESCRIPTOR_UNIT_BYTES
     return start | (base + goes_on * units) << DESCRIPTOR_LEADING_SHIFT
