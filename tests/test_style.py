@@ -71,7 +71,7 @@ INTEGRATIONS = {
     "models.transformers": {"transformers"},
     "bench.triton_kernel": {"triton"},
     "competition.trace.native": {"tvm_ffi"},
-} | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "linear", "parameters")}
+} | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "kernels", "linear", "parameters")}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.

@@ -1,6 +1,7 @@
 """Where a task runs: a GPU, the emulator, or the float64 reference."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 
@@ -8,6 +9,7 @@ import torch
 
 from nvfp4_cute import env
 from nvfp4_cute.backends.host_floats import ieee_floats
+from nvfp4_cute.compile.cache import NotCompiled, is_planning
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch.task import Launch, Task
 
@@ -59,10 +61,25 @@ def run_task(name: str, task: Task) -> Launch | None:
     run = get(name, task.device)
     if task.is_empty:
         return None
+    if is_planning():
+        _plan(name, task)
+        return None
     if task.device.type == "cuda":
         return run(task)
     with ieee_floats():
         return run(task)
+
+
+def _plan(name: str, task: Task) -> None:
+    """Ask for the kernel of a task, and launch nothing. Integers that later operations read, such as row counts, are zeros."""
+    for _, tensor, is_written in task.tensors():
+        if is_written and tensor.dtype == torch.int32:
+            tensor.zero_()
+    if resolve(name, task.device) == "reference":
+        return
+    is_emulated = task.device.type != "cuda"
+    with suppress(NotCompiled):
+        task.launch(gpu_of(name, task.device), for_emulator=is_emulated)
 
 
 def gpu_of(name: str, device: torch.device) -> targets.Gpu:

@@ -4,11 +4,8 @@ The folder is a cache (``disk_cache``): a machine uses it, read-only or not, whe
 """
 
 import argparse
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +17,7 @@ from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.compile.parallel import ensure_all
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, GlobalScaleKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import CacheError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR, Formats
@@ -40,15 +38,12 @@ from nvfp4_cute.problem import (
     num_weights,
     result_format,
 )
-from nvfp4_cute.terminal import Progress
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 # What is compiled unless operations are named, and which of these write the format that --dtype names.
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")
 OF_FORMATS = ("grouped_gemm",)
 FLOATS = ("float16", "bfloat16", "float32")
-# A process that compiles takes about a gigabyte.
-MAX_JOBS = 8
 
 
 EXAMPLES = """\
@@ -283,7 +278,7 @@ def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> in
     """Have every kernel in the folder ``out``, compiling what is missing; show progress, print a summary, return 0.
 
     Args:
-        wanted: keys. jobs: processes; by default one for each core, ``MAX_JOBS`` at most.
+        wanted: keys. jobs: as of ``ensure_all``.
 
     Raises: CacheError where the folder cannot be written.
     """
@@ -292,20 +287,7 @@ def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> in
     except OSError as error:
         raise CacheError(f"{out} cannot be made ({error}): choose another folder") from error
     before = disk_cache.contents(out).num_entries
-    jobs = min(jobs or min(len(os.sched_getaffinity(0)), MAX_JOBS), len(wanted))
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(jobs, mp_context=context) as pool,
-        Progress(total=len(wanted), unit="kernel", desc="compile") as progress,
-    ):
-        futures = [pool.submit(disk_cache.ensure, out, key) for key in wanted]
-        try:
-            for future in as_completed(futures):
-                future.result()
-                progress.update()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    ensure_all(out, wanted, jobs)
     after = disk_cache.contents(out)
     print(
         f"{out} holds {after}: the {len(wanted)} asked for, of which {after.num_entries - before} are new.\n"

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from nvfp4_cute import env
@@ -16,6 +17,7 @@ FORK_WAITS_S = 10.0
 
 _lock = threading.RLock()
 _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
+_planned: ContextVar[dict[Any, None] | None] = ContextVar("planned", default=None)
 _watched: ContextVar[list[CompiledKernel] | None] = ContextVar("watched", default=None)
 
 
@@ -30,21 +32,55 @@ def watch() -> Iterator[list[CompiledKernel]]:
         _watched.reset(token)
 
 
-def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
+class NotCompiled(Exception):  # noqa: N818, no error: what ``planning`` asks for
+    """Inside ``planning``, a kernel was asked for that this process does not have."""
+
+
+@contextmanager
+def planning() -> Iterator[dict[Any, None]]:
+    """Collect the keys of kernels that this thread asks for inside the block, in order.
+
+    Nothing is compiled, loaded or launched: operations return results that are not written (``backends.run_task``).
+    """
+    asked: dict[Any, None] = {}
+    token = _planned.set(asked)
+    try:
+        yield asked
+    finally:
+        _planned.reset(token)
+
+
+def is_planning() -> bool:
+    """Whether this thread is inside ``planning``."""
+    return _planned.get() is not None
+
+
+def has_kernel(key: Any, *, for_emulator: bool = False) -> bool:
+    """Whether this process has the kernel of ``key``."""
+    return (key, for_emulator) in _kernels
+
+
+def get_kernel(key: Any, *, for_emulator: bool = False, folder: Path | None = None) -> CompiledKernel:
     """The kernel of ``key``, compiled on first use ever (seconds), loaded on first use in a process, and found afterwards.
 
     Args:
         key: what to compile, a KernelKey or a ``task.Key``: never sizes or data.
         for_emulator: whether its host code launches on the emulator; such a function is kept apart, since launch
             symbols are resolved when a function is compiled.
+        folder: of compiled kernels; None for the one that the environment names.
     """
     entry = (key, for_emulator)
     kernel = _kernels.get(entry)
+    planned = _planned.get()
+    if planned is not None:
+        planned[key] = None
+        if kernel is None:
+            raise NotCompiled(key.to_name())
     if kernel is None:
         with _lock:  # two threads that miss together compile once
             kernel = _kernels.get(entry)
             if kernel is None:
-                folder = env.cache_dir()
+                folder = folder or env.cache_dir()
                 kernel = disk_cache.fetch(folder, key) if folder else compile_kernel(key)
                 _kernels[entry] = kernel
     watched = _watched.get()

@@ -84,6 +84,11 @@ def ensure(folder: Path, key: Any) -> None:
         raise CacheError(_describe(folder, key, problem))
 
 
+def has(folder: Path, key: Any) -> bool:
+    """Whether ``folder`` has an entry of ``key``. Its files are looked at when it is loaded."""
+    return (folder / entry_name(key, identity_of(key)) / MANIFEST).is_file()
+
+
 def _fetch(folder: Path, key: Any) -> tuple[CompiledKernel, OSError | None]:
     """The kernel, and why it could not be kept where it had to be compiled for this process only."""
     try:

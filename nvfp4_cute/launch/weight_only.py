@@ -24,6 +24,7 @@ from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import one_each, out_lines
 from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS, num_clusters, weight_only_family_of
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import INT32_MAX, TMA_ALIGN_BYTES, Form, GroupedProblem
 from nvfp4_cute.reference import weight_only_dual_reference, weight_only_reference
@@ -66,14 +67,25 @@ class WeightOnlyTask(GroupsTask):
     def problem_sizes(self) -> tuple[tuple[int, int, int], ...]:
         """(m, n, k) of every group, n rows of ``b``; of the ragged form about the mean, of the masked one the most."""
         sizes = tuple((a.shape[1], b.rows, b.k) for a, b in zip(self.a, self.operands.b, strict=True))
-        form, groups = self.problem.form, self.problem.num_groups
-        if form == "list":
-            return sizes
-        ((m, n, k),) = sizes
-        if form != "ragged":
-            return sizes * groups
+        return sizes if self.problem.form == "list" else self._shared(sizes[0])
+
+    def _shared(self, size: tuple[int, int, int]) -> tuple[tuple[int, int, int], ...]:
+        """Sizes of all groups of an operand that they share: equal ones, or ragged ones about the mean."""
+        groups = self.problem.num_groups
+        if self.problem.form != "ragged":
+            return (size,) * groups
+        (m, n, k) = size
         mean, over = divmod(m, groups)
         return ((mean + 1, n, k),) * over + ((mean, n, k),) * (groups - over)
+
+    @property
+    def _sizes_to_choose_for(self) -> tuple[tuple[int, int, int], ...]:
+        """``problem_sizes`` with rows rounded up (``planning.rows``), but for lists of several groups."""
+        if len(self.a) > 1:
+            return self.problem_sizes
+        (a,), (b,) = self.a, self.operands.b
+        size = rounded_rows(a.shape[1]), b.rows, b.k
+        return (size,) if self.problem.form == "list" else self._shared(size)
 
     @cached_property
     def chosen(self) -> KernelConfig:
@@ -82,7 +94,7 @@ class WeightOnlyTask(GroupsTask):
             return self.config
         problem, family = self.problem, weight_only_family_of(self.gpu.arch)
         how = (weights_of(problem.gate), problem.form == "ragged", problem.b_format)
-        return family.choose(self.problem_sizes, self.gpu.num_sms, *how)
+        return family.choose(self._sizes_to_choose_for, self.gpu.num_sms, *how)
 
     @cached_property
     def _schedule(self) -> TileSchedule:
@@ -213,7 +225,7 @@ def product_task(product: Product, gpu: Gpu) -> Task:
     family = weight_only_family_of(gpu.arch)
     if (None, b.format) not in family.PAIRS:
         return W4A16Task(product)
-    if not family.is_faster_than_few_rows(m, b.rows, k, batches, gpu.num_sms, b.format):
+    if not family.is_faster_than_few_rows(rounded_rows(m), b.rows, k, batches, gpu.num_sms, b.format):
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha, sizes = one_each(product.alpha, batches), ((m, b.rows, k),) * batches

@@ -13,7 +13,7 @@ from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn import options as options_of
-from nvfp4_cute.nn import state
+from nvfp4_cute.nn import prepare, state
 from nvfp4_cute.nn.activations import Activations, Mode, check_activations, mode_of
 from nvfp4_cute.nn.decoded import Decoded, is_for_kept
 from nvfp4_cute.nn.products import KERNEL_DTYPE, product, result_dtype
@@ -230,6 +230,28 @@ class LinearNVFP4(state.Picklable):
         layers, number = self.shared
         self.bias_now()  # the layer of all rows has a copy of it
         return layers.result(number, x)
+
+    def prepare(
+        self, max_rows: int = prepare.MAX_ROWS, dtype: torch.dtype = KERNEL_DTYPE, jobs: int | None = None
+    ) -> int:
+        """Compile and load all kernels that 1 to ``max_rows`` rows take, so that no later call waits for a compiler.
+
+        Args:
+            max_rows: most rows of a call. dtype: of the rows. jobs: processes that compile; None for one per core, 8 at most.
+
+        Returns:
+            How many kernels this process did not have: 0 on the CPU, where the reference computes.
+        """
+        device = self.packed_weight.device
+        keys = [] if self.pre_decode else self.kernels(max_rows, dtype)
+        return prepare.load(keys, device, jobs)
+
+    def kernels(self, max_rows: int, dtype: torch.dtype = KERNEL_DTYPE) -> list[Any]:
+        """Keys of the kernels of ``prepare``."""
+        device = self.packed_weight.device
+        found = prepare.linear_kernels(self.product, self.in_features, max_rows, dtype, device)
+        self.forget_kept()  # decoded weights that no launch wrote
+        return found
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """``forward`` of this layer alone, whatever others read the same input."""

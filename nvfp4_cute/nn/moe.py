@@ -27,6 +27,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn import options as options_of
+from nvfp4_cute.nn import prepare
 from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.words import as_words, scales_of
@@ -419,6 +420,33 @@ class MoE(NamesFormats):
             placement=self.placement, capacity=self.capacity, parallel=self.parallel, backend=self.backend,
         )  # fmt: skip
         return y.view(x.shape)
+
+    def prepare(
+        self,
+        max_tokens: int = prepare.MAX_ROWS,
+        top_k: int = 8,
+        dtype: torch.dtype = torch.bfloat16,
+        jobs: int | None = None,
+    ) -> int:
+        """Compile and load all kernels that 1 to ``max_tokens`` tokens take, so that no later call waits for a compiler.
+
+        Args:
+            max_tokens: most tokens of a call. top_k: experts per token. dtype: of the tokens.
+            jobs: processes that compile; None for one per core, 8 at most.
+
+        Returns:
+            How many kernels this process did not have: 0 on the CPU, where the reference computes.
+
+        Raises:
+            UnsupportedProblem: the layer lies over the ranks of a group, which would have to call it together.
+        """
+        if self.process_group is not None:
+            raise UnsupportedProblem(
+                "prepare of a layer with a process_group; call the layer once on all ranks"
+            )
+        where = dtype, self.w13.device
+        keys = prepare.expert_kernels(self, self.hidden_size, self.num_experts, top_k, max_tokens, *where)
+        return prepare.load(keys, self.w13.device, jobs)
 
     def _options(self) -> dict[str, Any]:
         """Of ``moe`` and of ``LocalExperts.of``."""

@@ -1,5 +1,6 @@
 """Problem and GPU -> config: asks the family of the GPU's architecture, which alone knows how it chooses."""
 
+from dataclasses import replace
 from typing import Any
 
 from nvfp4_cute.errors import UnsupportedProblem
@@ -7,11 +8,12 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import check_results, family_of, mmas_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE, Family, check_pair
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_weights
 
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
-    """The config to compute a problem with.
+    """The config to compute a problem with. Groups of one size are taken to have ``rows.rounded_rows`` of their rows.
 
     Where only the device knows the sizes, ``problem`` is that of :func:`problem_of_mean`.
 
@@ -21,7 +23,7 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
     formats = problem.a_format, problem.b_format
     check_pair(arch, formats, mmas_of(arch))
     check_results(arch, formats, problem.out_format)
-    family = family_of(arch, formats)
+    family, problem = family_of(arch, formats), of_rounded_rows(problem)
     if not _candidates(family, problem):
         what = "GEMM" if problem.activation is None else "dual GEMM"
         raise UnsupportedProblem(
@@ -29,6 +31,15 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
             "out_dtype=torch.bfloat16, or other formats"
         )
     return family.choose(problem, num_sms)
+
+
+def of_rounded_rows(problem: GroupedProblem) -> GroupedProblem:
+    """The problem with rows rounded up, where all groups have one size."""
+    first = problem.sizes[0] if problem.sizes else None
+    if first is None or any(size != first for size in problem.sizes):
+        return problem
+    m, n, k = first
+    return replace(problem, sizes=((rounded_rows(m), n, k),) * len(problem.sizes))
 
 
 def config_for_mean(

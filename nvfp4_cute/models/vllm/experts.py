@@ -28,6 +28,7 @@ from nvfp4_cute.models.checkpoints.convention import (
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, StoredWeight
 from nvfp4_cute.models.layers import experts_module
+from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     CUT,
     NUMBER,
@@ -166,6 +167,8 @@ class ExpertsMethod(FusedMoEMethodBase):
         if is_moving:
             as_moving_parameters(module)
         layer.nvfp4 = module
+        moe = layer.moe_config
+        KERNELS.add_experts(module, moe.hidden_dim, moe.experts_per_token, layer.nvfp4_dtype, device)
 
     def _side(self, layer: Any, name: str) -> tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]:
         """A projection's weights, their global scales, and those of activations; the layer's parameters go."""

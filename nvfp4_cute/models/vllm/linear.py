@@ -31,6 +31,7 @@ from nvfp4_cute.models.checkpoints.convention import (
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, StoredWeight
 from nvfp4_cute.models.layers import linear_module
+from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     Matrix,
     MatrixLoader,
@@ -131,6 +132,8 @@ class LinearMethod(LinearMethodBase):
             # Other code of vLLM asks whether there is one.
             layer.weight = weight.data if i == 0 else layer.weight
         layer.nvfp4, layer.nvfp4_has_bias = torch.nn.ModuleList(modules), bias is not None
+        for module in modules:
+            KERNELS.add_linear(module, k, dtype, layer.weight.device)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x @ W^T + bias``: one product, or one a part where parts have global scales or an order of K of their own.

@@ -1,0 +1,165 @@
+"""Kernels compiled into a folder by several processes: ahead of time, or while a server loads its weights.
+
+Workers are processes that get keys through a pipe. ``multiprocessing`` does not serve here: it runs the main module again, and
+refuses daemons, such as the workers of engines.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute import env
+from nvfp4_cute.compile import disk_cache
+from nvfp4_cute.compile.cache import get_kernel, has_kernel
+from nvfp4_cute.errors import CacheError
+from nvfp4_cute.terminal import Progress
+
+# A process that compiles takes about a gigabyte.
+MAX_JOBS = 8
+WORKER = "from nvfp4_cute.compile.parallel import work; work()"
+
+
+def default_jobs() -> int:
+    """One process for each core, ``MAX_JOBS`` at most."""
+    return min(len(os.sched_getaffinity(0)), MAX_JOBS)
+
+
+class Compilers:
+    """Processes that compile kernels into a folder; each is started when there is a kernel for it.
+
+    Args:
+        folder: a cache (``disk_cache``). jobs: processes at most; None for ``default_jobs``.
+    """
+
+    def __init__(self, folder: Path, jobs: int | None = None):
+        self.folder = folder
+        self._pool = ThreadPoolExecutor(jobs or default_jobs(), "nvfp4_cute_compile")
+        self._of_thread = threading.local()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._submitted: dict[Any, Future[None]] = {}
+
+    def submit(self, keys: Iterable[Any]) -> list["Future[None]"]:
+        """Have every kernel compiled that the folder does not have. A future raises CacheError where that fails."""
+        found = []
+        for key in keys:
+            if key not in self._submitted:
+                self._submitted[key] = self._pool.submit(self._ensure, key)
+            found.append(self._submitted[key])
+        return found
+
+    def close(self, cancel: bool = False) -> None:
+        """Wait for what was submitted, or cancel what has not begun; end the processes."""
+        self._pool.shutdown(cancel_futures=cancel)
+        for process in self._processes:
+            process.stdin.close()  # type: ignore[union-attr]
+            process.wait()
+
+    def _ensure(self, key: Any) -> None:
+        if disk_cache.has(self.folder, key):
+            return
+        process = getattr(self._of_thread, "process", None) or self._start()
+        try:
+            pickle.dump((self.folder, key), process.stdin)
+            process.stdin.flush()
+            error = pickle.load(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            self._of_thread.process = None
+            raise CacheError(
+                f"{key.to_name()}: the process that compiles it ended with code {process.wait()}; it may have had too little "
+                "memory: pass fewer jobs"
+            ) from None
+        if error is not None:
+            raise error
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        path = env.python_path([entry for entry in sys.path if entry])
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env.with_variables({"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}),
+        )
+        self._processes.append(process)
+        self._of_thread.process = process
+        return process
+
+
+def work() -> None:
+    """Compile keys that come through stdin until it ends; answer each with None, or what went wrong."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what compilers print is no answer
+    while True:
+        try:
+            folder, key = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        error = None
+        try:
+            disk_cache.ensure(folder, key)
+        except Exception as raised:
+            error = _picklable(raised)
+        pickle.dump(error, answers)
+        answers.flush()
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return CacheError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def ensure_all(folder: Path, keys: Sequence[Any], jobs: int | None = None) -> None:
+    """Have a valid entry of every key in ``folder``, and show how far it is.
+
+    Args:
+        jobs: processes at most; None for ``default_jobs``.
+
+    Raises:
+        CacheError: the folder cannot be written. What compiling raises.
+    """
+    missing = [key for key in dict.fromkeys(keys) if not disk_cache.has(folder, key)]
+    if not missing:
+        return
+    compilers = Compilers(folder, min(jobs or default_jobs(), len(missing)))
+    try:
+        for future in Progress(compilers.submit(missing), desc="compile", unit="kernel"):
+            future.result()
+    except BaseException:
+        compilers.close(cancel=True)
+        raise
+    compilers.close()
+
+
+def load_all(keys: Iterable[Any], *, for_emulator: bool = False, jobs: int | None = None) -> int:
+    """Have every kernel in this process: what is in no cache is compiled by several processes.
+
+    Args:
+        for_emulator: as of ``get_kernel``. jobs: as of ``ensure_all``.
+
+    Returns:
+        How many this process did not have.
+
+    Raises:
+        What ``ensure_all`` does.
+    """
+    new = [key for key in dict.fromkeys(keys) if not has_kernel(key, for_emulator=for_emulator)]
+    folder = env.cache_dir()
+    if len(new) <= 1:  # a process of its own would take longer to start
+        for key in new:
+            get_kernel(key, for_emulator=for_emulator)
+        return len(new)
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as temporary:
+        folder = folder or Path(temporary)
+        ensure_all(folder, new, jobs)
+        for key in new:
+            get_kernel(key, for_emulator=for_emulator, folder=folder)
+    return len(new)
