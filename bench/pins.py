@@ -6,7 +6,6 @@ without this package, or the requirement of this package without which the pair 
 """
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -97,7 +96,7 @@ def resolve(
     """
     command = [
         _uv(), "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:",
-        "--python-version", python, "--python-platform", PLATFORMS[platform], *_index(),
+        "--python-version", python, "--python-platform", PLATFORMS[platform],
     ]  # fmt: skip
     run = None
     if cache is not None:
@@ -150,12 +149,6 @@ def _uv() -> str:
     if found is None:
         raise Unreachable('uv is not installed; run `pip install "nvfp4-cute[dev]"`')
     return found
-
-
-def _index() -> list[str]:
-    """The index that pip is told to use, where uv is told of none."""
-    url = os.environ.get("PIP_INDEX_URL")
-    return ["--default-index", url] if url and not os.environ.get("UV_DEFAULT_INDEX") else []
 
 
 def _cause(message: str) -> str:

@@ -44,7 +44,7 @@ class Variable:
         Raises: ValueError if the environment holds something that is not one of `choices`.
         """
         value = _get(self.name) or self.default
-        if self.choices and value not in self.choices:
+        if self.choices and value not in (*self.choices, self.default):
             raise ValueError(
                 f"{self.name}={value!r} is not one of {', '.join(self.choices)}; unset it or choose one"
             )
@@ -71,13 +71,19 @@ CACHE_DIR = Variable(
     default="~/.cache/nvfp4_cute",
     effect=f"folder of compiled kernels, which may be read-only; `{CACHE_OFF}` keeps none on disk",
 )
+ACTIVATIONS = Variable(
+    name="NVFP4_CUTE_ACTIVATIONS",
+    default="",
+    effect="activations of W4A4 checkpoints in vLLM: auto, 4bit or 16bit, before `activations` in config.json says so",
+    choices=("auto", "4bit", "16bit"),
+)
 POPCORN_API = Variable(
     name="POPCORN_API_URL",
     default="https://site--bot--dxfjds728w5v.code.run",
     effect="the server of competitions, as popcorn-cli reads it; `nvfp4-cute submit` asks it which leaderboards are open",
     kind="an address",
 )
-VARIABLES = (BACKEND, CUTLASS, CACHE_DIR, POPCORN_API)
+VARIABLES = (BACKEND, CUTLASS, CACHE_DIR, ACTIVATIONS, POPCORN_API)
 
 
 def backend() -> str:
@@ -86,6 +92,14 @@ def backend() -> str:
     Raises: ValueError if NVFP4_CUTE_BACKEND names no backend.
     """
     return BACKEND.default if _environ.get(_BACKEND_KEY) is None else BACKEND.read()
+
+
+def activations() -> str:
+    """Return what NVFP4_CUTE_ACTIVATIONS holds, "" where it is unset.
+
+    Raises: ValueError if it holds another word.
+    """
+    return ACTIVATIONS.read()
 
 
 def with_variables(values: dict[str, str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ class Compilers:
     def _ensure(self, key: Any) -> None:
         if disk_cache.has(self.folder, key):
             return
-        process = getattr(self._of_thread, "process", None) or self._start()
+        process: Any = getattr(self._of_thread, "process", None) or self._start()
         try:
             pickle.dump((self.folder, key), process.stdin)
             process.stdin.flush()

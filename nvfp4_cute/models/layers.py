@@ -30,6 +30,7 @@ from nvfp4_cute.models.checkpoints.stored import (
     as_nvfp4,
 )
 from nvfp4_cute.nn.activations import Activations, mode_of
+from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
     ACTIVATIONS,
@@ -54,6 +55,7 @@ from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations that ``activations`` is about
+LayerActivations = Literal[Activations, "by_rows"]
 
 
 def linear_module(
@@ -62,7 +64,7 @@ def linear_module(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    activations: Activations = "nvfp4",
+    activations: LayerActivations = "nvfp4",
     backend: str = "auto",
     decode: bool = False,
 ) -> torch.nn.Module:
@@ -79,7 +81,8 @@ def linear_module(
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
-        activations: for layers whose scheme has 4-bit activations, decoded layers included; see LinearNVFP4.
+        activations: for layers whose scheme has 4-bit activations, decoded layers included; see LinearNVFP4. "by_rows": the faster
+            for each call (``nn.by_rows``).
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
     layer = _product(stored, bias, dtype, device, activations, backend, decode)
@@ -94,7 +97,7 @@ def _product(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
     device: torch.device | str,
-    activations: Activations,
+    activations: LayerActivations,
     backend: str,
     decode: bool,
 ) -> torch.nn.Module:
@@ -102,8 +105,9 @@ def _product(
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
+    own: Activations = "nvfp4" if activations == "by_rows" else activations
     is_rounded = not (
-        scheme.activations in FOUR_BITS and mode_of(activations, backend, torch.device(device)) == "16bit"
+        scheme.activations in FOUR_BITS and mode_of(own, backend, torch.device(device)) == "16bit"
     )
     rounding = scheme.activations if is_rounded else None
     fp8 = None if decode else _fp8(weight, scheme, backend)
@@ -124,9 +128,10 @@ def _product(
         return layer if rounding is None else RoundedInput(layer, rounding, given)
     if scheme.activations == "nvfp4" and weight.format == "nvfp4":
         input_scale = "auto" if given is None else given
-        return LinearNVFP4.from_quantized(
-            exact, bias, activations=activations, input_scale=input_scale, dtype=dtype, backend=backend
+        layer = LinearNVFP4.from_quantized(
+            exact, bias, activations=own, input_scale=input_scale, dtype=dtype, backend=backend
         )
+        return by_rows(layer) if activations == "by_rows" else layer
     layer = LinearNVFP4.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
     return layer if rounding is None else RoundedInput(layer, rounding, given)
 
@@ -176,7 +181,7 @@ def experts_module(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    activations: Activations = "nvfp4",
+    activations: LayerActivations = "nvfp4",
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
@@ -188,7 +193,7 @@ def experts_module(
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
         activations: of experts whose scheme has 4-bit activations: "auto" leaves 16 bits on a GPU whose tensor cores do not
-            multiply FP4, if it has a launch for all experts.
+            multiply FP4, if it has a launch for all experts; "by_rows": of each call, the faster (``nn.by_rows``).
         keep_two_factors: whether gate and up are to have factors of their own even where these agree, as they need not when
             others' experts are moved here.
         decode: as of ``linear_module``.
@@ -206,11 +211,24 @@ def experts_module(
         whole = _whole_experts(
             stored, activation, keep_two_factors, dtype=dtype, device=device, backend=backend
         )
+        if isinstance(whole, RoutedExperts) and activations == "by_rows":
+            scales = _weight_scales(stored, torch.device(device))
+            return RoutedExperts(experts_by_rows(whole.experts, scales))
         if whole is not None:
             return whole
     module = _sorted_experts(stored, activation, dtype=dtype, device=device, backend=backend, decode=decode)
     module.first_rows, module.second_rows = own_rows
     return module
+
+
+def _weight_scales(stored: StoredExperts, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global scales of gate and up, float32 [2, E], and of down [E]."""
+    experts = len(stored.w13.data)
+    ones = torch.ones(experts, dtype=torch.float32, device=device)
+    first = stored.w13_global if stored.w13_global is not None else ones
+    both = first.to(device, torch.float32).reshape(experts, -1).expand(-1, 2).T.contiguous()
+    second = ones if stored.w2_global is None else stored.w2_global.to(device, torch.float32)
+    return both, second.reshape(experts)
 
 
 def _whole_experts(
@@ -284,8 +302,12 @@ def _sorted_experts(
     )  # fmt: skip
 
 
-def _keeps_16_bits(activations: Activations, backend: str, device: torch.device, decode: bool) -> bool:
+def _keeps_16_bits(
+    activations: LayerActivations, backend: str, device: torch.device, decode: bool
+) -> bool:
     """Whether rows of experts stay in 16 bits: where that is asked for; of "auto" where it costs no launches."""
+    if activations == "by_rows":
+        return False
     if activations == "auto" and not decode and not has_weight_only_groups(backend, device):
         return False
     return mode_of(activations, backend, device) == "16bit"

@@ -332,7 +332,7 @@ class DecodedExperts(SortedExperts):
 class RoutedExperts(torch.nn.Module):
     """``experts`` for rows and weights as models have them; MoENVFP4 takes 16-bit rows and float32 weights."""
 
-    def __init__(self, experts: MoENVFP4):
+    def __init__(self, experts: Any):
         super().__init__()
         self.experts, self.num_experts = experts, experts.num_experts
 

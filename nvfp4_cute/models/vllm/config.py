@@ -15,12 +15,14 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
+from nvfp4_cute import env
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.gpus.targets import arch_of_capability
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
 from nvfp4_cute.models.checkpoints.convention import DATA
 from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, is_embedding, spellings
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
+from nvfp4_cute.models.layers import LayerActivations
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
 from nvfp4_cute.planning.arch import ARCHS
@@ -29,6 +31,9 @@ from nvfp4_cute.planning.arch import ARCHS
 LISTS = ("ignore", "exclude_modules")
 # A key of ours that people may add to a config: as of ``checkpoints.Checkpoint``.
 MISSING = "missing_input_scale"
+# Another one: bits of the activations of W4A4 layers, and what the modules of this package call them.
+ACTIVATIONS = "activations"
+CHOICES: dict[str, LayerActivations] = {"auto": "by_rows", "4bit": "nvfp4", "16bit": "16bit"}
 # Layers whose weights vLLM multiplies into others: it finds them by multiplying ones, which would be quantized.
 ABSORBED = ("kv_b_proj",)
 # What a compressed-tensors config may ask for beside quantized weights; vLLM's own method does these.
@@ -147,8 +152,11 @@ class CheckpointConfig(QuantizationConfig):
             scheme = self._scheme(prefix, [f"{prefix}.0.{name}" for name in names if name is not None])
             if scheme is None:
                 return None
-            missing = self.quantization.get(MISSING, "refuse")
-            return ExpertsMethod(scheme, self.convention, layer.moe_config, missing_input_scale=missing)
+            options = {
+                "missing_input_scale": self.quantization.get(MISSING, "refuse"),
+                "activations": self.activations,
+            }
+            return ExpertsMethod(scheme, self.convention, layer.moe_config, **options)
         if not isinstance(layer, LinearBase | ParallelLMHead):
             if isinstance(layer, VocabParallelEmbedding) and names_embedding(self.quantization):
                 raise CheckpointError(
@@ -160,7 +168,23 @@ class CheckpointConfig(QuantizationConfig):
         scheme = self._scheme(prefix, [f"{around}.{part}".removeprefix(".") for part in parts])
         if scheme is None:
             return UnquantizedLinearMethod()
-        return LinearMethod(scheme, self.convention, keeps_16_bits=last in ABSORBED)
+        return LinearMethod(
+            scheme, self.convention, keeps_16_bits=last in ABSORBED, activations=self.activations
+        )
+
+    @property
+    def activations(self) -> LayerActivations:
+        """What W4A4 layers do with their activations: as the environment says, or config.json, or by the rows of each call.
+
+        Raises:
+            ValueError: an unknown choice.
+        """
+        chosen = env.activations() or self.quantization.get(ACTIVATIONS, "auto")
+        if chosen not in CHOICES:
+            raise ValueError(
+                f"quantization_config has {ACTIVATIONS}={chosen!r}; use one of {', '.join(CHOICES)}"
+            )
+        return CHOICES[chosen]
 
     def _scheme(self, prefix: str, names: list[str]) -> Scheme | None:
         """The one scheme of ``names``."""

@@ -27,7 +27,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     needed_roles,
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredExperts, StoredWeight
-from nvfp4_cute.models.layers import experts_module
+from nvfp4_cute.models.layers import LayerActivations, experts_module
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     CUT,
@@ -56,7 +56,7 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     Args:
         scheme: how they are quantized. convention: the checkpoint's. moe: vLLM's config of the layer.
-        missing_input_scale: as of ``checkpoints.Checkpoint``.
+        missing_input_scale: as of ``checkpoints.Checkpoint``. activations: of W4A4 experts, as of ``layers.experts_module``.
     """
 
     supports_eplb = True
@@ -67,9 +67,10 @@ class ExpertsMethod(FusedMoEMethodBase):
         convention: Convention,
         moe: Any,
         missing_input_scale: MissingInputScale = "refuse",
+        activations: LayerActivations = "nvfp4",
     ):
         super().__init__(moe)
-        self.scheme, self.convention = scheme, convention
+        self.scheme, self.convention, self.activations = scheme, convention, activations
         self.missing_input_scale = missing_input_scale
         self.axes = axes_of(scheme, convention.tool)
         self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
@@ -157,6 +158,8 @@ class ExpertsMethod(FusedMoEMethodBase):
             dtype=layer.nvfp4_dtype,
             device=device,
             keep_two_factors=is_moving,
+            # Experts that move between ranks have one set of factors, which vLLM copies.
+            activations="nvfp4" if is_moving and self.activations == "by_rows" else self.activations,
         )
         is_captured = device.type == "cuda" and not get_current_vllm_config().model_config.enforce_eager
         if is_captured and isinstance(module, SortedExperts) and module.waits(device):

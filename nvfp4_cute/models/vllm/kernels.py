@@ -93,7 +93,7 @@ def _register(kernels: Kernels) -> bool:
 
     if JitWarmupRegistry._active.get() is None:
         return False
-    JitWarmupRegistry.register(kernels)  # type: ignore[arg-type]
+    JitWarmupRegistry.register(kernels)
     return True
 
 

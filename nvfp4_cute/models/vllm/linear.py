@@ -30,7 +30,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     needed_roles,
 )
 from nvfp4_cute.models.checkpoints.stored import INT4, Scheme, StoredLinear, StoredWeight
-from nvfp4_cute.models.layers import linear_module
+from nvfp4_cute.models.layers import LayerActivations, linear_module
 from nvfp4_cute.models.vllm.kernels import KERNELS
 from nvfp4_cute.models.vllm.parameters import (
     Matrix,
@@ -61,10 +61,17 @@ class LinearMethod(LinearMethodBase):
     Args:
         scheme: how the layer is quantized. convention: the checkpoint's.
         keeps_16_bits: whether activations stay as they are, whatever the scheme says.
+        activations: of W4A4 layers, as of ``layers.linear_module``.
     """
 
-    def __init__(self, scheme: Scheme, convention: Convention, keeps_16_bits: bool = False):
-        self.scheme, self.convention = scheme, convention
+    def __init__(
+        self,
+        scheme: Scheme,
+        convention: Convention,
+        keeps_16_bits: bool = False,
+        activations: LayerActivations = "nvfp4",
+    ):
+        self.scheme, self.convention, self.activations = scheme, convention, activations
         self.used_scheme = replace(scheme, activations=None) if keeps_16_bits else scheme
         self.axes = axes_of(scheme, convention.tool)
         self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
@@ -128,7 +135,8 @@ class LinearMethod(LinearMethodBase):
                 _name(layer), self.used_scheme, weight, input_scale, order, _of_part(own, PRE, i)
             )
             one_bias = None if bias is None else bias[start : start + rows]
-            modules.append(linear_module(stored, one_bias, dtype=dtype, device=weight.data.device))
+            options: Any = {"dtype": dtype, "device": weight.data.device, "activations": self.activations}
+            modules.append(linear_module(stored, one_bias, **options))
             # Other code of vLLM asks whether there is one.
             layer.weight = weight.data if i == 0 else layer.weight
         layer.nvfp4, layer.nvfp4_has_bias = torch.nn.ModuleList(modules), bias is not None

@@ -1,0 +1,152 @@
+"""Layers of W4A4 checkpoints on GPUs without FP4 tensor cores: each call takes the faster of 4-bit and 16-bit activations.
+
+Such a GPU dequantizes weights in any case. 16-bit activations save the launch that quantizes, and are exact. 4-bit ones have the
+faster product. Which wins depends on the number of rows and of weights (``planning.arch.simt.keeps_16_bits``).
+"""
+
+import torch
+
+from nvfp4_cute import backends, private_api
+from nvfp4_cute.nn.activations import Mode
+from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.moe import MoE, MoENVFP4
+from nvfp4_cute.nn.products import product
+from nvfp4_cute.ops.library import Operation, refuse_backward
+from nvfp4_cute.planning.arch.simt import keeps_16_bits
+from nvfp4_cute.private_api import custom_op
+
+
+def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> Mode:
+    """What a product of ``rows`` with ``weights`` elements does with its activations.
+
+    Args:
+        rows: of activations; of experts, tokens. weights: elements that the product reads. backend: as of ``gemm``.
+    """
+    if backends.resolve(backend, device) == "reference":
+        return "nvfp4"
+    return "16bit" if keeps_16_bits(backends.gpu_of(backend, device).arch, rows, weights) else "nvfp4"
+
+
+class LinearByRows(torch.nn.Module):
+    """A linear layer that multiplies few rows in 16 bits, and many as NVFP4. Both ways have the same weights in memory.
+
+    Args:
+        quantizing: the layer, with 4-bit activations.
+    """
+
+    def __init__(self, quantizing: LinearNVFP4):
+        super().__init__()
+        self.quantizing = quantizing
+        self.exact = LinearNVFP4.from_quantized(
+            quantizing.quantized_weight, quantizing.bias, activations="16bit", dtype=quantizing.dtype, backend=quantizing.backend
+        )  # fmt: skip
+        self.in_features, self.out_features = quantizing.in_features, quantizing.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As of LinearNVFP4."""
+        if private_api.is_traced():  # a graph for any number of rows
+            return self._traced(x)
+        return self.layer_of(x.numel() // self.in_features)(x)
+
+    def layer_of(self, rows: int) -> LinearNVFP4:
+        """The layer that multiplies so many rows."""
+        layer = self.quantizing
+        mode = faster_mode(
+            rows, self.in_features * self.out_features, layer.backend, layer.packed_weight.device
+        )
+        return self.exact if mode == "16bit" else layer
+
+    def _traced(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.quantizing
+        (rows, dtype), given = layer.rows(x), layer.given_input_scale()
+        weight, scale, alpha = layer.parts(given)
+        exact_alpha = self.exact.alpha(None)
+        y = torch.ops.nvfp4_cute.linear_by_rows(
+            rows, weight, scale, alpha, exact_alpha, given, layer.finds_input_scale, dtype, layer.backend, layer.bias_now()
+        )  # fmt: skip
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+
+class ExpertsByRows(torch.nn.Module):
+    """Experts that take few tokens in 16 bits, and many as NVFP4. Both ways have the same weights in memory.
+
+    Args:
+        quantizing: the experts, with 4-bit activations.
+        weight_scales: global scales of the weights of gate and up, float32 [2, E], and of down [E].
+    """
+
+    def __init__(self, quantizing: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]):
+        super().__init__()
+        self.quantizing = quantizing
+        self.exact = sharing(quantizing, weight_scales)
+        self.num_experts = quantizing.num_experts
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As of MoE. A traced graph takes 4-bit activations for any number of tokens."""
+        layer = self.quantizing
+        if not private_api.is_traced():
+            of_expert = (layer.w13[0].numel() + layer.w2[0].numel()) * 2
+            touched = min(ids.numel(), self.num_experts) * of_expert
+            if faster_mode(len(x), touched, layer.backend, layer.w13.device) == "16bit":
+                layer = self.exact
+        return layer(x, ids, weights)
+
+
+def sharing(layer: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> MoENVFP4:
+    """Experts with 16-bit activations and the weights of ``layer``, not copied."""
+    made = MoENVFP4(
+        layer.num_experts, layer.hidden_size, layer.intermediate_size, activations="16bit", activation=layer.activation,
+        limit=layer.limit, weight_layout=layer.weight_layout, first_expert=layer.first_expert, device="meta",
+        backend=layer.backend,
+    )  # fmt: skip
+    for name in ("w13", "w13_scale", "w2", "w2_scale", "bias13", "bias2"):
+        made._buffers[name] = layer._buffers[name]
+    made.alpha13, made.alpha2 = weight_scales
+    made._compare_alphas()
+    return made
+
+
+@custom_op("nvfp4_cute::linear_by_rows", mutates_args=())
+def linear_by_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    exact_alpha: torch.Tensor,
+    input_global_scale: torch.Tensor | None,
+    finds_input_scale: bool,
+    out_dtype: torch.dtype,
+    backend: str,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``nn.products.product`` of the mode that is faster for the rows of ``x``; ``exact_alpha`` is the factor of 16-bit rows."""
+    run: Operation = product
+    parts = (x, weight, weight_scale)
+    if faster_mode(len(x), 2 * weight.numel(), backend, x.device) == "16bit":
+        return run(*parts, exact_alpha, None, False, "16bit", out_dtype, backend, bias)
+    scales = (alpha, input_global_scale, finds_input_scale)
+    return run(*parts, *scales, "nvfp4", out_dtype, backend, bias)
+
+
+@linear_by_rows.register_fake
+def _(x, weight, scale, alpha, exact_alpha, input_scale, finds_scale, out_dtype, backend, bias=None):
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
+
+
+linear_by_rows.register_autograd(refuse_backward)
+
+
+def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
+    """``layer`` by rows where a GPU has a reason to choose: NVFP4 weights and activations, and no FP4 tensor cores."""
+    if not isinstance(layer, LinearNVFP4) or layer.mode != "nvfp4":
+        return layer
+    few = faster_mode(1, 0, layer.backend, layer.packed_weight.device)
+    return LinearByRows(layer) if few == "16bit" else layer
+
+
+def experts_by_rows(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
+    """The same of experts."""
+    if not isinstance(layer, MoENVFP4) or layer.activations != "nvfp4" or layer.bias13 is not None:
+        return layer
+    few = faster_mode(1, 0, layer.backend, layer.w13.device)
+    return ExpertsByRows(layer, weight_scales) if few == "16bit" else layer

@@ -1,0 +1,97 @@
+"""Layers that take 4-bit or 16-bit activations by the rows of each call."""
+
+import pytest
+import torch
+
+from nvfp4_cute import route
+from nvfp4_cute.compile.cache import planning
+from nvfp4_cute.experts.weights import ExpertWeights, product_factors
+from nvfp4_cute.nn import by_rows
+from nvfp4_cute.nn.by_rows import ExpertsByRows, LinearByRows, experts_by_rows
+from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.planning.arch.simt import keeps_16_bits
+
+
+@pytest.fixture
+def few_in_16_bits(monkeypatch):
+    """On the CPU, too: up to four rows."""
+    monkeypatch.setattr(by_rows, "faster_mode", lambda rows, *_: "16bit" if rows <= 4 else "nvfp4")
+
+
+def linear(backend="auto"):
+    torch.manual_seed(0)
+    return LinearNVFP4.from_linear(
+        torch.nn.Linear(64, 48).bfloat16(), activations="nvfp4", input_scale=0.002, backend=backend
+    )
+
+
+def exact(layer):
+    return LinearNVFP4.from_quantized(layer.quantized_weight, layer.bias, activations="16bit")
+
+
+@pytest.mark.parametrize(
+    "rows, weights, expected", [(1, 50e6, True), (16, 100e6, False), (32, 58e6, True), (128, 36e6, False), (129, 1, False)]
+)  # fmt: skip
+def test_the_rule_of_an_h200(rows, weights, expected):
+    assert keeps_16_bits("sm_90a", rows, weights) is expected
+    assert not keeps_16_bits("sm_100a", rows, weights)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 9])
+def test_a_linear_layer_takes_the_way_of_its_rows(few_in_16_bits, rows):
+    quantizing = linear()
+    layer, x = by_rows.by_rows(quantizing), torch.randn(rows, 64).bfloat16()
+    assert isinstance(layer, LinearByRows)
+    expected = exact(quantizing)(x) if rows <= 4 else quantizing(x)
+    assert torch.equal(layer(x), expected)
+    assert torch.equal(layer(x[None]), expected[None])
+
+
+def test_one_traced_graph_serves_all_rows(few_in_16_bits):
+    layer = by_rows.by_rows(linear())
+    compiled = torch.compile(layer, dynamic=True, backend="eager", fullgraph=True)
+    for rows in (3, 5, 12):
+        x = torch.randn(rows, 64).bfloat16()
+        assert torch.equal(compiled(x), layer(x))
+
+
+def test_both_ways_have_one_copy_of_the_weights(few_in_16_bits):
+    layer = by_rows.by_rows(linear())
+    for name in ("packed_weight", "weight_scale"):
+        assert getattr(layer.exact, name).data_ptr() == getattr(layer.quantizing, name).data_ptr()
+
+
+@pytest.mark.parametrize("tokens", [2, 6])
+def test_experts_take_the_way_of_their_tokens(few_in_16_bits, tokens):
+    g = torch.Generator().manual_seed(1)
+    w13, w2 = (
+        ExpertWeights.quantize(torch.randn(4, *size, generator=g) / 8) for size in ((256, 64), (64, 128))
+    )
+    scales = {"input_scale": torch.tensor([0.002]), "hidden_scale": torch.full((4,), 0.01)}
+    quantizing = MoENVFP4.from_quantized(w13, w2, **scales)
+    factors = torch.stack(product_factors(w13, None, 4)), product_factors(w2, None, 4)[0]
+    layer = experts_by_rows(quantizing, factors)
+    assert isinstance(layer, ExpertsByRows)
+    assert layer.exact.w13.data_ptr() == quantizing.w13.data_ptr()
+    x = torch.randn(tokens, 64, generator=g).bfloat16()
+    choice = route(torch.randn(tokens, 4, generator=g), 2)
+    expected = MoENVFP4.from_quantized(w13, w2, activations="16bit") if tokens <= 4 else quantizing
+    assert torch.equal(layer(x, *choice), expected(x, *choice))
+
+
+def test_the_cpu_and_fp4_tensor_cores_have_no_choice():
+    assert isinstance(by_rows.by_rows(linear()), LinearNVFP4)
+    assert isinstance(by_rows.by_rows(linear("emulator:B200")), LinearNVFP4)
+    assert isinstance(by_rows.by_rows(linear("emulator:H200")), LinearByRows)
+
+
+def test_on_an_h200_few_rows_are_not_quantized():
+    layer = by_rows.by_rows(linear("emulator:H200"))
+    names = {}
+    for rows in (1, 200):
+        with planning() as asked:
+            layer(torch.zeros(rows, 64).bfloat16())
+        names[rows] = [key.to_name() for key in asked]
+    assert len(names[1]) == 1 and names[1][0].startswith("nvfp4_w4a16_sm_90a_m8")
+    assert len(names[200]) == 2 and names[200][0].startswith("nvfp4_quantize")
