@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional
@@ -14,7 +14,6 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedRows, rounded
 from nvfp4_cute.nn.state import KeepsBits
