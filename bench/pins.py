@@ -69,7 +69,7 @@ class Unreachable(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one pair on one Python and processor.
+    """Result for one pair on one Python and processor.
 
     Attributes:
         versions: of SHOWN, where there is a solution. fault: whose requirement there is none for; "" where there is one.
@@ -87,7 +87,7 @@ def resolve(
     """Versions by package, and uv's message, empty where there is a solution.
 
     Args:
-        requirements: as of pip. python: such as "3.12". platform: a key of PLATFORMS.
+        requirements: lines as pip takes them. python: such as "3.12". platform: a key of PLATFORMS.
         cache: a folder of uv's whose answers of the index are used before the index is asked; None for uv's own folder, whose
             answers uv checks with the index.
 

@@ -278,7 +278,7 @@ def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> in
     """Have every kernel in the folder ``out``, compiling what is missing; show progress, print a summary, return 0.
 
     Args:
-        wanted: keys. jobs: as of ``ensure_all``.
+        wanted: keys. jobs: see ``ensure_all``.
 
     Raises: CacheError where the folder cannot be written.
     """

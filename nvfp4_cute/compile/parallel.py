@@ -94,7 +94,7 @@ class Compilers:
 def work() -> None:
     """Compile keys that come through stdin until it ends; answer each with None, or what went wrong."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # what compilers print does not go into the pipe of answers
     while True:
         try:
             folder, key = pickle.load(sys.stdin.buffer)
@@ -143,7 +143,7 @@ def load_all(keys: Iterable[Any], *, for_emulator: bool = False, jobs: int | Non
     """Have every kernel in this process: what is in no cache is compiled by several processes.
 
     Args:
-        for_emulator: as of ``get_kernel``. jobs: as of ``ensure_all``.
+        for_emulator: see ``get_kernel``. jobs: see ``ensure_all``.
 
     Returns:
         How many this process did not have.

@@ -148,7 +148,7 @@ def embedding_module(
     """An embedding of the layer's rows: QuantizedEmbedding, which decodes those that are read; else torch.nn.Embedding.
 
     Args:
-        dtype: of the rows. device: where it is to run. decode: as of ``linear_module``.
+        dtype: of the rows. device: where it is to run. decode: see ``linear_module``.
         tied: an output layer of the same weights: where it is LinearNVFP4 or torch.nn.Linear, both have the same tensors.
 
     Raises:
@@ -193,10 +193,10 @@ def experts_module(
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
         activations: of experts whose scheme has 4-bit activations: "auto" leaves 16 bits on a GPU whose tensor cores do not
-            multiply FP4, if it has a launch for all experts; "by_rows": of each call, the faster (``nn.by_rows``).
+            multiply FP4, if it has a launch for all experts; "by_rows": the faster for each call (``nn.by_rows``).
         keep_two_factors: whether gate and up are to have factors of their own even where these agree, as they need not when
             others' experts are moved here.
-        decode: as of ``linear_module``.
+        decode: see ``linear_module``.
     """
     keeps_16_bits = _keeps_16_bits(activations, backend, torch.device(device), decode)
     if stored.scheme.activations in FOUR_BITS and keeps_16_bits:

@@ -20,7 +20,7 @@ def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> 
     """What a product of ``rows`` with ``weights`` elements does with its activations.
 
     Args:
-        rows: of activations; of experts, tokens. weights: elements that the product reads. backend: as of ``gemm``.
+        rows: number of activation rows, or of tokens. weights: elements that the product reads. backend: see ``gemm``.
     """
     if backends.resolve(backend, device) == "reference":
         return "nvfp4"
@@ -43,13 +43,13 @@ class LinearByRows(torch.nn.Module):
         self.in_features, self.out_features = quantizing.in_features, quantizing.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As of LinearNVFP4."""
+        """``x @ W^T + bias``, see LinearNVFP4."""
         if private_api.is_traced():  # a graph for any number of rows
             return self._traced(x)
         return self.layer_of(x.numel() // self.in_features)(x)
 
     def layer_of(self, rows: int) -> LinearNVFP4:
-        """The layer that multiplies so many rows."""
+        """The layer that multiplies ``rows`` rows."""
         layer = self.quantizing
         mode = faster_mode(
             rows, self.in_features * self.out_features, layer.backend, layer.packed_weight.device
@@ -82,7 +82,7 @@ class ExpertsByRows(torch.nn.Module):
         self.num_experts = quantizing.num_experts
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """As of MoE. A traced graph takes 4-bit activations for any number of tokens."""
+        """The layer's result, see MoE. A traced graph takes 4-bit activations for any number of tokens."""
         layer = self.quantizing
         if not private_api.is_traced():
             of_expert = (layer.w13[0].numel() + layer.w2[0].numel()) * 2
@@ -145,7 +145,7 @@ def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def experts_by_rows(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
-    """The same of experts."""
+    """``by_rows`` for experts."""
     if not isinstance(layer, MoENVFP4) or layer.activations != "nvfp4" or layer.bias13 is not None:
         return layer
     few = faster_mode(1, 0, layer.backend, layer.w13.device)

@@ -23,7 +23,7 @@ def rounded_rows(rows: int) -> int:
 def representative_rows(most: int, *seen: Callable[[int], int]) -> Iterator[int]:
     """Row counts from 1 to ``most`` at which another kernel may be taken: the ends of every range that is rounded alike.
 
-    Between two ends a threshold that is no rounded number of rows changes the kernel at most once.
+    A threshold between two ends changes the kernel at most once.
 
     Args:
         seen: rows that an operation chooses for when a layer gets ``n``, such as rows per expert; by default ``n`` itself.

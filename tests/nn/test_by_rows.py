@@ -15,7 +15,7 @@ from nvfp4_cute.planning.arch.simt import keeps_16_bits
 
 @pytest.fixture
 def few_in_16_bits(monkeypatch):
-    """On the CPU, too: up to four rows."""
+    """Keep 16 bits for up to four rows, also on the CPU."""
     monkeypatch.setattr(by_rows, "faster_mode", lambda rows, *_: "16bit" if rows <= 4 else "nvfp4")
 
 

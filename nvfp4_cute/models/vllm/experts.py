@@ -56,7 +56,7 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     Args:
         scheme: how they are quantized. convention: the checkpoint's. moe: vLLM's config of the layer.
-        missing_input_scale: as of ``checkpoints.Checkpoint``. activations: of W4A4 experts, as of ``layers.experts_module``.
+        missing_input_scale: see ``checkpoints.Checkpoint``. activations: of W4A4 experts, see ``layers.experts_module``.
     """
 
     supports_eplb = True

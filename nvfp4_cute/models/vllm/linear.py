@@ -61,7 +61,7 @@ class LinearMethod(LinearMethodBase):
     Args:
         scheme: how the layer is quantized. convention: the checkpoint's.
         keeps_16_bits: whether activations stay as they are, whatever the scheme says.
-        activations: of W4A4 layers, as of ``layers.linear_module``.
+        activations: of W4A4 layers, see ``layers.linear_module``.
     """
 
     def __init__(

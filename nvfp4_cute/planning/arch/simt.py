@@ -163,7 +163,7 @@ def decode_first_rows(arch: str, weights: BlockFormat = NVFP4) -> int:
     return DECODE_FIRST_ROWS.get(arch, DECODE_FIRST_ROWS_ELSEWHERE)
 
 
-# Rows up to which a W4A4 layer is no slower with 16-bit activations, by the number of weights that its product reads. Measured on
+# Rows up to which a W4A4 layer is as fast with 16-bit activations, by the number of weights that its product reads. Measured on
 # an H200 (``bench/notes/2026-11-28-h200-w4a4-rows.md``): the launch that quantizes takes 4.4 to 5 us. The product of 16-bit rows
 # takes longer by 0.07 us per million weights at 16 rows, 0.08 at 32, 0.13 at 128.
 EXACT_ROWS_WEIGHTS = {"sm_90a": ((16, 70e6), (32, 60e6), (128, 35e6))}
