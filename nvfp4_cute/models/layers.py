@@ -81,8 +81,8 @@ def linear_module(
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
-        activations: for layers whose scheme has 4-bit activations, decoded layers included; see LinearNVFP4. "by_rows": the faster
-            for each call (``nn.by_rows``).
+        activations: for layers whose scheme has 4-bit activations, decoded layers included; see LinearNVFP4. "by_rows": the
+            faster for each call (``nn.by_rows``).
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
     layer = _product(stored, bias, dtype, device, activations, backend, decode)
@@ -302,9 +302,7 @@ def _sorted_experts(
     )  # fmt: skip
 
 
-def _keeps_16_bits(
-    activations: LayerActivations, backend: str, device: torch.device, decode: bool
-) -> bool:
+def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.device, decode: bool) -> bool:
     """Whether rows of experts stay in 16 bits: where that is asked for; of "auto" where it costs no launches."""
     if activations == "by_rows":
         return False
