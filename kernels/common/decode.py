@@ -13,7 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
-from .versions import inline_ptx
+from . import fp8
+from .versions import compiles_for, inline_ptx
 
 # log2 of the factor that a dequantized value still lacks.
 OPERAND_EXPONENT = 14
@@ -29,11 +30,15 @@ HIGH_PAIR = 0x3424
 @cute.jit
 def decode_scales(two_codes: Uint32) -> Uint32:
     """Converts two e4m3 codes in the low 16 bits to two fp16, in the same order. NaN stays NaN."""
-    return inline_ptx(
-        "{ .reg .b16 t; cvt.u16.u32 t, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, t; }",
-        write_only_types=[Uint32],
-        read_only_args=[two_codes],
-    )
+    if cutlass.const_expr(compiles_for(fp8.CONVERTS_FROM)):
+        halves = inline_ptx(
+            "{ .reg .b16 t; cvt.u16.u32 t, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, t; }",
+            write_only_types=[Uint32],
+            read_only_args=[two_codes],
+        )
+    else:
+        halves = fp8.scales_to_f16x2(two_codes)
+    return halves
 
 
 @cute.jit

@@ -13,7 +13,7 @@ from cutlass import Float32, Uint32
 
 from nvfp4_cute.formats.block_format import E2M1, BlockFormat
 
-from . import ptx
+from . import fp8, ptx
 
 TWO_23 = float(1 << 23)
 BYTE_SIGNS = 0x80808080
@@ -83,9 +83,7 @@ class ConvertFP8:
 
     def pack(self, values: list, words: list) -> list:
         """Returns words of four codes. ``words``: unused."""
-        return [
-            ptx.f32x4_to_fp8(values[first : first + 4], self.type_name) for first in range(0, len(values), 4)
-        ]
+        return [fp8.codes_of(values[first : first + 4], self.type_name) for first in range(0, len(values), 4)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,19 @@
 
 from cutlass import Float32, Int32, Uint32
 
-from .versions import inline_ptx
+from .versions import compiles_for, inline_ptx
+
+# From here on bf16 has additions and products beside fma (PTX ISA 9.7.4).
+BF16_PRODUCTS_FROM = 90
+# Pairs of bf16: -0, -1.
+MINUS_ZEROS, MINUS_ONES = 0x80008000, 0xBF80BF80
+
+
+def mul_text(target: str, a: str, b: str, type_name: str) -> str:
+    """Two f16 or bf16, ``a`` times ``b``: of bf16 before sm_90 with -0 added, which changes no bit."""
+    if type_name == "bf16" and not compiles_for(BF16_PRODUCTS_FROM):
+        return f"{{ .reg .b32 c; mov.b32 c, {MINUS_ZEROS:#x}; fma.rn.bf16x2 {target}, {a}, {b}, c; }}"
+    return f"mul.rn.{type_name}x2 {target}, {a}, {b};"
 
 
 def prmt(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:
@@ -62,7 +74,7 @@ def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
 def scale_x2(a: Uint32, factor: int, type_name: str) -> Uint32:
     """Returns two f16 or bf16 times a constant. The constant goes through a register, because PTX takes no literals here."""
     return inline_ptx(
-        f"{{\n.reg .b32 factor;\nmov.b32 factor, {factor:#x};\nmul.rn.{type_name}x2 {{$w0}}, {{$r0}}, factor;\n}}",
+        f"{{\n.reg .b32 factor;\nmov.b32 factor, {factor:#x};\n{mul_text('{$w0}', '{$r0}', 'factor', type_name)}\n}}",
         write_only_types=[Uint32],
         read_only_args=[a],
     )
@@ -241,14 +253,17 @@ def bits_of(value: Float32) -> Uint32:
 def mul_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
     """Returns a * b of two f16 or bf16, each rounded once; keeps subnormals."""
     return inline_ptx(
-        f"mul.rn.{type_name}x2 {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Uint32], read_only_args=[a, b]
+        mul_text("{$w0}", "{$r0}", "{$r1}", type_name), write_only_types=[Uint32], read_only_args=[a, b]
     )
 
 
 def sub_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
     """Returns a - b of two f16 or bf16, each rounded once; keeps subnormals. ``b`` may be a constant."""
+    difference = f"sub.rn.{type_name}x2 {{$w0}}, {{$r0}}, t;"
+    if type_name == "bf16" and not compiles_for(BF16_PRODUCTS_FROM):
+        difference = f".reg .b32 c; mov.b32 c, {MINUS_ONES:#x}; fma.rn.bf16x2 {{$w0}}, t, c, {{$r0}};"
     return inline_ptx(
-        f"{{ .reg .b32 t; mov.b32 t, {{$r1}}; sub.rn.{type_name}x2 {{$w0}}, {{$r0}}, t; }}",
+        f"{{ .reg .b32 t; mov.b32 t, {{$r1}}; {difference} }}",
         write_only_types=[Uint32],
         read_only_args=[a, b],
     )

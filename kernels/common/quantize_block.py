@@ -19,7 +19,7 @@ from cutlass import Float32, Uint32
 
 from nvfp4_cute.formats.block_format import E2M1, FP32, UE8M0
 
-from . import ptx
+from . import fp8, ptx
 from .encode import Encoding
 from .select import select
 
@@ -131,8 +131,8 @@ def block_scale(amax: Float32, global_scale: Float32 | None, encode: Encoding) -
     quotient = ptx.div_f32(amax, Float32(encode.format.element.max))
     if global_scale is not None:
         quotient = ptx.div_f32(quotient, global_scale)
-    code = ptx.f32_to_e4m3(quotient)
-    divisor = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(code))[0]
+    code = fp8.e4m3_code(quotient)
+    divisor = ptx.unpack_f16x2(fp8.scales_to_f16x2(code))[0]
     return code, divisor if global_scale is None else divisor * global_scale
 
 

@@ -13,7 +13,7 @@ others are rounded to such a multiple. Infinities, and products of at least 2^12
 
 from cutlass import Float32, Uint32
 
-from . import ptx
+from . import fp8, ptx
 from .select import select
 from .versions import inline_ptx
 
@@ -50,14 +50,14 @@ def powers(codes: Uint32) -> Uint32:
 
 def fp8_pairs(word: Uint32, element: str) -> list:
     """Converts four e4m3 or e5m2 values, exactly, to the bf16 pairs (0, 2) and (1, 3). Infinities and NaN are kept."""
-    pairs = [ptx.unpack_f16x2(half) for half in ptx.fp8x4_to_f16x2(word, element)]
+    pairs = [ptx.unpack_f16x2(half) for half in fp8.to_f16x2(word, element)]
     # A float32 with this few significant bits equals its upper half.
     return [_upper_halves(*both) for both in zip(*pairs, strict=True)]
 
 
 def fp8_pair(word: Uint32, element: str) -> Uint32:
     """Converts the two e4m3 or e5m2 values in the low half of a word to a pair of bf16; see :func:`fp8_pairs`."""
-    return _upper_halves(*ptx.unpack_f16x2(ptx.fp8x4_to_f16x2(word, element)[0]))
+    return _upper_halves(*ptx.unpack_f16x2(fp8.to_f16x2(word, element)[0]))
 
 
 def fp8_halves(words: list, scales: Uint32, uppers: tuple[int, int], element: str) -> list:
@@ -96,7 +96,7 @@ def times_one_of(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
     return inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
         + f"{half}, {half}"
-        + "}; mul.rn.bf16x2 {$w0}, {$r0}, s; }",
+        + f"}}; {ptx.mul_text('{$w0}', '{$r0}', 's', 'bf16')} }}",
         write_only_types=[Uint32],
         read_only_args=[pair, scales],
     )

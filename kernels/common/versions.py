@@ -8,6 +8,7 @@ import cutlass.utils
 from cutlass import Float32, Int16, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.base_dsl.typing import as_numeric
+from cutlass.cutlass_dsl import CuTeDSL
 
 try:
     from cutlass.memory import SmemAllocator, TmemAllocator
@@ -26,6 +27,8 @@ except ImportError:
 
 # Old versions have no __version__.
 VERSION = tuple(map(int, getattr(cutlass, "__version__", "4.3").split(".")[:2]))
+# From here on launches may begin before the end of the one before them (PTX ISA 9.7.13.13, griddepcontrol).
+PROGRAMMATIC_FROM = 90
 # Inline-assembly constraint of an operand type.
 ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Uint32: "r", Int64: "l", Float32: "f"}
 
@@ -70,6 +73,15 @@ def inline_ptx(
     return tuple(dtype(llvm.extractvalue(dtype.mlir_type, written, [i])) for i, dtype in enumerate(types))
 
 
+def compiles_for(least: int) -> bool:
+    """Whether what is traced is compiled for sm_<least> or later; versions that do not say compile for Hopper and later alone."""
+    dsl = CuTeDSL._get_dsl()
+    if not hasattr(dsl, "get_arch_enum"):
+        return True
+    major, minor = dsl.get_arch_enum().value[:2]
+    return 10 * major + minor >= least
+
+
 def ldmatrix(words, pointer, count: int, *, loc=None, ip=None):
     """Calls ``nvvm.ldmatrix`` for rows and returns a value of type ``words``, which earlier versions take as first argument."""
     if VERSION >= (4, 8):
@@ -88,7 +100,7 @@ def advanced(consumer, count: Int32):
     return consumer
 
 
-__all__ = ["SmemAllocator", "TmemAllocator", "advanced", "inline_ptx", "ldmatrix"]
+__all__ = ["SmemAllocator", "TmemAllocator", "advanced", "compiles_for", "inline_ptx", "ldmatrix"]
 
 
 def nanoseconds() -> Int64:

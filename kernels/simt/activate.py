@@ -24,6 +24,7 @@ from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words
 from ..common.quantize_block import encode_block
 from ..common.select import select
+from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import PlainRows, QuantizedRows, scale_word
 from .quantize import unpack
 from .silu import sigmoid
@@ -131,8 +132,9 @@ class ActivateKernel:
     @cute.kernel
     def kernel(self, operands: ActivateOperands, results: QuantizedRows | PlainRows):
         """Find the row's expert, load, compute, store."""
-        # What comes next may load weights meanwhile.
-        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(compiles_for(PROGRAMMATIC_FROM)):
+            # What comes next may load weights meanwhile.
+            cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)

@@ -16,7 +16,7 @@ from nvfp4_cute.formats.block_format import ATOM_BYTES, ATOM_ROWS, BlockFormat
 from nvfp4_cute.launch_table import Dequantize
 from nvfp4_cute.planning.arch.simt import DEQUANTIZE_ROWS, DEQUANTIZE_WARPS, WARP_SIZE
 
-from ..common import ptx
+from ..common import fp8, ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
 from ..common.int4 import Int4Decoding, codes_of_bytes
@@ -164,7 +164,7 @@ class DequantizeKernel:
         if self.format.element.bits == 4:
             values = e2m1_values(words[0], Uint32(ONE_F16))
         else:
-            halves = [half for word in words for half in ptx.fp8x4_to_f16x2(word, self.format.element.name)]
+            halves = [half for word in words for half in fp8.to_f16x2(word, self.format.element.name)]
             values = [value for half in halves for value in ptx.unpack_f16x2(half)]
         return [ptx.mul_f32(value, scale) for value in values]
 

@@ -22,6 +22,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
+from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
 from .quantize import quantize_words
 from .row_blocks import read_block
@@ -116,8 +117,9 @@ class GatherQuantizeKernel:
     @cute.kernel
     def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows | PlainRows):
         """Find the token and its rows, load, encode, store."""
-        # What comes next may load weights meanwhile.
-        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(compiles_for(PROGRAMMATIC_FROM)):
+            # What comes next may load weights meanwhile.
+            cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)

@@ -105,7 +105,7 @@ class PermuteKernel:
         self.kernel(operands, signals).launch(
             grid=(operands.ctas, 1, 1),
             block=(PERMUTE_THREADS, 1, 1),
-            cluster=(PERMUTE_CLUSTER if self.phase == "cluster" else 1, 1, 1),
+            cluster=(PERMUTE_CLUSTER, 1, 1) if self.phase == "cluster" else None,
             stream=stream,
         )
 

@@ -35,7 +35,7 @@ from nvfp4_cute.formats.scale_layout import ATOM_BYTES
 from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
 
-from ..common import ptx, ue8m0
+from ..common import fp8, ptx, ue8m0
 from ..common.bias import bias_pointer, load_bias
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.int4 import Int4Decoding, codes_four_apart
@@ -366,7 +366,7 @@ class W4A16Kernel:
         shift = Uint32(source.piece % self.pieces_per_atom * 16)
         pairs = []
         for band in range(BANDS):
-            low, high = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(scales[band] >> shift))
+            low, high = ptx.unpack_f16x2(fp8.scales_to_f16x2(scales[band] >> shift))
             pairs.append(
                 [ptx.pair_of(s * Float32(self.format.scale_factor), self.format.name) for s in (low, high)]
             )
@@ -403,7 +403,7 @@ class W4A16Kernel:
             if self.has_row_scales:
                 halves = [half for word in four for half in ptx.s8x4_to_f16x2(word)]
             else:
-                halves = [half for word in four for half in ptx.fp8x4_to_f16x2(word, name)]
+                halves = [half for word in four for half in fp8.to_f16x2(word, name)]
             if self.format.name == "f16":
                 return halves
             pairs = [ptx.unpack_f16x2(half) for half in halves]

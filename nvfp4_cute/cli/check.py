@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import nvfp4_cute
+from nvfp4_cute.backends import gpu_of
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
@@ -31,6 +32,7 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.zero_points import FLOATS, scale_words
+from nvfp4_cute.planning.arch import is_weight_only
 from nvfp4_cute.problem import OUT_DTYPES, RESULT_FORMATS, FP8Name, GroupedProblem, ResultName
 
 SCALES = (0.5, 1.0, 1.5, 2.0)
@@ -50,7 +52,7 @@ def add_parser(verbs: Verbs) -> None:
     text = (
         "Compute random grouped problems on a backend and compare every output bit with the reference. Operands are "
         "drawn so that fp32 accumulation is exact in any order: a difference of one bit is a defect. A failure prints "
-        "the command that repeats it."
+        "the command that repeats it. On sm_80 to sm_89 rows of bfloat16 are multiplied, a group at a time."
     )
     parser = add_verb(verbs, "check", text)
     parser.add_argument(
@@ -146,9 +148,11 @@ class Case:
     b_scale: list[torch.Tensor]
     alpha: torch.Tensor | None
 
-    def run(self, backend: str, device: str) -> list[torch.Tensor]:
+    def run(self, backend: str, device: str, weight_only: bool = False) -> list[torch.Tensor]:
         """Compute the case on `backend` with tensors on `device`; return the outputs, [M, N] a group, on the CPU: of quantized
-        ones the data of all groups, then their scales of real rows."""
+        ones the data of all groups, then their scales of real rows.
+
+        weight_only: whether rows of bfloat16 that `a` stands for are multiplied, a group at a time, as sm_80 to sm_89 can."""
         dtype, format, sizes = self.problem.out_dtype, self.problem.out_format, self.problem.sizes
         out: list[Any] | None = None
         if isinstance(dtype, torch.dtype):
@@ -157,6 +161,8 @@ class Case:
             [t.to(device) for t in tensors] for tensors in (self.a, self.b, self.a_scale, self.b_scale)
         )
         alpha = None if self.alpha is None else self.alpha.to(device)
+        if weight_only:
+            return self._run_weight_only(b, b_scale, alpha, backend)
         outs: list[Any] = nvfp4_cute.grouped_gemm(
             a, b, a_scale, b_scale, alpha=alpha, a_format=self.problem.a_format, b_format=self.problem.b_format, out=out,
             out_dtype=dtype, backend=backend,
@@ -165,6 +171,23 @@ class Case:
             return [t.cpu() for t in outs]
         scales = [real_scales(t, m, n) for t, (m, n, _) in zip(outs, sizes, strict=True)]
         return [*(t.data.cpu() for t in outs), *scales]
+
+    def _run_weight_only(
+        self, b: list[torch.Tensor], b_scale: list[torch.Tensor], alpha: torch.Tensor | None, backend: str
+    ) -> list[torch.Tensor]:
+        """Values of `a` have few bits: as bfloat16 they are what they were."""
+        problem, outs = self.problem, []
+        for g, (data, scale) in enumerate(zip(self.a, self.a_scale, strict=True)):
+            m, _, k = problem.sizes[g]
+            layout = problem.a_format.scale_layout
+            rows = nvfp4_cute.BlockScaledTensor(data, scale, None, (m, k), layout, format=problem.a_format)
+            outs.append(
+                nvfp4_cute.gemm(
+                    rows.dequantize().bfloat16().to(b[g].device), b[g], None, b_scale[g],
+                    None if alpha is None else alpha[g], b_format=problem.b_format, out_dtype=problem.out_dtype, backend=backend,
+                ).cpu()
+            )  # fmt: skip
+        return outs
 
     @property
     def names(self) -> list[str]:
@@ -299,10 +322,11 @@ def run_problems(backend: str | None, limits: Limits, *, seed: int, count: int) 
         shim_path()
     if backend == "cuda" and not doctor.gpus():
         raise UnsupportedTarget("--backend cuda: no GPU that torch can use; take --backend emulator")
+    weight_only = is_weight_only(gpu_of(backend, torch.device("cuda" if backend == "cuda" else "cpu")).arch)
     failures = 0
     for case in (draw(s, limits) for s in range(seed, seed + count)):
         start = time.perf_counter()
-        problem = failure_of(case, backend)
+        problem = failure_of(case, backend, weight_only)
         seconds = time.perf_counter() - start
         print(f"seed {case.seed}: {case.problem}: {problem or 'bit-equal'} ({seconds:.1f} s)", flush=True)
         if problem:
@@ -312,13 +336,13 @@ def run_problems(backend: str | None, limits: Limits, *, seed: int, count: int) 
     return 1 if failures else 0
 
 
-def failure_of(case: Case, backend: str) -> str | None:
+def failure_of(case: Case, backend: str, weight_only: bool = False) -> str | None:
     """Run a case on `backend` and on the reference; say how they differ or what the emulated kernel did wrong."""
     try:
-        outputs = case.run(backend, "cuda" if backend == "cuda" else "cpu")
+        outputs = case.run(backend, "cuda" if backend == "cuda" else "cpu", weight_only)
     except EmulatorError as error:
         return str(error)
-    return difference(outputs, case.run("reference", "cpu"), case.names)
+    return difference(outputs, case.run("reference", "cpu", weight_only), case.names)
 
 
 def repeat_command(backend: str, limits: Limits, seed: int) -> str:

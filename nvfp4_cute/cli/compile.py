@@ -24,7 +24,7 @@ from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR, Formats
 from nvfp4_cute.launch.plan import check_list_groups
 from nvfp4_cute.operands.rules import check_result_of_pair
 from nvfp4_cute.ops.global_scale import MAX_TIMES
-from nvfp4_cute.planning.arch import simt
+from nvfp4_cute.planning.arch import is_weight_only, simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
@@ -43,6 +43,8 @@ OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", 
 # What is compiled unless operations are named, and which of these write the format that --dtype names.
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")
 OF_FORMATS = ("grouped_gemm",)
+# And for architectures whose products are weight-only.
+WEIGHT_ONLY = ("w4a16", "quantize")
 FLOATS = ("float16", "bfloat16", "float32")
 
 
@@ -68,7 +70,7 @@ def add_parser(verbs: Verbs) -> None:
         nargs="*",
         metavar="OPERATION",
         help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)}, and of them "
-        f"{', '.join(OF_FORMATS)} where --dtype names a format)",
+        f"{', '.join(OF_FORMATS)} where --dtype names a format; {' and '.join(WEIGHT_ONLY)} for sm_80 to sm_89)",
     )
     parser.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
@@ -137,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         key
         for arch in args.arch
         for key in keys(
-            args.operations or (OF_FORMATS if args.dtype in RESULT_FORMATS else EVERYWHERE),
+            args.operations or _usual(arch, args.dtype),
             arch,
             groups=args.groups,
             configs=configs,
@@ -158,6 +160,13 @@ def run(args: argparse.Namespace) -> int:
         if problem:
             print(f"warning: {problem}", file=sys.stderr)
     return compile_all(wanted, args.out, args.jobs)
+
+
+def _usual(arch: str, dtype: str) -> Sequence[str]:
+    """What is compiled where no operation is named."""
+    if is_weight_only(arch):
+        return WEIGHT_ONLY
+    return OF_FORMATS if dtype in RESULT_FORMATS else EVERYWHERE
 
 
 def keys(

@@ -97,10 +97,10 @@ def version_problem(found: dict[str, str | None]) -> str | None:
 def refused_archs() -> tuple[str, ...]:
     """Architectures of ours that the installed compiler does not know."""
     from nvfp4_cute import private_api
-    from nvfp4_cute.planning.arch import ARCHS
+    from nvfp4_cute.planning.arch import simt
 
     known = private_api.dsl_archs()
-    return tuple(arch for arch in ARCHS if arch not in known)
+    return tuple(arch for arch in simt.ARCHS if arch not in known)
 
 
 def toolkit_problem(arch: str, found: dict[str, str | None]) -> str | None:
@@ -133,9 +133,9 @@ def gpus() -> list[Gpu]:
 
 def native_gpus() -> list[Gpu]:
     """Return the GPUs that there is a kernel for."""
-    from nvfp4_cute.planning.arch import ARCHS
+    from nvfp4_cute.planning.arch import simt
 
-    return [gpu for gpu in gpus() if gpu.arch in ARCHS]
+    return [gpu for gpu in gpus() if gpu.arch in simt.ARCHS]
 
 
 def missing_gpu_reason(arch: str) -> str | None:
@@ -194,12 +194,14 @@ def report(formats: Formats = NVFP4_PAIR) -> tuple[str, bool]:
 
 def _kernel_lines(found: dict[str, str | None]) -> list[str]:
     """What kernels are compiled for, and what the compiler refuses."""
-    from nvfp4_cute.planning.arch import ARCHS
+    from nvfp4_cute.planning.arch import ARCHS, is_weight_only, simt
 
     refused = refused_archs()
     accepted = ", ".join(arch for arch in ARCHS if arch not in refused)
+    weight_only = ", ".join(arch for arch in simt.ARCHS if is_weight_only(arch) and arch not in refused)
     return [
         f"grouped_gemm compiles for {accepted}; compiling needs no GPU",
+        f"weight-only products, quantize and what is around the products of experts compile for {weight_only}, too",
         *(f"{arch}: refused, {DSL_PREFIX} {found[DSL_PREFIX]} does not know it" for arch in refused),
         *filter(None, (toolkit_problem(arch, found) for arch in ARCHS if arch not in refused)),
     ]
@@ -207,9 +209,8 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
 
 def _format_lines(formats: Formats) -> Iterator[str]:
     """How architectures multiply a pair, or why they do not, and what they would; and what multiplies 16-bit ``a`` by ``b``."""
-    from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_FAMILIES, mmas_of
+    from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_FAMILIES, is_weight_only, mmas_of, simt
     from nvfp4_cute.planning.arch.base import check_pair
-    from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
 
     yield "{} x {}; another pair: --formats".format(*formats)
     found = defaultdict[str, list[str]](list)
@@ -224,19 +225,21 @@ def _format_lines(formats: Formats) -> Iterator[str]:
             how = f"decoded to {mma.kind}" if mma.decodes else f"tensor cores, {mma.kind}"
             found[how].append(arch)
     yield from (f"{', '.join(archs)}: {how}" for how, archs in found.items())
+    weight_only = ", ".join(filter(is_weight_only, simt.ARCHS))
+    yield f"{weight_only}: a has 16 bits; layers whose checkpoint quantizes a are weight-only there, and say so"
     weights = (None, formats[1])
-    if weights in W4A16_PAIRS:
+    if weights in simt.W4A16_PAIRS:
         grouped = ", ".join(a for f in WEIGHT_ONLY_FAMILIES if weights in f.PAIRS for a in f.ARCHS)
         more = f"; grouped and dual products on {grouped}" if grouped else ""
         yield f"16-bit a x {formats[1]}: gemm and gemv on every GPU{more}"
 
 
 def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:
-    kernel = (
-        "grouped_gemm runs on it"
-        if has_kernel
-        else "no kernel for it here; the emulator can still be used by name"
-    )
+    from nvfp4_cute.planning.arch import is_weight_only
+
+    kernel = "no kernel for it here; the emulator can still be used by name"
+    if has_kernel:
+        kernel = "weight-only products run on it" if is_weight_only(gpu.arch) else "grouped_gemm runs on it"
     return f"cuda:{gpu.index} {gpu.name} ({gpu.arch}): {kernel}"
 
 

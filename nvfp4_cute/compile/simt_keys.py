@@ -198,7 +198,10 @@ class W4A16Key(SimtKey):
         weights, most_tokens = self.b_format, 16
         if weights.is_int4 and weights.scale_float.quantized_dtype != dtype_name(self.dtype):
             # Products with scales are made in float32.
-            most_tokens = 0 if weights.has_zero_points or weights.block_k == 32 else 8
+            needs_all = (
+                weights.has_zero_points or weights.block_k == 32 or not simt.has_bf16_products(self.arch)
+            )
+            most_tokens = 0 if needs_all else 8
         return simt.w4a16_blocks_per_sm(self.tokens, weights.element.bits, most_tokens)
 
     def make_kernel(self) -> Any:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from nvfp4_cute.backends import gpu_of
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_ids
@@ -22,6 +23,7 @@ from nvfp4_cute.planning.arch.simt import (
     PERMUTE_SLOTS_AT_ONCE,
     PERMUTE_SLOTS_OF_CTA,
     PERMUTE_SLOTS_PER_CTA,
+    has_clusters,
     permute_capacity,
 )
 
@@ -56,7 +58,9 @@ def permute(
     inbox: Inbox | None = None,
     backend: str = "auto",
 ) -> Permutation:
-    """Order the choices of all tokens by expert, in one launch (two above 65,536 choices); nothing waits for the device.
+    """Order the choices of all tokens by expert; nothing waits for the device.
+
+    In one launch, or two above 65,536 choices; before Hopper, which has no clusters, above 2,048.
 
     Args:
         ids: int32 or int64 [T, k], as of :func:`route`. One that is not of a local expert, such as -1, has no row; a token may
@@ -88,7 +92,7 @@ def permute(
         return order
     phases: tuple[Phase, ...] = ("cluster",)
     ctas = PERMUTE_CLUSTER
-    if ids.numel() > PERMUTE_SLOTS_AT_ONCE:
+    if ids.numel() > PERMUTE_SLOTS_AT_ONCE or not has_clusters(gpu_of(backend, ids.device).arch):
         phases, ctas = ("count", "place"), -(-ids.numel() // PERMUTE_SLOTS_PER_CTA)
     counts = torch.empty((ctas, num_experts), dtype=torch.int32, device=ids.device)
     for phase in phases:

@@ -29,7 +29,7 @@ from nvfp4_cute.models.checkpoints.stored import (
     as_int8,
     as_nvfp4,
 )
-from nvfp4_cute.nn.activations import Activations, mode_of
+from nvfp4_cute.nn.activations import Activations, mode_of, must_keep_16_bits
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
@@ -77,6 +77,7 @@ def linear_module(
     - Int4 weights: LinearINT4.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
+    - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, and a warning says so.
     - Activations that have factors of their own, or another order, are given these before all that: PreparedInput.
 
     Args:
@@ -85,6 +86,8 @@ def linear_module(
             faster for each call (``nn.by_rows``).
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
+    if stored.scheme.activations is not None and must_keep_16_bits(backend, torch.device(device)):
+        stored = replace(stored, scheme=replace(stored.scheme, activations=None), input_scale=None)
     layer = _product(stored, bias, dtype, device, activations, backend, decode)
     if stored.order is None and stored.pre_scale is None:
         return layer
@@ -198,8 +201,9 @@ def experts_module(
             others' experts are moved here.
         decode: see ``linear_module``.
     """
-    keeps_16_bits = _keeps_16_bits(activations, backend, torch.device(device), decode)
-    if stored.scheme.activations in FOUR_BITS and keeps_16_bits:
+    rounding, place = stored.scheme.activations, torch.device(device)
+    keeps_16_bits = rounding in FOUR_BITS and _keeps_16_bits(activations, backend, place, decode)
+    if keeps_16_bits or (rounding is not None and must_keep_16_bits(backend, place)):
         stored = replace(
             stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
         )

@@ -47,7 +47,12 @@ def check(t, dtype, backend):
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize(
-    "backend", [pytest.param("emulator:sm_90a", marks=pytest.mark.slow), "emulator:sm_100a"]
+    "backend",
+    [
+        "emulator:sm_80",
+        *(pytest.param(f"emulator:{arch}", marks=pytest.mark.slow) for arch in ("sm_89", "sm_90a")),
+        "emulator:sm_100a",
+    ],
 )
 def test_every_format(format, backend):
     for dtype in DTYPES:

@@ -24,7 +24,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 TWO_KINDS = pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
 # The others differ from sm_100a in their assembler alone.
 EVERY_ARCH = [
-    arch if arch in ("sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
+    arch if arch in ("sm_80", "sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
     for arch in simt.ARCHS
 ]
 LARGEST = torch.finfo(torch.float32).max

@@ -41,7 +41,7 @@ def run(operands, alpha=None, out_dtype=torch.float32, **options):
 
 # The others differ from sm_100a in their assembler alone.
 EVERY_ARCH = [
-    arch if arch in ("sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
+    arch if arch in ("sm_80", "sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
     for arch in simt.ARCHS
 ]
 

@@ -12,7 +12,7 @@ from nvfp4_cute.experts.activation import ACTIVATIONS, activate_rows
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import permute
 
-ARCHS = ("sm_90a", "sm_100a", "sm_120a")
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 
 def rowmajor(scale):

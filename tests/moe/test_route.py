@@ -10,7 +10,7 @@ from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.routing import route
 
-ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
+ARCHS = ["sm_80", "sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
 
 
 def check(logits, top_k, arch="sm_90a", mode="eager", **options):

@@ -12,7 +12,7 @@ from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4
 
-ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
+ARCHS = ["sm_80", "sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
 DTYPES = (torch.bfloat16, torch.float16)
 
 

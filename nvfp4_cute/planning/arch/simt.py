@@ -23,7 +23,7 @@ W4A16_PAIRS = tuple(
     for weights in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 BEFORE_BLACKWELL = (*sm80.ARCHS, "sm_90a")
-ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
+ARCHS = (*BEFORE_BLACKWELL, "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 
 # ---- gemv: what one lane loads of a row at once is 16 bytes: 32 values of K in two blocks ----
@@ -37,6 +37,11 @@ GEMV_WARPS_K = 2
 def has_fp4_convert(arch: str) -> bool:
     """Whether e2m1 conversions are instructions (PTX ISA 9.7.9.21: sm_100a and later) or have to be computed."""
     return arch not in BEFORE_BLACKWELL
+
+
+def has_bf16_products(arch: str) -> bool:
+    """Whether bf16 has additions and products beside ``fma`` (PTX ISA 9.7.4, from sm_90 on), which needs a register more."""
+    return arch not in sm80.ARCHS
 
 
 def has_programmatic_products(arch: str) -> bool:
@@ -250,6 +255,11 @@ def push_ctas(num_warps: int) -> int:
 def permute_capacity(num_experts: int) -> int:
     """The least number of experts that there is a kernel for."""
     return next(capacity for capacity in PERMUTE_WARPS if capacity >= num_experts)
+
+
+def has_clusters(arch: str) -> bool:
+    """Whether CTAs form clusters (PTX ISA 3.3, from sm_90 on)."""
+    return arch not in sm80.ARCHS
 
 
 def route_slots(num_experts: int) -> int:
