@@ -9,7 +9,7 @@ A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 h
 of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. An integer
 times its scale is rounded (``common.int4``). By an fp32 scale of 128 x 128 weights, which neither type holds, the products of a
 chunk are multiplied, and added in fp32. Warps multiply
-16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_90a on has.
+16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_80 on has.
 
 Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for four
 blocks of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32

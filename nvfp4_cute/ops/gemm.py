@@ -62,7 +62,7 @@ def gemm(
     N up to 4224 on an H200. In both the order of summation is documented and depends on K alone, not on M, N, L or the GPU.
 
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
-    multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
+    multiplies by ``b`` without quantizing ``a``, on every GPU from sm_80 on. It is made for few rows: every 32 of them
     read the weights anew. On sm_90a the kernel of ``grouped_gemm`` takes over where estimates say that it is faster, from 16 to
     33 rows on, if rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``LinearNVFP4(pre_decode=
     True)``). Elsewhere quantize ``a`` of many rows, or decode the weights once. Here K is a multiple of 32, ``out`` may have

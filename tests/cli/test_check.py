@@ -11,6 +11,7 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import check
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.reference import expand_operand
@@ -168,3 +169,10 @@ def test_formats_that_there_are_not(capsys):
     with pytest.raises(SystemExit):
         cli.main(["check", "--formats", "mxfp5"])
     assert "format='mxfp5' is unknown; use one of nvfp4, mxfp4" in capsys.readouterr().err
+
+
+def test_on_a_gpu_whose_products_are_weight_only(capsys):
+    """Every group's rows, a product each; what the command prints for the reader is the same."""
+    limits = check.Limits(2, 9, 40, 128, (MXFP8_E4M3, MXFP4))
+    assert check.run_problems("emulator:sm_80", limits, seed=1, count=1) == 0
+    assert "emulator:sm_80: 1 of 1 problems bit-equal to the reference" in capsys.readouterr().out

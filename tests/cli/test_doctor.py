@@ -14,7 +14,8 @@ from nvfp4_cute.gpus import targets
 
 B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
 H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)
-A100 = doctor.Gpu(1, "NVIDIA A100", "sm_80a")
+V100 = doctor.Gpu(1, "NVIDIA V100", "sm_70")
+A100 = doctor.Gpu(0, "NVIDIA A100-SXM4-80GB", "sm_80", targets.A100_80GB)
 DSL = doctor.DSL_PREFIX
 
 
@@ -135,20 +136,35 @@ def test_report_without_gpu_and_shim_is_not_usable(machine):
 
 
 def test_report_with_a_kernel_for_one_gpu_of_two(machine):
-    machine([B200, A100], shim="not built")
+    machine([B200, V100], shim="not built")
     text, usable = doctor.report()
     assert usable
     assert "cuda:0 NVIDIA B200 (sm_100a): grouped_gemm runs on it" in text
-    assert "cuda:1 NVIDIA A100 (sm_80a): no kernel for it here" in text
+    assert "cuda:1 NVIDIA V100 (sm_70): no kernel for it here" in text
     assert "CUDA tensors -> cuda (on cuda:0)\n" in text
 
 
+def test_report_with_a_gpu_whose_products_are_weight_only(machine):
+    machine([A100], shim="not built")
+    text, usable = doctor.report()
+    assert usable
+    assert "cuda:0 NVIDIA A100-SXM4-80GB (sm_80): weight-only products run on it" in text
+    assert (
+        "weight-only products, quantize and what is around the products of experts compile for sm_80, sm_86"
+        in text
+    )
+    assert (
+        "sm_80, sm_86, sm_89: a has 16 bits; layers whose checkpoint quantizes a are weight-only there"
+        in text
+    )
+
+
 def test_report_shows_the_target_of_every_gpu(machine):
-    machine([B200, A100])
+    machine([B200, V100])
     text, _ = doctor.report()
-    b200, a100 = text.index("cuda:0 NVIDIA B200"), text.index("cuda:1 NVIDIA A100")
-    assert "target B200: 148 SMs, 7.5 TB/s" in text[b200:a100]
-    assert "not in the table of targets" in text[a100:]
+    b200, v100 = text.index("cuda:0 NVIDIA B200"), text.index("cuda:1 NVIDIA V100")
+    assert "target B200: 148 SMs, 7.5 TB/s" in text[b200:v100]
+    assert "not in the table of targets" in text[v100:]
 
 
 def test_gpus_are_looked_up_in_the_table(monkeypatch):
@@ -163,7 +179,7 @@ def test_gpus_are_looked_up_in_the_table(monkeypatch):
 
 
 def test_report_with_a_gpu_that_has_no_kernel(machine):
-    machine([A100])
+    machine([V100])
     text, _ = doctor.report()
     assert "CUDA tensors -> cuda (refused: no kernel for these GPUs)" in text
 
