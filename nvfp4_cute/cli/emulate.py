@@ -65,8 +65,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "emulate", text, EXAMPLES)
     parser.add_argument(
         "--arch",
-        help="the GPU: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a, or a product (B300) (default: the architecture "
-        "whose instructions the script names, else sm_100a)",
+        help="the GPU: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a, or a product (B300) "
+        "(default: the architecture whose instructions the script names, else sm_100a)",
     )
     parser.add_argument(
         "--sm-count", type=types.positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
