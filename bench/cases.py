@@ -53,7 +53,7 @@ class Case:
         suite: a key of ``SUITES``.
         problem: what it belongs to: a competition problem, a kind of shape, a model's layer.
         name: unique inside the problem.
-        operation: the public function that computes it.
+        operation: the public function that computes it; "w4a16": a weight-only product.
         sizes: (m, n, k) of every group, or of every batch entry.
         published: times of others on GPUs other than a B200.
         form: how the groups of a grouped GEMM are passed: lists, or one ragged tensor and stacked weights.
@@ -91,6 +91,7 @@ class Case:
     def work(self) -> light.Work:
         """Bytes and operations."""
         a, b = (format.name for format in self.formats)
+        a = "bf16" if self.operation == "w4a16" else a
         num_b = 2 if self.operation == "dual_gemm" else 1
         return light.grouped_gemm(self.sizes, a=a, b=b, out=self.out, num_b=num_b)
 
@@ -263,7 +264,7 @@ RESULT_DTYPES: dict[str, OutDtype] = {
 }
 """Of results, by the names that commands take."""
 
-OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm"}
+OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm", "w4a16": "w4a16"}
 """What is computed from a shape."""
 
 

@@ -37,6 +37,8 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         return _gemv(operands, backend)
     if case.operation == "dual_gemm":
         return _dual_gemm(operands, backend)
+    if case.operation == "w4a16":
+        return _weight_only(operands, backend)
     if case.form == "ragged":
         return _ragged(case, operands, backend)
     if case.operation == "gemm" and case.sizes[0][0] <= FEW_ROWS:
@@ -65,6 +67,17 @@ def _gemm(operands: Operands, backend: str) -> Prepared:
     )  # fmt: skip
     call = lambda: nvfp4_cute.gemm(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
     return Prepared(call, [out])
+
+
+def _weight_only(operands: Operands, backend: str) -> Prepared:
+    """Rows of bfloat16: ``gemm`` of one group, and of several the product that has them all."""
+    rows, b, b_scale, out = operands.bf16[0], list(operands.b), list(operands.b_scale), list(operands.out)
+    options = {"out_dtype": out[0].dtype, "b_format": operands.formats[1], "backend": backend}
+    if len(rows) == 1:
+        call = lambda: nvfp4_cute.gemm(rows[0], b[0], None, b_scale[0], out=out[0], **options)
+    else:
+        call = lambda: nvfp4_cute.grouped_gemm(rows, b, None, b_scale, out=out, **options)
+    return Prepared(call, out)
 
 
 def _gemv(operands: Operands, backend: str) -> Prepared:

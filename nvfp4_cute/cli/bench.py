@@ -86,7 +86,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     types.add_shape(parser, types.sizes)
     parser.add_argument(
-        "--op", choices=tuple(OPERATIONS), help="of a shape: gemm, or dual: two B, SwiGLU (default gemm)"
+        "--op",
+        choices=tuple(OPERATIONS),
+        help="of a shape: gemm; dual: two B, SwiGLU; w4a16: bfloat16 a (default gemm)",
     )
     types.add_formats(parser, "of the operands")
     parser.add_argument("--out", choices=tuple(RESULT_DTYPES), help="format of C of a shape (default fp16)")
@@ -207,6 +209,10 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
         raise ValueError("a shape takes --m, --n, and --k together, and no suite and no --containing")
     operation, out = args.op or "gemm", args.out or "fp16"
     case = shape_case(args.m, args.n, args.k, args.groups, operation, formats, out)
+    if operation == "w4a16":
+        if case.out_format is not None or args.like_harness or args.explain:
+            raise ValueError("--op w4a16 has results of 16 or 32 bits, and neither --like-harness nor --explain")
+        return [case]
     tune.check_call(
         targets.lookup(args.target) if args.target else targets.detect() or targets.B200,
         operation,

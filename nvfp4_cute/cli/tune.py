@@ -62,7 +62,7 @@ def add_parser(verbs: Verbs) -> None:
     types.add_formats(parser, "of the operands", NVFP4_PAIR)
     parser.add_argument(
         "--op",
-        choices=tuple(OPERATIONS),
+        choices=[name for name in OPERATIONS if name != "w4a16"],
         default="gemm",
         help="gemm, or dual: two B, SwiGLU (default %(default)s)",
     )

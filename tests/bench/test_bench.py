@@ -437,3 +437,13 @@ def test_a_saved_page_names_the_options_that_made_it(monkeypatch, tmp_path, caps
     assert cli.main(shlex.split(line)) == 0
     text = (tmp_path / "rtx_5090.md").read_text()
     assert "Made by `nvfp4-cute bench competition --containing gemv --target 'RTX 5090' --save`." in text
+
+
+def test_a_weight_only_shape_is_timed_on_gpus_that_have_no_other(capsys):
+    """Bytes count activations of 16 bits; results that are quantized are refused."""
+    shape = "--op w4a16 --m 2 --n 64 --k 256 --target a100".split()
+    assert cli.main(["bench", *shape, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["bytes"] == 2 * 256 * 2 + 64 * 128 + 64 * 16 + 2 * 64 * 2 and row["time"]["us"] > 0
+    assert cli.main(["bench", *shape, "--out", "nvfp4"]) != 0
+    assert "--op w4a16 has results of 16 or 32 bits" in capsys.readouterr().err
