@@ -211,7 +211,9 @@ def _chosen(args: argparse.Namespace) -> list[Case]:
     case = shape_case(args.m, args.n, args.k, args.groups, operation, formats, out)
     if operation == "w4a16":
         if case.out_format is not None or args.like_harness or args.explain:
-            raise ValueError("--op w4a16 has results of 16 or 32 bits, and neither --like-harness nor --explain")
+            raise ValueError(
+                "--op w4a16 has results of 16 or 32 bits, and neither --like-harness nor --explain"
+            )
         return [case]
     tune.check_call(
         targets.lookup(args.target) if args.target else targets.detect() or targets.B200,
