@@ -333,7 +333,7 @@ def test_compile_verb_refuses(tmp_path, capsys):
         (f"gemm --dtype nvfp4 --arch sm_100a --out {tmp_path}/y", "'gemm' is none of grouped_gemm"),
         (f"gemv --dtype nvfp4 --arch sm_100a --out {tmp_path}/y", "gemv writes no nvfp4"),
         (f"quantize --dtype float32 --arch sm_100a --out {tmp_path}/y", "float16 or bfloat16"),
-        (f"--arch sm_80 --out {tmp_path}/y", "no grouped GEMM kernel for sm_80"),
+        (f"--arch sm_75 --out {tmp_path}/y", "no grouped GEMM kernel for sm_75"),
         (
             f"grouped_gemm --groups 9999 --arch sm_100a --out {tmp_path}/y",
             f"9999 groups: .* into calls of at most {base.max_list_groups()}",

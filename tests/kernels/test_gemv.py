@@ -200,8 +200,8 @@ def test_memory_instructions(arch):
 
 
 def test_unknown_arch():
-    with pytest.raises(UnsupportedTarget, match="no gemv.* kernel for sm_80; there is one for sm_90a"):
-        GemvKey("sm_80", torch.float16, False)
+    with pytest.raises(UnsupportedTarget, match="no gemv.* kernel for sm_75; there is one for sm_80"):
+        GemvKey("sm_75", torch.float16, False)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------
