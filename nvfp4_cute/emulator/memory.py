@@ -605,7 +605,12 @@ class Mbarrier:
 
     def test_state(self, token: int) -> bool:
         """True when the phase that `token` was taken in has completed."""
-        return self.phase != token >> 20
+        return self.phase != self.phase_of(token)
+
+    @staticmethod
+    def phase_of(token: int) -> int:
+        """The phase that a state token was taken in."""
+        return token >> 20
 
     def describe(self) -> str:
         """State for a hang report."""

@@ -1,9 +1,10 @@
 """Places in shared memory: which of its granules an access touches, as an index and the span of rows that it lies in.
 
-Instructions name what they touch so, and the hazard checker looks those granules up. A chunk is 16 bytes.
+Instructions name what they touch so, and the hazard checker looks those granules up. A chunk is 16 bytes. A granule is a word of
+4 bytes, or a byte where an access touches parts of words.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,15 @@ from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
 
 CHUNK_BYTES = 16
 GRANULES_PER_CHUNK = 4
+WORD_BYTES = 4
+
+
+class ByteIndex(NamedTuple):
+    """Bytes of shared memory: numbers of their chunks, and their places in those, 0 to 15 (int64)."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+
 
 Place = tuple[Any, tuple[int, int]]
 """Index and row span of granules."""
@@ -48,6 +58,12 @@ def granules(offsets: np.ndarray, nbytes: int) -> Place:
 
 
 def _granules(offsets: np.ndarray, nbytes: int) -> Place:
+    if nbytes < WORD_BYTES:
+        bytes_ = np.unique(offsets[:, None] + np.arange(nbytes))
+        words = np.unique(bytes_ // WORD_BYTES)
+        if bytes_.size != WORD_BYTES * words.size:
+            rows = bytes_ // CHUNK_BYTES
+            return ByteIndex(rows, bytes_ % CHUNK_BYTES), (int(rows[0]), int(rows[-1]) + 1)
     numbers = np.unique(offsets[:, None] // 4 + np.arange(max(nbytes // 4, 1)))
     rows = np.unique(numbers >> 2)
     if numbers.size == GRANULES_PER_CHUNK * rows.size:

@@ -67,9 +67,93 @@ def test_missing_barrier_between_warps(between):
     )
 
 
+def byte_address(lane_bytes, offset="0"):
+    """%r9: the byte of a lane at smem+DATA, `lane_bytes` apart."""
+    return f"mul.lo.u32 %r9, %r8, {lane_bytes};\nadd.u32 %r9, %r9, %r1;\nadd.u32 %r9, %r9, {offset};\ncvt.u16.u32 %h1, %r0;\n"
+
+
+@pytest.mark.parametrize(("size", "step"), [("b8", 2), ("b8", 4), ("b16", 4)])
+def test_warps_store_neighbouring_parts_of_words(size, step):
+    """Bytes are told apart: those of one word may belong to several warps."""
+    nbytes = int(size[1:]) // 8
+    store = lambda warp, at: in_warp(warp, byte_address(step, at) + f"st.shared.{size} [%r9+{DATA}], %h1;\n")
+    load = lambda warp, at: in_warp(warp, byte_address(step, at) + f"ld.shared.{size} %h2, [%r9+{DATA}];\n")
+    apart = store(0, 0) + store(1, nbytes)
+    assert_clean(apart, modes=MODES[:1])
+    assert_clean(load(0, 0).replace("AFTER", "A") + apart, modes=MODES[:1])  # unwritten bytes are warnings
+    assert_found(store(0, 0) + store(1, 0), "race", "st.shared.*may still be writing", modes=MODES[:1])
+    assert_found(store(0, 0) + load(1, 0), "race", r"smem\+0x800", modes=MODES[:1])
+    # Whole words, rows and copies meet the parts.
+    assert_found(
+        apart + in_warp(0, handover_read()),
+        "race",
+        r"ld\.shared.*st\.shared|st\.shared.*ld\.shared",
+        modes=MODES[:1],
+    )
+    assert_clean(apart + "bar.sync 0;\n" + in_warp(0, handover_read()), modes=MODES[:1])
+    copy = (
+        FENCE
+        + "\nbar.sync 0;\n"
+        + f"@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r1+{DATA}], 64;\n"
+    )
+    done = "@%p0 cp.async.bulk.commit_group;\n@%p0 cp.async.bulk.wait_group 0;\n"
+    clear = handover_read().replace("ld.shared.b32 %r10, ", "st.shared.b32 ").replace("];", "], 0;")
+    start = in_warp(0, clear) + "bar.sync 0;\n"
+    assert_clean(start + apart + copy + done, modes=MODES[:1])
+    late = copy + store(1, nbytes).replace("AFTER", "LATE") + done
+    assert_found(
+        start + apart + late,
+        "race",
+        "st.shared.*while bulk store|bulk store.*that st.shared",
+        modes=MODES[:1],
+    )
+
+
+def handover_read():
+    return f"shl.b32 %r9, %r8, 2;\nadd.u32 %r9, %r9, %r1;\nld.shared.b32 %r10, [%r9+{DATA}];\n"
+
+
+def test_atomics_meet_parts_of_words():
+    """An atomic on a word and a store to a part of it."""
+    add = in_warp(0, in_thread(0, f"red.shared.add.u32 [%r1+{DATA}], 1;"))
+    part = in_warp(1, in_thread(1, f"mov.u16 %h1, 1;\nst.shared.b8 [%r1+{DATA + 1}], %h1;"))
+    start = f"@%p0 st.shared.b32 [%r1+{DATA}], 0;\nbar.sync 0;\n"
+    assert_found(start + add + part, "race", r"smem\+0x801\.\.0x801", modes=MODES[:1])
+    assert_clean(start + add + part.replace(str(DATA + 1), str(DATA + 5)), modes=MODES[:1])
+
+
 def test_a_warp_arrives_and_waits_in_one_round():
     """As flash-attention's epilogue: one warp counts twice."""
     assert_clean(handover("bar.arrive 1, 96;\n" + in_warp(1, "bar.sync 1, 96;")))
+
+
+LATE = "mov.u32 %r12, 0;\nLATE:\nadd.u32 %r12, %r12, 1;\nsetp.lt.u32 %p6, %r12, 3000;\n@%p6 bra LATE;\n"
+"""More than a warp's turn: the others go on meanwhile."""
+
+
+def test_a_parity_is_that_of_two_phases():
+    """Who waits for parity 1 without knowing that phase 0 is complete may pass before it: only that much orders."""
+    arrive = "mbarrier.arrive.shared.b64 _, [%r1];\n"
+    write = f"st.shared.b32 [%r9+{DATA}], %r8;\n"
+    wrote = handover("").replace(write, write + 2 * arrive)
+    read = wrote.index("shl.b32", wrote.index(write))
+    early = init(32) + wrote[:read] + LATE + wait(0, 1) + wrote[read:]
+    assert_found(
+        early, "race", "ld.shared.*st.shared.*try_wait.*may pass two phases earlier", modes=MODES[:2]
+    )
+    # All meet after phase 0: warp 1 knows of every arrival that completed it.
+    met = early.replace(write + 2 * arrive, write + arrive)
+    assert_clean(met.replace(init(32), init(32) + in_warp(0, arrive) + "bar.sync 0;\n"))
+
+
+def test_tensor_memory_is_not_freed_after_a_wait_for_the_wrong_parity():
+    """The warp that frees waits for parity 1 while phase 0 may be open, as a split-K GEMM of FlashInfer did."""
+    arrive = in_warp(0, "mbarrier.arrive.shared.b64 _, [%r1+16];").replace("setp.ne", "setp.eq")
+    free = in_warp(0, LATE + wait(16, 1)).rstrip() + "\n" + small.dealloc(64)
+    body = multiply(wait_full=wait(8) + arrive).replace(init(1, 1), init(1, 1, 96))
+    body = body.replace("bar.sync 0;\n" + small.dealloc(64), arrive.replace("AFTER", "AGAIN") + free)
+    assert_clean(body.replace(arrive, arrive + "bar.sync 0;\n"), modes=MODES[:2], **TMEM)
+    assert_found(body, "race", "dealloc.*frees.*may pass two phases earlier", modes=MODES[:1], **TMEM)
 
 
 def test_mbarrier_orders():
@@ -468,6 +552,32 @@ def multiply(*, wait_full, columns=64):
 
 
 TMEM = {"src": OPERANDS, "block": 128}
+
+
+@pytest.mark.parametrize(("copy", "severity"), [("cp.async", "warning"), ("st.shared", "error")])
+def test_operands_that_ordinary_instructions_wrote_need_a_fence(copy, severity):
+    """Public kernels for Blackwell multiply what cp.async brought without a proxy fence, and run: a warning by its definition."""
+    if copy == "cp.async":
+        one = f"cp.async.ca.shared.global [%r9+{DATA}], [%rd5], 16;\n"
+        done = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];\n"
+    else:
+        one = f"ld.global.v4.b32 {{%v0,%v1,%v2,%v3}}, [%rd5];\nst.shared.v4.b32 [%r9+{DATA}], {{%v0,%v1,%v2,%v3}};\n"
+        done = "mbarrier.arrive.shared.b64 _, [%r1];\n"
+    pieces = "".join(
+        f"add.u32 %r9, %r0, {first};\nshl.b32 %r9, %r9, 4;\ncvt.u64.u32 %rd5, %r9;\nadd.u64 %rd5, %rd5, %rd1;\nadd.u32 %r9, %r9, %r1;\n{one}"
+        for first in range(0, OPERANDS.nbytes // 16, 128)
+    )
+    body = multiply(wait_full=wait(8)).replace(init(1, 1), init(128, 1) + pieces + done + "{fence}")
+    body = body.replace(load(OPERANDS.nbytes), "")
+    fenced = FENCE + "\nbar.sync 0;\n"
+    met = body.replace("{fence}", wait(0).replace("LAB_WAIT", "ALL").replace("DONE", "THERE") + fenced)
+    assert_clean(met, modes=MODES[:1], **TMEM)
+    bare = body.replace("{fence}", "")
+    if severity == "error":
+        assert_found(bare, "proxy-fence", "tcgen05.mma.*st.shared", modes=MODES[:1], **TMEM)
+    else:
+        found = remarks(bare, src=OPERANDS, block=128)
+        assert ("warning", "proxy-fence") in [one[:2] for one in found], found
 
 
 def test_accumulator_before_the_commit():

@@ -147,7 +147,7 @@ class EarlyReleases:
     def written(self, cta: "Cta", index: Any, span: tuple[int, int], actor: Actor) -> None:
         """An asynchronous write of the granules at `index`, in rows [span): hold it against the loads of them."""
         memory = self.checker.shared[cta]
-        accesses = memory.accesses
+        index, accesses = memory.at(index), memory.accesses
         for component, readers in memory.readers.items():
             reads = self._of_component.get(component)
             if reads is None or readers.beside(span):

@@ -52,7 +52,7 @@ from nvfp4_cute.emulator.check.wgmma_registers import WgmmaRegisters
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import UNORDERED, Engine, Operation
-from nvfp4_cute.emulator.places import Place
+from nvfp4_cute.emulator.places import WORD_BYTES, Place
 from nvfp4_cute.emulator.silicon import named
 from nvfp4_cute.errors import EmulatorError
 
@@ -73,6 +73,8 @@ PTX ISA does not forbid it, and CUTLASS's `examples/cute/tutorial/sgemm_sm80.cu`
 
 NamedGate: TypeAlias = "tuple[Cta, int, int]"
 """A round of a named barrier: CTA, number of the barrier, number of the round."""
+
+COPIED = "public kernels for Blackwell leave it out after cp.async, and run; PTX ISA asks for it"
 
 USES = "uses"
 """Component of a warp's clock that numbers its loads from tensor memory as their registers are used."""
@@ -97,6 +99,7 @@ class Checker:
         self.current: Record | None = None
         self.held: list[HeldWrite] | None = None
         self.kernel = ""
+        self._bytewise = False
         self.sites: list[Site] = []
         self._twins: dict[int, int] = {}
         self._found: dict[tuple[Any, ...], Hazard] = {}
@@ -128,6 +131,7 @@ class Checker:
     def begin_launch(self, launch: "Launch", memory: GlobalMemory) -> None:
         """Earlier launches are complete: nothing of them can race."""
         self.kernel = launch.code.entry.name
+        self._bytewise = shadow.stores_parts(launch.code.insts)
         self.globals.begin_launch(memory)
         self.early_releases.begin_launch()
         self.globals.keep_reads(self.dependencies.begin_launch(launch))
@@ -147,8 +151,10 @@ class Checker:
         for warp in warps:
             self._clocks[warp] = WarpClock(self.components, warp)
             self.silicon.begin_warp(warp)
-        accesses = self.accesses
-        self.shared.update((cta, shadow.shared_shadow(cta.smem.size, accesses)) for cta in cluster.ctas)
+        accesses, bytewise = self.accesses, self._bytewise
+        self.shared.update(
+            (cta, shadow.shared_shadow(cta.smem.size, accesses, bytewise=bytewise)) for cta in cluster.ctas
+        )
         self.tensor.update((cta, TensorShadow(accesses)) for cta in cluster.ctas)
         self._touched.update((cta, {}) for cta in cluster.ctas)
 
@@ -301,12 +307,15 @@ class Checker:
         site, other = self.sites[actor.site], self.sites[conflict.site]
         does = "writes" if write else "reads"
         if conflict.unfenced:
+            copied = SMALL_COPY.match(other.instruction) and site.instruction.startswith("tcgen05.")
             self.report(
                 "proxy-fence",
                 site,
                 other,
                 f"{site} {does} {where} through the async proxy, {other} wrote it through the generic proxy: "
                 "no fence.proxy.async between them",
+                COPIED if copied else "",
+                "warning" if copied else "error",
             )
             return
         tail = f"that {other} writes" if conflict.wrote else f"while {other} may still read it"
@@ -315,9 +324,7 @@ class Checker:
         text = f"{site} {does} {where} {tail}: nothing orders them"
         if site is other and actor.proxy:
             text += " (the same instruction, in another lane if nobody elected one, or an earlier time)"
-        gave_up = self.mbarriers.given_up(site if conflict.wrote else other, conflict.writer)
-        if gave_up is not None:
-            text += f"; {gave_up} may answer false after a while: repeat it until it answers true"
+        text += self.mbarriers.weak_wait(site if conflict.wrote else other, conflict.writer)
         if conflict.wrote and write and content is not None:
             self.report_write("race", site, other, text, lambda: content(conflict.late))
         else:
@@ -465,7 +472,7 @@ class Checker:
             self._shared_conflict(cta, conflict, actor, write=write)
         elif self.silicon.narrow and not write:
             what = f"shared memory{whose(cta)}"
-            numbers, accesses = memory.writers.at(index), self.accesses
+            numbers, accesses = memory.writers.at(memory.at(index)), self.accesses
             epochs, sites = accesses.epochs_of(numbers), accesses.sites_of(numbers)
             self.silicon.stores_relied_on(epochs, sites, actor, what)
 
@@ -484,12 +491,13 @@ class Checker:
     ) -> None:
         """`compared`: a write over a write that changes nothing is only a warning."""
         where = self.shared_range(cta, conflict.granules)
-        content = cta.smem.views[4].take if compared else None
+        content = cta.smem.views[WORD_BYTES // self.shared[cta].parts].take if compared else None
         self._conflict(conflict, actor, write=write, where=where, content=content)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
         """Bytes from the first to the last granule, for reports."""
-        return f"smem+{4 * granules[0]:#x}..{4 * granules[1] + 3:#x}{whose(cta)}"
+        size = WORD_BYTES // self.shared[cta].parts
+        return f"smem+{size * granules[0]:#x}..{size * (granules[1] + 1) - 1:#x}{whose(cta)}"
 
     def access_tensor(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
         """Hold an access to tensor memory against the earlier ones."""
@@ -547,7 +555,8 @@ class Checker:
                 "race",
                 site,
                 other,
-                f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them",
+                f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them"
+                + self.mbarriers.weak_wait(site, conflict.epoch),
                 ONLY_USED if only_used else "",
                 "warning" if only_used else "error",
             )

@@ -2,14 +2,14 @@
 
 import linecache
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.clocks import Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.clocks import CAUSED, SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.shadow import Actor, Shadow
 from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.ptx import Inst
@@ -17,6 +17,9 @@ from nvfp4_cute.emulator.state import Cta, Warp
 from nvfp4_cute.errors import EmulatorError
 
 SEVERITIES = ("error", "warning", "note")
+
+KEPT_PHASES = 4
+"""Newest phases of an mbarrier of which the checker knows who completed them."""
 
 _NAMES = (
     ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
@@ -230,6 +233,8 @@ class BarrierClock:
         users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
         waiters: of the newest phase, by warpgroup: events and places of their waits.
         completing: called before a phase is complete.
+        phases: number of complete phases.  history: of the newest ones, what arrivals of them and of all before knew, and
+            whether bytes were part of it.
     """
 
     component: int
@@ -244,13 +249,36 @@ class BarrierClock:
     senders: dict[int, int] = field(default_factory=dict)
     waiters: dict[Any, list[tuple[int, int, int]]] = field(default_factory=dict)
     completing: Callable[["BarrierClock"], None] = lambda record: None
+    phases: int = 0
+    history: deque[tuple[np.ndarray, bool]] = field(default_factory=lambda: deque(maxlen=KEPT_PHASES))
 
     def phase_done(self) -> None:
         """Called by the barrier when a phase completes."""
         self.completing(self)
         self.waiters.clear()
-        self.complete = joined(self.complete, self.gathering)
+        self.complete = joined(self.complete.copy(), self.gathering)  # the history keeps the old one
         self.gathering[:] = 0
+        self.phases += 1
+        copied, _ = self.users.get(self.component, (0, 0))
+        self.history.append((self.complete, copied >= self.phases))
+
+    def after(self, phases: int) -> tuple[np.ndarray, bool] | None:
+        """What arrivals of the first `phases` phases knew, and whether bytes were part of the last; None if not kept."""
+        back = self.phases - phases
+        return self.history[-1 - back] if phases and back < len(self.history) else None
+
+    def known_phases(self, knowledge: np.ndarray) -> int:
+        """How many phases a holder of the knowledge knows complete: of them, or of all that completed them."""
+        known = int(max(knowledge[SEEN, self.component], knowledge[CAUSED, self.component]))
+        for phases in range(self.phases, known, -1):
+            kept = self.after(phases)
+            if kept is None:
+                break
+            complete, copied = kept
+            told = complete[SEEN]
+            if not copied and not np.count_nonzero(told > knowledge[SEEN, : told.size]):
+                return phases
+        return known
 
 
 def whose(cta: Cta) -> str:

@@ -19,6 +19,7 @@ from nvfp4_cute.emulator.check.ledger import BarrierClock, Ledger, Site, whose
 from nvfp4_cute.emulator.check.shadow import Actor
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.memory import Mbarrier
+from nvfp4_cute.emulator.places import WORD_BYTES
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
@@ -41,7 +42,9 @@ class Mbarriers:
     def begin(self) -> None:
         """Fresh clusters: no barriers."""
         self._live: dict[Cta, np.ndarray] = {}
+        # By warp and component of the barrier: waits that gave up, and waits that may have passed phases earlier.
         self._given_up: dict[tuple[tuple[int, int, int], int], dict[int, tuple[BarrierClock, int]]] = {}
+        self._early: dict[tuple[tuple[int, int, int], int], dict[int, tuple[BarrierClock, int]]] = {}
 
     def initialised(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
         """A barrier was initialised, perhaps over an old one."""
@@ -94,7 +97,8 @@ class Mbarriers:
         if live is None or not np.count_nonzero(live[2 * rows[0] : 2 * rows[1]]):
             return
         site, size = self.checker.sites[number], len(live)
-        granules = self.checker.shared[cta].numbers(index).reshape(-1) // (BARRIER_BYTES // 4)
+        memory = self.checker.shared[cta]
+        granules = memory.numbers(index).reshape(-1) // (BARRIER_BYTES // WORD_BYTES * memory.parts)
         hit = granules[live[np.minimum(granules, size - 1)]]
         if hit.size:
             at = int(hit[0]) * BARRIER_BYTES
@@ -257,7 +261,10 @@ class Mbarriers:
         """
         clock = self.checker.clock(warp)
         knowledge = clock.knowledge = self.checker.components.fit(clock.knowledge)
-        if any(complete(barrier) and _knows_phase(knowledge, barrier) for barrier in barriers):
+        if any(
+            complete(barrier) and barrier.record.known_phases(knowledge) >= barrier.phase
+            for barrier in barriers
+        ):
             return False
         clock.gave_up.add(pc)
         given_up = self._given_up.setdefault((warp.cta.idx, warp.idx), {})
@@ -265,14 +272,27 @@ class Mbarriers:
             given_up.setdefault(barrier.record.component, (barrier.record, self.checker.site(warp, pc)))
         return True
 
-    def given_up(self, reader: Site, writer: int) -> Site | None:
-        """A wait of a reader's warp that gave up and was not repeated, and would have told of the epoch of a write."""
+    def weak_wait(self, reader: Site, writer: int) -> str:
+        """Says which wait of a reader's warp would have told of the epoch of a write, had it not been free to pass early."""
+        owner = reader.cta, reader.warp
+        for waits, why in (
+            (self._given_up, "may answer false after a while: repeat it until it answers true"),
+            (
+                self._early,
+                "may pass two phases earlier, for the parity is the same and its warp knows of neither phase: wait for every "
+                "phase, or learn of the earlier ones by another wait",
+            ),
+        ):
+            for record, number in waits.get(owner, {}).values():
+                if self._tells(record, writer):
+                    return f"; {self.checker.sites[number]} {why}"
+        return ""
+
+    @staticmethod
+    def _tells(record: BarrierClock, writer: int) -> bool:
         component, value = writer >> COMPONENT_SHIFT, writer & VALUE_MASK
-        for record, number in self._given_up.get((reader.cta, reader.warp), {}).values():
-            known = record.complete[SEEN]
-            if component == record.component or (component < known.size and known[component] >= value):
-                return self.checker.sites[number]
-        return None
+        known = record.complete[SEEN]
+        return component == record.component or (component < known.size and bool(known[component] >= value))
 
     def waited(
         self,
@@ -281,27 +301,49 @@ class Mbarriers:
         cta: "Cta",
         barrier: Mbarrier,
         *,
+        token: int | None = None,
         wide: bool = False,
         relaxed: bool = False,
     ) -> None:
-        """A wait or test of a warp found a phase complete (acquire unless `relaxed`). `wide`: with the scope of the cluster."""
+        """A wait or test of a warp found a phase complete (acquire unless `relaxed`). `wide`: with the scope of the cluster.
+
+        It tells of the fewest phases that would have let it pass: with a parity these are as many as the warp knew of, or one
+        more. Others that happen to be complete in this run need not be.
+
+        Args:
+            token: of the phase that it waits for; None where it waits for a parity.
+        """
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
-        clock.knowledge = self.checker.components.fit(clock.knowledge)
-        record = self._use(cta, barrier, clock.knowledge, number, outside=False)
-        self._given_up.get((warp.cta.idx, warp.idx), {}).pop(record.component, None)
+        knowledge = clock.knowledge = self.checker.components.fit(clock.knowledge)
+        record = self._use(cta, barrier, knowledge, number, outside=False)
+        owner, component = (warp.cta.idx, warp.idx), record.component
+        self._given_up.get(owner, {}).pop(component, None)
+        if token is None:
+            known = record.known_phases(knowledge)
+            phases = known + (barrier.phase - known & 1)
+        else:
+            phases = min(Mbarrier.phase_of(token) + 1, barrier.phase)
+        complete = record.complete
+        if phases < barrier.phase:
+            kept = record.after(phases)
+            complete = self.checker.components.nothing() if kept is None else kept[0]
+            self._early.setdefault(owner, {})[component] = (record, number)
+        else:
+            self._early.get(owner, {}).pop(component, None)
         if relaxed:
-            found = self.checker.components.fit(record.complete).copy()
-            found[SEEN, record.component] = barrier.phase
+            found = self.checker.components.fit(complete).copy()
+            found[SEEN, component] = phases
             clock.found_relaxed(found)
         else:
-            clock.learn(record.complete)
-            clock.completed(record.component, barrier.phase)
-        sender = record.senders.get(barrier.phase - 1)
+            clock.learn(complete)
+            clock.completed(component, phases)
+        sender = record.senders.get(phases - 1)
         if sender is not None and not wide:
             self.silicon.async_store_awaited(warp, pc, self.checker.sites[sender])
         record.users[clock.own] = (clock.value, number)
-        group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
-        group.append((clock.own, clock.value, number))
+        if phases == barrier.phase:
+            group = record.waiters.setdefault((warp.cta, warp.idx // WARPS_PER_GROUP), [])
+            group.append((clock.own, clock.value, number))
 
     def _arrivals(self, barrier: Mbarrier) -> str:
         record: BarrierClock | None = barrier.record
@@ -351,13 +393,3 @@ class Mbarriers:
                     self._arrivals(barrier),
                     "note" if barrier.tx > 0 else "error",
                 )
-
-
-def _knows_phase(knowledge: np.ndarray, barrier: Mbarrier) -> bool:
-    """Whether a holder of the knowledge knows that all phases so far are complete: of them, or of all that completed them."""
-    record: BarrierClock = barrier.record
-    if max(knowledge[SEEN, record.component], knowledge[CAUSED, record.component]) >= barrier.phase:
-        return True
-    copied, _ = record.users.get(record.component, (0, 0))
-    known = record.complete[SEEN]
-    return copied < barrier.phase and not np.count_nonzero(known > knowledge[SEEN, : known.size])

@@ -1,10 +1,12 @@
 """Shadow memory: for each granule of shared, tensor, or global memory, who wrote and who read it last.
 
 A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 to 16 bytes of global memory: as many as all
-accesses there so far are multiples of.
+accesses there so far are multiples of. Granules of shared memory become bytes when parts of words are accessed, in kernels that
+store parts of words.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,8 @@ from nvfp4_cute.emulator.check.clocks import (
     unordered,
 )
 from nvfp4_cute.emulator.memory import TMEM_COLS, TMEM_LANES
-from nvfp4_cute.emulator.places import GRANULES_PER_CHUNK
+from nvfp4_cute.emulator.places import CHUNK_BYTES, GRANULES_PER_CHUNK, WORD_BYTES, ByteIndex
+from nvfp4_cute.emulator.ptx import Inst
 
 HALF_QUADRANT = 16
 """Lanes of a tensor-memory granule."""
@@ -49,6 +52,7 @@ class Conflict:
         site: who made it.  wrote: it was a write.
         unfenced: it is ordered, but its bytes were never handed to the async proxy.
         granules: flat numbers of the first and the last granule concerned.  writer: epoch of the write, of this one for a read.
+        epoch: of the earlier access.
         late: flat numbers of all granules that unordered writes wrote; empty for reads.
     """
 
@@ -57,6 +61,7 @@ class Conflict:
     unfenced: bool
     granules: tuple[int, int]
     writer: int
+    epoch: int
     late: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -108,6 +113,10 @@ class Granules:
             return self._rows.take(index).view(np.int32)
         return self.numbers[index]
 
+    def divide(self, parts: int) -> None:
+        """Make `parts` granules of each, of the same access."""
+        self.numbers, self._rows = np.repeat(self.numbers, parts, axis=1), None
+
     def put(self, index: Any, number: int) -> None:
         """Of all granules at `index`."""
         if self._rows is not None and index.__class__ is np.ndarray:
@@ -148,15 +157,40 @@ class Readers(Granules):
 class Shadow:
     """Last writer and readers of a memory of (rows, columns) granules.
 
-    Shared memory: rows are 16-byte chunks of 4 granules. Tensor memory: rows are half quadrants, columns are columns.
+    Shared memory: rows are chunks of 4 words, or of 16 bytes. Tensor memory: rows are half quadrants, columns are columns.
+
+    Attributes:
+        bytewise: granules become bytes when parts of words are accessed.
+        parts: granules of a word of shared memory, 1 or 4.
     """
 
-    def __init__(self, rows: int, columns: int, accesses: Accesses):
+    def __init__(self, rows: int, columns: int, accesses: Accesses, *, bytewise: bool = False):
         """Nobody has accessed anything. `accesses`: of all memories of the running clusters."""
         self.shape = (rows, columns)
         self.accesses = accesses
+        self.bytewise, self.parts = bytewise, 1
         self.writers = Granules(self.shape)
         self.readers: dict[int, Readers] = {}
+
+    def at(self, index: Any) -> Any:
+        """The index of a place among the granules that there are now."""
+        if index.__class__ is ByteIndex:
+            if self.parts == 1 and not self.bytewise:
+                return index.rows, index.columns // WORD_BYTES
+            self.divide()
+        elif self.parts > 1 and index.__class__ is tuple:
+            rows, words = (np.asarray(part).reshape(-1, 1) for part in index)
+            columns = words * self.parts + np.arange(self.parts)
+            return ByteIndex(np.broadcast_to(rows, columns.shape).reshape(-1), columns.reshape(-1))
+        return index
+
+    def divide(self) -> None:
+        """Make every byte a granule."""
+        if self.parts == 1:
+            self.parts = WORD_BYTES
+            self.shape = self.shape[0], CHUNK_BYTES
+            for granules in (self.writers, *self.readers.values()):
+                granules.divide(WORD_BYTES)
 
     def read(
         self, index: Any, span: tuple[int, int], actor: Actor, writers: list[int] | None = None
@@ -165,6 +199,7 @@ class Shadow:
 
         writers: `writers_of` them, if they are at hand.
         """
+        index = self.at(index)
         conflict = self._against_writers(index, actor, writers)
         component, value = actor.epoch >> COMPONENT_SHIFT, actor.epoch & VALUE_MASK
         readers = self.readers.get(component)
@@ -175,17 +210,18 @@ class Shadow:
 
     def write(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """Note a write; report an unordered write or read."""
+        index = self.at(index)
         conflict = self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
         self.writers.put(index, self.accesses.add(actor))
         return conflict
 
     def writers_of(self, index: Any) -> list[int]:
         """Numbers of the accesses that wrote the granules at `index` last; 0 if nobody wrote one."""
-        return distinct(self.writers.at(index))
+        return distinct(self.writers.at(self.at(index)))
 
     def unwritten(self, index: Any) -> np.ndarray:
         """Which granules at `index` nobody has written."""
-        return self.writers.at(index) == NOBODY
+        return self.writers.at(self.at(index)) == NOBODY
 
     def forget(self, index: Any) -> None:
         """The granules are as new (freshly allocated)."""
@@ -195,6 +231,7 @@ class Shadow:
 
     def unordered(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """The first access that did not happen before the actor's, without noting one."""
+        index = self.at(index)
         return self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
 
     def _against_writers(self, index: Any, actor: Actor, writers: list[int] | None = None) -> Conflict | None:
@@ -219,10 +256,11 @@ class Shadow:
         site = int(sites.reshape(-1)[position])
         late = unordered(actor.knowledge[SEEN], epochs)
         extent, writer = self.extent(index, sites == site), int(epochs.reshape(-1)[position])
-        return Conflict(site, True, unfenced, extent, writer, self.numbers(index)[late])
+        return Conflict(site, True, unfenced, extent, writer, writer, self.numbers(index)[late])
 
     def unordered_reader(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """The first read that did not happen before the actor's access."""
+        index = self.at(index)
         seen, epochs = actor.knowledge[SEEN], self.accesses.epochs
         for component, readers in self.readers.items():
             known = seen[component]
@@ -230,9 +268,14 @@ class Shadow:
                 continue
             if any(epochs[number] & VALUE_MASK > known for number in distinct(readers.at(index))):
                 numbers = readers.numbers[index]
-                late = self.accesses.epochs_of(numbers) & VALUE_MASK > known
-                site = int(self.accesses.sites_of(numbers).reshape(-1)[int(late.argmax())])
-                return Conflict(site, False, False, self.extent(index, late), actor.epoch)
+                stamps = self.accesses.epochs_of(numbers)
+                late = stamps & VALUE_MASK > known
+                first = int(late.argmax())
+                site, stamp = (
+                    int(self.accesses.sites_of(numbers).reshape(-1)[first]),
+                    int(stamps.reshape(-1)[first]),
+                )
+                return Conflict(site, False, False, self.extent(index, late), actor.epoch, stamp)
         return None
 
     def extent(self, index: Any, where: np.ndarray) -> tuple[int, int]:
@@ -242,12 +285,24 @@ class Shadow:
 
     def numbers(self, index: Any) -> np.ndarray:
         """Flat numbers of the granules at `index`."""
-        return np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[index]
+        return np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[self.at(index)]
 
 
-def shared_shadow(nbytes: int, accesses: Accesses) -> Shadow:
-    """Shadow of a CTA's shared memory of `nbytes` (reserved area included)."""
-    return Shadow(-(-nbytes // 16), GRANULES_PER_CHUNK, accesses)
+def shared_shadow(nbytes: int, accesses: Accesses, *, bytewise: bool = False) -> Shadow:
+    """Shadow of a CTA's shared memory of `nbytes` (reserved area included); `bytewise`: as `stores_parts` says."""
+    return Shadow(-(-nbytes // CHUNK_BYTES), GRANULES_PER_CHUNK, accesses, bytewise=bytewise)
+
+
+NARROW = {"b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16"}
+_ELSEWHERE = {"global", "param", "local"}
+
+
+def stores_parts(insts: Sequence[Inst]) -> bool:
+    """Whether an instruction may store less than a word of shared memory: else neighbours in a word cannot be told apart."""
+    return any(
+        inst.opcode in ("st", "atom", "red") and NARROW & set(inst.mods) and _ELSEWHERE.isdisjoint(inst.mods)
+        for inst in insts
+    )
 
 
 class TensorShadow(Shadow):

@@ -31,7 +31,8 @@ class SharedAtomics:
 
     def access(self, cta: "Cta", place: Place, actor: Actor) -> None:
         """A warp accesses a place by an atomic or a strong store. The bytes count as written from then on."""
-        (index, span), memory = place, self.checker.shared[cta]
+        memory = self.checker.shared[cta]
+        index, span = memory.at(place[0]), place[1]
         conflict = memory.unordered(index, span, actor)
         if conflict is not None and not self.checker.sites[conflict.site].atomic:
             self._conflict(cta, conflict, actor, write=True)
@@ -42,14 +43,24 @@ class SharedAtomics:
             memory.writers.numbers[index] = numbers.reshape(memory.writers.numbers[index].shape)
         shadow = self._shadows.get(cta)
         if shadow is None:
-            shadow = self._shadows[cta] = Shadow(*memory.shape, self._accesses)
+            shadow = self._shadows[cta] = Shadow(*memory.shape, self._accesses, bytewise=memory.bytewise)
+            shadow.parts = memory.parts
+        self._divide_alike(shadow, memory)
         shadow.read(index, span, actor, [NOBODY])
+
+    @staticmethod
+    def _divide_alike(shadow: Shadow, memory: Shadow) -> None:
+        if memory.parts > shadow.parts:
+            shadow.divide()
 
     def plain(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
         """Hold a plain access against the atomics before it."""
         shadow = self._shadows.get(cta)
         if shadow is None:
             return
-        found = shadow.unordered_reader(*place, actor)
+        memory = self.checker.shared[cta]
+        index = memory.at(place[0])
+        self._divide_alike(shadow, memory)
+        found = shadow.unordered_reader(index, place[1], actor)
         if found is not None:
             self._conflict(cta, replace(found, wrote=True), actor, write=write, compared=False)

@@ -183,7 +183,7 @@ class WarpOrder:
         copies = shadow.writers_of(index)
         if write:
             for component in phases.keys() & shadow.readers.keys():
-                copies += distinct(shadow.readers[component].at(index))
+                copies += distinct(shadow.readers[component].at(shadow.at(index)))
         for copy in copies:
             stamp = shadow.accesses.epochs[copy]
             if stamp & VALUE_MASK > phases.get(stamp >> COMPONENT_SHIFT, VALUE_MASK):

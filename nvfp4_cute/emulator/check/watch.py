@@ -609,7 +609,9 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
             for cta, barrier in found:
                 if complete(barrier):
                     checker.warp_order.waits(warp, barrier.record.component)
-                    checker.mbarriers.waited(warp, pc, cta, barrier, wide=wide, relaxed=relaxed)
+                    checker.mbarriers.waited(
+                        warp, pc, cta, barrier, token=None if by_parity else value, wide=wide, relaxed=relaxed
+                    )
         return result
 
     return run

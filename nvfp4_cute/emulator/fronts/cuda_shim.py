@@ -4,6 +4,7 @@ A function that is not answered here is refused by name: nothing reaches a real 
 Times of events are host times: they say how long the emulation took, nothing about a GPU.
 """
 
+import ctypes
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,25 @@ from nvfp4_cute.errors import EmulatorError
 
 CUDA_VERSION = 13000
 """Version that the driver and the runtime state."""
+
+PROPERTIES = {
+    "maxThreadsPerBlock": 1,
+    "sharedMemPerBlock": 8,
+    "warpSize": 10,
+    "regsPerBlock": 12,
+    "multiProcessorCount": 16,
+    "concurrentKernels": 31,
+    "maxThreadsPerMultiProcessor": 39,
+    "unifiedAddressing": 41,
+    "sharedMemPerMultiprocessor": 81,
+    "regsPerMultiprocessor": 82,
+    "cooperativeLaunch": 95,
+    "sharedMemPerBlockOptin": 97,
+    "maxBlocksPerMultiProcessor": 106,
+    "reservedSharedMemPerBlock": 111,
+    "clusterLaunch": 120,
+}
+"""Fields of cudaDeviceProp and the numbers of their cudaDeviceAttr."""
 
 Answer = tuple[Any, ...]
 
@@ -144,6 +164,42 @@ class Answers:
         graph.replay()
         return (self.ok,)
 
+    def limit(self, number: Any) -> Answer:
+        """A limit of the device; an unknown one is refused by its name."""
+        if int(number) not in self.gpu.limits:
+            raise EmulatorError(f"{getattr(number, 'name', number)} has no value on the virtual GPU")
+        return self.success, self.gpu.limits[int(number)]
+
+    def set_limit(self, number: Any, value: int) -> Answer:
+        """Change a limit, which bounds nothing here."""
+        self.limit(number)
+        self.gpu.limits[int(number)] = int(value)
+        return (self.success,)
+
+    def put_uuid(self, found: Any) -> None:
+        """Write the identity of the device into a structure, whose bytes cuda-python only reads."""
+        ctypes.memmove(found.getPtr(), self.gpu.uuid.bytes, 16)
+
+    def priorities(self) -> Answer:
+        """Priorities of streams: least, greatest."""
+        return self.success, 0, -5
+
+    def zero(self, *args: Any) -> Answer:
+        """A number that is 0: flags, a priority, access to another device."""
+        return self.success, 0
+
+    def host_function(self, stream: Any, function: Any, data: Any, *args: Any) -> Answer:
+        """Call a function of the host where it stands among device work."""
+        return self.do(lambda: function(data))
+
+    def bus_id(self, length: int, device: Any) -> Answer:
+        """Where the device would be plugged in."""
+        return self.success, b"0000:00:00.0"[: length - 1].ljust(length, b"\0")
+
+    def same_address(self, address: Any, *args: Any) -> Answer:
+        """The device's address of host memory: the same."""
+        return self.success, int(address)
+
     def error_name(self, error: Any) -> Answer:
         """Name of an error code."""
         return self.success, error.name.encode()
@@ -172,6 +228,15 @@ class Driver(Answers):
     cuMemcpy = cuMemcpyAsync = cuMemcpyHtoD = cuMemcpyHtoDAsync = cuMemcpyDtoH = Answers.copy
     cuMemcpyDtoHAsync = cuMemcpyDtoD = cuMemcpyDtoDAsync = Answers.copy
     cuGetErrorName = cuGetErrorString = Answers.error_name
+    cuCtxGetLimit, cuCtxSetLimit, cuCtxGetStreamPriorityRange = (
+        Answers.limit,
+        Answers.set_limit,
+        Answers.priorities,
+    )
+    cuStreamGetPriority = cuStreamGetFlags = cuCtxGetFlags = cuDeviceCanAccessPeer = Answers.zero
+    cuMemHostRegister = cuMemHostUnregister = cuMemAdvise = cuCtxResetPersistingL2Cache = Answers.nothing
+    cuMemHostGetDevicePointer, cuDeviceGetPCIBusId = Answers.same_address, Answers.bus_id
+    cuLaunchHostFunc = Answers.host_function
     cuEventElapsedTime = Answers.milliseconds
     cuStreamBeginCapture, cuStreamEndCapture = Answers.begin_capture, Answers.end_capture
     cuGraphGetNodes, cuGraphInstantiate, cuGraphLaunch = (
@@ -209,6 +274,16 @@ class Driver(Answers):
     def cuDeviceTotalMem(self, device: Any) -> Answer:
         """Bytes of device memory."""
         return self.success, self.gpu.product.memory_bytes
+
+    def cuDeviceGetUuid(self, device: Any) -> Answer:
+        """The identity of the device."""
+        found = self.module.CUuuid()
+        self.put_uuid(found)
+        return self.success, found
+
+    def cuDevicePrimaryCtxGetState(self, device: Any) -> Answer:
+        """Flags, and whether the context is active."""
+        return self.success, 0, 1
 
     def cuMemGetInfo(self) -> Answer:
         """Free and total bytes."""
@@ -303,6 +378,13 @@ class Runtime(Answers):
     cudaGraphDestroy = cudaGraphExecDestroy = Answers.nothing
     cudaMemcpy = cudaMemcpyAsync = Answers.copy
     cudaGetErrorName = cudaGetErrorString = Answers.error_name
+    cudaDeviceGetLimit, cudaDeviceSetLimit = Answers.limit, Answers.set_limit
+    cudaDeviceGetStreamPriorityRange = Answers.priorities
+    cudaStreamGetPriority = cudaStreamGetFlags = cudaGetDeviceFlags = cudaDeviceCanAccessPeer = Answers.zero
+    cudaHostRegister = cudaHostUnregister = cudaMemAdvise = cudaMemPrefetchAsync = Answers.nothing
+    cudaInitDevice = cudaSetDeviceFlags = cudaCtxResetPersistingL2Cache = Answers.accept
+    cudaHostGetDevicePointer, cudaDeviceGetPCIBusId = Answers.same_address, Answers.bus_id
+    cudaLaunchHostFunc = Answers.host_function
     cudaEventElapsedTime = Answers.milliseconds
     cudaStreamBeginCapture, cudaStreamEndCapture = Answers.begin_capture, Answers.end_capture
     cudaGraphGetNodes, cudaGraphInstantiate, cudaGraphLaunch = (
@@ -328,6 +410,28 @@ class Runtime(Answers):
     def cudaDeviceGetAttribute(self, attribute: Any, device: int) -> Answer:
         """A device attribute; refused if the virtual device has no value for it."""
         return self.success, self.gpu.attribute(int(attribute))
+
+    def cudaGetDeviceProperties(self, device: int) -> Answer:
+        """Properties that follow from the device's attributes; of others, zeros."""
+        gpu, numbers, found = self.gpu, self.gpu.device.attributes(), self.module.cudaDeviceProp()
+        found.name = gpu.product.name.encode().ljust(256, b"\0")
+        self.put_uuid(found.uuid)
+        found.major, found.minor = gpu.device.capability
+        found.totalGlobalMem, found.l2CacheSize = gpu.product.memory_bytes, gpu.product.l2_bytes
+        for name, number in PROPERTIES.items():
+            setattr(found, name, gpu.attribute(number))
+        found.maxThreadsDim = [numbers[2], numbers[3], numbers[4]]
+        found.maxGridSize = [numbers[5], numbers[6], numbers[7]]
+        return self.success, found
+
+    def cudaStreamIsCapturing(self, *args: Any) -> Answer:
+        """Whether a capture is going on."""
+        status = self.module.cudaStreamCaptureStatus
+        active = self.gpu.graph is not None
+        return (
+            self.ok,
+            status.cudaStreamCaptureStatusActive if active else status.cudaStreamCaptureStatusNone,
+        )
 
     def cudaMemGetInfo(self) -> Answer:
         """Free and total bytes."""

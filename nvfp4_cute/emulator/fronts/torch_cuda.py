@@ -169,12 +169,29 @@ def _range(message: str = "", *args: Any, **kwargs: Any) -> DeviceContext:
     return DeviceContext()
 
 
-def properties(gpu: VirtualGpu) -> SimpleNamespace:
+class Answered(SimpleNamespace):
+    """Answers by name; a question without an answer is refused by name, as an AttributeError: `hasattr` asks, too."""
+
+    def __init__(self, whose: str, **answers: Any):
+        """`whose`: what the names belong to, for the refusal."""
+        super().__init__(**answers)
+        object.__setattr__(self, "_whose", whose)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self._whose}.{name} has no answer on the virtual GPU")
+
+
+def properties(gpu: VirtualGpu) -> Answered:
     """What torch.cuda.get_device_properties answers."""
     major, minor = gpu.device.capability
     numbers = gpu.device.attributes()
-    return SimpleNamespace(
+    return Answered(
+        "torch.cuda.get_device_properties()",
         name=gpu.product.name,
+        uuid=gpu.uuid,
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
         major=major,
         minor=minor,
         multi_processor_count=gpu.product.sm_count,
@@ -238,13 +255,20 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
     }
     quiet = (
         "_lazy_init init ipc_collect reset_peak_memory_stats reset_max_memory_allocated seed seed_all "
-        "reset_accumulated_memory_stats set_per_process_memory_fraction set_sync_debug_mode set_device "
+        "reset_accumulated_memory_stats check_error _sleep reset_accumulated_host_memory_stats "
+        "reset_peak_host_memory_stats set_per_process_memory_fraction set_sync_debug_mode set_device "
         "reset_max_memory_cached"
     )
     counts = (
         "current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
         "max_memory_cached get_sync_debug_mode"
     )
+    stats = "memory_stats memory_stats_as_nested_dict host_memory_stats host_memory_stats_as_nested_dict"
+    cudart = "cudaProfilerStart cudaProfilerStop cudaHostRegister cudaHostUnregister cudaStreamSynchronize"
+    hardware = (
+        "utilization clock_rate memory_usage temperature power_draw device_memory_used list_gpu_processes"
+    )
+    handles = "current_blas_handle current_solver_handle"
     return {
         **{name: _constant(name, None) for name in quiet.split()},
         **{name: _constant(name, 0) for name in counts.split()},
@@ -253,6 +277,15 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "is_initialized": lambda: True,
         "_is_compiled": lambda: True,
         "is_bf16_supported": lambda *args, **kwargs: True,
+        "is_tf32_supported": lambda: True,
+        "get_allocator_backend": lambda: "native",
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "get_gencode_flags": lambda: f"-gencode compute={gpu.device.arch[3:]},code={gpu.device.arch}",
+        "default_generators": (torch.default_generator,),
+        "caching_allocator_alloc": lambda size, device=None, stream=None: gpu.allocate(size),
+        "caching_allocator_delete": gpu.free,
+        "memory_snapshot": lambda *args, **kwargs: [],
+        "get_stream_from_external": lambda handle, device=None: Stream(stream_ptr=handle),
         "is_current_stream_capturing": lambda: gpu.graph is not None,
         "can_device_access_peer": lambda *args: False,
         "device_count": lambda: 1,
@@ -261,7 +294,7 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "get_device_name": lambda device=None: gpu.product.name,
         "get_device_properties": lambda device=None: properties(gpu),
         "mem_get_info": lambda device=None: (gpu.product.memory_bytes, gpu.product.memory_bytes),
-        "memory_stats": lambda device=None: {},
+        **{name: _constant(name, {}) for name in stats.split()},
         "memory_summary": lambda *args, **kwargs: "the virtual GPU counts no memory",
         "synchronize": synchronize,
         "device": DeviceContext,
@@ -278,13 +311,17 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "set_stream": set_stream,
         "stream": lambda stream: StreamContext(stream),
         "StreamContext": StreamContext,
-        "cudart": lambda: SimpleNamespace(
-            cudaProfilerStart=_constant("cudaProfilerStart", 0),
-            cudaProfilerStop=_constant("cudaProfilerStop", 0),
+        "cudart": lambda: Answered(
+            "torch.cuda.cudart()",
+            cudaMemGetInfo=lambda device: (gpu.product.memory_bytes, gpu.product.memory_bytes),
+            cudaGetErrorString=lambda error: f"CUDA error {int(error)}",
+            **{name: _constant(name, 0) for name in cudart.split()},
         ),
         "make_graphed_callables": _refuse("make_graphed_callables", "capture a torch.cuda.CUDAGraph instead"),
-        "utilization": _refuse("utilization", "there is no hardware to ask"),
-        "clock_rate": _refuse("clock_rate", "there is no hardware to ask"),
+        **{name: _refuse(name, "there is no hardware to ask") for name in hardware.split()},
+        **{name: _refuse(name, "kernels that are not in PTX cannot run") for name in handles.split()},
+        "change_current_allocator": _refuse("change_current_allocator", "memory is that of the host"),
+        "GreenContext": _refuse("GreenContext", "it has all SMs in one context"),
     }
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import mmap
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ ALLOCATION_ALIGN = 512
 POISON = 0xFF
 """Byte that fills memory which a driver call allocated: NaN in every float format."""
 
+
+LIMITS = {0: 1024, 1: MIB, 2: 8 * MIB, 3: 2, 4: 2048, 6: 0}
+"""Numbers of cudaLimit and their values on a fresh device (CUDA runtime API, cudaDeviceSetLimit): stack of a thread, buffer of
+printf, heap, depth of synchronization and pending launches of device-side launches, bytes of L2 set aside."""
 
 FREED_BYTES = 64 * MIB
 """How much freed memory stays accessible by default. A GPU's caching allocator keeps all it ever got."""
@@ -137,6 +142,7 @@ class VirtualGpu(Emulator):
 
     Attributes:
         product: what it says of itself.
+        uuid: its identity, the same in every process.  limits: what `cudaDeviceGetLimit` answers, by number.
         launches: every launch that ran, in order.
         graph: where work goes while it is captured, else None.
         store: PTX of exported objects, or None.
@@ -179,6 +185,8 @@ class VirtualGpu(Emulator):
         )
         # Numbers of cudaDeviceAttr: clock, L2, concurrent kernels, unified addressing, cooperative launch, memory pools.
         self._attributes |= {13: product.clock_khz, 38: product.l2_bytes, 31: 1, 41: 1, 95: 1, 115: 1}
+        self.uuid = uuid.uuid5(uuid.NAMESPACE_DNS, self.product.name)
+        self.limits = dict(LIMITS)
         self.launches: list[LaunchRow] = []
         self.graph: Graph | None = None
         self.freed_bytes = FREED_BYTES

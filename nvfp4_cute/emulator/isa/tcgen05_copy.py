@@ -93,7 +93,8 @@ def _check_copy(
     place = operand_place(indices, 16)
     valid: np.ndarray | bool = True
     if not checker.copy_source(cta, place):
-        written = ~checker.shared[cta].unwritten(indices).reshape(len(indices), -1)
+        memory = checker.shared[cta]
+        written = ~memory.unwritten(indices).reshape(len(indices), -1, memory.parts).any(axis=2)
         # A group of 16 elements is written where its first bytes are; padding is not looked at.
         valid = written if source is None else np.repeat(written[:, ::4], 4, axis=1)
     checker.write_tensor(cta, slice(int(lanes.item(0)), int(lanes.item(-1)) + 1), columns, None)

@@ -171,6 +171,26 @@ def check_cuda_bindings() -> None:
     assert runtime.cudaDeviceGetAttribute(attribute, 0) == (runtime.cudaError_t.cudaSuccess, 148)
 
 
+def check_identity_limits_and_properties() -> None:
+    """What packages ask a GPU before their first launch: the answers agree, and others are refused by name."""
+    from cuda.bindings import driver, runtime
+
+    asked, limits = torch.cuda.get_device_properties(0), runtime.cudaLimit
+    error, given = runtime.cudaGetDeviceProperties(0)
+    assert int(error) == 0 and given.multiProcessorCount == asked.multi_processor_count == 148
+    assert driver.cuDeviceGetUuid(0)[1].bytes == given.uuid.bytes == asked.uuid.bytes
+    assert runtime.cudaDeviceGetLimit(limits.cudaLimitStackSize)[1] == 1024
+    runtime.cudaDeviceSetLimit(limits.cudaLimitMallocHeapSize, 1 << 24)
+    assert driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE)[1] == 1 << 24
+    assert torch.cuda.default_generators[0].initial_seed() == torch.initial_seed()
+    assert not hasattr(asked, "nonesuch") and torch.cuda.cudart().cudaHostRegister(0, 0, 0) == 0
+    refused(lambda: asked.nonesuch, AttributeError, "nonesuch has no answer")
+    refused(torch.cuda.power_draw, RuntimeError, "torch.cuda.power_draw is not available")
+    unknown = limits.cudaLimitMaxL2FetchGranularity
+    refused(lambda: runtime.cudaDeviceGetLimit(unknown), RuntimeError, "cudaLimitMaxL2FetchGranularity")
+    refused(lambda: runtime.cudaGraphCreate(0), RuntimeError, "cudaGraphCreate has no answer")
+
+
 def check_hardware_info() -> None:
     from cutlass.utils import HardwareInfo
 
