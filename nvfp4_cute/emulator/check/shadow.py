@@ -108,7 +108,7 @@ class Granules:
         self._row = np.zeros(GRANULES_PER_CHUNK, np.int32)
 
     def at(self, index: Any) -> np.ndarray:
-        """Of the granules at `index`; whole rows that an array names are put one after the other."""
+        """Numbers of the granules at `index`; whole rows that an array names follow one another."""
         if self._rows is not None and index.__class__ is np.ndarray:
             return self._rows.take(index).view(np.int32)
         return self.numbers[index]
@@ -118,7 +118,7 @@ class Granules:
         self.numbers, self._rows = np.repeat(self.numbers, parts, axis=1), None
 
     def put(self, index: Any, number: int) -> None:
-        """Of all granules at `index`."""
+        """Gives all granules at `index` the number."""
         if self._rows is not None and index.__class__ is np.ndarray:
             self._row.fill(number)
             self._rows[index] = self._row.view(np.complex128)

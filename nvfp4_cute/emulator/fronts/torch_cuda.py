@@ -170,7 +170,7 @@ def _range(message: str = "", *args: Any, **kwargs: Any) -> DeviceContext:
 
 
 class Answered(SimpleNamespace):
-    """Answers by name; a question without an answer is refused by name, as an AttributeError: `hasattr` asks, too."""
+    """Answers by name; a question without an answer is refused by name, as an AttributeError, as `hasattr` expects."""
 
     def __init__(self, whose: str, **answers: Any):
         """`whose`: what the names belong to, for the refusal."""
