@@ -354,7 +354,7 @@ def check_padding_columns(label: str, scale: torch.Tensor, k: int, fmt: BlockFor
     if not columns or fmt.is_int4 or scale.device.type != "cpu" or private_api.is_traced():
         return
     last = scale.reshape(-1, fmt.atom_row_bytes(k))[:, -math.prod(fmt.atom_shape) :]
-    padding = last.view(-1, fmt.atom_shape[-1])[:, columns:]
+    padding = last.reshape(-1, fmt.atom_shape[-1])[:, columns:]
     is_nan = padding == 0xFF if fmt.scale.name == UE8M0.name else (padding & 0x7F) == 0x7F
     if is_nan.any():
         raise ValueError(
