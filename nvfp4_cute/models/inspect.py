@@ -13,7 +13,7 @@ from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.models.checkpoints.stored import INT4
 from nvfp4_cute.nn.kept import LEAVE
 from nvfp4_cute.nn.linear import K_STEP
-from nvfp4_cute.planning.arch import ARCHS, FAMILIES, WEIGHT_ONLY_ARCHS, mmas_of
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, WEIGHT_ONLY_ARCHS, is_weight_only, mmas_of, simt
 from nvfp4_cute.terminal import Progress
 
 DECODED_BYTES = 2  # of a weight in 16 bits
@@ -176,7 +176,7 @@ def kept_bytes(inspection: Inspection) -> int:
 
 
 def where_it_runs() -> list[tuple[str, str]]:
-    """Architectures, and how their tensor cores multiply two NVFP4 operands: a line for each way."""
+    """Architectures, and how their tensor cores multiply two NVFP4 operands, or weights alone: a line for each way."""
     archs: dict[str, list[str]] = {}
     for family in FAMILIES:
         if NVFP4_PAIR not in family.MMA:  # Kernels of an architecture that multiply other formats.
@@ -188,4 +188,7 @@ def where_it_runs() -> list[tuple[str, str]]:
             else f"decoded on the way to tensor cores ({kind})"
         )
         archs.setdefault(how, []).extend(family.ARCHS)
+    archs["weight-only: weights decoded beside activations of 16 bits"] = list(
+        filter(is_weight_only, simt.ARCHS)
+    )
     return [(" ".join(names), how) for how, names in archs.items()]

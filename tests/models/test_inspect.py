@@ -9,7 +9,8 @@ from checkpoint_files import MODELOPT, experts, nvfp4, write
 
 from nvfp4_cute.cli import main
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
-from nvfp4_cute.models.inspect import Kind, inspect, what_runs
+from nvfp4_cute.models.inspect import Kind, inspect, what_runs, where_it_runs
+from nvfp4_cute.planning.arch import simt
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 
@@ -90,3 +91,9 @@ def test_fp8_in_blocks_is_multiplied_where_blocks_are_whole():
     assert what_runs(kind("[128, 256]", 256)).startswith("LinearFP8 on sm_90a")
     assert what_runs(kind("8 x [256, 128]", 128)).startswith("ExpertsFP8 on sm_90a")
     assert what_runs(kind("[128, 192]", 192)).startswith("decoded to 16 bits")
+
+
+def test_where_it_runs_names_every_architecture_with_kernels():
+    named = [arch for archs, _ in where_it_runs() for arch in archs.split()]
+    assert sorted(named) == sorted(simt.ARCHS)
+    assert dict(where_it_runs())["sm_80 sm_86 sm_89"].startswith("weight-only")

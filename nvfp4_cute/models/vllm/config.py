@@ -25,7 +25,7 @@ from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
 from nvfp4_cute.models.layers import LayerActivations
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
-from nvfp4_cute.planning.arch import ARCHS
+from nvfp4_cute.planning.arch.simt import ARCHS
 
 # Keys of a config that hold names of modules, or patterns of such.
 LISTS = ("ignore", "exclude_modules")
