@@ -1,1 +1,1 @@
-"""Which kernel configuration computes a problem, and how its tiles are dealt."""
+"""Chooses a kernel configuration for a problem and assigns tiles to CTAs."""

@@ -1,4 +1,4 @@
-"""Problem and GPU -> config: asks the family of the GPU's architecture, which alone knows how it chooses."""
+"""Chooses a config for a problem and a GPU by asking the GPU's architecture family."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,12 +13,13 @@ from nvfp4_cute.problem import Form, Gate, GroupedProblem, WeightLayout, num_wei
 
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
-    """The config to compute a problem with. Groups of one size are taken to have ``rows.rounded_rows`` of their rows.
+    """Returns the config for a problem. If all groups have one size, their rows are rounded up by ``rows.rounded_rows``.
 
-    Where only the device knows the sizes, ``problem`` is that of :func:`problem_of_mean`.
+    Pass the result of :func:`problem_of_mean` if only the device knows the sizes.
 
-    Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply or write,
-    and for dual GEMMs that it does not compute.
+    Raises:
+        UnsupportedTarget: ``arch`` has no kernel.
+        UnsupportedProblem: its kernel does not multiply or write these formats, or does not compute this dual GEMM.
     """
     formats = problem.a_format, problem.b_format
     check_pair(arch, formats, mmas_of(arch))
@@ -34,7 +35,7 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
 
 def of_rounded_rows(problem: GroupedProblem) -> GroupedProblem:
-    """The problem with rows rounded up, where all groups have one size."""
+    """Returns the problem with rows rounded up, if all groups have one size."""
     first = problem.sizes[0] if problem.sizes else None
     if first is None or any(size != first for size in problem.sizes):
         return problem
@@ -52,12 +53,12 @@ def config_for_mean(
     is_ragged: bool = True,
     formats: Formats = NVFP4_PAIR,
 ) -> KernelConfig:
-    """The config of a problem whose group sizes only the device knows.
+    """Returns the config of a problem whose group sizes only the device knows.
 
     Args:
-        mean, gate, out_format, is_ragged, formats: as of :func:`problem_of_mean`.
+        mean, gate, out_format, is_ragged, formats: see :func:`problem_of_mean`.
 
-    Raises as ``choose_config``.
+    Raises the errors of ``choose_config``.
     """
     problem = problem_of_mean(num_groups, mean, gate, out_format, is_ragged, formats)
     return choose_config(problem, arch, num_sms)
@@ -71,14 +72,14 @@ def problem_of_mean(
     is_ragged: bool = True,
     formats: Formats = NVFP4_PAIR,
 ) -> GroupedProblem:
-    """What a config is chosen for where only the device knows the sizes: groups of a mean size.
+    """Returns the problem for which a config is chosen if only the device knows the sizes: groups of mean size.
 
     Args:
-        mean: (m, n, k) of a group of mean size, n of its results.
-        gate: of a dual GEMM.
-        out_format: of quantized results; None of others.
-        is_ragged: whether groups share rows, so that some have more than the mean; no group of the masked form has.
-        formats: of ``a`` and of ``b``.
+        mean: (m, n, k) of a group of mean size, where n counts result columns.
+        gate: activation and layout of a dual GEMM.
+        out_format: format of quantized results; None for other results.
+        is_ragged: whether groups share rows, so that some exceed the mean. Groups of the masked form never do.
+        formats: formats of ``a`` and ``b``.
     """
     m, n, k = mean
     form: Form = "ragged" if is_ragged else "masked"
@@ -106,12 +107,16 @@ def candidates(
     gate: Gate | None = None,
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``.
+    """Returns every config that may be chosen if the caller passes none.
 
     Args:
-        out_format: of quantized results; None of others.
-        gate: of a dual GEMM.
-        formats: of ``a`` and of ``b``. Raises UnsupportedProblem for formats that the kernel does not multiply.
+        out_format: format of quantized results; None for other results.
+        gate: activation and layout of a dual GEMM.
+        formats: formats of ``a`` and ``b``.
+
+    Raises:
+        UnsupportedTarget: ``arch`` has no kernel.
+        UnsupportedProblem: its kernel does not multiply these formats.
     """
     check_pair(arch, formats, mmas_of(arch))
     layout = "separate" if gate is None else _kernels_layout(gate)
@@ -120,7 +125,7 @@ def candidates(
 
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:
-    """What is chosen from, the chosen one first; one may be there twice. Raises as ``choose_config``."""
+    """Returns the candidates, the chosen one first; it may occur twice. Raises the errors of ``choose_config``."""
     chosen = choose_config(problem, arch, num_sms)
     family = family_of(arch, (problem.a_format, problem.b_format))
     estimates = family.estimates(problem, num_sms)
@@ -130,7 +135,7 @@ def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfi
 
 
 def explain(problem: GroupedProblem, arch: str, num_sms: int) -> str:
-    """Why a config was chosen for groups of known sizes: a line for each candidate that has an estimate, the chosen one first."""
+    """Explains the choice for groups of known sizes: one line per candidate with an estimate, the chosen one first."""
     config = choose_config(problem, arch, num_sms)
     estimates = family_of(arch, (problem.a_format, problem.b_format)).estimates(problem, num_sms)
     if estimates:
@@ -144,5 +149,5 @@ def _candidates(family: Family, problem: GroupedProblem) -> tuple[KernelConfig, 
 
 
 def _kernels_layout(gate: Gate) -> WeightLayout:
-    """How a kernel finds the weights: halves of one operand are two for it."""
+    """Returns the layout of the weights for a kernel, which takes the halves of one operand as two operands."""
     return gate.weight_layout if gate.weight_layout in INTERLEAVE else "separate"

@@ -1,4 +1,4 @@
-"""KernelConfig: how a problem is computed. Never mentions tensors or sizes; what is computed is in problem.py."""
+"""KernelConfig says how a problem is computed, without tensors or sizes; problem.py says what is computed."""
 
 import re
 from dataclasses import dataclass
@@ -16,27 +16,29 @@ class KernelConfig:
     """Tile shape, pipeline depths and launch width of one kernel.
 
     Attributes:
-        cta_tile_shape_mnk: what one CTA contributes to an MMA: rows of its M side, all columns of the N side, and the
-            elements of K in one pipeline stage.
-        num_ab_stage: shared-memory stages of A, B and their scales; None takes as many as fit.
-        num_acc_stage: accumulators of a CTA, each of one work tile, or of one K tile where sums are promoted, so that the
-            epilogue of one overlaps the mainloop of the next.
-        num_cta: persistent CTAs to launch at most; None takes one per SM. Not part of the compiled code.
-        use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
-        use_k96_instrs: MMAs multiply 96 elements of K, not 64: CUTLASS calls them FP4 Ultra. K tiles are as without.
-        swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
-            extent has a finer grain: the choice where few tokens meet many weights.
-        multicast_n: MMAs of a cluster, side by side along M, that meet the same N side: each loads every so many-th K tile of it
-            for all of them.
-        split_k: CTAs of a cluster that share the K tiles of a work tile and add up their sums.
-        decode_first: tokens are decoded once, into device memory, by a launch before; then two CTAs with neighbouring rows
-            of ``b`` share what they load of them.
-        stream_k: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one of them adds
-            up what the others leave in device memory. Needs ``decode_first``.
+        cta_tile_shape_mnk: one CTA's part of an MMA: rows of its M side, all columns of the N side, and elements of K per
+            pipeline
+            stage.
+        num_ab_stage: shared-memory stages of A, B and their scales; None fits as many as possible. num_acc_stage: accumulators
+            per CTA, so that the epilogue of one overlaps the mainloop of the next. Each holds a work tile, or a
+            K tile if sums are promoted.
+        num_cta: largest number of persistent CTAs to launch; None takes one per SM. Not part of the compiled code.
+        use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``), which halves the N side's loads.
+        use_k96_instrs: MMAs multiply 96 elements of K instead of 64 (FP4 Ultra in CUTLASS). K tiles do not change.
+        swap_ab: rows of ``b`` (weights) are on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose extent is
+            finer-grained. Pays for few tokens and many weights.
+        multicast_n: number of neighbouring MMAs of a cluster along M that share the N side. Each loads every n-th K tile of it
+            for all.
+        split_k: CTAs of a cluster that share the K tiles of a work tile and reduce their partial sums. decode_first: a
+            preceding launch dequantizes tokens once into device memory; two CTAs with neighbouring rows of ``b`` then share
+            loads of tokens.
+        stream_k: K tiles rather than work tiles are divided evenly. If clusters share a tile, one of them adds the partial sums
+            that the
+            others leave in device memory. Needs ``decode_first``.
 
-    Every family of architectures has ``SHARED_FIELDS``. Each other field is an option: families that have it name it in their
-    ``OPTIONS``, the others refuse it. A field means the same to all that have it. Which values a family can build its
-    ``unsupported_reason`` says.
+    Every architecture family has ``SHARED_FIELDS``. Other fields are options: a family names those it has in ``OPTIONS`` and
+    refuses the others. A field means the same in all families. ``unsupported_reason`` of a family says which values it can
+    build.
     """
 
     cta_tile_shape_mnk: tuple[int, int, int] = (128, 128, 256)
@@ -53,17 +55,17 @@ class KernelConfig:
 
     @property
     def num_mma_cta(self) -> int:
-        """CTAs that issue an MMA together: 2 of a pair."""
+        """CTAs that issue an MMA together: 2 for a pair, otherwise 1."""
         return 2 if self.use_2cta_instrs else 1
 
     @property
     def num_m_cta(self) -> int:
-        """CTAs with rows of a work tile's M side: those that issue an MMA together or share the N side."""
+        """CTAs with rows of a work tile's M side, which issue an MMA together or share the N side."""
         return (2 if self.use_2cta_instrs or self.decode_first else 1) * self.multicast_n
 
     @property
     def cluster_size(self) -> int:
-        """CTAs that work on one tile together."""
+        """CTAs that work on one tile."""
         return self.num_m_cta * self.split_k
 
     @property
@@ -74,7 +76,7 @@ class KernelConfig:
         return (n, m, k) if self.swap_ab else (m, n, k)
 
     def to_name(self) -> str:
-        """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
+        """Returns a readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` means as many stages as fit."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
         pair += "_ultra" * self.use_k96_instrs
@@ -86,7 +88,7 @@ class KernelConfig:
 
     @classmethod
     def from_name(cls, name: str) -> "KernelConfig":
-        """Inverse of :meth:`to_name`. Raises ValueError where the name has another form."""
+        """Inverse of :meth:`to_name`. Raises ValueError if the name has another form."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(
@@ -110,7 +112,7 @@ class KernelConfig:
 
 
 def check_config(config: object) -> None:
-    """Raise TypeError for what is neither a KernelConfig nor None."""
+    """Raises TypeError unless ``config`` is a KernelConfig or None."""
     if config is not None and not isinstance(config, KernelConfig):
         raise TypeError(
             f"config={config!r} is no KernelConfig; pass one, such as "

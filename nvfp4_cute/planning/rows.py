@@ -1,4 +1,4 @@
-"""Rows that configs are chosen for: few of them, so that a server meets all kernels of a layer before its first request."""
+"""Row counts for which configs are chosen. There are few, so that a server can compile all kernels before its first request."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,10 +9,10 @@ STEPS = 4
 
 
 def rounded_rows(rows: int) -> int:
-    """``rows`` rounded up: exact up to 16, then to a multiple of 8, and to one of four numbers between powers of two.
+    """Returns ``rows`` rounded up: exact up to 16, then a multiple of 8, then one of four values per power of two.
 
-    Choosing for up to a quarter more rows changes the modelled time little. A config costs a compilation of seconds and a choice
-    costs milliseconds, for every number of rows that is told apart.
+    Choosing for up to a quarter more rows changes the modelled time little, while every distinct row count costs milliseconds
+    to choose for and possibly seconds to compile.
     """
     if rows <= EXACT_ROWS:
         return rows
@@ -21,12 +21,13 @@ def rounded_rows(rows: int) -> int:
 
 
 def representative_rows(most: int, *seen: Callable[[int], int]) -> Iterator[int]:
-    """Row counts from 1 to ``most`` at which another kernel may be taken: the ends of every range that is rounded alike.
+    """Yields the row counts from 1 to ``most`` at which another kernel may be chosen: the ends of every rounding range.
 
     A threshold between two ends changes the kernel at most once.
 
     Args:
-        seen: rows that an operation chooses for when a layer gets ``n``, such as rows per expert; by default ``n`` itself.
+        seen: functions from a layer's rows to the rows that an operation chooses for, such as rows per expert; the identity by
+            default.
     """
     kinds: Sequence[Callable[[int], int]] = seen or (lambda n: n,)
     before: tuple[int, ...] = ()

@@ -1,12 +1,12 @@
-"""The host scheduler: output tiles of all groups in one index space, dealt to persistent CTAs.
+"""Host scheduler: linearizes the output tiles of all groups and assigns them to persistent CTAs.
 
-``kernels/common/group_table.py`` is the device twin. Both compute a work tile from its linear index alike:
+``kernels/common/group_table.py`` is the device half. Both compute a work tile from its linear index equally:
 
-- slots are the groups by descending M (equal M: in the caller's order), so that the longest work starts first;
+- slots are the groups by descending M (for equal M, in the caller's order), so that the longest work starts first;
 - the slot of an index is the last one whose ``tile_offsets`` entry is not above it: comparisons with the prefix
   sums; a slot without tiles shares its entry with the next slot and is therefore never found;
 - inside a slot M is the fast axis, ``tile_n_idx, tile_m_idx = divmod(index - tile_offsets[slot], tiles_m[slot])``:
-  tiles that share a weight tile run side by side and it crosses HBM once;
+  tiles that share a weight tile run at the same time, and the weight tile is read from HBM once;
 - CTA c computes the tiles c, c + num_cta, c + 2 * num_cta, ...
 """
 
@@ -26,8 +26,8 @@ class WorkTile:
     """One output tile of one CTA.
 
     Attributes:
-        group_idx: the group's index in the caller's lists.
-        slot: its position in launch order.
+        group_idx: index of the group in the caller's lists.
+        slot: position of the group in launch order.
         tile_m_idx, tile_n_idx: tile coordinates inside the group.
         k_tile_cnt: K tiles to accumulate.
     """
@@ -41,16 +41,16 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """Which CTA computes which tile. Made by :func:`make_schedule`; ``print`` shows a table.
+    """Assignment of tiles to CTAs, made by :func:`make_schedule`; ``print`` shows a table.
 
     Attributes:
         sizes: (m, n, k) of every group, in the caller's order.
         cta_tile_shape_mnk: extents of a work tile, and of one K tile.
-        num_cta: persistent CTAs that get at least one tile; of split-K, clusters of ``split_k`` CTAs.
+        num_cta: persistent CTAs with at least one tile; with split-K, clusters of ``split_k`` CTAs.
         order: the group at each slot.
         tiles_m: tiles along M at each slot.
         k_tile_cnts: K tiles of a work tile at each slot.
-        tile_offsets: tiles of all earlier slots, and the total: one entry more than there are slots.
+        tile_offsets: number of tiles of all earlier slots, and the total: one entry more than slots.
         split_k: CTAs that share a tile's K tiles.
     """
 
@@ -70,12 +70,12 @@ class TileSchedule:
 
     @property
     def waves(self) -> int:
-        """Tiles of the CTA that gets most."""
+        """Largest number of tiles of any CTA."""
         return _ceil_div(self.num_tiles, self.num_cta) if self.num_cta else 0
 
     @property
     def cta_k_tiles(self) -> tuple[int, ...]:
-        """K tiles of every CTA, its share of the work; of split-K, of the CTA of each cluster that has most."""
+        """K tiles per CTA; with split-K, of the busiest CTA of each cluster."""
         return tuple(
             sum(_ceil_div(tile.k_tile_cnt, self.split_k) for tile in self.tiles_of_cta(cta))
             for cta in range(self.num_cta)
@@ -83,7 +83,7 @@ class TileSchedule:
 
     @property
     def imbalance(self) -> float:
-        """K tiles of the busiest CTA over the mean of all CTAs; 1.0 is perfect, and stands for no work at all."""
+        """K tiles of the busiest CTA over the mean of all CTAs; 1.0 is perfect, and the value without work."""
         shares = self.cta_k_tiles
         total = sum(self.work_tile(tile).k_tile_cnt for tile in range(self.num_tiles))
         return max(shares) * len(shares) * self.split_k / total if total else 1.0
@@ -94,7 +94,7 @@ class TileSchedule:
         return sum(_read_bytes(m, n, k) for m, n, k in self.sizes if m and n)
 
     def work_tile(self, tile_idx: int) -> WorkTile:
-        """The tile with linear index ``tile_idx``. Raises IndexError outside 0 <= tile_idx < num_tiles."""
+        """Returns the tile of linear index ``tile_idx``. Raises IndexError outside 0 <= tile_idx < num_tiles."""
         if not 0 <= tile_idx < self.num_tiles:
             raise IndexError(f"tile_idx={tile_idx} is outside the schedule's {self.num_tiles} tiles")
         slot = bisect_right(self.tile_offsets, tile_idx) - 1
@@ -102,10 +102,10 @@ class TileSchedule:
         return WorkTile(self.order[slot], slot, tile_m_idx, tile_n_idx, self.k_tile_cnts[slot])
 
     def tiles_of_cta(self, cta: int, *, to_and_fro: bool = False) -> Iterator[WorkTile]:
-        """The work of CTA ``cta`` in the order in which it is done.
+        """Yields the tiles of CTA ``cta`` in order.
 
         Args:
-            to_and_fro: whether every other wave is dealt from the last CTA to the first (``arch.base.Family.TO_AND_FRO``).
+            to_and_fro: whether every other wave is assigned from the last CTA to the first (``arch.base.Family.TO_AND_FRO``).
         """
         for wave in range(self.waves):
             place = self.num_cta - 1 - cta if to_and_fro and wave % 2 else cta
@@ -113,7 +113,7 @@ class TileSchedule:
                 yield self.work_tile(tile_idx)
 
     def __str__(self) -> str:
-        """A row for each slot and a line of totals."""
+        """Returns one row per slot and a line of totals."""
         lines = [
             f"{'slot':>4} {'group':>5} {'M':>6} {'N':>6} {'K':>6} {'tiles MxN':>10} {'K tiles':>7} {'first':>5}"
         ]
@@ -134,9 +134,9 @@ class TileSchedule:
         return "\n".join(lines)
 
     def picture(self, width: int = 64, max_rows: int = 16) -> str:
-        """Time from left to right, a row for each run of CTAs with equal work, a letter for each group.
+        """Draws time from left to right, one row per run of CTAs with equal work, one letter per group.
 
-        A ``|`` ends a work tile; letters are in proportion to its K tiles. At most ``max_rows`` rows.
+        A ``|`` ends a work tile; the number of letters is proportional to its K tiles. Draws at most ``max_rows`` rows.
         """
         if not self.num_tiles:
             return "no tiles"
@@ -169,12 +169,12 @@ def make_schedule(
     num_cta_max: int,
     split_k: int = 1,
 ) -> TileSchedule:
-    """Linearize the tiles of all groups.
+    """Linearizes the tiles of all groups.
 
     Args:
         sizes: (m, n, k) of every group, in elements; groups with m = 0 or n = 0 get no tile.
         cta_tile_shape_mnk: extents of the tile that one CTA computes, in elements.
-        num_cta_max: CTAs that the device holds at once (its SM count where one CTA fills an SM), or clusters.
+        num_cta_max: CTAs or clusters that are resident at once (the SM count if one CTA fills an SM).
         split_k: CTAs of a cluster that share the K tiles of each of its tiles.
 
     Raises:

@@ -1,7 +1,8 @@
-"""What architectures build, what it costs, how they choose: a module per family, each with all members of ``base.Family``.
+"""Architecture families:
 
-Others ask a family, ``family_of(arch, formats)``, and never say which one it is. An architecture has another family for each
-kernel that multiplies other formats in its own way.
+what each can build, what it costs, and how it chooses. One module per family implements ``base.Family``.
+
+Other code asks ``family_of(arch, formats)`` and never names a family. An architecture has one family per kernel.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,9 +30,9 @@ WEIGHT_ONLY_ARCHS = tuple(arch for family in WEIGHT_ONLY_FAMILIES for arch in fa
 
 
 def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
-    """The family that builds kernels for ``arch`` and a pair of formats, or for a pair that has none the architecture's first.
+    """Returns the family with a kernel for ``arch`` and a pair of formats, or the architecture's first family if none has one.
 
-    Raises UnsupportedTarget where the architecture has none.
+    Raises UnsupportedTarget if the architecture has no family.
     """
     sm80.check_arch(arch)
     found = [family for family in FAMILIES if arch in family.ARCHS]
@@ -41,10 +42,10 @@ def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
 
 
 def check_results(arch: str, formats: Formats, out_format: BlockFormat | None) -> None:
-    """Raises UnsupportedProblem where products of such operands have no results of a format whose scales have rows on ``arch``.
+    """Raises UnsupportedProblem if products of these formats cannot write results with scales in rows on ``arch``.
 
     Args:
-        out_format: of quantized results; None of others, which every kernel has.
+        out_format: format of quantized results; None for other results, which every kernel writes.
     """
     if out_format is None or out_format.scale_layout == "blocked":
         return
@@ -63,14 +64,17 @@ def check_results(arch: str, formats: Formats, out_format: BlockFormat | None) -
 
 
 def mmas_of(arch: str) -> Mapping[Formats, Mma]:
-    """How kernels of ``arch`` multiply, by formats of ``a`` and ``b``. Raises as :func:`family_of`."""
+    """Returns the MMA of ``arch`` for every pair of formats of ``a`` and ``b``. Raises the errors of :func:`family_of`."""
     family_of(arch)
     families = (family for family in FAMILIES if arch in family.ARCHS)
     return {pair: mma for family in families for pair, mma in family.MMA.items()}
 
 
 def weight_only_family_of(arch: str) -> WeightOnlyFamily:
-    """The family whose kernel multiplies 16-bit ``a`` of groups on ``arch``. Raises UnsupportedTarget where there is none."""
+    """Returns the family whose kernel multiplies 16-bit ``a`` of groups on ``arch``.
+
+    Raises UnsupportedTarget if there is none.
+    """
     for family in WEIGHT_ONLY_FAMILIES:
         if arch in family.ARCHS:
             return family
@@ -81,20 +85,20 @@ def weight_only_family_of(arch: str) -> WeightOnlyFamily:
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:
-    """The oldest minor version of CuTe DSL that compiles the products of ``arch``; of others pyproject.toml tells it.
+    """Returns the oldest minor version of CuTe DSL that compiles the GEMMs of ``arch``.
 
-    Before 4.8 inline PTX takes no pointers, as the kernels of Hopper pass them.
+    Hopper's kernels pass pointers to inline PTX, which needs 4.8. pyproject.toml has the oldest version for other architectures.
     """
     return (4, 8) if arch in sm90.ARCHS else (0, 0)
 
 
 def is_weight_only(arch: str) -> bool:
-    """Whether all products of ``arch`` take 16-bit ``a``: there ``family_of`` raises, and says so."""
+    """Returns whether all GEMMs of ``arch`` are weight-only; ``family_of`` then raises and says so."""
     return arch in sm80.ARCHS
 
 
 def has_fp4_mma(arch: str) -> bool:
-    """Whether tensor cores of ``arch`` multiply FP4 operands; elsewhere kernels decode them, or there are none."""
+    """Returns whether tensor cores of ``arch`` multiply FP4. Elsewhere kernels dequantize FP4, or there is no kernel."""
     families = (family for family in FAMILIES if arch in family.ARCHS)
     return any(
         NVFP4_PAIR in family.MMA and family.MMA[NVFP4_PAIR].kind.startswith("mxf4") for family in families
@@ -102,16 +106,16 @@ def has_fp4_mma(arch: str) -> bool:
 
 
 def clusters_at_once(arch: str, config: KernelConfig, num_sms: int, formats: Formats = NVFP4_PAIR) -> int:
-    """Clusters of a kernel that a GPU runs at once: all that its persistent CTAs may be."""
+    """Returns the number of clusters of a kernel that are resident at once, which bounds its persistent CTAs."""
     family = family_of(arch, formats)
     return family.resident_clusters(num_sms, config.cluster_size) * family.ctas_per_sm(config)
 
 
 def chain_archs() -> tuple[str, ...]:
-    """Architectures with a kernel for chains of layers."""
+    """Returns the architectures with a kernel for chains of layers."""
     return in_order(arch for family in FAMILIES if family.HAS_CHAINS for arch in family.ARCHS)
 
 
 def num_clusters(config: KernelConfig, at_once: int) -> int:
-    """Clusters to launch at most: as ``config`` says, and no more than run at once."""
+    """Returns the number of clusters to launch: as ``config`` says, but at most those resident at once."""
     return at_once if config.num_cta is None else min(config.num_cta // config.cluster_size, at_once)

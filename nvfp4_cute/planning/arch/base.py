@@ -1,4 +1,4 @@
-"""What every family of architectures states, and the limits that all of them share."""
+"""Interface of architecture families, and limits that all of them share."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,22 +21,25 @@ from nvfp4_cute.problem import Form, GroupedProblem
 KERNEL_PARAM_BYTES = 32764
 # m, n, k, tile offset, reciprocal and group index (4 bytes each); output address and pitch (8 bytes each).
 GROUP_BYTES = 6 * 4 + 2 * 8
-# The address of a group's scales, of quantized outputs.
+# Address of a group's scales, for quantized outputs.
 OUT_SCALE_BYTES = 8
 TENSOR_MAP_BYTES = 128
-# Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
+# Rows by which one operand interleaves the weights of a dual GEMM's products.
 INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
-# What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
+# Other kernel parameters of every launch: MMA flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 
 
 def param_bytes_per_group(num_b: int = 1, is_quantized: bool = False) -> int:
-    """Kernel parameters of one group of the list form: two tensor maps an operand, ``a`` and ``num_b`` operands ``b``."""
+    """Returns the bytes of kernel parameters per group of the list form:
+
+    two tensor maps for ``a`` and for each of ``num_b`` ``b``.
+    """
     return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES + OUT_SCALE_BYTES * is_quantized
 
 
 def max_list_groups(num_b: int = 1, is_quantized: bool = False) -> int:
-    """Groups of the list form that kernel parameters hold. ``is_quantized``: whether outputs have scales."""
+    """Returns the largest number of list-form groups that fit kernel parameters. is_quantized: whether outputs have scales."""
     return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b, is_quantized)
 
 
@@ -44,15 +47,15 @@ MAX_LIST_GROUPS = max_list_groups()
 
 
 def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
-    """Operands on the MMA's M side and N side, of a problem that multiplies one ``a`` by ``num_b`` operands ``b``."""
+    """Returns the number of operands on the MMA's M side and N side for one ``a`` and ``num_b`` operands ``b``."""
     return (num_b, 1) if config.swap_ab else (1, num_b)
 
 
 def foreign_option_reason(config: KernelConfig, options: Sequence[str]) -> str | None:
-    """Why options that a family lacks make it refuse ``config``; None where none of them is set.
+    """Returns why a family refuses options that it lacks; None if none of them is set.
 
     Args:
-        options: of the family (``Family.OPTIONS``).
+        options: options of the family (``Family.OPTIONS``).
     """
     foreign = [
         field
@@ -67,20 +70,21 @@ def foreign_option_reason(config: KernelConfig, options: Sequence[str]) -> str |
 
 
 def in_order(archs: Iterable[str]) -> tuple[str, ...]:
-    """Architectures, each once, by number."""
+    """Returns distinct architectures, sorted by number."""
     return tuple(sorted(set(archs), key=lambda arch: int(arch.removeprefix("sm_").rstrip("a"))))
 
 
 def clusters_in_gpcs(
     num_sms: int, cluster_size: int, gpc_sms: int, measured: dict[int, dict[int, int]]
 ) -> int:
-    """Clusters that a GPU runs at once, of CTAs that fill an SM each; at least one.
+    """Returns the number of clusters that are resident at once if every CTA fills an SM; at least one.
 
-    A cluster's CTAs are SMs of one processing cluster (GPC), and products lack some SMs: what a GPC has left holds none.
+    All CTAs of a cluster run on one graphics processing cluster (GPC). Products disable some SMs, so a GPC's remaining SMs may
+    be too few for another cluster.
 
     Args:
-        gpc_sms: SMs of a GPC that nobody measured.
-        measured: by number of SMs and cluster size, clusters that others counted.
+        gpc_sms: SMs per GPC, used if the GPU has not been measured.
+        measured: measured clusters, by number of SMs and cluster size.
     """
     found = measured.get(num_sms, {}).get(cluster_size)
     if found is not None:
@@ -94,12 +98,12 @@ def check_pair(
     formats: tuple[BlockFormat | None, BlockFormat],
     pairs: Iterable[tuple[BlockFormat | None, BlockFormat]],
 ) -> None:
-    """Raises UnsupportedProblem where a kernel does not multiply ``a`` by ``b`` of these formats, with what it multiplies.
+    """Raises UnsupportedProblem, naming the supported pairs, if a kernel does not multiply these formats.
 
     Args:
-        what: has no kernel for them: an architecture, or one and an operation.
-        formats: of ``a``, None where it has 16-bit values, and of ``b``.
-        pairs: that there is a kernel for.
+        what: architecture, or architecture and operation, for the message.
+        formats: formats of ``a`` (None for 16 bits) and ``b``.
+        pairs: supported pairs.
     """
     served = tuple(pairs)
     if formats in served:
@@ -115,12 +119,12 @@ def check_pair(
 
 @dataclass(frozen=True)
 class Mma:
-    """How tensor cores multiply operands of two formats.
+    """Tensor-core instruction that multiplies operands of two formats.
 
     Attributes:
-        kind: what PTX calls this kind of instruction.
-        k: elements of K that one instruction multiplies.
-        element_bits: of an element in shared memory, of whatever type.
+        kind: kind of the instruction in PTX.
+        k: elements of K per instruction.
+        element_bits: bits per element in shared memory.
     """
 
     kind: str
@@ -129,50 +133,50 @@ class Mma:
 
     @property
     def decodes(self) -> bool:
-        """Whether operands become 16-bit floats, which are multiplied."""
+        """Whether operands are dequantized to 16-bit floats before the MMA."""
         return self.kind in ("f16", "bf16")
 
     def pads(self, format: BlockFormat) -> bool:
-        """Whether elements of ``format`` have fewer bits in device memory, and TMA makes room around them."""
+        """Returns whether TMA pads elements of ``format``, which have fewer bits in device memory than in shared memory."""
         return format.element.bits < self.element_bits
 
     def align_bytes(self, format: BlockFormat) -> int:
-        """Of addresses and pitches of an operand, for its tensor map."""
+        """Returns the alignment of an operand's addresses and pitches in bytes, as its tensor map requires."""
         return PADDED_ALIGN_BYTES if self.pads(format) else TMA_ALIGN_BYTES
 
     def gap_bytes(self, format: BlockFormat, k: int) -> int:
-        """Bytes in shared memory of ``k`` elements of a row that TMA leaves unwritten."""
+        """Returns the bytes of a row of ``k`` elements in shared memory that TMA does not write."""
         return self.row_bytes(k) - format.row_bytes(k) if self.pads(format) else 0
 
     def row_bytes(self, k: int) -> int:
-        """Bytes in shared memory of ``k`` elements of a row."""
+        """Returns the bytes of a row of ``k`` elements in shared memory."""
         return k * self.element_bits // 8
 
     def elements(self, row_bytes: int) -> int:
-        """Elements in so many bytes of a row in shared memory."""
+        """Returns the elements in ``row_bytes`` bytes of a row in shared memory."""
         return row_bytes * 8 // self.element_bits
 
     def per_atom(self, format: BlockFormat) -> int:
-        """MMAs whose scales lie in one scale atom of ``format``: 1, 2 or 4 for 4, 2 or 1 scales of a row an MMA."""
+        """Returns the MMAs per scale atom of ``format``: 1, 2 or 4 if an MMA uses 4, 2 or 1 scales of a row."""
         return format.atom_k // self.k
 
 
 def formats_on_sides(config: KernelConfig, formats: Formats) -> Formats:
-    """Formats on the MMA's M side and N side, of those of ``a`` and of ``b``."""
+    """Returns the formats on the MMA's M side and N side, given those of ``a`` and ``b``."""
     return formats[::-1] if config.swap_ab else formats
 
 
 @dataclass(frozen=True)
 class StagedOperands:
-    """Bytes of one pipeline stage, by operand, and how many stages there are. Plain integers, printable.
+    """Bytes of one pipeline stage per operand, and number of stages: plain integers, printable.
 
     Attributes:
-        a_stage_bytes, sfa_stage_bytes: of each operand on the MMA's M side, and of its scales.
-        b_stage_bytes, sfb_stage_bytes: of each on its N side.
+        a_stage_bytes, sfa_stage_bytes: bytes per stage of each operand on the MMA's M side, and of its scales.
+        b_stage_bytes, sfb_stage_bytes: bytes per stage of each operand on the N side, and of its scales.
         num_ab_stage: stages.
         num_m, num_n: operands on the M side and on the N side.
-        exchange_bytes: what the other CTAs that share K tiles send to one of them.
-        a_gap_bytes, b_gap_bytes: of a stage of an operand on either side, what TMA leaves unwritten: of 4-bit elements in bytes.
+        exchange_bytes: partial sums that a CTA receives from the other CTAs of a split-K cluster.
+        a_gap_bytes, b_gap_bytes: bytes of a stage that TMA does not write, because it pads 4-bit elements to bytes.
     """
 
     a_stage_bytes: int
@@ -188,12 +192,12 @@ class StagedOperands:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        """Bytes that TMA writes per stage: the transaction count of its barrier."""
         return self.stage_bytes - self.num_m * self.a_gap_bytes - self.num_n * self.b_gap_bytes
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one stage, all operands and their scales."""
+        """Bytes of one stage: all operands and their scales."""
         m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
         return self.num_m * m_side + self.num_n * n_side
 
@@ -203,19 +207,19 @@ class SmemUse(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all stages and of what is reserved beside them."""
+        """Bytes of all stages and of everything else in shared memory."""
 
 
 class Estimated(Protocol):
-    """A candidate with its estimated time; prints as a line that begins with the config's name."""
+    """A candidate with its estimated time; prints as one line that starts with the config's name."""
 
     @property
     def config(self) -> KernelConfig:
-        """With a number of CTAs."""
+        """The candidate with an explicit number of CTAs."""
 
 
 class Family(Protocol):
-    """A module of this package: architectures that one kernel source serves, and all that others ask about them."""
+    """Interface of a module of this package: the architectures of one kernel, and everything other code asks about them."""
 
     @property
     def ARCHS(self) -> tuple[str, ...]:
@@ -227,27 +231,27 @@ class Family(Protocol):
 
     @property
     def OPTIONS(self) -> tuple[str, ...]:
-        """Fields of KernelConfig that this family has beside ``config.SHARED_FIELDS``."""
+        """Fields of KernelConfig that this family supports in addition to ``config.SHARED_FIELDS``."""
 
     @property
     def DEFAULT_CONFIG(self) -> KernelConfig:
-        """What is computed with where the caller chooses nothing."""
+        """Config used if nothing better is known."""
 
     @property
     def CANDIDATES(self) -> tuple[KernelConfig, ...]:
-        """What is chosen from in the list form."""
+        """Candidates of the list form."""
 
     @property
     def DUAL_CANDIDATES(self) -> tuple[KernelConfig, ...]:
-        """The same for dual GEMMs whose weights are two operands: ``num_b`` is 2."""
+        """Candidates of dual GEMMs with two weight operands (``num_b`` = 2)."""
 
     @property
     def MMA(self) -> Mapping[tuple[BlockFormat, BlockFormat], Mma]:
-        """How the kernel multiplies ``a`` by ``b``, by their formats; pairs that are not here it does not multiply."""
+        """MMA for every supported pair of formats of ``a`` and ``b``."""
 
     @property
     def OUT_M_MAJOR(self) -> bool:
-        """Whether the kernel writes outputs with contiguous columns, too."""
+        """Whether the kernel also writes outputs with contiguous columns."""
 
     @property
     def HAS_CHAINS(self) -> bool:
@@ -255,14 +259,14 @@ class Family(Protocol):
 
     @property
     def HAS_EARLY_WEIGHTS(self) -> bool:
-        """Whether the kernel can load weights before the end of the launch before it."""
+        """Whether the kernel can load weights before the previous launch has ended."""
 
     @property
     def TO_AND_FRO(self) -> bool:
-        """Whether every other wave of tiles is dealt from the last CTA to the first (``TileSchedule.tiles_of_cta``)."""
+        """Whether every other wave of tiles is assigned from the last CTA to the first (``TileSchedule.tiles_of_cta``)."""
 
     def smem_plan(self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemUse:
-        """Shared memory of ``config``. ``formats``: of ``a`` and of ``b``, here and below a pair of ``MMA``."""
+        """Returns the shared-memory use of ``config``. formats: formats of ``a`` and ``b``, here and below a pair of ``MMA``."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
         """``config`` with its stage count made explicit."""
@@ -273,39 +277,39 @@ class Family(Protocol):
         """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
 
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
-        """Why weights of ``INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+        """Returns why weights of ``INTERLEAVE`` cannot be computed with ``config``; None if they can."""
 
     def quantized_reason(self, config: KernelConfig, format: BlockFormat) -> str | None:
-        """Why results of a format cannot be computed with ``config``; None where they can."""
+        """Returns why results of a format cannot be computed with ``config``; None if they can."""
 
     def work_reason(
         self, what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig
     ) -> str | None:
-        """Why ``config`` cannot compute so much work in one launch; None where it can.
+        """Returns why ``config`` cannot compute this much work in one launch; None if it can.
 
         Args:
-            what: has the work; the message begins with it.
-            sizes: (m, n, k) of every group, or of fewer with as many tiles.
+            what: name of the work, with which the message starts.
+            sizes: (m, n, k) of every group, or of fewer groups with equally many tiles.
         """
 
     def workspace_bytes(self, config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
-        """Device memory that a launch of ``config`` needs beside its operands.
+        """Returns the workspace of a launch of ``config`` in bytes of device memory.
 
         Args:
-            rows, k: of every group's ``a``, in elements; of a batch, rows of all of it.
+            rows, k: extents of every group's ``a`` in elements; for batches, the total rows.
             num_cta: persistent CTAs of the launch.
         """
 
     def resident_clusters(self, num_sms: int, cluster_size: int) -> int:
-        """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+        """Returns the number of clusters resident at once if every CTA fills an SM."""
 
     def ctas_per_sm(self, config: KernelConfig) -> int:
-        """CTAs of a kernel that share an SM."""
+        """Returns the number of CTAs per SM."""
 
     def prefetches_in_turns(
         self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
     ) -> bool:
-        """Whether clusters take turns in fetching what several of them load, so that none does what another does."""
+        """Returns whether clusters alternate in prefetching operands that several of them load, so that none is fetched twice."""
 
     def candidates(
         self,
@@ -315,28 +319,30 @@ class Family(Protocol):
         form: Form = "list",
         formats: Formats = NVFP4_PAIR,
     ) -> tuple[KernelConfig, ...]:
-        """What is chosen from.
+        """Returns the candidates.
 
         Args:
-            num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+            num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
             weight_layout: "separate", or one of ``INTERLEAVE``.
-            out_format: of quantized results; None of others.
+            out_format: format of quantized results; None for other results.
+            form: form of the operands.
+            formats: formats of ``a`` and ``b``.
         """
 
     def choose(self, problem: GroupedProblem, num_sms: int) -> KernelConfig:
-        """The config for a problem: of groups of these sizes, or where only the device knows the sizes, of a mean size.
+        """Returns the config for groups of these sizes, or of this mean size if only the device knows the sizes.
 
-        Ragged groups share rows, so that some have more than the mean; no masked group has more than its size here.
+        Ragged groups share rows, so some exceed the mean. Masked groups never exceed their size here.
         """
 
     def estimates(self, problem: GroupedProblem, num_sms: int) -> Sequence[Estimated]:
-        """Every candidate, the best first, if the family estimates a time for each of them and knows the sizes; else none."""
+        """Returns every candidate, the best first, if the family estimates times and sizes are known; otherwise nothing."""
 
 
 class WeightOnlyFamily(Protocol):
-    """A module of this package: architectures with a kernel for grouped products of 16-bit ``a`` and quantized ``b``.
+    """Interface of a module of this package with a kernel for grouped products of 16-bit ``a`` and quantized ``b``.
 
-    ``b_format``, wherever it is an argument, is the format of ``b``.
+    ``b_format`` is the format of ``b``.
     """
 
     @property
@@ -349,7 +355,7 @@ class WeightOnlyFamily(Protocol):
 
     @property
     def PAIRS(self) -> Sequence[tuple[None, BlockFormat]]:
-        """None, for 16-bit ``a``, and the formats of ``b`` that the kernel decodes."""
+        """Supported pairs: None for 16-bit ``a``, and a format of ``b``."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
         """``config`` with its stage count made explicit."""
@@ -360,10 +366,13 @@ class WeightOnlyFamily(Protocol):
         """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
 
     def clusters_at_once(self, config: KernelConfig, num_sms: int) -> int:
-        """Clusters that a GPU runs at once."""
+        """Returns the number of clusters resident at once."""
 
     def most_tiles(self, sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
-        """Tiles that a launch has at most; ragged: of all rows of ``sizes``, however they are dealt to groups."""
+        """Returns the largest number of tiles of a launch.
+
+        Ragged groups may divide the total rows in any way.
+        """
 
     def choose(
         self,
@@ -373,35 +382,37 @@ class WeightOnlyFamily(Protocol):
         is_ragged: bool = False,
         b_format: BlockFormat = NVFP4,
     ) -> KernelConfig:
-        """The config for groups of these (m, n, k), or, ragged, of about their mean, as only the device knows the sizes."""
+        """Returns the config for groups of these (m, n, k); for ragged groups, of about their mean, as only the device knows
+        the sizes.
+        """
 
     def is_faster_than_few_rows(
         self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
     ) -> bool:
-        """Whether [m, k] x [n, k] of every batch takes this kernel less time than ``kernels/simt/w4a16.py``."""
+        """Returns whether this kernel is faster than ``kernels/simt/w4a16.py`` for [m, k] x [n, k] per batch."""
 
 
-# ---- members of families without a peculiarity --------------------------------------------------------------------
+# ---- default members of families --------------------------------------------------------------------
 def no_work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
-    """``Family.work_reason`` of kernels that compute any work."""
+    """Implements ``Family.work_reason`` for kernels without a limit."""
     return None
 
 
 def no_workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
-    """``Family.workspace_bytes`` of kernels that are one launch."""
+    """Implements ``Family.workspace_bytes`` for kernels without a workspace."""
     return 0
 
 
 def one_cta_per_sm(config: KernelConfig) -> int:
-    """``Family.ctas_per_sm`` of kernels whose CTAs fill an SM."""
+    """Implements ``Family.ctas_per_sm`` for kernels whose CTAs fill an SM."""
     return 1
 
 
 def never_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> bool:
-    """``Family.prefetches_in_turns`` of kernels whose CTAs load what they multiply."""
+    """Implements ``Family.prefetches_in_turns`` for kernels that do not prefetch for each other."""
     return False
 
 
 def no_estimates(problem: GroupedProblem, num_sms: int) -> Sequence[Estimated]:
-    """``Family.estimates`` of families that compare candidates by another rule."""
+    """Implements ``Family.estimates`` for families that estimate no times."""
     return ()
