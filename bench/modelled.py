@@ -25,7 +25,7 @@ FEW_FLOPS, FEW_FLOPS_BY_WARPS = 1e11, 1e9
 """Of launches with less every CTA is executed, in seconds, and their time is the mean over layouts of memory, which moves it by
 less than a percent; of others, and of gemv, one for all that do alike work. The second one is for GPUs whose warps multiply
 themselves, with ``mma.sync``: they have twenty times the events."""
-MULTIPLIED_BY_WARPS, EVENTS_OF_WARPS = ("sm_120a", "sm_121a"), 20
+MULTIPLIED_BY_WARPS, EVENTS_OF_WARPS = ("sm_80", "sm_86", "sm_89", "sm_120a", "sm_121a"), 20
 
 
 def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
