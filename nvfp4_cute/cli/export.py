@@ -48,9 +48,6 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--map", type=types.output_file, metavar="FILE", help="also write the source of every line"
     )
-    parser.add_argument(
-        "--whole", action="store_true", help="keep branches and parameters that its frozen configs never use"
-    )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     parser.add_argument(
         "--axes",
@@ -69,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format is None:
         args.format = trace_export.FOLDER if is_source(Path(args.problem)) else formats.GPU_MODE.name
     if args.format in trace_export.FORMATS:
-        if args.torch or args.config or args.gpu or args.map or args.whole or args.formats != NVFP4_PAIR:
+        if args.torch or args.config or args.gpu or args.map or args.formats != NVFP4_PAIR:
             raise ValueError(
-                f"--format {args.format} goes without --torch, --config, --gpu, --map, --whole and --formats"
+                f"--format {args.format} goes without --torch, --config, --gpu, --map and --formats"
             )
         output = args.output or Path("trace")
         return trace_export.run(
@@ -99,6 +96,5 @@ def run(args: argparse.Namespace) -> int:
         form=formats.FORMATS[args.format],
         kind=export.TORCHS if args.torch else export.OURS,
         overwrite=args.force,
-        folded=not args.whole,
         formats=args.formats,
     )

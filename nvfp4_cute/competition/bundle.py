@@ -15,7 +15,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -102,13 +102,16 @@ class Bundle:
         )
 
 
-def assemble(recipe: Recipe) -> Bundle:
+def assemble(recipe: Recipe, reads: Callable[[], object] = lambda: None) -> Bundle:
     """Assemble a file.
+
+    Args:
+        reads: called after each source file that was read.
 
     Raises:
         BundleError: a source uses something that cannot be put into one file; the message names the place.
     """
-    return _Assembly(recipe).bundle()
+    return _Assembly(recipe, reads).bundle()
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,8 @@ class _Edit:
 class _Assembly:
     """The state of one assembly."""
 
-    def __init__(self, recipe: Recipe):
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, reads: Callable[[], object]):
+        self.recipe, self.reads = recipe, reads
         self.modules: dict[str, Module] = {}
         self.order: list[str] = []  # modules, dependencies first
         self.kept: set[tuple[str, int]] = set()  # module, index of the definition
@@ -138,6 +141,7 @@ class _Assembly:
     def module(self, name: str) -> Module:
         if name not in self.modules:
             self.modules[name] = load(name)
+            self.reads()
         return self.modules[name]
 
     def resolve(self, target: Target) -> Target:

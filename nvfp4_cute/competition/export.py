@@ -4,11 +4,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute.competition.bundle import Bundle, Line, Recipe, assemble
-from nvfp4_cute.competition.fold import fold
 from nvfp4_cute.competition.formats import GPU_MODE, Format
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus.targets import B200
@@ -16,6 +16,7 @@ from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
+from nvfp4_cute.terminal import Progress
 
 # What older versions of CuTe DSL have elsewhere, or not at all.
 VERSIONS = "nvfp4_cute.kernels.common.versions"
@@ -62,7 +63,6 @@ def run(
     form: Format = GPU_MODE,
     kind: Kind = OURS,
     overwrite: bool = False,
-    folded: bool = True,
     formats: Formats = NVFP4_PAIR,
 ) -> int:
     """Write the submission, and say what it is; 0.
@@ -75,7 +75,7 @@ def run(
         form: the harness that it is for; what a run needs besides is written beside ``output``.
         kind: what answers the problem.
         overwrite: whether files that exist are replaced.
-        folded, formats: as of :func:`make_submission`.
+        formats: of the operands, as :func:`make_submission` takes them.
 
     Raises:
         ValueError: no such problem, config, or runner, or the problem has no kernel; a file exists. Then nothing is written.
@@ -84,9 +84,10 @@ def run(
     existing = [str(p) for p in (output, map_path, *companions) if p and p.exists() and not overwrite]
     if existing:
         raise ValueError(f"{', '.join(existing)} would be overwritten; name another file, or pass --force")
-    bundle = make_submission(
-        problem, gpu=gpu, config=config, form=form, kind=kind, folded=folded, formats=formats
-    )
+    with Progress(desc="export", unit="source file") as bar:
+        bundle = make_submission(
+            problem, gpu=gpu, config=config, form=form, kind=kind, formats=formats, reads=bar.update
+        )
     output.write_text(bundle.text, encoding="utf-8")
     if map_path:
         map_path.write_text(bundle.map_text(), encoding="utf-8")
@@ -115,14 +116,14 @@ def make_submission(
     config: str | None = None,
     form: Format = GPU_MODE,
     kind: Kind = OURS,
-    folded: bool = False,
     formats: Formats = NVFP4_PAIR,
+    reads: Callable[[], object] = lambda: None,
 ) -> Bundle:
     """The submission, line by line.
 
     Args:
-        folded: without what its constants decide (``fold``): fewer lines, the same machine code.
-        formats: of the operands. The problem's own inputs are NVFP4: of other formats the caller makes them.
+        formats: of the operands. The problem's own inputs are NVFP4; the caller makes those of other formats.
+        reads: called after each source file that was read.
 
     Raises:
         ValueError: as :func:`run`; or the result breaks a rule of the harness.
@@ -135,7 +136,7 @@ def make_submission(
     if gpu is not None and gpu not in runners:
         raise ValueError(f"--gpu {gpu}: the leaderboard's runners are {', '.join(runners)}")
     frozen = _frozen(found, config, kind, formats)
-    body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, frozen))
+    body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, frozen), reads)
     name = problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM")
     names = " x ".join(dict.fromkeys(format.title for format in formats))
     title = TITLE.format(formats=names, what=name, how=kind.how)
@@ -145,8 +146,6 @@ def make_submission(
     footer = f"\n\n{form.footer}" if form.footer else ""
     end = [Line(text, reasons=("how the harness calls",)) for text in footer.splitlines()]
     bundle = Bundle((*lines, *body.lines, *end))
-    if folded:
-        bundle = Bundle(tuple(fold(bundle.lines, (*form.entry_points, *form.offers))))
     findings = form.check(bundle.text.encode())
     if findings:
         listed = "\n".join(f"  {finding}" for finding in findings)

@@ -18,7 +18,6 @@ class Format:
     Attributes:
         name: on the command line.
         entry_points: functions of the problem's ``submission.py`` that the file offers.
-        offers: functions and classes of ``footer``.
         header: (problem, GPU) -> lines at the top.
         footer: code at the end: how the harness hands over inputs and takes outputs.
         check: the file's bytes -> rules of the harness that it breaks.
@@ -33,7 +32,6 @@ class Format:
     check: Callable[[bytes], list[Finding]]
     companions: Callable[[Problem], dict[str, str]]
     how_to_run: str
-    offers: tuple[str, ...] = ()
 
 
 # ---- GPU MODE: options in the first comment block, custom_kernel(data) -------------------------------------------------
@@ -96,7 +94,6 @@ PYGPUBENCH = Format(
         "bench.py": PYGPUBENCH_RUN.format(problem=problem.name, rtol=problem.rtol, atol=problem.atol)
     },
     how_to_run="python bench.py (needs pygpubench and nvfp4_cute)",
-    offers=("kernel",),
 )
 
 # ---- KernelBench: a module whose forward takes the tensors and returns one -----------------------------------------------
@@ -146,7 +143,6 @@ KERNELBENCH = Format(
     check=lambda data: check_export_rules(data.decode()),
     companions=lambda problem: {"problem.py": KERNELBENCH_PROBLEM.format(problem=problem.name)},
     how_to_run="KernelBench's run_and_check.py with problem.py as the reference and {output} as the kernel",
-    offers=("ModelNew",),
 )
 
 FORMATS = {form.name: form for form in (GPU_MODE, PYGPUBENCH, KERNELBENCH)}

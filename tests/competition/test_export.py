@@ -73,6 +73,16 @@ def test_every_line_is_explained(submission, problem):
         assert same == (not line.reasons) or line.reasons == ("docstring as comment",)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["nvfp4_gemv", *(pytest.param(n, marks=pytest.mark.slow) for n in WITH_KERNEL if n != "nvfp4_gemv")],
+)
+def test_it_computes_the_smallest_shape_strictly(submission, verdict, name):
+    case = min(registry.load(name).tests, key=lambda case: case.work.flops)
+    results = verdict(submission(name).text, strict=True, problem=name, cases=[case])
+    assert results.passed, results
+
+
 @EACH
 def test_no_definition_is_unused(submission, problem):
     """Everything at the top level is mentioned somewhere else in the file, but for the entry point."""
@@ -149,7 +159,8 @@ def test_command_writes_file_and_map(tmp_path, capsys):
     output, lines = tmp_path / "submission.py", tmp_path / "lines.tsv"
     assert cli.main(["export", "nvfp4_gemv", "-o", str(output), "--map", str(lines)]) == 0
     count = len(output.read_text().splitlines())
-    assert f"{count:,} lines" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{count:,} lines" in said and said.startswith("export: begun")
     rows = [row.split("\t") for row in lines.read_text().splitlines()]
     assert len(rows) == count and all(len(row) == 3 for row in rows)
     assert any(row[1].startswith("kernels/simt/") for row in rows)

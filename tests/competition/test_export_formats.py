@@ -78,7 +78,7 @@ def test_formats_are_frozen_in():
             "the kernel of nvfp4_gemv multiplies NVFP4 alone; leave it out",
         ),
         (["nvfp4_gemm", "--formats", "mxfp4", "--torch"], "leave --formats or --torch out"),
-        (["nvfp4_gemm", "--formats", "mxfp4", "--format", "trace"], "--whole and --formats"),
+        (["nvfp4_gemm", "--formats", "mxfp4", "--format", "trace"], "--map and --formats"),
     ],
     ids=str,
 )

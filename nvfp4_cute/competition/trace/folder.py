@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.competition.bundle import Bundle, Recipe, assemble
+from nvfp4_cute.competition.bundle import Recipe, assemble
 from nvfp4_cute.competition.export import MOVED, NOT_EVERYWHERE
-from nvfp4_cute.competition.fold import fold
 from nvfp4_cute.competition.rules import check_export_rules
 from nvfp4_cute.competition.trace.blobs import write_tensors
 from nvfp4_cute.problems import trace_schema as schema
@@ -205,8 +204,7 @@ def _kernel_text(problem: str, spec: Spec, is_ours: bool, sizes: list[dict[str, 
     if LIBRARY in spec.dependencies:
         return inspect.getsource(kernel)
     frozen = kernel.frozen_constants(sizes)
-    bundle = assemble(Recipe(kernel.__name__, ("run",), NOT_EVERYWHERE, MOVED, frozen))
-    return Bundle(tuple(fold(bundle.lines, ("run",)))).text
+    return assemble(Recipe(kernel.__name__, ("run",), NOT_EVERYWHERE, MOVED, frozen)).text
 
 
 def _text(problem: str, name: str) -> str:
