@@ -24,12 +24,12 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
-from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter  # noqa: E402
 from nvfp4_cute.models.layers import experts_module  # noqa: E402
 from nvfp4_cute.models.vllm import requirements  # noqa: E402
-from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed, takes  # noqa: E402
+from nvfp4_cute.models.vllm.config import CheckpointConfig, renamed  # noqa: E402
 from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
+from nvfp4_cute.models.vllm.taken import refusal  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -46,7 +46,7 @@ def config_of(folder):
 
 def is_taken(folder):
     config = config_of(folder)
-    return config["model_type"] not in INTERLEAVED_MODELS and takes(config["quantization_config"])
+    return refusal(config["quantization_config"], config["model_type"]) is None
 
 
 def changed(folder, to, change):
@@ -223,7 +223,7 @@ LAYER = "model.layers.0.mlp.down_proj"
     ],
 )  # fmt: skip
 def test_which_checkpoints_are_taken(config, expected):
-    assert takes(config) is expected
+    assert (refusal(config) is None) is expected
     choice = CheckpointConfig.override_quantization_method
     assert choice(config, None) == ("nvfp4_cute" if expected else None)
     # vLLM's own methods keep their names.

@@ -20,11 +20,12 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.gpus.targets import arch_of_capability
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
 from nvfp4_cute.models.checkpoints.convention import DATA
-from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, is_embedding, spellings
-from nvfp4_cute.models.checkpoints.stored import INT4, Scheme
+from nvfp4_cute.models.checkpoints.names import is_embedding, spellings
+from nvfp4_cute.models.checkpoints.stored import Scheme
 from nvfp4_cute.models.layers import LayerActivations
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
+from nvfp4_cute.models.vllm.taken import refusal
 from nvfp4_cute.planning.arch.simt import ARCHS
 
 # Keys of a config that hold names of modules, or patterns of such.
@@ -36,12 +37,6 @@ ACTIVATIONS = "activations"
 CHOICES: dict[str, LayerActivations] = {"auto": "by_rows", "4bit": "nvfp4", "16bit": "16bit"}
 # Layers whose weights vLLM multiplies into others: it finds them by multiplying ones, which would be quantized.
 ABSORBED = ("kv_b_proj",)
-# What a compressed-tensors config may ask for beside quantized weights; vLLM's own method does these.
-OTHERS = ("transform_config", "sparsity_config")
-# Formats of weights and activations.
-TAKEN = (("nvfp4", "nvfp4"), ("nvfp4", None), (INT4, None))
-# Schemes that have int4 in a byte each.
-BYTES = ("int-quantized",)
 
 
 class CheckpointConfig(QuantizationConfig):
@@ -102,8 +97,8 @@ class CheckpointConfig(QuantizationConfig):
         """
         if hf_quant_cfg is None or user_quant not in (None, cls.name):
             return None
-        is_other = getattr(hf_config, "model_type", None) in INTERLEAVED_MODELS
-        return cls.name if not is_other and _has_kernel() and takes(hf_quant_cfg) else None
+        is_taken = refusal(hf_quant_cfg, getattr(hf_config, "model_type", None)) is None
+        return cls.name if is_taken and _has_kernel() else None
 
     @staticmethod
     def get_checkpoint_weight_mapper() -> WeightsMapper:
@@ -203,21 +198,6 @@ def register_config(name: str) -> None:
     """Make the method known to vLLM by ``name``."""
     CheckpointConfig.name = name
     register_quantization_config(name)(CheckpointConfig)
-
-
-def takes(quantization: Mapping[str, Any]) -> bool:
-    """Whether all that a config quantizes are weights in NVFP4 with 4-bit or 16-bit activations, or in int4 with 16-bit ones."""
-    quantization = unwrapped(quantization)
-    if any(quantization.get(key) for key in OTHERS):
-        return False
-    cache = quantization.get("kv_cache_scheme")
-    if isinstance(cache, Mapping) and cache.get("strategy", "tensor") != "tensor":
-        return False
-    try:
-        schemes = convention_of(quantization).schemes
-    except CheckpointError:
-        return False
-    return bool(schemes) and all((s.weights, s.activations) in TAKEN and s.name not in BYTES for s in schemes)
 
 
 def names_embedding(quantization: Mapping[str, Any]) -> bool:

@@ -1,0 +1,214 @@
+"""One engine of vLLM with random weights, in a process of its own: start it, wait for the others of its wave, then measure.
+
+    python -m nvfp4_cute.bench.vllm.engine JOB.json WAVE_FOLDER COUNT
+
+writes WAVE_FOLDER/NAME.json after every step, so that what was measured is there whenever the process is ended.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import random
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvfp4_cute.bench.vllm.folders import make_folder
+from nvfp4_cute.bench.vllm.plan import Job
+
+PROMPT = 128
+SHORT = 16
+"""Tokens of the shorter of two runs whose difference is the time of decoding steps."""
+SECONDS_TO_WAIT = 240
+SEED = 0
+WORDS = 100  # of one line of a profile
+
+
+class JitCounter(logging.Handler):
+    """Counts what vLLM's monitor says of kernels that are compiled in a request.
+
+    Attributes:
+        ours: names of kernels of CuTe DSL. others: what else it says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours: list[str] = []
+        self.others: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one line of vLLM's log."""
+        text = record.getMessage()
+        if "during inference" in text:
+            (self.ours if "CuTeDSL" in text else self.others).append(text.split(". This causes")[0])
+
+
+class Measured:
+    """An engine and what was measured of it."""
+
+    def __init__(self, job: Job, folder: Path, count: int):
+        self.job, self.folder, self.count = job, folder, count
+        self.record: dict[str, Any] = {"name": job.name, "job": job.as_dict()}
+
+    def save(self) -> None:
+        """Write what is known."""
+        (self.folder / f"{self.job.name}.json").write_text(json.dumps(self.record))
+
+    def start(self) -> None:
+        """Make the engine, and note how long that took and what it holds."""
+        begun = time.perf_counter()
+        import vllm.model_executor.model_loader.dummy_loader as dummy_loader
+        from vllm import LLM
+
+        self.record["import_s"] = time.perf_counter() - begun
+        dummy_loader.DummyModelLoader.load_weights = _load_weights  # type: ignore[method-assign]
+        job = self.job
+        folder = make_folder(self.folder / "models" / job.name, job.model, job.scheme, job.config)
+        options: dict[str, Any] = dict(
+            load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096, max_num_seqs=job.seqs,
+            max_num_batched_tokens=8192, enable_prefix_caching=False, gpu_memory_utilization=0.1,
+            kv_cache_memory_bytes=int(job.kv_gib * 2**30), seed=SEED,
+            compilation_config={"cudagraph_capture_sizes": [s for s in (1, 2, 4, 8, 16, 32, 64, 128) if s <= job.seqs]},
+        )  # fmt: skip
+        if job.method == "marlin":
+            options |= {"linear_backend": "marlin", "moe_backend": "marlin"}
+        begun = time.perf_counter()
+        self.engine = LLM(str(folder), **options | job.engine)
+        self.record["start_s"] = time.perf_counter() - begun
+        config = self.engine.llm_engine.vllm_config.model_config
+        self.size, self.longest = config.get_vocab_size(), config.max_model_len
+        runner = (
+            self.engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        )  # type: ignore[attr-defined]
+        self.record["weights_gib"] = getattr(runner, "model_memory_usage", 0) / 2**30
+        self.record["quantization"] = str(self.engine.llm_engine.vllm_config.model_config.quantization)
+
+    def generate(self, prompts: list[int], tokens: int) -> float:
+        """Seconds for ``tokens`` tokens after random prompts of these lengths."""
+        from vllm import SamplingParams
+
+        rng = random.Random(f"{prompts[:4]} {len(prompts)}")
+        inputs: Any = [{"prompt_token_ids": [rng.randrange(self.size) for _ in range(n)]} for n in prompts]
+        sampling = SamplingParams(
+            temperature=self.job.temperature, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        begun = time.perf_counter()
+        self.engine.generate(inputs, sampling, use_tqdm=False)
+        return time.perf_counter() - begun
+
+    def measure(self) -> None:
+        """Time decoding and prefill, each twice, list kernels, and serve requests of random lengths."""
+        job, record = self.job, self.record
+        self.generate([SHORT], 8)
+        record["decode_ms"], record["prefill_ms"] = {}, {}
+        for batch in job.batches:
+            prompts, times = [PROMPT] * batch, []
+            self.generate(prompts, 6)
+            for _ in range(2):
+                short, long = (self.generate(prompts, SHORT + more) for more in (0, job.steps))
+                times.append((long - short) / job.steps * 1e3)
+            record["decode_ms"][str(batch)] = times
+            self.save()
+        for sequences, length in job.prefills:
+            prompts = [length] * sequences
+            self.generate(prompts, 1)
+            record["prefill_ms"][f"{sequences} x {length}"] = [
+                min(self.generate(prompts, 1) for _ in range(3)) * 1e3 for _ in range(2)
+            ]
+        self.save()
+        for name in job.profiled:
+            record.setdefault("profile", {})[name] = self._profile(name)
+            self.save()
+
+    def soak(self) -> None:
+        """Serve requests of random lengths, and note which kernels were compiled meanwhile."""
+        if not self.job.soak:
+            return
+        counter, rng = JitCounter(), random.Random(SEED)
+        logging.getLogger("vllm").addHandler(counter)
+        done, begun = 0, time.perf_counter()
+        while done < self.job.soak:
+            group = min(rng.randrange(1, self.job.seqs), self.job.soak - done)
+            lengths = [min(int(2 ** rng.uniform(0, 11.5)), self.longest - 64) for _ in range(group)]
+            self.generate(lengths, rng.randrange(1, 40))
+            done += group
+        self.record["soak"] = {
+            "requests": done, "seconds": time.perf_counter() - begun, "ours": counter.ours, "others": counter.others
+        }  # fmt: skip
+        self.save()
+
+    def _profile(self, name: str) -> list[tuple[str, int, float]]:
+        """The kernels that take most GPU time: name, launches, ms in all."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+            self.generate(*([[2048], 1] if name == "prefill" else [[PROMPT] * int(name), 8]))
+        rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)[:16]
+        return [(row.key[:WORDS], row.count, row.self_device_time_total / 1e3) for row in rows]
+
+
+def _load_weights(loader: Any, model: torch.nn.Module, config: Any) -> None:
+    """Random weights whose products neither vanish nor overflow, in place of vLLM's."""
+    from vllm.model_executor.model_loader.reload.utils import get_layer_tensors
+
+    torch.manual_seed(SEED)
+    for layer in model.modules():
+        for name, tensor in get_layer_tensors(layer).items():
+            if name not in layer._non_persistent_buffers_set and tensor.device.type != "meta":
+                _fill(name, tensor.data)
+
+
+def _fill(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype == torch.uint8:
+        tensor.random_(0, 256)
+    elif tensor.element_size() == 1:  # block scales
+        tensor.copy_(torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device).uniform_(64, 448))
+    elif "scale" in name and tensor.dtype == torch.float32 and tensor.numel() <= 4096:
+        of_cache = name[-8:] in ("_k_scale", "_v_scale", "_q_scale") or "prob" in name
+        factor = (5.0 if "input" in name else 0.05) / 2688
+        tensor.fill_(1.0 if of_cache else 1 / factor if "global" in name else factor)
+    elif tensor.is_floating_point():
+        if tensor.ndim == 1:
+            tensor.fill_(1.0)
+        else:
+            tensor.normal_(0, 0.02)
+
+
+def main() -> int:
+    """Measure one job; return 1 where something went wrong, which the record says."""
+    job = Job.from_dict(json.loads(Path(sys.argv[1]).read_text()))
+    measured = Measured(job, Path(sys.argv[2]), int(sys.argv[3]))
+    ready = measured.folder / f"{job.name}.ready"
+    try:
+        measured.start()
+        measured.save()
+        ready.touch()
+        deadline = time.monotonic() + SECONDS_TO_WAIT
+        while len(list(measured.folder.glob("*.ready"))) < measured.count and time.monotonic() < deadline:
+            time.sleep(0.2)
+        with open(measured.folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            measured.measure()
+            measured.soak()
+    except BaseException as error:
+        measured.record["error"] = f"{type(error).__name__}: {error}"[:800]
+        measured.record["trace"] = traceback.format_exc()[-3000:]
+        traceback.print_exc()
+    finally:
+        measured.save()
+        ready.touch()
+    return 1 if "error" in measured.record else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # vLLM's threads would keep the process

@@ -1,0 +1,99 @@
+"""What is measured: engines by wave. The engines of one wave start together, and are timed one after the other."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Scheme = Literal["bf16", "w4a16", "w4a4"]
+Method = Literal["plugin", "vllm", "marlin"]
+METHODS = {"plugin": "plug-in", "vllm": "vLLM's choice", "marlin": "vLLM's Marlin"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine.
+
+    Attributes:
+        model: name of a config in ``models/configs``. scheme: how its weights and activations are quantized.
+        method: who computes: this package, what vLLM chooses, or vLLM's Marlin.
+        batches: sequences that decode together. prefills: (sequences, tokens of each).
+        seqs: most sequences of the engine. kv_gib: its KV cache. temperature: 0 for greedy.
+        soak: requests of random lengths after the times, during which compilations are counted.
+        profiled: batches, or "prefill", whose GPU time is listed by kernel.
+        steps: of decoding that are timed. engine: options of ``LLM``. config: entries of config.json to replace.
+    """
+
+    model: str
+    scheme: Scheme
+    method: Method
+    batches: tuple[int, ...] = (1, 8, 32, 128)
+    prefills: tuple[tuple[int, int], ...] = ((1, 2048),)
+    seqs: int = 128
+    kv_gib: float = 5.5
+    temperature: float = 0.0
+    soak: int = 0
+    profiled: tuple[str, ...] = ()
+    steps: int = 128
+    engine: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Unique in a run, and the name of its files."""
+        return f"{self.model}-{self.scheme}-{self.method}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> "Job":
+        """Inverse of ``as_dict``."""
+        given = {name: tuple(record[name]) for name in ("batches", "profiled")}
+        return cls(**record | given | {"prefills": tuple(map(tuple, record["prefills"]))})
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Engines that start together. ``seconds``: after which it ends, whatever is left."""
+
+    name: str
+    seconds: float
+    jobs: tuple[Job, ...]
+
+
+def _dense(scheme: Scheme, method: Method, **options: Any) -> Job:
+    return Job("qwen3-8b", scheme, method, **options)
+
+
+def _experts(scheme: Scheme, method: Method, **options: Any) -> Job:
+    # Random weights: sampled tokens keep experts as busy as text does.
+    few: dict[str, Any] = {"batches": (1, 8, 32), "seqs": 32, "kv_gib": 2.5, "temperature": 1.0}
+    return Job("qwen3-30b-a3b", scheme, method, **few | options)
+
+
+def _hybrid(scheme: Scheme, method: Method, **options: Any) -> Job:
+    few: dict[str, Any] = {"batches": (1, 8, 32), "seqs": 32, "kv_gib": 4.0}
+    return Job("nemotron-nano-9b-v2", scheme, method, **few | options)
+
+
+WAVES = (
+    Wave("dense", 200, (
+        _dense("w4a16", "plugin", soak=500, profiled=("1", "32")),
+        _dense("w4a4", "plugin", soak=100, profiled=("1",)),
+        _dense("w4a16", "vllm", profiled=("32",)),
+        _dense("bf16", "vllm"),
+        _dense("w4a4", "vllm"),
+    )),
+    Wave("experts", 200, (
+        _experts("w4a16", "plugin", soak=100, profiled=("1", "prefill")),
+        _experts("w4a4", "plugin", soak=100, profiled=("prefill",)),
+        _experts("w4a4", "vllm"),
+        _experts("bf16", "vllm"),
+    )),
+    Wave("hybrid", 170, (
+        _hybrid("w4a16", "plugin", soak=50, profiled=("1",)),
+        _hybrid("w4a4", "plugin"),
+        _hybrid("w4a4", "vllm"),
+        _hybrid("bf16", "vllm"),
+    )),
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""Start the engines of a wave, wait for them, and collect what they measured."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute import env
+from nvfp4_cute.bench.vllm.plan import Job, Wave
+
+
+def environment(job: Job, folder: Path) -> dict[str, str]:
+    """Variables of an engine: one process, no network, caches of its own, and the plug-in or none.
+
+    vLLM's descriptions of model classes, which are the same for all engines, are those of its usual cache.
+    """
+    own, shared = folder / "cache" / job.name, Path("~/.cache/vllm/modelinfos").expanduser()
+    own.mkdir(parents=True, exist_ok=True)
+    shared.mkdir(parents=True, exist_ok=True)
+    if not (own / "modelinfos").exists():
+        (own / "modelinfos").symlink_to(shared)
+    return env.with_variables(
+        {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_PLUGINS": "nvfp4_cute" if job.method == "plugin" else "",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CACHE_ROOT": str(own),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor" / job.name),
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
+
+
+def run_wave(wave: Wave, folder: Path, seconds: float, logs: Path) -> list[dict[str, Any]]:
+    """Records of the wave's engines; one that was ended for its time has what it had measured, and an error.
+
+    Args:
+        folder: for files that are not kept. seconds: of all. logs: folder that gets one file with the ends of all logs.
+    """
+    here, begun = folder / wave.name, time.monotonic()
+    here.mkdir(parents=True, exist_ok=True)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    for job in wave.jobs:
+        described = here / f"{job.name}.job"
+        described.write_text(json.dumps(job.as_dict()))
+        command = [
+            sys.executable,
+            "-m",
+            "nvfp4_cute.bench.vllm.engine",
+            str(described),
+            str(here),
+            str(len(wave.jobs)),
+        ]
+        with open(here / f"{job.name}.log", "wb") as log:
+            running[job.name] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment(job, folder), start_new_session=True
+            )
+    while time.monotonic() < begun + seconds and any(process.poll() is None for process in running.values()):
+        time.sleep(0.3)
+    records = []
+    for name, process in running.items():
+        is_late = process.poll() is None
+        if is_late:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        file = here / f"{name}.json"
+        record = json.loads(file.read_text()) if file.exists() else {"name": name}
+        if is_late or (process.returncode and "error" not in record):
+            record["error"] = f"ended after {seconds:.0f} s" if is_late else f"exit code {process.returncode}"
+        records.append(record)
+    with open(logs / f"{wave.name}.log", "w") as kept:
+        for name in running:
+            text = (here / f"{name}.log").read_text(errors="replace")
+            kept.write(f"==== {name}\n{text[-60_000:]}\n")
+    shutil.rmtree(here / "models", ignore_errors=True)
+    return records
