@@ -70,6 +70,9 @@ PYTEST_PLUGINS = {"cli.pytest_plugin"}
 INTEGRATIONS = {
     "models.transformers": {"transformers"},
     "bench.triton_kernel": {"triton"},
+    "bench.vllm.engine": {"vllm"},
+    "bench.vllm.folders": {"tokenizers"},
+    "bench.vllm.serve": {"openai"},
     "competition.trace.native": {"tvm_ffi"},
 } | {f"models.vllm.{part}": {"vllm"} for part in ("config", "experts", "kernels", "linear", "parameters")}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers", "triton"}
