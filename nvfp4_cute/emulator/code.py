@@ -15,7 +15,7 @@ from nvfp4_cute.emulator.fused import Plain, Run, plain
 from nvfp4_cute.emulator.isa import Builder, Step, Wrapper
 from nvfp4_cute.emulator.isa.families import find_handler
 from nvfp4_cute.emulator.isa.registers import entry_registers
-from nvfp4_cute.emulator.isa.requirements import architecture, missing_on
+from nvfp4_cute.emulator.isa.requirements import architecture, missing_on, missing_operand
 from nvfp4_cute.emulator.late_registers import prepare_late, prepare_noted
 from nvfp4_cute.emulator.memory import SHARED_BASE
 from nvfp4_cute.emulator.ptx import Entry, Program, Variable
@@ -130,7 +130,8 @@ class Code:
     def _compile(self, pc: int) -> None:
         inst, b = self.insts[pc], self.builder
         prefix, function = find_handler(inst)
-        missing = missing_on((inst.opcode, *inst.mods), self.builder.arch)
+        words, arch = (inst.opcode, *inst.mods), self.builder.arch
+        missing = missing_on(words, arch) or missing_operand(words, len(inst.operands), arch)
         if missing is not None:
             raise inst.error(missing)
         b.begin(inst, pc, prefix)

@@ -149,6 +149,16 @@ def test_old_names_mean_the_same() -> None:
             "sm_100a has no wgmma; it needs sm_90a .PTX ISA, wgmma, Target ISA Notes.$",
         ),
         ("sm_80", "griddepcontrol.wait;", "sm_80 has no griddepcontrol; it needs sm_90 or later"),
+        (
+            "sm_80",
+            "mbarrier.arrive.shared.b64 %rd1, [%rd2], 2;",
+            "sm_80 has no mbarrier.arrive with a count; it needs sm_90",
+        ),
+        (
+            "sm_90a",
+            "max.f32 %r1, %r2, %r3, %r4;",
+            "sm_90a has no max of three values; it needs sm_100 or later",
+        ),
         ("sm_86", "mov.u32 %r1, %cluster_ctarank;", "sm_86 has no %cluster_ctarank; it needs sm_90 or later"),
     ],
 )

@@ -147,6 +147,16 @@ def missing_on(words: tuple[str, ...], arch: Architecture) -> str | None:
     return None
 
 
+def missing_operand(words: tuple[str, ...], count: int, arch: Architecture) -> str | None:
+    """Why an architecture does not have the instruction with so many operands, or None."""
+    arrives = words[0] == "mbarrier" and words[1] in ("arrive", "arrive_drop") and "noComplete" not in words
+    if arrives and count == 3 and arch.number < 90:
+        return f"{arch} has no mbarrier.{words[1]} with a count; it needs sm_90 or later (PTX ISA, mbarrier, Target ISA Notes)"
+    if words[0] in ("min", "max") and count == 4 and arch.number < 100:
+        return f"{arch} has no {words[0]} of three values; it needs sm_100 or later (PTX ISA, {words[0]}, Target ISA Notes)"
+    return None
+
+
 def missing_register(name: str, arch: Architecture) -> str | None:
     """Why an architecture does not have a special register ("%clusterid"), or None (PTX ISA 10, Target ISA Notes)."""
     if arch.number >= 90 or not CLUSTER_REGISTER.match(name):
