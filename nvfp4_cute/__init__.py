@@ -1,16 +1,13 @@
 """NVFP4 block-scaled grouped GEMM in CuTe DSL: operations, emulator, schedule, and formats.
 
-Importing registers the custom ops, which loaded and compiled graphs refer to; a public name's module is imported when the
-name is first used.
+Importing registers the custom ops, which loaded and compiled graphs refer to, as soon as torch is imported as well; a public
+name's module is imported when the name is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from nvfp4_cute.experts import library as _experts_library  # noqa: F401 (registers the custom ops)
-from nvfp4_cute.formats import pickling as _pickling  # noqa: F401 (registers what torch.load may call)
-from nvfp4_cute.nn import library as _nn_library  # noqa: F401 (registers the custom ops)
-from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
+from nvfp4_cute.custom_ops import register_with_torch as _register_with_torch
 
 if TYPE_CHECKING:
     from nvfp4_cute.errors import CacheError as CacheError
@@ -106,11 +103,20 @@ _MODULES = {
 # What other packages have to be installed for; `import *` leaves it out.
 _NEEDS_TRANSFORMERS = ("load",)
 __all__ = [name for name in _MODULES if name not in _NEEDS_TRANSFORMERS]
+__version__: str
+"""Version of the installed distribution."""
+
+_register_with_torch()
 
 
 if not TYPE_CHECKING:  # a type checker that sees it takes every name for one of the package
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = globals()[name] = version("nvfp4-cute")
+            return value
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -80,7 +80,7 @@ ACTIVATIONS = Variable(
 POPCORN_API = Variable(
     name="POPCORN_API_URL",
     default="https://site--bot--dxfjds728w5v.code.run",
-    effect="the server of competitions, as popcorn-cli reads it; `nvfp4-cute submit` asks it which leaderboards are open",
+    effect="GPU MODE's server of competitions, as popcorn-cli reads it; `nvfp4-cute submit` asks it which leaderboards are open",
     kind="an address",
 )
 VARIABLES = (BACKEND, CUTLASS, CACHE_DIR, ACTIVATIONS, POPCORN_API)
@@ -198,7 +198,14 @@ def describe() -> str:
             lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
         else:
             lines.append(f"    {variable.kind}; default {variable.default or 'none'}")
+    return "\n".join([*lines, *unknown()])
+
+
+def unknown() -> list[str]:
+    """Return a line for each variable that is set, looks like one of ours, and is not."""
     known = {variable.name for variable in VARIABLES}
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
-    lines += [f"{name} is set, and nothing reads it: none of the names above" for name in unknown]
-    return "\n".join(lines)
+    names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    return [
+        f"{name} is set, and nothing reads it: see nvfp4-cute doctor --verbose for those that are read"
+        for name in names
+    ]

@@ -5,16 +5,14 @@ fronts of the emulator, which answer in the place of torch, CUDA and the DSL, ke
 have put its own in the place of torch's.
 """
 
-import threading
 import warnings
-from collections.abc import Callable, Iterable
-from functools import wraps
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from nvfp4_cute import env
+from nvfp4_cute.custom_ops import of_thread
 from nvfp4_cute.errors import UnsupportedProblem
 
 TensorGuards: Any
@@ -32,7 +30,7 @@ def is_traced() -> bool:
     Raises UnsupportedProblem inside of torch.func's transforms, forward_ad.dual_level and torch.jit.trace, which see neither.
     """
     if torch.compiler.is_compiling():
-        return torch.compiler.is_dynamo_compiling() or not _of_thread.runs_op
+        return torch.compiler.is_dynamo_compiling() or not of_thread.runs_op
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UnsupportedProblem(
             "kernels have no rule for torch.vmap, nor for grad, jvp and functionalize of torch.func: call outside of the "
@@ -46,33 +44,7 @@ def is_traced() -> bool:
         raise UnsupportedProblem(
             "torch.jit.trace does not record kernels: use torch.compile, or torch.export of a whole module"
         )
-    return torch._C._len_torch_dispatch_stack() > 0 and not _of_thread.runs_op
-
-
-class _OfThread(threading.local):
-    """runs_op: whether a custom op of this package runs."""
-
-    runs_op = False
-
-
-_of_thread = _OfThread()
-
-
-def custom_op(name: str, mutates_args: str | Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
-    """``torch.library.custom_op``, inside of whose function ``is_traced`` is False: it runs, whatever else records the call."""
-
-    def register(function: Callable[..., Any]) -> Any:
-        @wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before, _of_thread.runs_op = _of_thread.runs_op, True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _of_thread.runs_op = before
-
-        return torch.library.custom_op(name, run, mutates_args=mutates_args)
-
-    return register
+    return torch._C._len_torch_dispatch_stack() > 0 and not of_thread.runs_op
 
 
 def current_stream(device_index: int) -> int:

@@ -5,15 +5,13 @@
 a row-major [M, K] times a column-major [K, N], sums in float32, factors and bias in float32, one rounding. What this library has
 no product for is refused by name. :func:`enable` puts it behind torch's own functions.
 
-===================  ==============================  =================================================================
-recipe               elements                        format
-===================  ==============================  =================================================================
-``BlockWise1x16``    float4_e2m1fn_x2                NVFP4; with ``TensorWise`` as second recipe, a global scale as well
-``BlockWise1x32``    float4_e2m1fn_x2                MXFP4
-``BlockWise1x32``    float8_e4m3fn, float8_e5m2      MXFP8
-``BlockWise1x128``   float8_e4m3fn                   FP8_1x128, of ``mat_a``; then ``mat_b`` is BlockWise128x128
-``BlockWise128x128`` float8_e4m3fn                   FP8_128x128, of ``mat_b``
-===================  ==============================  =================================================================
+| recipe | elements | format |
+|---|---|---|
+| ``BlockWise1x16`` | float4_e2m1fn_x2 | NVFP4; with ``TensorWise`` as second recipe, a global scale as well |
+| ``BlockWise1x32`` | float4_e2m1fn_x2 | MXFP4 |
+| ``BlockWise1x32`` | float8_e4m3fn, float8_e5m2 | MXFP8 |
+| ``BlockWise1x128`` | float8_e4m3fn | FP8_1x128, of ``mat_a``; then ``mat_b`` is BlockWise128x128 |
+| ``BlockWise128x128`` | float8_e4m3fn | FP8_128x128, of ``mat_b`` |
 
 Block scales lie in the 128x4 layout, ``SWIZZLE_32_4_4``. Float32 scales of FP8 lie in rows, ``NO_SWIZZLE``: [M, ceil(K/128)] of
 ``mat_a``, and [ceil(K/128), ceil(N/128)] of ``mat_b``, the first extent perhaps padded to a multiple of 4, as torch wants it.

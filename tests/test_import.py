@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_importing_takes_little_and_imports_little():
         new, torch_s, ours_s = json.loads(in_new_process(code))
         times.append(ours_s / torch_s)
         names = (
-            "env",
+            "custom_ops",
             "errors",
             "experts",
             "experts.library",
@@ -49,7 +50,6 @@ def test_importing_takes_little_and_imports_little():
             "nn.library",
             "ops",
             "ops.library",
-            "private_api",
         )
         ours = [name for name in new if name.split(".")[0] == "nvfp4_cute"]
         assert ours == ["nvfp4_cute", *(f"nvfp4_cute.{name}" for name in names)]
@@ -59,6 +59,24 @@ def test_importing_takes_little_and_imports_little():
     assert min(times) < 1 / 20
 
 
+@pytest.mark.parametrize("first", ["private_api", "ops.library"])
+def test_ops_are_registered_whichever_import_brings_torch(first):
+    """The package comes before torch, and a module of its own that is not done yet imports torch."""
+    code = """
+        import sys, nvfp4_cute
+        from importlib import import_module
+        assert "torch" not in sys.modules
+        import_module(f"nvfp4_cute.{sys.argv[1]}")
+        import torch
+        print(*(hasattr(torch.ops.nvfp4_cute, op) for op in ("grouped_gemm_out", "linear", "route")))
+    """
+    assert in_new_process(code, first).split() == ["True"] * 3
+
+
+def test_version_is_that_of_the_distribution():
+    assert nvfp4_cute.__version__ == version("nvfp4-cute")
+
+
 def test_names_are_the_same_for_type_checkers():
     tree = ast.parse(Path(nvfp4_cute.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
@@ -66,7 +84,9 @@ def test_names_are_the_same_for_type_checkers():
         alias.name: node.module.removeprefix("nvfp4_cute.") for node in block.body for alias in node.names
     }
     # Records, which have a text of their own here, lie beside their class.
-    records = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
+    records = [
+        n for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.annotation, ast.Constant)
+    ]
     typed |= {node.target.id: typed[node.annotation.value] for node in records}
     assert typed == nvfp4_cute._MODULES
 

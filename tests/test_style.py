@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import textwrap
@@ -27,7 +28,7 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env", "launch_table", "private_api", "terminal"),
+    ("errors", "custom_ops", "env", "launch_table", "private_api", "terminal"),
     ("emulator",),
     ("timing",),
     ("formats", "gpus"),
@@ -157,6 +158,14 @@ def external(module: str) -> list[style_lint.Import]:
         for i in imports(module)
         if (root := i.name.split(".")[0]) != PACKAGE and root not in sys.stdlib_module_names
     ]
+
+
+@each(MODULES)
+def test_tables_in_docstrings_are_those_of_markdown(module):
+    """The API reference shows a table of reStructuredText as rows of "=": write `| a | b |`."""
+    for number, line in enumerate(SOURCES[MODULES[module]].splitlines(), 1):
+        if re.match(r" *={4,} +={3,}", line):
+            yield number
 
 
 # ---- import direction ------------------------------------------------------------------------------------------

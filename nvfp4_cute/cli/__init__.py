@@ -1,31 +1,31 @@
 """The command line: `nvfp4-cute demo | check | bench | tune | sol | trace | emulate | export | ... `. Parses, then calls."""
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
-from nvfp4_cute.cli.verbs import VERBS, add_verb
-from nvfp4_cute.errors import CacheError, EmulatorError, UnsupportedTarget, printable
+import nvfp4_cute
+from nvfp4_cute.cli.verbs import VERBS, add_verb, listing
+from nvfp4_cute.errors import CacheError, CheckpointError, EmulatorError, UnsupportedTarget, printable
 
 EXAMPLES = """\
 examples:
-  nvfp4-cute demo                                 the sm_100a kernel on the emulator, every output bit compared
-  nvfp4-cute check --backend emulator --count 5   five random problems on the emulator
-  nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
+  nvfp4-cute demo                                 a Blackwell kernel on the CPU, every output bit compared
+  nvfp4-cute models inspect DIR                   what is in a checkpoint, and which GPU computes it how
+  nvfp4-cute quantize MODEL --out DIR             a 16-bit checkpoint in NVFP4
+  nvfp4-cute emulate --check gemm.py              any CuTe DSL script on a virtual B200, and its races
+  nvfp4-cute emulate --arch sm_90a gemm.py        the same on a virtual H100
+  nvfp4-cute eval submission.py --strict          a submission as its server would judge it, and more strictly
+  nvfp4-cute sol --m 16 --n 4096 --k 7168         the least possible time of a product, and what bounds it
   nvfp4-cute bench competition                    time, floor, and peers of the competition's cases
-  nvfp4-cute tune --m 16 --n 4096 --k 7168        the fastest config of a problem, kept for later calls
-  nvfp4-cute sol --target B200                    the least possible times of the competition's problems
-  nvfp4-cute trace nvfp4_group_gemm --case 3      the modelled time of a kernel on a B200, and what takes it
-  nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
-  nvfp4-cute new elementwise my_kernel            a problem of your own that runs: spec, reference, kernel, test
-  nvfp4-cute export nvfp4_group_gemm              one readable submission.py for the competition's server
-  nvfp4-cute eval submission.py --strict          try a submission as that server would, and more strictly
-  nvfp4-cute compile --arch sm_90a --out kernels  ahead of time, for machines where nothing shall be compiled
-  nvfp4-cute prove                                what the GPU of this machine does with all of it, as a report
-  nvfp4-cute doctor                               what is installed, and what would run where
+  nvfp4-cute prove                                a report of what the GPU of this machine does with all of it
+"""
+DESCRIPTION = """\
+Matrix products and layers of experts in NVFP4, MXFP4, MXFP8, FP8 and int4 on Blackwell and Hopper GPUs; loading, quantizing
+and judging models; a virtual GPU that runs and checks any CuTe DSL kernel. `nvfp4-cute VERB --help` shows a verb's options.
+
 """
 KEPT = "\n\t"  # of the characters that control a terminal, those that messages have
 
@@ -33,8 +33,8 @@ KEPT = "\n\t"  # of the characters that control a terminal, those that messages 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: everything asked for holds. 1: a difference, a refusal, or something is missing. 2: no such verb or option.
-    130: interrupted.
+    0: everything asked for holds. 1: a difference, or something is missing or damaged. 2: refused for what was asked: an unknown
+    verb or option, a value, options that do not go together, a problem that no kernel computes. 130: interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
     # No option before the verb takes a value, so the first word is the verb. Only its module is imported.
@@ -52,29 +52,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nnvfp4-cute {args.verb}: interrupted", file=sys.stderr)
         return 130
-    except (CacheError, EmulatorError, UnsupportedTarget, ValueError, OSError) as error:
+    except (CacheError, CheckpointError, EmulatorError, UnsupportedTarget, OSError) as error:
         print(f"nvfp4-cute {args.verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
         return 1
+    except ValueError as error:
+        print(f"nvfp4-cute {args.verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
+        return 2
 
 
 def build_parser(complete: Iterable[str] = VERBS) -> argparse.ArgumentParser:
     """Build the parser of every verb; its `run` default is a function of the parsed arguments.
 
     Args:
-        complete: the verbs that are to have their options, which their modules know; all by default. Of others the
-            parser knows the name and the line of help.
+        complete: the verbs that are to have their options, which modules of their own know; all by default.
     """
     parser = argparse.ArgumentParser(
         prog="nvfp4-cute",
-        description="CuTe DSL kernels for NVFP4 grouped GEMM, on a Blackwell GPU or on the emulator.",
+        usage="%(prog)s [-h] [--version] VERB ...",
+        description=DESCRIPTION + listing(),
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=importlib.metadata.version("nvfp4-cute"))
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="VERB", prog="nvfp4-cute", help=argparse.SUPPRESS
+    )
     for verb in VERBS:
         if verb in complete:
-            import_module(f"nvfp4_cute.cli.{verb}").add_parser(verbs)
+            import_module(f"nvfp4_cute.cli.options.{verb}").add_parser(verbs)
         else:
             add_verb(verbs, verb, VERBS[verb])
     return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        print(nvfp4_cute.__version__)
+        parser.exit()

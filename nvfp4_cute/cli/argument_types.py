@@ -3,8 +3,10 @@
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nvfp4_cute.formats.block_format import Formats, format_named
+if TYPE_CHECKING:
+    from nvfp4_cute.formats.block_format import Formats
 
 
 def whole(text: str) -> int:
@@ -38,8 +40,10 @@ def sizes(text: str) -> tuple[int, ...]:
     return values
 
 
-def formats(text: str) -> Formats:
+def formats(text: str) -> "Formats":
     """Of ``a`` and of ``b``, by name with a comma between them; one name is both."""
+    from nvfp4_cute.formats.block_format import format_named
+
     names = text.split(",")
     if len(names) > 2:
         raise ArgumentTypeError(f"{text!r} names {len(names)} formats; give one, or that of a and that of b")
@@ -121,8 +125,8 @@ def add_shape(parser: ArgumentParser, rows: Callable[[str], tuple[int, ...]]) ->
     parser.add_argument("--groups", type=positive, help="groups (default: as many as --m lists)")
 
 
-def add_formats(parser: ArgumentParser, of: str, default: Formats | None = None) -> None:
-    """Add ``--formats``; ``of``: what its help says that they are of. Left out they are NVFP4, or None tells that."""
+def add_formats(parser: ArgumentParser, of: str, default: str | None = None) -> None:
+    """Add ``--formats``; ``of``: what its help says that they are of; ``default``: as it is typed, or None."""
     parser.add_argument(
         "--formats",
         type=formats,

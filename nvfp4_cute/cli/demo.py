@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.cli import check
-from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
 from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.emulator.state import Stats
 from nvfp4_cute.errors import EmulatorError
@@ -39,20 +38,6 @@ SOL_NOTE = (
 )
 # The smallest benchmark shape, a tenth of the work of all four: most of a short demo still goes into it.
 QUICK_BENCHMARK = 3
-
-
-def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    text = (
-        "Compile the sm_100a grouped GEMM kernel, execute its PTX on the emulator over the test shapes and one "
-        "benchmark shape of the nvfp4_group_gemm problem, and compare every output bit with the reference."
-    )
-    parser = add_verb(verbs, "demo", text)
-    parser.add_argument(
-        "--all", action="store_true", help="also the other three benchmark shapes (a few minutes)"
-    )
-    add_arch(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

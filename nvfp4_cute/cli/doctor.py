@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute import env
-from nvfp4_cute.cli import argument_types as types
-from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
@@ -25,17 +23,9 @@ DSL_PREFIX = "nvidia-cutlass-dsl"
 CUDA_13_ARCHS = ("sm_110a",)  # whose names are other ones in CUDA 12
 
 
-def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
-    parser = add_verb(verbs, "doctor", text)
-    types.add_formats(parser, "where GEMMs of such operands run", NVFP4_PAIR)
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
-    text, usable = report(args.formats)
+    text, usable = report(args.formats, verbose=args.verbose)
     print(text, end="")
     return 0 if usable else 1
 
@@ -161,11 +151,12 @@ def shim_problem() -> str | None:
     return None
 
 
-def report(formats: Formats = NVFP4_PAIR) -> tuple[str, bool]:
+def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str, bool]:
     """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator).
 
     Args:
         formats: of ``a`` and of ``b``, of which the report says what multiplies them where.
+        verbose: whether it ends with every environment variable; misspelt ones are named anyway.
     """
     from nvfp4_cute.prove import silicon
 
@@ -173,6 +164,7 @@ def report(formats: Formats = NVFP4_PAIR) -> tuple[str, bool]:
     compiler = version_problem(found)
     native = native_gpus()
     sections = {
+        "what you can do here": list(_ability_lines(native, compiler, shim)),
         "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
         "GPUs": [line for gpu in present for line in (_gpu_line(gpu, gpu in native), _target_line(gpu))]
         or ["none that torch can use"],
@@ -184,12 +176,35 @@ def report(formats: Formats = NVFP4_PAIR) -> tuple[str, bool]:
         'backend="auto"': _auto_lines(native, present),
         "silicon": list(silicon.lines()),
         "compiled kernels": _cache_lines(),
-        "environment": env.describe().splitlines(),
     }
+    if verbose:
+        sections["environment"] = env.describe().splitlines()
+    elif unknown := env.unknown():
+        sections["environment"] = unknown
     text = "\n".join(
         f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items()
     )
     return text, compiler is None and (bool(native) or shim is None)
+
+
+def _ability_lines(native: list[Gpu], compiler: str | None, shim: str | None) -> Iterator[str]:
+    """What this machine is good for, and the command to begin with."""
+    on_gpu = ", ".join(f"cuda:{gpu.index} {gpu.name}" for gpu in native)
+    if compiler:
+        yield f"compute on the CPU with the float64 reference, and look into checkpoints; no kernels: {compiler}"
+        return
+    if native:
+        yield f"compute with kernels on {on_gpu}; serve, load and quantize models there"
+        yield "measure: nvfp4-cute check, nvfp4-cute bench, nvfp4-cute prove"
+    else:
+        yield "compute on the CPU with the float64 reference (CPU tensors); no GPU here runs a kernel"
+        yield "look into checkpoints and quantize them: nvfp4-cute models inspect DIR, nvfp4-cute quantize MODEL --out DIR"
+    if shim is None:
+        yield "run any kernel on the virtual GPU, slowly: nvfp4-cute demo, nvfp4-cute emulate --check script.py"
+        yield "model times of Blackwell and Hopper: nvfp4-cute trace nvfp4_gemm, nvfp4-cute bench --target B200"
+    else:
+        yield "no virtual GPU: see emulator below"
+    yield "compute floors and compile kernels for other machines: nvfp4-cute sol, nvfp4-cute compile"
 
 
 def _kernel_lines(found: dict[str, str | None]) -> list[str]:

@@ -9,22 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.cli import argument_types as types
-from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.cli.options.models import WAYS
 from nvfp4_cute.errors import printable
 from nvfp4_cute.terminal import text_table
 
-EXAMPLES = """\
-examples:
-  nvfp4-cute models inspect FOLDER                      what is in a checkpoint, and what would compute it
-  nvfp4-cute models bench qwen3-8b                      random weights of a real config: bf16, and NVFP4 beside it
-  nvfp4-cute models bench qwen3-30b-a3b --batch 1 8 32 --save h100    several cases, as h100.json, h100.md and h100.png
-  nvfp4-cute models bench FOLDER --ways nvfp4 --json    a config.json of yours, one way, for machines
-  nvfp4-cute models eval FOLDER --text FILE             KL divergence and perplexity of 4 bits beside 16, error by layer
-  nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    of a checkpoint that was made of it
-"""
-WAYS = ("bf16", "16bit", "nvfp4")
-BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all", "kept")
 # Options of `models bench`, by what a report has of them.
 OPTIONS_OF_KEYS = {
     "batch": "batch",
@@ -34,63 +22,6 @@ OPTIONS_OF_KEYS = {
     "attention": "attention",
 }
 WORST_LAYERS = 3  # of each way, that are printed
-
-
-def add_parser(verbs: Verbs) -> None:
-    """Add the verb, its verbs and their options."""
-    text = "Look into checkpoints of quantized models, and measure whole models."
-    parser = add_verb(verbs, "models", text, EXAMPLES)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
-    look = kinds.add_parser("inspect", help="what is in a checkpoint, and what would compute it on which GPU")
-    look.add_argument("folder", help="of config.json and safetensors files, or a hub name that is downloaded")
-    look.add_argument("--json", action="store_true", help="one object, for machines")
-    look.set_defaults(run=run_inspect)
-    bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, beside bf16")
-    bench.add_argument("model", nargs="*", help="a name, a folder with config.json, or such a file")
-    bench.add_argument(
-        "--batch", nargs="+", type=types.positive, default=[1], help="sequences at once; default 1"
-    )
-    bench.add_argument(
-        "--prompt", nargs="+", type=types.positive, default=[512], help="tokens of each; default 512"
-    )
-    bench.add_argument("--tokens", type=types.positive, default=128, help="tokens decoded; default 128")
-    bench.add_argument(
-        "--ways", nargs="+", choices=BENCH_WAYS, default=["bf16", "fp8", "auto"],
-        help="bf16, fp8: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only; auto: as the layer chooses here; "
-        "all: so, and the output layer in NVFP4, the embedding in MXFP8; kept: and decoded weights kept for many rows. "
-        "Default: bf16 fp8 auto",
-    )  # fmt: skip
-    bench.add_argument(
-        "--attention", nargs="+", default=[None],
-        help="of transformers, or grouped_sdpa, which copies no keys and values for heads that share them; default the model's",
-    )  # fmt: skip
-    bench.add_argument("--alone", action="store_true", help="every layer a launch of its own, none fused")
-    bench.add_argument("--layers", type=types.positive, help="only so many layers of the model")
-    bench.add_argument("--device", default="cuda", help="default cuda")
-    bench.add_argument("--json", action="store_true", help="one object, for machines")
-    bench.add_argument("--save", type=Path, metavar="STEM", help="write STEM.json, STEM.md and STEM.png")
-    bench.add_argument(
-        "--read", type=Path, metavar="FILE", help="a report that was saved: page and picture anew"
-    )
-    bench.set_defaults(run=run_bench)
-    evaluate = kinds.add_parser("eval", help="KL divergence, perplexity and errors beside the 16-bit model")
-    evaluate.add_argument("model", type=Path, help="folder of a 16-bit model, with its tokenizer")
-    evaluate.add_argument("--text", required=True, help='a text file, or "random" for random tokens')
-    evaluate.add_argument(
-        "--checkpoint", nargs="+", type=Path, default=[], help="quantized checkpoints of it"
-    )
-    evaluate.add_argument(
-        "--ways", nargs="+", choices=WAYS[1:], help="weights rounded here; default both, or none with --checkpoint"
-    )  # fmt: skip
-    evaluate.add_argument(
-        "--calibrate", metavar="TEXT", help="scales of activations of this text, beside those of each input"
-    )
-    evaluate.add_argument(
-        "--tokens", type=types.positive, help="only so many windows' worth of the text, rounded up"
-    )
-    evaluate.add_argument("--device", type=types.device, default="cpu", help="default cpu")
-    evaluate.add_argument("--json", action="store_true", help="one object, for machines")
-    evaluate.set_defaults(run=run_eval)
 
 
 def run_inspect(args: argparse.Namespace) -> int:

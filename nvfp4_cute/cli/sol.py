@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.bench.cases import RESULT_DTYPES
-from nvfp4_cute.cli import argument_types as types
-from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
@@ -47,54 +44,6 @@ COMPETITION_NOTE = (
     f"{light.COMPETITION_HBM_BYTES_PER_S / 1e12:.2f} TB/s, FLOP / "
     f"{light.COMPETITION_FP4_FLOPS_PER_S / 1e15:.2f} PFLOP/s), whatever the target."
 )
-
-
-EXAMPLES = """\
-examples:
-  nvfp4-cute sol                                           the competition's benchmark cases, published beside ours
-  nvfp4-cute sol --target rtx5090 --json                   the same on another GPU, with the source of every figure
-  nvfp4-cute sol --m 16 --n 4096 --k 7168 --groups 32      one shape: traffic by operand, and what binds
-  nvfp4-cute sol --m 16 --n 4096 --k 7168 --formats mxfp8_e4m3,mxfp4   operands of other formats
-  nvfp4-cute sol --m 16 --n 4096 --k 7168 --out mxfp8_e4m3   results quantized for the next product
-  nvfp4-cute sol --op w4a16 --m 1 --n 4096 --k 4096        fp16 activations, NVFP4 weights
-  nvfp4-cute sol --memory --target h200                    what weights occupy in fp16, fp8, and NVFP4
-
-Computed from sizes and from published or measured figures of the GPU; nothing is run, and no GPU is needed.
-"""
-
-
-def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
-    text = (
-        "Print the speed of light, the least time that moving the bytes and doing the operations takes: of the "
-        "competition's benchmark cases, or of one shape. Or print what weights occupy in memory."
-    )
-    parser = add_verb(verbs, "sol", text, EXAMPLES)
-    parser.add_argument(
-        "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
-    )
-    parser.add_argument("--problem", choices=tuple(PROBLEMS), help="only this competition problem")
-    types.add_shape(parser, types.positives)
-    parser.add_argument(
-        "--op",
-        choices=tuple(OPERATIONS),
-        help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
-    )
-    types.add_formats(parser, "of the operands of a gemm or dual, and of the weights of w4a16")
-    parser.add_argument("--out", choices=tuple(RESULT_DTYPES), help="format of C (default fp16)")
-    parser.add_argument(
-        "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="for machines; the source of every figure included"
-    )
-    parser.add_argument(
-        "--plot",
-        type=types.output_file,
-        metavar="FILE",
-        help="also write a roofline picture (needs the extra `plot`)",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

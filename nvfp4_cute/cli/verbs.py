@@ -1,26 +1,53 @@
-"""The verbs of the command line: a module each, named as the verb, with `add_parser` and `run`."""
+"""The verbs of the command line.
+
+`nvfp4_cute.cli.options` has a module with the options of each, `nvfp4_cute.cli` one with what it does.
+"""
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 
-VERBS = {
-    "demo": "run the kernel without a GPU and compare every bit",
-    "check": "compare random problems with the reference",
-    "bench": "times beside their floors and what others take",
-    "tune": "the fastest config of a problem, measured or modelled, for later calls",
-    "sol": "the least possible time on a GPU, computed",
-    "trace": "the modelled time of a kernel, explained, and its timeline",
-    "emulate": "run a CuTe DSL script on a virtual GPU",
-    "new": "a problem of your own, from a template",
-    "export": "a problem's kernel as a one-file submission",
-    "eval": "try a submission as its server would",
-    "submit": "hand a submission to popcorn-cli",
-    "compile": "kernels ahead of time, into a folder",
-    "prove": "a report of what a GPU does: correctness, probes, constants, times",
-    "models": "what is in a checkpoint, and how fast whole models are",
-    "quantize": "a 16-bit checkpoint to a quantized one",
-    "doctor": "what is installed, and what would run where",
+GROUPS = {
+    "first steps": {
+        "doctor": "what is installed, and what you can do here",
+        "demo": "run a Blackwell kernel without a GPU and compare every bit",
+    },
+    "models": {
+        "models": "what is in a checkpoint, how fast and how exact whole models are",
+        "quantize": "a 16-bit checkpoint to NVFP4, MXFP4, MXFP8 or int4",
+    },
+    "kernels of your own": {
+        "emulate": "run a CuTe DSL script on a virtual GPU, Blackwell or Hopper; --check finds its races",
+        "new": "a problem of your own, from a template",
+        "eval": "try a submission as its server would",
+        "export": "a competition problem's kernel as a one-file submission",
+        "submit": "hand a submission to popcorn-cli",
+    },
+    "times": {
+        "bench": "times next to their floors and what others need",
+        "sol": "the least possible time on a GPU, computed",
+        "trace": "the modelled time of a kernel, explained, and its timeline",
+        "tune": "the fastest config of a problem, measured or modelled, for later calls",
+    },
+    "this machine's GPU": {
+        "check": "compare random problems with the reference",
+        "prove": "a report of what a GPU does: correctness, probes, constants, times",
+        "compile": "kernels ahead of time, into a folder",
+    },
 }
-"""Verb -> its line in `nvfp4-cute --help`, which loads none of the modules."""
+"""Verb -> its line in `nvfp4-cute --help`, by what a person wants."""
+
+VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
+
+
+def listing() -> str:
+    """Every verb with its line, for `nvfp4-cute --help`."""
+    groups = (
+        f"{title}:\n" + "".join(f"    {verb:9} {line}\n" for verb, line in verbs.items())
+        for title, verbs in GROUPS.items()
+    )
+    return "\n".join(groups)
+
 
 Verbs = argparse._SubParsersAction
 
@@ -31,12 +58,20 @@ def add_verb(
     """Add the parser of a verb of ``VERBS``; `text` and `examples` stand in its help, which is `--help` unless told not to be."""
     return verbs.add_parser(
         name,
-        help=VERBS[name],
         description=text,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter if examples else argparse.HelpFormatter,
         add_help=add_help,
     )
+
+
+def lazily(module: str, function: str = "run") -> Callable[[argparse.Namespace], int]:
+    """A function of a verb's module, which is imported when it is called: help and mistakes in options need none of it."""
+
+    def run(args: argparse.Namespace) -> int:
+        return getattr(import_module(f"nvfp4_cute.cli.{module}"), function)(args)
+
+    return run
 
 
 def add_arch(verb: argparse.ArgumentParser) -> None:

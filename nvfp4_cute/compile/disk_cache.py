@@ -93,8 +93,8 @@ def _fetch(folder: Path, key: Any) -> tuple[CompiledKernel, OSError | None]:
     """The kernel, and why it could not be kept where it had to be compiled for this process only."""
     try:
         check_folder(folder)
-    except Untrusted as problem:
-        return compile_kernel(key), problem
+    except Untrusted as error:
+        return compile_kernel(key), error
     except OSError:  # missing, or it cannot be made either, which the lock says
         pass
     identity = identity_of(key)

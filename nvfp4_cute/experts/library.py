@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.custom_ops import custom_op, refuse_backward
 from nvfp4_cute.formats.block_format import format_named
-from nvfp4_cute.ops.library import refuse_backward
-from nvfp4_cute.private_api import custom_op
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal

@@ -3,19 +3,16 @@
 A format is told by whoever passes an operand; nothing here or elsewhere guesses it from a dtype or a shape. Everything that
 turns bytes into elements, or sizes into bytes, asks the record, so that another format is another record.
 
-===============  =========  ===========  =============  ============  ==================================================
-record           elements   scales       block (rows,K)  global scale  source
-===============  =========  ===========  =============  ============  ==================================================
-NVFP4            e2m1       ue4m3        1 x 16         yes           PTX ISA 9.7.16.10, kind mxf4nvf4
-MXFP4            e2m1       ue8m0        1 x 32         no            OCP Microscaling Formats v1.0, section 5.2
-MXFP8_E4M3       e4m3       ue8m0        1 x 32         no            the same
-MXFP8_E5M2       e5m2       ue8m0        1 x 32         no            the same
-FP8_1x128        e4m3       fp32         1 x 128        no            DeepSeek-V3 report, section 3.3: activations
-FP8_128x128      e4m3       fp32         128 x 128      no            the same: weights
-INT8             s8         fp32         1 x K          no            SmoothQuant (arXiv 2211.10438), section 3: a token's
-                                                                      and an output channel's scale
-int4_format()    int4       16 or 32 b   1 x 32 to 128  no            see :func:`int4_format`: weights
-===============  =========  ===========  =============  ============  ==================================================
+| record | elements | scales | block (rows,K) | global scale | source |
+|---|---|---|---|---|---|
+| NVFP4 | e2m1 | ue4m3 | 1 x 16 | yes | PTX ISA 9.7.16.10, kind mxf4nvf4 |
+| MXFP4 | e2m1 | ue8m0 | 1 x 32 | no | OCP Microscaling Formats v1.0, section 5.2 |
+| MXFP8_E4M3 | e4m3 | ue8m0 | 1 x 32 | no | the same |
+| MXFP8_E5M2 | e5m2 | ue8m0 | 1 x 32 | no | the same |
+| FP8_1x128 | e4m3 | fp32 | 1 x 128 | no | DeepSeek-V3 report, section 3.3: activations |
+| FP8_128x128 | e4m3 | fp32 | 128 x 128 | no | the same: weights |
+| INT8 | s8 | fp32 | 1 x K | no | SmoothQuant (arXiv 2211.10438), section 3: a token's and an output channel's scale |
+| int4_format() | int4 | 16 or 32 b | 1 x 32 to 128 | no | see :func:`int4_format`: weights |
 
 Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of two values in a byte the even k is the low nibble.
 """

@@ -3,17 +3,15 @@
 Which of them a format has is said by its record (``block_format``). Of e2m1, two values share a byte, the even k in the low
 nibble.
 
-=======  ====================================  =======================================  =========================
-format   code                                  finite values                            rounding of ``encode_*``
-=======  ====================================  =======================================  =========================
-e2m1     sign, 2 exponent, 1 mantissa bit      0, .5, 1, 1.5, 2, 3, 4, 6, both signs    nearest, ties to even code
-e4m3     sign, 4 exponent, 3 mantissa bits     0, 2^-9 ... 448, both signs; 0x7F NaN    nearest, ties to even code
-e5m2     sign, 5 exponent, 2 mantissa bits     0, 2^-16 ... 57344, both; 0x7C infinity  nearest, ties to even code
-s8       two's complement                      -127 ... 127; -128 is decoded, too       nearest, ties to even integer
-ue8m0    8 exponent bits                       2^-127 ... 2^127; 0xFF NaN               up, or toward zero
-int4     value + 8, 4 bits                     -8, -7 ... 7                             nearest, ties to even value
-uint4    4 bits                                0, 1 ... 15                              nearest, ties to even value
-=======  ====================================  =======================================  =========================
+| format | code | finite values | rounding of ``encode_*`` |
+|---|---|---|---|
+| e2m1 | sign, 2 exponent, 1 mantissa bit | 0, .5, 1, 1.5, 2, 3, 4, 6, both signs | nearest, ties to even code |
+| e4m3 | sign, 4 exponent, 3 mantissa bits | 0, 2^-9 ... 448, both signs; 0x7F NaN | nearest, ties to even code |
+| e5m2 | sign, 5 exponent, 2 mantissa bits | 0, 2^-16 ... 57344, both; 0x7C infinity | nearest, ties to even code |
+| s8 | two's complement | -127 ... 127; -128 is decoded, too | nearest, ties to even integer |
+| ue8m0 | 8 exponent bits | 2^-127 ... 2^127; 0xFF NaN | up, or toward zero |
+| int4 | value + 8, 4 bits | -8, -7 ... 7 | nearest, ties to even value |
+| uint4 | 4 bits | 0, 1 ... 15 | nearest, ties to even value |
 
 ``encode_e2m1``, ``encode_e4m3`` and ``encode_e5m2`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21):
 out-of-range values and infinities become the largest finite value, -0 and values that round to it keep their sign, NaN

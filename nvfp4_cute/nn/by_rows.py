@@ -7,13 +7,13 @@ faster product. Which wins depends on the number of rows and of weights (``plann
 import torch
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.custom_ops import custom_op
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.nn.moe import MoE, MoENVFP4
 from nvfp4_cute.nn.products import product
 from nvfp4_cute.ops.library import Operation, refuse_backward
 from nvfp4_cute.planning.arch.simt import keeps_16_bits
-from nvfp4_cute.private_api import custom_op
 
 
 def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> Mode:

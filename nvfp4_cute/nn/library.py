@@ -6,8 +6,7 @@ Quantized rows stay inside of it. Their blocked scales have an extent of ceil(M 
 
 import torch
 
-from nvfp4_cute.ops.library import Operation, refuse_backward
-from nvfp4_cute.private_api import custom_op
+from nvfp4_cute.custom_ops import Operation, custom_op, refuse_backward
 
 
 @custom_op("nvfp4_cute::linear", mutates_args=())

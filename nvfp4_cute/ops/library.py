@@ -8,17 +8,14 @@ pass.
 call: that takes several times as long.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.custom_ops import Operation, custom_op, refuse_backward
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, format_named, torch_dtypes
-from nvfp4_cute.private_api import custom_op
 
 Tensors = list[torch.Tensor]
-Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
 
 
 @custom_op("nvfp4_cute::grouped_gemm_out", mutates_args=("out",))
@@ -277,15 +274,6 @@ def _(a, b, a_scale, b_scale, alpha, out_global_scale, backend):
     rows, n = a.shape[0], b.shape[1]
     data = a.new_empty((rows, NVFP4.pitch_bytes(n)), dtype=torch.uint8)[:, : NVFP4.row_bytes(n)]
     return data, a.new_empty(NVFP4.scale_shape(rows, n), dtype=torch.float8_e4m3fn)
-
-
-def refuse_backward(context, *gradients):
-    """The backward pass of operations that have none.
-
-    Raises:
-        UnsupportedProblem: always.
-    """
-    raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
 for _op in (quantize, grouped_quantize, gemm_chain):

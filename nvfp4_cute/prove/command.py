@@ -73,7 +73,7 @@ def run(
         limits = pool.Limits(
             step.workers if workers is None else min(workers, step.workers),
             much.job_s,
-            time.monotonic() + 60 * much.minutes[name],
+            60 * much.minutes[name],
             step.fresh,
         )
         _do(name, step, limits, state)

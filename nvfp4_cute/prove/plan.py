@@ -42,7 +42,7 @@ WHOLE = Amounts(
 )  # fmt: skip
 QUICK = Amounts(
     24, 12, 2.0,
-    {"probes": 0.5, "configs": 0.3, "problems": 0.3, "constants": 0.3, "timed": 0.3, "host": 0.2}, 30.0, False,
+    {"probes": 0.5, "configs": 0.3, "problems": 0.3, "constants": 0.3, "timed": 0.5, "host": 0.3}, 30.0, False,
 )  # fmt: skip
 EMULATED = Amounts(6, 4, 0.0, dict.fromkeys(STEPS, 30.0), 600.0, True)
 EMULATED_QUICK = Amounts(2, 1, 0.0, dict.fromkeys(STEPS, 10.0), 600.0, True)

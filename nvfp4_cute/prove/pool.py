@@ -25,24 +25,25 @@ class Limits:
     Attributes:
         workers: children at a time; 0 has this process do the jobs, without a time limit.
         job_s: seconds of a job until it counts as hung.
-        deadline: ``time.monotonic()`` from which no further job is begun.
+        seconds: from when the first child is ready; after them no further job is begun.
         fresh: whether every job has a child of its own.
         module: what a child runs.
     """
 
     workers: int
     job_s: float
-    deadline: float = float("inf")
+    seconds: float = float("inf")
     fresh: bool = False
     module: str = MODULE
 
 
 def run(wanted: Sequence[Job], limits: Limits, on_outcome: Callable[[Outcome], None]) -> None:
     """Do all jobs; ``on_outcome`` gets each outcome as it comes, from one thread at a time."""
+    clock = _Clock(limits.seconds)
     if limits.workers == 0:
+        clock.start()
         for job in wanted:
-            late = time.monotonic() > limits.deadline
-            on_outcome(_skipped(job) if late else jobs.perform(job))
+            on_outcome(_skipped(job) if clock.is_over() else jobs.perform(job))
         return
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in wanted:
@@ -54,7 +55,7 @@ def run(wanted: Sequence[Job], limits: Limits, on_outcome: Callable[[Outcome], N
             on_outcome(outcome)
 
     threads = [
-        threading.Thread(target=_work, args=(waiting, limits, report), daemon=True)
+        threading.Thread(target=_work, args=(waiting, limits, clock, report), daemon=True)
         for _ in range(min(limits.workers, len(wanted)))
     ]
     for thread in threads:
@@ -67,16 +68,35 @@ def _skipped(job: Job) -> Outcome:
     return Outcome(job.kind, job.name, SKIPPED, "no time was left")
 
 
-def _work(waiting: "queue.SimpleQueue[Job]", limits: Limits, report: Callable[[Outcome], None]) -> None:
+class _Clock:
+    """Time that jobs have had. Importing torch and making a CUDA context, seconds each, do not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, float("inf")
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        self._began = min(self._began, time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether no further job is to begin."""
+        return time.monotonic() - self._began > self._seconds
+
+
+def _work(
+    waiting: "queue.SimpleQueue[Job]", limits: Limits, clock: _Clock, report: Callable[[Outcome], None]
+) -> None:
     """One child after the other, as long as jobs wait."""
     child: _Child | None = None
     try:
         for job in _taken(waiting):
-            if time.monotonic() > limits.deadline:
+            if clock.is_over():
                 report(_skipped(job))
                 continue
             if child is None:
                 child = _Child(limits.module)
+            if child.is_ready():
+                clock.start()
             outcome = child.ask(job, limits.job_s)
             report(outcome)
             if limits.fresh or not child.is_well:
@@ -111,15 +131,19 @@ class _Child:
         self.is_well = True
         """Whether it can be asked again."""
 
-    def ask(self, job: Job, seconds: float) -> Outcome:
-        """The outcome of a job, whatever becomes of the child."""
-        start = time.monotonic()
+    def is_ready(self) -> bool:
+        """Whether it has started; waits for that."""
         if not self._is_ready:
             line = self._line(START_S)
-            if line is None or line.strip() != jobs.READY:
-                self.is_well = False
-                return Outcome(job.kind, job.name, BROKEN, "a child process did not start")
-            self._is_ready = True
+            self._is_ready = line is not None and line.strip() == jobs.READY
+        return self._is_ready
+
+    def ask(self, job: Job, seconds: float) -> Outcome:
+        """The outcome of a job, whatever becomes of the child."""
+        if not self.is_ready():
+            self.is_well = False
+            return Outcome(job.kind, job.name, BROKEN, "a child process did not start")
+        start = time.monotonic()
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(jobs.as_line(job).encode())

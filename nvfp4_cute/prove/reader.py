@@ -107,6 +107,9 @@ def short(found: dict[str, Any]) -> str:
     if found["timed"]:
         before = found["prediction"]
         made = f"predictions were made {before['made']} at commit {before['commit']}" if before else None
+        predicted = sum(row["predicted_us"] is not None for row in found["timed"])
+        if made and predicted < len(found["timed"]):
+            made = f"{predicted} of {len(found['timed'])} cases were predicted; {made}"
         lines.append(made or "no prediction was made before")
         lines.append(
             f"slow (more than {report.SLOW} times the prediction): {', '.join(summary['slow']) or 'none'}"

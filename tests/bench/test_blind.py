@@ -140,7 +140,7 @@ def test_refusals(tmp_path, capsys):
             f"there is no file {path}s; name one that nvfp4-cute bench --predict wrote",
         ),
     ):
-        assert cli.main(line.split()) == 1
+        assert cli.main(line.split()) == 2
         assert message in capsys.readouterr().err
 
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_measured_says_why():
 def test_other_files_are_refused(words, content, text, tmp_path, capsys):
     path = tmp_path / "other.json"
     path.write_text(content)
-    assert cli.main([*words, str(path)]) == 1
+    assert cli.main([*words, str(path)]) == 2
     said = capsys.readouterr().err
     text = text if words[0] == "bench" else text.replace("gpu, us", "models").replace("gpu", "models")
     assert f"{path} {text}" in said and "name a file that nvfp4-cute" in said

@@ -60,15 +60,15 @@ def test_refusals(tmp_path, capsys):
         (other, "the two results share no case"),
         (str(tmp_path / "d.json"), "d.json: not what `nvfp4-cute bench --json` prints"),
     ):
-        assert cli.main(["bench", "--compare", measured, second]) == 1
+        assert cli.main(["bench", "--compare", measured, second]) == 2
         assert message in capsys.readouterr().err
-    assert cli.main(["bench", "--compare", measured, modelled, "--save"]) == 1
+    assert cli.main(["bench", "--compare", measured, modelled, "--save"]) == 2
     assert "leave out save" in capsys.readouterr().err
 
 
 def test_it_reads_what_bench_prints_and_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    assert cli.main(["bench", "competition", "--containing", "no such"]) == 1
+    assert cli.main(["bench", "competition", "--containing", "no such"]) == 2
     capsys.readouterr()
     files = [write(tmp_path / f"{n}.json", BEFORE) for n in "ab"]
     assert cli.main(["bench", "--compare", *files, "--plot", str(tmp_path / "p.png")]) == 0

@@ -64,7 +64,7 @@ def test_the_command_writes_it_and_goes_alone(tmp_path, capsys):
     assert re.search(r"\d+ cases on \d+ GPUs", capsys.readouterr().out) and path.read_text().startswith(
         "<!doctype"
     )
-    assert cli.main(["bench", "--html", str(path), "--json"]) == 1
+    assert cli.main(["bench", "--html", str(path), "--json"]) == 2
     assert "leave out json" in capsys.readouterr().err
 
 

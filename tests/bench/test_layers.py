@@ -110,7 +110,7 @@ def test_comparison_takes_off_what_the_harness_costs():
     ],
 )
 def test_refusals(line, message, capsys):
-    assert cli.main(line.split()) == 1
+    assert cli.main(line.split()) == 2
     assert message in capsys.readouterr().err
 
 

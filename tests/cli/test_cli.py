@@ -9,10 +9,12 @@ import pytest
 from new_process import run_python
 
 from nvfp4_cute import cli
-from nvfp4_cute.cli import check, doctor, sol
+from nvfp4_cute.cli import check, doctor
+from nvfp4_cute.cli import sol as work
+from nvfp4_cute.cli.options import sol
 from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.emulator.fronts import launch_shim
-from nvfp4_cute.errors import UnsupportedTarget
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
 
 
 def test_version(capsys):
@@ -41,26 +43,38 @@ def test_help_describes_every_option(verb, capsys):
         assert all(f"\n    {name} " in text for name in VERBS) and "examples:" in text
 
 
-def test_every_verb_is_a_module_and_only_that_of_the_verb_is_imported():
-    """Names of the table and of the modules agree; help loads none of them."""
+def test_every_verb_has_its_modules():
+    """Names of the table, of the modules of options, and of those that do the work agree."""
     here = Path(cli.__file__).parent
     others = {"__init__", "__main__", "argument_types", "emulate_page", "pytest_plugin", "verbs"}
     assert {path.stem for path in here.glob("*.py")} - others == set(VERBS)
+    assert {path.stem for path in here.glob("options/*.py")} - {"__init__", "choices"} == set(VERBS)
+
+
+def test_help_and_mistakes_in_options_need_no_torch():
+    """In a process that cannot import it; help of a verb imports no other verb's options, and not what any of them does."""
     program = """
         import sys
+        sys.modules["torch"] = None
         from nvfp4_cute import cli
-        for arguments in ([], ["--help"], ["sol", "--help"]):
+        from nvfp4_cute.cli.verbs import VERBS
+        calls = [[], ["--version"], ["--help"], ["polish"], ["sol", "--m", "x"], ["sol", "--help"]]
+        for arguments in [*calls, *([verb, "--help"] for verb in VERBS)]:
             try:
                 cli.main(arguments)
-            except SystemExit:
-                pass
-            loaded = sorted(name for name in sys.modules if name.startswith("nvfp4_cute.cli."))
-            print("loaded", *loaded, "cutlass" in sys.modules)
+            except SystemExit as stop:
+                print("exit code", stop.code)
+            if arguments == ["sol", "--help"]:
+                print("loaded", *sorted(name for name in sys.modules if name.startswith("nvfp4_cute.cli.")))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
-    none = "loaded nvfp4_cute.cli.verbs False"
-    sol = "loaded nvfp4_cute.cli.argument_types nvfp4_cute.cli.sol nvfp4_cute.cli.verbs False"
-    assert [line for line in done.stdout.splitlines() if line.startswith("loaded")] == [none, none, sol]
+    codes = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")]
+    assert codes == [2, 0, 0, 2, 2, 0, *(0 for _ in VERBS)], done.stderr
+    loaded, *_ = [line for line in done.stdout.splitlines() if line.startswith("loaded")]
+    assert loaded == "loaded " + " ".join(
+        f"nvfp4_cute.cli.{name}"
+        for name in ("argument_types", "options", "options.choices", "options.sol", "verbs")
+    )
 
 
 def test_examples_of_the_help_text_parse():
@@ -140,21 +154,26 @@ def test_check_passes_its_options_on(monkeypatch):
     assert seen == {"backend": "cuda", "limits": check.Limits(2, 5, 6, 64), "seed": 9, "count": 3}
     cli.main(["check", "--arch", "sm_120a"])
     assert seen["backend"] == "emulator:sm_120a"
-    assert cli.main("check --arch sm_120a --backend cuda".split()) == 1
+    assert cli.main("check --arch sm_120a --backend cuda".split()) == 2
     cli.main(["check"])
     assert seen["backend"] is None
 
 
 @pytest.mark.parametrize(
-    "error",
-    [UnsupportedTarget("no kernel for sm_90a"), ValueError("K=3 is odd; pad it"), OSError(13, "no", "/x")],
+    ("error", "code"),
+    [
+        (UnsupportedTarget("no kernel for sm_90a"), 1),
+        (UnsupportedProblem("K=3 is odd; pad it"), 2),
+        (OSError(13, "no", "/x"), 1),
+        (CheckpointError("x is cut"), 1),
+    ],
 )
-def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error):
+def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error, code):
     def refuse(*args, **kwargs):
         raise error
 
     monkeypatch.setattr(check, "run_problems", refuse)
-    assert cli.main(["check"]) == 1
+    assert cli.main(["check"]) == code
     assert capsys.readouterr().err == f"nvfp4-cute check: {error}\n"
 
 
@@ -201,6 +220,6 @@ def test_an_interruption_is_one_line(monkeypatch, capsys):
     def interrupted(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sol, "run", interrupted)
+    monkeypatch.setattr(work, "run", interrupted)
     assert cli.main(["sol"]) == 130
     assert capsys.readouterr().err == "\nnvfp4-cute sol: interrupted\n"

@@ -205,6 +205,29 @@ def test_run_prints_the_report_and_returns_whether_a_kernel_can_run(machine, cap
     assert cli.main(["doctor"]) == 1
 
 
+def test_report_begins_with_what_can_be_done(machine, monkeypatch):
+    for gpus, shim, said, not_said in (
+        ((), None, "virtual GPU, slowly: nvfp4-cute demo", "kernels on cuda"),
+        ((B200, H200), None, "kernels on cuda:0 NVIDIA B200, cuda:1 NVIDIA H200", "no GPU here"),
+        ((A100,), "not built", "no virtual GPU", "nvfp4-cute demo"),
+    ):
+        machine(gpus, shim)
+        first = doctor.report()[0].split("\nversions\n")[0]
+        assert first.startswith("what you can do here\n") and said in first and not_said not in first
+    monkeypatch.setattr(doctor, "version_problem", lambda found: "the DSL is broken")
+    assert "no kernels: the DSL is broken" in doctor.report()[0].split("\nversions\n")[0]
+
+
+def test_variables_are_listed_on_request_and_misspelt_ones_always(machine, monkeypatch, capsys):
+    machine()
+    assert "POPCORN_API_URL" not in doctor.report()[0]
+    assert cli.main(["doctor", "--verbose"]) == 0
+    shown = capsys.readouterr().out
+    assert "GPU MODE's server" in shown.split("\nenvironment\n")[1]
+    monkeypatch.setenv("NVFP4_CUTE_BACKNED", "emulator")
+    assert "NVFP4_CUTE_BACKNED is set, and nothing reads it" in doctor.report()[0]
+
+
 @pytest.mark.gpu("sm_100a")
 def test_gpu_marker_runs_only_on_that_gpu():
     assert torch.cuda.get_device_capability() == (10, 0)

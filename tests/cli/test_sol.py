@@ -27,7 +27,7 @@ def run(capsys, line: str) -> str:
 
 
 def refused(capsys, line: str) -> str:
-    assert cli.main(["sol", *line.split()]) == 1
+    assert cli.main(["sol", *line.split()]) == 2
     streams = capsys.readouterr()
     assert streams.out == "" and streams.err.count("\n") == 1
     return streams.err
@@ -193,7 +193,7 @@ def test_commands_refuse_the_same_in_the_same_words(capsys, options, target):
     shape = f"--m 16 --n 4096 --k 7168 {options} --target {target}"
     said = []
     for verb in ("sol", "bench", "tune"):
-        assert cli.main([verb, *shape.split()]) == 1
+        assert cli.main([verb, *shape.split()]) == 2
         said.append(capsys.readouterr().err.removeprefix(f"nvfp4-cute {verb}: "))
     assert said[0] == said[1] == said[2] and "; " in said[0]
 

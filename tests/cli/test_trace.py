@@ -20,7 +20,7 @@ from nvfp4_cute.model.speed_of_light import grouped_gemm, physical_floor
 
 
 def test_unknown_case_is_refused(capsys):
-    assert cli.main(["trace", "nvfp4_group_gemm", "--case", "9"]) == 1
+    assert cli.main(["trace", "nvfp4_group_gemm", "--case", "9"]) == 2
     assert "no benchmark case 9" in capsys.readouterr().err
 
 

@@ -172,7 +172,7 @@ def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
     command = ["export", "nvfp4_gemv", "--format", "pygpubench", "-o", str(output), "--map", str(lines)]
     for there in (output, lines, beside):
         there.write_text("mine")
-        assert cli.main(command) == 1
+        assert cli.main(command) == 2
         assert f"{there} would be overwritten" in capsys.readouterr().err
         assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
         there.unlink()
@@ -184,7 +184,7 @@ def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
 def test_a_problem_without_kernel_says_so(capsys):
     missing = [name for name in registry.names() if name not in WITH_KERNEL]
     for name in [*missing, "nvfp4_nothing"]:
-        assert cli.main(["export", name]) == 1
+        assert cli.main(["export", name]) == 2
         assert name in capsys.readouterr().err
 
 

@@ -112,5 +112,5 @@ def test_called_as_the_harness_calls(form, program, name, tmp_path):
 
 
 def test_options_that_do_not_go_together(capsys):
-    assert cli.main(["export", "nvfp4_gemm", "--torch", "--format", "kernelbench"]) == 1
+    assert cli.main(["export", "nvfp4_gemm", "--torch", "--format", "kernelbench"]) == 2
     assert "--torch goes without" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_dry_run_prints_the_command_and_does_nothing(file, capsys, monkeypatch):
 
 def test_without_popcorn_it_says_what_to_do(file, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert cli.main(["submit", str(file)]) == 1
+    assert cli.main(["submit", str(file)]) == 2
     assert "popcorn register" in capsys.readouterr().err
 
 
@@ -194,7 +194,7 @@ def test_refusals_are_explained(file, tmp_path, popcorn, capsys, error, advice):
 
 def test_a_file_that_a_server_refuses_is_not_sent(file, capsys):
     file.write_text(TEXT + "# downstream\n")
-    assert cli.main(["submit", str(file), "--dry-run"]) == 1
+    assert cli.main(["submit", str(file), "--dry-run"]) == 2
     assert "line 5" in capsys.readouterr().err
 
 

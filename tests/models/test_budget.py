@@ -96,8 +96,8 @@ def test_the_mean_stays_within_the_budget(model, tmp_path, layout):
 def test_command(model, tmp_path, capsys):
     command = ["quantize", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--budget"]
     for bits in ("5", "0"):
-        assert main([*command, bits]) == 1 and "--budget measures on a text" in capsys.readouterr().err
-    assert main([*command, "0", "--calibrate", "random"]) == 1
+        assert main([*command, bits]) == 2 and "--budget measures on a text" in capsys.readouterr().err
+    assert main([*command, "0", "--calibrate", "random"]) == 2
     assert "budget=0.0 bits a weight; nvfp4 takes 4.5" in capsys.readouterr().err
     command.append("5")
     assert main([*command, "--calibrate", "random", "--method", "gptq"]) == 0

@@ -151,7 +151,7 @@ def test_command(tmp_path, format, layout, capsys):
     model.save_pretrained(tmp_path / "in")
     command = ["quantize", str(tmp_path / "in"), "--format", format, "--layout", layout, "--method", "gptq"]
     assert (
-        main([*command, "--out", str(tmp_path / "no")]) == 1 and "pass --calibrate" in capsys.readouterr().err
+        main([*command, "--out", str(tmp_path / "no")]) == 2 and "pass --calibrate" in capsys.readouterr().err
     )
     assert main([*command, "--out", str(tmp_path / "out"), "--calibrate", "random"]) == 0
     checkpoint = Checkpoint(tmp_path / "out")

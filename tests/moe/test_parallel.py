@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import ranks_on_gpus
 import torch
 import torch.distributed as dist
 from expert_layers import some_layer
@@ -39,6 +40,15 @@ def test_random_layers_have_the_bits_of_one_process(seeds):
 
 
 @pytest.mark.slow
+def test_what_two_gpus_are_asked_runs_without_them():
+    """The script for GPUs: its warm-up, of layers with biases among others, and its layers over gloo, one on the emulator."""
+    for seed in range(12):
+        ranks_on_gpus.warm_layer(seed, "cpu")
+    for seeds, backend in ((range(4), "auto"), (range(1), "emulator:sm_90a")):
+        for found in run_ranks(ranks_on_gpus.random_layers, 2, seeds, "cpu", backend):
+            assert found["layers"] == len(seeds) and found["wrong"] == []
+
+
 def test_more_ranks_than_buffers_have_peers():
     """Nine: rows go by the group's backend."""
     for rank, found in enumerate(run_ranks(random_layers, MAX_PEERS + 1, range(4), (MAX_PEERS + 1,))):

@@ -45,9 +45,25 @@ def test_a_fresh_child_is_for_one_job(limits):
     assert [o.verdict for o in fresh] == [PASSED, PASSED] and fresh[0].detail != fresh[1].detail
 
 
-def test_nothing_begins_behind_the_deadline(limits):
-    outcomes = verdicts(["pass", "pass"], limits(deadline=time.monotonic() - 1))
-    assert [o.verdict for o in outcomes] == [SKIPPED, SKIPPED]
+def test_no_job_begins_when_the_time_is_over(limits):
+    assert [o.verdict for o in verdicts(["pass", "pass"], limits(seconds=-1, workers=0))] == [
+        SKIPPED,
+        SKIPPED,
+    ]
+
+
+def test_the_start_of_a_child_takes_no_time_from_its_jobs(limits, monkeypatch):
+    """A child takes seconds to start; the time of the step is longer than its jobs and much shorter than that."""
+    begun = time.monotonic()
+    ready = pool._Child.is_ready
+
+    def slow_start(child):
+        time.sleep(max(0.0, begun + 2 - time.monotonic()))
+        return ready(child)
+
+    monkeypatch.setattr(pool._Child, "is_ready", slow_start)
+    outcomes = verdicts(["pass", "pass"], limits(seconds=1.0, workers=1))
+    assert [o.verdict for o in outcomes] == [PASSED, PASSED]
 
 
 def test_a_child_that_does_not_start(limits):

@@ -7,7 +7,8 @@ import torch
 
 from nvfp4_cute import cli
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.cli import doctor, prove
+from nvfp4_cute.cli import doctor
+from nvfp4_cute.cli.options import prove as options
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.prove import command, plan, probes, problems, reader
 from nvfp4_cute.prove.outcome import PASSED, SKIPPED, WRONG, Outcome
@@ -69,7 +70,7 @@ def test_without_a_gpu_it_says_what_it_would_do(monkeypatch, capsys):
 
 def test_steps_are_those_of_the_command_line():
     assert list(command.KIND_OF_STEP) == list(plan.STEPS)
-    lines = prove.EXAMPLES.split("\n\n")[0].splitlines()[1:]
+    lines = options.EXAMPLES.split("\n\n")[0].splitlines()[1:]
     for line in lines:
         cli.build_parser().parse_args(line.strip().split("  ")[0].split()[1:])
 

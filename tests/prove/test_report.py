@@ -85,6 +85,9 @@ def test_predictions_are_of_what_ran_or_it_is_said():
         "others than predicted",
         "not predicted",
     ]
+    assert "- 2 of 3 cases were predicted; predictions were made" in reader.page(
+        make(timed(CASE, 1.0), timed(OTHER, 1.0), timed("another", 1.0))
+    )
     alone = make(timed(CASE, 1.0), prediction=None)
     assert "no prediction was made before" in reader.page(alone) and alone["timed"][0]["ratio"] is None
 
@@ -170,9 +173,9 @@ def test_the_browser_page_as_a_person_sees_it(width, tmp_path):
 def test_what_is_no_report_is_refused(tmp_path, capsys, text, message):
     path = tmp_path / "prove.json"
     path.write_text(text)
-    assert cli.main(["prove", "--read", str(path)]) == 1
+    assert cli.main(["prove", "--read", str(path)]) == 2
     assert message in capsys.readouterr().err
-    assert cli.main(["prove", "--read", f"{path}s"]) == 1
+    assert cli.main(["prove", "--read", f"{path}s"]) == 2
     assert f"there is no file {path}s; give the prove-<gpu>.json" in capsys.readouterr().err
 
 

@@ -163,6 +163,14 @@ def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) ->
     )
 
 
+def alone(part: Layer, placement: Placement, rank: int) -> Layer:
+    """A rank's part as a layer of one process: there ``bias2`` has rows of the experts that are there, not of all."""
+    options = dict(part.options)
+    if options.get("bias2") is not None:
+        options["bias2"] = options["bias2"][list(placement.experts[rank])]
+    return replace(part, options=options)
+
+
 def _picked(scale: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     return scale.view(torch.uint8)[held].view(scale.dtype)
 
@@ -179,13 +187,22 @@ def on_device(layer: Layer, device: str) -> Layer:
     return Layer(*map(moved, layer.arguments()), options)
 
 
-def differences(seed: int, group: Any, capacity: int | None, device: str = "cpu") -> str:
+def differences(
+    seed: int, group: Any, capacity: int | None, device: str = "cpu", backend: str = "auto"
+) -> str:
     """Why this rank's result of a random layer is not that of one process with all experts; empty where it is."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     layer, placement, shares = some_layer_of_ranks(seed, ranks)
     layer = on_device(layer, device)
     part = part_of(layer, placement, shares, rank)
-    got = moe(*part.arguments(), **part.options, group=group, placement=placement, capacity=capacity)
+    got = moe(
+        *part.arguments(),
+        **part.options,
+        group=group,
+        placement=placement,
+        capacity=capacity,
+        backend=backend,
+    )
     want = moe(*layer.arguments(), **layer.options)
     want = want[sum(shares[:rank]) :][: shares[rank]]
     if got.dtype == want.dtype and torch.equal(got.view(torch.int16), want.view(torch.int16)):

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from expert_layers import Layer, some_layer
-from ranks import differences, on_device, part_of, run_ranks, some_layer_of_ranks
+from ranks import alone, differences, on_device, part_of, run_ranks, some_layer_of_ranks
 from tqdm import tqdm
 
 from nvfp4_cute import MoENVFP4, route
@@ -46,12 +46,13 @@ def progress(rank: int, items: Any, what: str) -> Any:
     return tqdm(items, desc=what, disable=None if rank == 0 else True)
 
 
-def random_layers(rank: int, seeds: range) -> dict[str, Any]:
-    """Every layer in the exact form, and with a capacity; every fourth by NCCL, too."""
+def random_layers(rank: int, seeds: range, device: str = "cuda", backend: str = "auto") -> dict[str, Any]:
+    """Every layer in the exact form and with a capacity; every fourth also by the group's collectives."""
+    device = f"cuda:{rank}" if device == "cuda" else device
     began, wrong = time.monotonic(), []
     for seed in progress(rank, seeds, "layers"):
         check = lambda seed=seed: [
-            differences(seed, dist.group.WORLD, capacity, f"cuda:{rank}") for capacity in (None, 40)
+            differences(seed, dist.group.WORLD, capacity, device, backend) for capacity in (None, 40)
         ]
         found = check()
         if seed % 4 == 0:
@@ -238,14 +239,19 @@ def warm(worker: int, count: int, seeds: range) -> None:
     for key in keys(gpu_of(torch.device("cuda", torch.cuda.current_device())).arch)[worker::count]:
         get_kernel(key)
     for seed in seeds[worker::count]:
-        layer, placement, shares = some_layer_of_ranks(seed, RANKS)
-        layer = on_device(layer, "cuda")
-        for one in (layer, part_of(layer, placement, shares, 0)):
-            if one.w13.shape[0]:
-                moe(*one.arguments(), **one.options)
+        warm_layer(seed, "cuda")
     for seed in SHARES[worker::count]:
         found = Shares(seed, "cuda")
         found.layer(0)(*found.arguments)
+
+
+def warm_layer(seed: int, device: str) -> None:
+    """Compute a layer as one process does that has all experts, and one that has those of the first rank."""
+    layer, placement, shares = some_layer_of_ranks(seed, RANKS)
+    layer = on_device(layer, device)
+    for one in (layer, alone(part_of(layer, placement, shares, 0), placement, 0)):
+        if one.w13.shape[0]:
+            moe(*one.arguments(), **one.options)
 
 
 def main() -> int:

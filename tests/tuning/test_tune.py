@@ -17,6 +17,8 @@ from nvfp4_cute.backends import calls
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.cli import tune as tune_verb
+from nvfp4_cute.cli.options import choices
+from nvfp4_cute.cli.options import tune as tune_options
 from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200
@@ -377,17 +379,17 @@ def test_verb(monkeypatch, capsys):
     ],
 )
 def test_the_verb_refuses(arguments, message, capsys):
-    assert cli.main(["tune", *arguments.split()]) == 1
+    assert cli.main(["tune", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_the_verb_is_described():
-    for line in tune_verb.EXAMPLES.split("\n\n")[0].splitlines()[1:]:
+    for line in tune_options.EXAMPLES.split("\n\n")[0].splitlines()[1:]:
         cli.build_parser().parse_args(line.strip().split("  ")[0].split()[1:])
 
 
 @pytest.mark.parametrize("form", get_args(Form))
-@pytest.mark.parametrize("op", tune_verb.OPERATIONS)
+@pytest.mark.parametrize("op", choices.OPERATIONS)
 def test_the_verb_makes_operands_of_every_form(form, op):
     work = tune_verb.of_shape((40,), 64, 256, 2, op, form, "nvfp4")
     operation, args, options = tune_verb.arguments(work, torch.device("cpu"))

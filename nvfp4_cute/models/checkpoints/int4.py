@@ -6,17 +6,15 @@ ModelOpt packs bytes.
 Neighbours along K may have scales of different blocks (desc_act, actorder): then codes are sorted by block, and the order of K
 goes with the weights.
 
-==================  ==================  ==========================  ===========================================================
-tool                codes               zero points                 source
-==================  ==================  ==========================  ===========================================================
-compressed-tensors  [N, K/8], along K   [N/8, blocks], along N      compressors/pack_quantized: base.py, helpers.py (0.20.0)
-AutoGPTQ            [K/8, N], along K   [blocks, N/8], along N      auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; layout
-                                                                    "gptq" stores zero points less 1, "gptq_v2" as they are
-AutoAWQ (gemm)      [K, N/8], along N   [blocks, N/8], along N      awq/modules/linear/gemm.py, awq/utils/packing_utils.py
-                                                                    (0.2.9): columns 0, 2, 4, 6, 1, 3, 5, 7 of eight
-ModelOpt            [N/2, K], along N   none                        modelopt/torch/export/quant_utils.py (0.47.0): bytes of
-                                                                    two rows, -8 to 7 in two's complement
-==================  ==================  ==========================  ===========================================================
+| tool | codes | zero points | source |
+|---|---|---|---|
+| compressed-tensors | [N, K/8], along K | [N/8, blocks], along N | 0.20.0: compressors/pack_quantized, base.py and helpers.py |
+| AutoGPTQ | [K/8, N], along K | [blocks, N/8], along N | auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py |
+| AutoAWQ (gemm) | [K, N/8], along N | [blocks, N/8], along N | 0.2.9: awq/modules/linear/gemm.py, awq/utils/packing_utils.py |
+| ModelOpt | [N/2, K], along N | none | 0.47.0: modelopt/torch/export/quant_utils.py |
+
+AutoGPTQ's layout "gptq" stores zero points less 1, "gptq_v2" as they are. AutoAWQ packs columns 0, 2, 4, 6, 1, 3, 5, 7 of eight.
+ModelOpt packs two rows into bytes, -8 to 7 in two's complement.
 """
 
 from collections.abc import Mapping

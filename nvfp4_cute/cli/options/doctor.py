@@ -1,0 +1,18 @@
+"""Options of `nvfp4-cute doctor`."""
+
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Say what you can do on this machine, and print versions, GPUs, the emulator's launch shim, what would run where and "
+        "why. Exit code 1: no kernel can run."
+    )
+    parser = add_verb(verbs, "doctor", text)
+    parser.add_argument(
+        "--verbose", action="store_true", help="also print the environment variables that are read"
+    )
+    types.add_formats(parser, "where GEMMs of such operands run", "nvfp4")
+    parser.set_defaults(run=lazily("doctor"))

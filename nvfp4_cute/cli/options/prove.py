@@ -1,0 +1,55 @@
+"""Options of `nvfp4-cute prove`."""
+
+from pathlib import Path
+
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.options import choices
+from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute prove                                         ten minutes on the GPU of this machine; the report lies here
+  nvfp4-cute prove --quick                                 one or two minutes
+  nvfp4-cute prove --steps probes constants --out reports  some steps; what was done before is kept
+  nvfp4-cute prove --read prove-h200.json                  a report as a page, and as constants of the timing model
+  nvfp4-cute prove --emulator sm_120a                      without a GPU: a few problems and configs, and every probe
+  nvfp4-cute prove --predict H200                          without a GPU: times as modelled, to be compared later
+
+steps: probes (rules of the silicon that documents leave open, each in a process of its own; what they show decides which
+configs are chosen), configs, problems (bit for bit against the reference), constants (what the timing model takes), timed
+(cases and a layer of experts beside torch and beside predictions that were made before), host (what calls cost, and a soak).
+A run that is interrupted goes on where it was. The report (prove-<gpu>.json, .md, .html, .svg) names no host, no user and no
+folder: attach it to an issue.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = "Prove on the GPU of this machine what can be proven, and write a report that says what was found."
+    parser = add_verb(verbs, "prove", text, EXAMPLES)
+    parser.add_argument("--quick", action="store_true", help="one or two minutes instead of ten")
+    parser.add_argument(
+        "--steps",
+        nargs="+",
+        choices=choices.STEPS,
+        default=(),
+        metavar="STEP",
+        help="only these (default: all)",
+    )
+    parser.add_argument("--fresh", action="store_true", help="do again what an earlier run did")
+    parser.add_argument(
+        "--out", type=types.output_folder, metavar="DIR", help="folder of the report (default: here)"
+    )
+    parser.add_argument(
+        "--emulator", metavar="GPU", help="emulate this GPU or architecture instead of using one"
+    )
+    parser.add_argument(
+        "--workers", type=types.whole, metavar="N", help="processes at a time; 0: none beside this one"
+    )
+    parser.add_argument(
+        "--predict", metavar="GPU", help="predict the times of a GPU, into bench/results, and end"
+    )
+    parser.add_argument(
+        "--read", type=Path, metavar="FILE", help="print a report as a page and as constants, and end"
+    )
+    parser.set_defaults(run=lazily("prove"))
