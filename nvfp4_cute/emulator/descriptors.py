@@ -5,7 +5,7 @@ Sections of the PTX ISA: "Shared memory descriptor", "Instruction descriptor", "
 organization", "Matrix fragments for tcgen05.ld/st", "tcgen05.cp".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -290,21 +290,40 @@ def _check_scales(
         raise refuse(f"scale ids {d.a_sf_id}, {d.b_sf_id}; legal are {ids}")
 
 
+FLOAT_KINDS = ("f16", "tf32", "f8f6f4")
+_EIGHTS, _SIXTEENS, _THIRTYTWOS = range(8, 257, 8), range(16, 257, 16), range(32, 257, 32)
+
+SHAPES: tuple[tuple[tuple[str, ...], int, tuple[int, ...], Sequence[int]], ...] = (
+    (FLOAT_KINDS, 1, (64, 128), _EIGHTS),
+    (FLOAT_KINDS, 2, (128, 256), _SIXTEENS),
+    (("i8",), 1, (64, 128), (8, 16, 24, *range(32, 257, 16))),
+    (("i8",), 2, (128, 256), _THIRTYTWOS),
+    (BLOCK_SCALED_KINDS, 1, (128,), _EIGHTS),
+    (BLOCK_SCALED_KINDS, 2, (128, 256), _SIXTEENS),
+)
+"""Dense shapes: kinds, cta_group, M, N (PTX ISA 9.7.16.2.1, "Various combinations of .kind and shapes"). `_check_operands` has the
+wider steps of an N-major B of 8-bit elements."""
+
+WS_SHAPES = (32, 64, 128), (64, 128, 256)
+"""M and N of weight-stationary instructions (the same table, rows with .ws)."""
+
+
 def shape_reason(kind: str, m: int, n: int, *, cta_group: int, ws: bool = False) -> str | None:
     """Why M x N is not a shape of this kind, or None."""
     if ws:
         if cta_group != 1 or kind in BLOCK_SCALED_KINDS:
             return "weight-stationary instructions are dense and of cta_group::1"
-        ok = m in (32, 64, 128) and n in (64, 128, 256)
-        return None if ok else f"shape {m}x{n}; legal are M in (32, 64, 128), N in (64, 128, 256)"
-    legal_m = (128, 256) if cta_group == 2 else (128,) if kind in BLOCK_SCALED_KINDS else (64, 128)
-    step = 16 if cta_group == 2 or (m == 128 and kind not in BLOCK_SCALED_KINDS) else 8
-    if kind == "i8":
-        step = 32 if cta_group == 2 else 8 if n <= 32 else 16
-    if m in legal_m and step <= n <= 256 and n % step == 0:
+        rows, columns = WS_SHAPES
+        ok = m in rows and n in columns
+        return None if ok else f"shape {m}x{n}; legal are M in {rows}, N in {columns}"
+    rows, legal = next(
+        (rows, columns) for kinds, group, rows, columns in SHAPES if kind in kinds and group == cta_group
+    )
+    if m in rows and n in legal:
         return None
     return (
-        f"shape {m}x{n} with cta_group::{cta_group}; legal are M in {legal_m}, N in {step}..256 step {step}"
+        f"shape {m}x{n} with cta_group::{cta_group}; legal are M in {rows}, N in {legal[0]}..256 in steps of "
+        f"{legal[-1] - legal[-2]}"
     )
 
 

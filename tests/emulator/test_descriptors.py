@@ -143,7 +143,7 @@ def test_real_instruction_descriptors():
         (0x08400080, "mxf4nvf4", {"scale_block": 16}, "format codes"),
         (0x10400480, "mxf4nvf4", {"scale_block": 16}, "shape 256x256"),
         (0x08020480, "mxf4nvf4", {"scale_block": 16, "cta_group": 2}, "shape 128x8"),
-        (0x08020490, "f16", {}, "shape 128x8"),
+        (0x08020490, "f16", {}, None),
         (0x04020490, "f16", {}, None),
         (0x08000010, "f16", {}, "shape 128x0"),
         (0x08400918, "tf32", {}, "reserved bit"),
@@ -162,7 +162,12 @@ def test_shapes():
     legal = lambda kind, m, n, **kw: ds.shape_reason(kind, m, n, **kw) is None
     assert all(legal("mxf4nvf4", 128, n, cta_group=1) for n in range(8, 257, 8))
     assert not legal("mxf4nvf4", 64, 64, cta_group=1) and not legal("mxf4nvf4", 128, 264, cta_group=1)
-    assert legal("f16", 64, 8, cta_group=1) and legal("f16", 128, 16, cta_group=1)
+    # PTX ISA 9.7.16.2.1: every kind without block scales has M of 64 and 128 in steps of 8, and pairs in steps of 16.
+    for kind, m in itertools.product(("f16", "tf32", "f8f6f4"), (64, 128)):
+        assert [n for n in range(300) if legal(kind, m, n, cta_group=1)] == list(range(8, 257, 8))
+        assert [n for n in range(300) if legal(kind, 2 * m, n, cta_group=2)] == list(range(16, 257, 16))
+    integers = [n for n in range(300) if legal("i8", 128, n, cta_group=1)]
+    assert integers == [8, 16, 24, 32, *range(48, 257, 16)]
     assert legal("f16", 32, 64, cta_group=1, ws=True) and not legal("f16", 32, 96, cta_group=1, ws=True)
     assert not legal("mxf4", 128, 128, cta_group=1, ws=True)
 

@@ -49,7 +49,7 @@ PLAIN = {
     "fp8": ((16, 32), ("f16", "f32")),
     "integer": ((16, 32), ("s32",)),
 }
-"""Without `.kind`: class of the element types -> legal K, legal accumulator types."""
+"""Without `.kind`: class of the element types -> legal K, legal accumulator types (PTX ISA, mma, "Matrix Shape")."""
 
 SCALED = {
     ("kind::mxf8f6f4", "scale_vec::1X"): ("ue8m0",),

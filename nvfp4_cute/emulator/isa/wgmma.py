@@ -60,7 +60,7 @@ ACCUMULATOR_TYPES = {
     **{(a, b): ("f32", "f16") for a in FP8 for b in FP8},
     **{(a, b): ("s32",) for a in INTEGERS for b in INTEGERS},
 }
-"""Element types of A and B -> legal accumulator types."""
+"""Element types of A and B -> legal accumulator types (PTX ISA, wgmma, "Register Fragments and Shared Memory Matrix Layouts")."""
 
 
 # ---- matrix descriptors ------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def parse_form(inst: Inst, b: Builder, a_in_registers: bool) -> Form:
 
 
 def _legal_n(n: int, integer: bool) -> bool:
-    """N is a multiple of 8; for integers above 32 of 16."""
+    """N is a multiple of 8; for integers above 32 of 16 (PTX ISA, wgmma, "Matrix Shape")."""
     return 8 <= n <= 256 and n % (16 if integer and n > 32 else 8) == 0
 
 
