@@ -161,6 +161,11 @@ class Code:
                 leaders.add(pc + 1)
         return sorted(p for p in leaders if p < len(self.steps))
 
+    @property
+    def loops(self) -> list[tuple[int, int]]:
+        """First instruction of each loop, and the one after it: those from the target of a branch back to the branch."""
+        return [(to, pc + 1) for pc, targets in enumerate(self._successors) for to in targets if to <= pc]
+
     def watch(self, pc: int, active: Watching, look: Look) -> None:
         """Have `look(warp)` called before an instruction, whenever `active(warp)`.
 

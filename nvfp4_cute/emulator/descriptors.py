@@ -301,8 +301,8 @@ SHAPES: tuple[tuple[tuple[str, ...], int, tuple[int, ...], Sequence[int]], ...] 
     (BLOCK_SCALED_KINDS, 1, (128,), _EIGHTS),
     (BLOCK_SCALED_KINDS, 2, (128, 256), _SIXTEENS),
 )
-"""Dense shapes: kinds, cta_group, M, N (PTX ISA 9.7.16.2.1, "Various combinations of .kind and shapes"). `_check_operands` has the
-wider steps of an N-major B of 8-bit elements."""
+"""Dense shapes: kinds, cta_group, M, N (PTX ISA 9.7.16.2.1, "Various combinations of .kind and shapes"). `_check_operands` has
+the wider steps of an N-major B of 8-bit elements."""
 
 WS_SHAPES = (32, 64, 128), (64, 128, 256)
 """M and N of weight-stationary instructions (the same table, rows with .ws)."""

@@ -157,15 +157,17 @@ class Machine:
     def run_clusters(
         self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
     ) -> None:
-        """Run clusters one after the other; `finished` is called after each."""
-        shares = [origins]
+        """Run clusters one after the other, or side by side where a recorder asks for that; `finished` is called after each."""
+        shares, together = [origins], 1
         if self.recorder is not None:
             shares = self.recorder.shares(launch, origins, self.sm_count)
+            together = self.recorder.together(launch, self.sm_count)
         with np.errstate(all="ignore"):
             for share in shares:
                 self.waiting = share[::-1]
                 while self.waiting:
-                    self._run_cluster(Cluster(self, launch, self.waiting.pop()))
+                    count = min(together, len(self.waiting))
+                    self._run_clusters([Cluster(self, launch, self.waiting.pop()) for _ in range(count)])
                     finished()
 
     @property
@@ -178,15 +180,15 @@ class Machine:
         return self.waiting.pop() if self.waiting else None
 
     # ---- scheduling ----------------------------------------------------------------------------
-    def _run_cluster(self, cluster: Cluster) -> None:
-        """Run a cluster to its end, and with it those that it turns out to wait for."""
-        clusters = [cluster]
-        warps = [w for cta in cluster.ctas for w in cta.warps]
+    def _run_clusters(self, clusters: list[Cluster]) -> None:
+        """Run clusters to their end, and with them those that they turn out to wait for."""
+        warps = [w for cluster in clusters for cta in cluster.ctas for w in cta.warps]
         live, queue, checker = list(warps), self.queue, self.checker
-        if checker is not None:
-            checker.begin_cluster(cluster)
-        if self.recorder is not None:
-            self.recorder.begin(cluster)
+        for cluster in clusters:
+            if checker is not None:
+                checker.begin_cluster(cluster)
+            if self.recorder is not None:
+                self.recorder.begin(cluster)
         try:
             while live:
                 ran = False

@@ -99,6 +99,11 @@ class Executable(Protocol):
         ...
 
     @property
+    def loops(self) -> list[tuple[int, int]]:
+        """First instruction of each loop, and the one after it."""
+        ...
+
+    @property
     def builder(self) -> Slots:
         """Its slots."""
         ...

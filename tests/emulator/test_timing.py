@@ -438,6 +438,55 @@ def test_the_slowest_of_many_lines_comes_later_than_a_single_one_and_the_mean_is
     assert B200.line_spread == 0
 
 
+# ---- work counters ---------------------------------------------------------------------------------------------------
+WORK = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 counter, .param .u64 out)
+{{
+.reg .pred %p<4>;
+.reg .b32 %r<16>;
+.reg .b64 %rd<8>;
+ld.param.u64 %rd1, [counter];
+ld.param.u64 %rd2, [out];
+mov.u32 %r1, %ctaid.x;
+mov.u32 %r2, %nctaid.x;
+mov.u32 %r3, %r1;
+{first}
+TILE:
+setp.ge.u32 %p1, %r3, 240;
+@%p1 bra DONE;
+mov.u32 %r4, 0;
+BUSY:
+add.u32 %r4, %r4, 1;
+setp.lt.u32 %p2, %r4, 400;
+@%p2 bra BUSY;
+mad.wide.u32 %rd3, %r3, 4, %rd2;
+st.global.u32 [%rd3], %r1;
+{next}
+bra.uni TILE;
+DONE:
+ret;
+}}
+"""
+
+
+def test_tiles_of_a_work_counter_are_spread():
+    """Tiles that CTAs take from an atomic counter cost as much as those that are theirs from the start: 30 for each of 8 CTAs."""
+    few = dataclasses.replace(B200, num_sms=8, gpcs=(8,))
+    take = "atom.global.add.u32 %r3, [%rd1], 1;"
+    cycles = {}
+    for way, first, then in (("static", "", "add.u32 %r3, %r3, %r2;"), ("dynamic", take, take)):
+        counter, out = np.zeros(1, np.uint32), np.full(240, 99, np.uint32)
+        ptx = WORK.format(first=first, next=then)
+        cycles[way] = (
+            time_ptx(few, ptx, grid=8, block=1, args=(counter, out), with_data=True).cycles - few.launch
+        )
+        assert np.bincount(out, minlength=8).tolist() == [30] * 8
+    atomics = 31 * 2 * few.l2_latency
+    assert cycles["static"] < cycles["dynamic"] < 1.1 * cycles["static"] + atomics
+
+
 # ---- timelines -------------------------------------------------------------------------------------------------------
 def test_timeline_has_a_process_for_each_sm_and_rows_that_do_not_overlap(tmp_path):
     timing = timed(grid=3, timeline=True)

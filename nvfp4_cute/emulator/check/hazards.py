@@ -20,7 +20,7 @@ order whole warps, relaxed and volatile ones on global memory together with fenc
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -82,6 +82,21 @@ USES = "uses"
 ONLY_USED = "the registers were used before, which orders no access to memory: put tcgen05.wait::ld before the release"
 
 
+@dataclass
+class Freed:
+    """A free of tensor memory after the uses of what was loaded from it, without a wait: held back until the CTA ends.
+
+    Attributes:
+        component: of the loads.  read_later: a register that they loaded was read for the first time after the free.
+    """
+
+    site: Site
+    other: Site
+    text: str
+    component: int
+    read_later: bool = False
+
+
 class Checker:
     """Collects the hazards of the launches of a machine.
 
@@ -115,6 +130,8 @@ class Checker:
             int, int
         ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
         self.passing: dict[Warp, Any] = {}
+        self._frees: list[Freed] = []
+        self._partly_used: set[int] = set()  # components of loads whose registers only some lanes used
         self.early_releases = EarlyReleases(self)
         self.warp_order = WarpOrder(self)
         self.unawaited = Unawaited(self.used)
@@ -160,6 +177,7 @@ class Checker:
 
     def end_clusters(self) -> None:
         """All running clusters have ended: look for what their CTAs left behind."""
+        self._judge_frees()
         for cta in self.shared:
             self._check_exit(cta)
             self.silicon.exits(cta)
@@ -169,6 +187,8 @@ class Checker:
         self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
         self.accesses = Accesses()
         self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
+        self._frees = []
+        self._partly_used = set()
         self._round_components, self._rounds = {}, {}
         self.early_releases.begin()
         self.warp_order.begin()
@@ -277,6 +297,7 @@ class Checker:
 
     def stopped(self, error: EmulatorError) -> None:
         """The launch was stopped by an error: it is a hazard like the others."""
+        self._judge_frees()
         kind = error.kind if isinstance(error, Fault) else Fault.kind
         rule = named(str(error)) if kind == SiliconFault.kind else None
         self.report(kind, None, None, str(error), rule=rule.name if rule else "")
@@ -388,6 +409,10 @@ class Checker:
         memory accesses, tcgen05.wait::ld does (PTX ISA, tcgen05 memory consistency, canonical patterns).
         """
         record: Record = operation.record
+        for free in self._frees:
+            free.read_later = free.read_later or free.component == record.component
+        if operation.warp.lanes != operation.lanes:
+            self._partly_used.add(record.component)
         clock = self._clocks[operation.warp]
         uses = self._uses[record.component] = clock.engine(USES)
         clock.completed(uses, record.number)
@@ -550,16 +575,21 @@ class Checker:
         if conflict is not None:
             site, other = self.sites[actor.site], self.sites[conflict.site]
             patient = replace(actor, knowledge=self._with_uses(actor.knowledge))
-            only_used = self.tensor[cta].unordered(*place, patient) is None
-            self.report(
-                "race",
-                site,
-                other,
-                f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them"
-                + self.mbarriers.weak_wait(site, conflict.epoch),
-                ONLY_USED if only_used else "",
-                "warning" if only_used else "error",
-            )
+            text = f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them"
+            if self.tensor[cta].unordered(*place, patient) is None:
+                self._frees.append(Freed(site, other, text, conflict.epoch >> COMPONENT_SHIFT))
+            else:
+                self.report("race", site, other, text + self.mbarriers.weak_wait(site, conflict.epoch))
+
+    def _judge_frees(self) -> None:
+        """Report frees of tensor memory after the uses of what was loaded.
+
+        Every lane has its values, and nothing reads them later: a note. The hardware has delivered a load whose register it uses.
+        """
+        frees, self._frees = self._frees, []
+        for free in frees:
+            severity = "warning" if free.read_later or free.component in self._partly_used else "note"
+            self.report("race", free.site, free.other, free.text, ONLY_USED, severity)
 
     def freed_again(self, warp: "Warp", pc: int, columns: str, other: str) -> None:
         """A warp frees columns that were freed before: it harms a CTA that was given them since."""

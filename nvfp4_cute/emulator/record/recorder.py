@@ -32,11 +32,12 @@ from nvfp4_cute.emulator.record.representatives import (
     everyone,
     in_the_middle,
 )
+from nvfp4_cute.emulator.record.steps import is_counter
 from nvfp4_cute.emulator.record.track import Notes, Track
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.state import Cluster, Launch, Warp
+    from nvfp4_cute.emulator.state import Cluster, Executable, Launch, Warp
 
 
 class Clock(Protocol):
@@ -143,6 +144,17 @@ class Recorder(Notes):
         resident = max(1, launch.resident_ctas(sm_count) // width)
         return [origins[first::resident] for first in range(min(resident, len(origins)))]
 
+    def together(self, launch: "Launch", sm_count: int) -> int:
+        """How many clusters run side by side: as many as the GPU holds where they take work from a counter in global memory.
+
+        One after the other the first cluster would take all work. Side by side each takes the next piece in turn, as on a GPU
+        whose pieces take alike: a warp that has taken one lets the others go on (`steps`).
+        """
+        if not takes_work(launch.code):
+            return 1
+        width = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        return max(1, launch.resident_ctas(sm_count) // width)
+
     # ---- asynchronous operations -------------------------------------------------------------------
     def issue(self, warp: "Warp", engine: Engine, effect: Callable[[], Any]) -> None:
         """An asynchronous operation: record it, and let happen what it does to barriers."""
@@ -169,6 +181,12 @@ class Recorder(Notes):
         EFFECTS[function](self, warp, *args)
         if self.with_data:
             write(read())
+
+
+def takes_work(code: "Executable") -> bool:
+    """Whether a kernel may take work from a counter: an atomic addition to global memory in a loop, whose result is used."""
+    counters = [pc for pc, inst in enumerate(code.insts) if is_counter(inst)]
+    return any(start <= pc < end for pc in counters for start, end in code.loops)
 
 
 def _parts(effect: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -23,7 +23,7 @@ from nvfp4_cute.emulator.isa import barrier as barriers
 from nvfp4_cute.emulator.isa.memory import POLLING, memory_mods
 from nvfp4_cute.emulator.isa.spaces import generic_space
 from nvfp4_cute.emulator.lanes import REGROUP
-from nvfp4_cute.emulator.ptx import Inst, Vector
+from nvfp4_cute.emulator.ptx import Inst, Sink, Vector
 from nvfp4_cute.emulator.record.costs import block_cost
 from nvfp4_cute.emulator.record.effects import barrier_number, touched_lines
 from nvfp4_cute.emulator.record.events import (
@@ -398,6 +398,16 @@ def _may_poll(inst: Inst) -> bool:
     return inst.opcode == "ld" and one and any(word in POLLING for word in inst.mods)
 
 
+def is_counter(inst: Inst) -> bool:
+    """Whether an instruction adds to a word of global memory and tells what was there, as counters of work are used."""
+    return (
+        inst.opcode == "atom"
+        and not {"add", "inc"}.isdisjoint(inst.mods)
+        and not any(mod.startswith("shared") for mod in inst.mods)
+        and not isinstance(inst.operands[0], Sink)
+    )
+
+
 def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Piece, ...] | None:
     """Lines of an access of the active lanes; None if it is not global memory."""
     if where.__class__ is not np.ndarray:
@@ -427,7 +437,7 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
     may_poll = _may_poll(inst)
     may_signal = inst.opcode in ("st", "atom", "red") and width == 1 and types[-1:] and types[-1][0] in "usb"
     releases = "release" in inst.mods or "acq_rel" in inst.mods
-    pc = b.pc
+    pc, takes = b.pc, is_counter(inst)
 
     def run(warp: "Warp") -> Any:
         where = address(warp)
@@ -435,6 +445,7 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
         result = step(warp)
         if lines is None:
             return result
+        warp.gives_way = warp.gives_way or takes
         recorder, track = _recorder(warp), warp.track
         if may_poll and where.__class__ is not np.ndarray:
             again, written = track.looks_again(pc, where), recorder.writes[where]
