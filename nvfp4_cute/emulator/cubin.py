@@ -32,6 +32,8 @@ _STALL_BIT = 41
 _SCOREBOARD_BIT, _WAITS_BIT = 46, 52
 """The first of three with the scoreboard that counts its result until that is there; of six for scoreboards that it waits for."""
 _BRANCH = 0x947
+_FLAGS_AT, _ABI_AT, _OLD_ABI = 0x30, 8, 7
+"""Where an ELF file has its flags and the version of its ABI; the version whose flags begin with the architecture."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
     symbols, names = sections.get(".symtab", b""), sections.get(".strtab", b"")
     found = {}
     attributes = list(_attributes(sections.get(".nv.info", b"")))
+    splits = _splits_distances(cubin)
     frames = dict(struct.unpack("<II", payload) for kind, payload in attributes if kind == _EIATTR_FRAME_SIZE)
     for attribute, payload in attributes:
         if attribute == _EIATTR_REGCOUNT:
@@ -130,13 +133,13 @@ def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
             name = names[start : names.index(b"\0", start)].decode()
             words = list(struct.iter_unpack("<QQ", sections.get(f".text.{name}", b"")))
             multiplies = [low & _OPCODE == _MMA_SYNC or low & _WGMMA_BITS == _WGMMA for low, _ in words]
-            main = main_loops(list(loops(words)), multiplies)
+            main = main_loops(list(loops(words, splits)), multiplies)
             products = sum(1 for low, _ in words if low & _OPCODE == _MMA_SYNC)
             found[name] = MachineCode(
                 registers,
                 whole=_stretch(words, multiplies, range(len(words))),
                 main=_stretch(words, multiplies, main),
-                loads=tuple(placed_loads(words)),
+                loads=tuple(placed_loads(words, splits)),
                 products=products,
                 stack_bytes=frames.get(symbol, 0),
                 local_accesses=sum(1 for low, _ in words if low & _OPCODE in _LOCAL),
@@ -168,10 +171,10 @@ def main_loops(known: Sequence[tuple[int, int]], multiplies: Sequence[bool]) -> 
     return [place for loop in inner for place in range(*loop)]
 
 
-def placed_loads(words: Sequence[tuple[int, int]]) -> Iterator[PlacedLoad]:
-    """Of a kernel's machine code: both halves of every instruction, the low one first."""
+def placed_loads(words: Sequence[tuple[int, int]], splits: bool = True) -> Iterator[PlacedLoad]:
+    """Of a kernel's machine code: both halves of every instruction, the low one first. ``splits``: as of ``loops``."""
     before = [0, *accumulate(low & _OPCODE == _MMA_SYNC for low, _ in words)]
-    around = list(loops(words))
+    around = list(loops(words, splits))
     for place, (low, high) in enumerate(words):
         if low & _OPCODE == _GLOBAL_LOAD:
             nbytes, scoreboard = _SIZES[high >> _SIZE_BIT & 7], high >> _SCOREBOARD_BIT & 7
@@ -181,14 +184,23 @@ def placed_loads(words: Sequence[tuple[int, int]]) -> Iterator[PlacedLoad]:
             yield PlacedLoad(nbytes, not high >> _NO_ALLOCATE_BIT & 1, before[place], waited)
 
 
-def loops(words: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """First instruction of each loop, and the one behind it: those between a branch and where it goes back to."""
+def loops(words: Sequence[tuple[int, int]], splits: bool = True) -> Iterator[tuple[int, int]]:
+    """First instruction of each loop, and the one behind it: those between a branch and where it goes back to.
+
+    ``splits``: whether the low bits of a branch's distance stand apart, as they do from sm_90 on.
+    """
     for place, (low, high) in enumerate(words):
         if low & _OPCODE == _BRANCH:
             far = low >> 34 | (high & 0x3FFFF) << 30
-            offset = (far - (far >> 47 << 48) << 10) + (low >> 16 & 0xFF) * 4
+            far -= far >> 47 << 48
+            offset = (far << 10) + (low >> 16 & 0xFF) * 4 if splits else far * 4
             if offset < 0:
                 yield place + 1 + offset // 16, place + 1
+
+
+def _splits_distances(cubin: bytes) -> bool:
+    """Whether ``cubin`` is for sm_90 or later: files of the older kind have the architecture in the low byte of their flags."""
+    return cubin[_ABI_AT] != _OLD_ABI or cubin[_FLAGS_AT] >= 90
 
 
 def read_opcodes(cubin: bytes) -> list[int]:

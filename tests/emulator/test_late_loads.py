@@ -3,9 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import small_kernels as small
+import torch
 
-from nvfp4_cute.emulator.cubin import MachineCode, PlacedLoad, Stretch, loops, placed_loads
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.simt_keys import W4A16Key
+from nvfp4_cute.emulator.cubin import MachineCode, PlacedLoad, Stretch, loops, placed_loads, read_machine_code
 from nvfp4_cute.emulator.record.events import Op
 from nvfp4_cute.timing.clock import record_ptx
 
@@ -113,3 +117,13 @@ def test_machine_code_says_where_a_loop_waits_for_its_loads():
     assert found == [(0, 0), (0, 1), (1, None)], (
         "the last is waited for in the next trip, where its use in PTX is"
     )
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_loops_of_a_kernel_lie_in_its_text(arch):
+    """Before sm_90 a branch's distance is one number; from there on its low bits stand apart."""
+    kernel = get_kernel(W4A16Key(arch, torch.bfloat16, torch.bfloat16, True, 8))
+    (made,) = read_machine_code(kernel.cubin).values()
+    assert made.products > 0 and made.main.products == made.products
+    assert 0 < made.main.instructions < made.whole.instructions
+    assert all(load.waited is None or load.waited <= made.products for load in made.loads)
