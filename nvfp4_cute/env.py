@@ -102,6 +102,12 @@ def activations() -> str:
     return ACTIVATIONS.read()
 
 
+def vllm_plugins() -> list[str] | None:
+    """Return the plug-ins that vLLM is told to load (VLLM_PLUGINS), None where it loads all."""
+    value = _get("VLLM_PLUGINS")
+    return None if value is None else [name.strip() for name in value.split(",")]
+
+
 def with_variables(values: dict[str, str]) -> dict[str, str]:
     """Return this process's environment with other values in it, for a child."""
     return {**os.environ, **values}
@@ -195,7 +201,7 @@ def describe() -> str:
         lines.append(f"{variable.name}={setting}" if setting else f"{variable.name} (not set)")
         lines.append(f"    {variable.effect}")
         if variable.choices:
-            lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
+            lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default or 'none'}")
         else:
             lines.append(f"    {variable.kind}; default {variable.default or 'none'}")
     return "\n".join([*lines, *unknown()])

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ def free_port() -> int:
 
 def start(folder: Path, port: int, log: Path, *options: str) -> "subprocess.Popen[bytes]":
     """``vllm serve FOLDER``, in vLLM's default mode of several processes."""
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--port", str(port),
-               "--host", "127.0.0.1", "--served-model-name", "model", *options]  # fmt: skip
+    program = ["vllm.entrypoints.cli.main", "serve", str(folder)]
+    if not any(one.metadata["Name"] == "vllm" for one in metadata.distributions()):
+        # The build for CPUs has another name, by which vLLM's command does not find its own version.
+        program = ["vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    own = ["--port", str(port), "--host", "127.0.0.1", "--served-model-name", "model"]
+    command = [sys.executable, "-m", *program, *own, *options]
     variables = {"VLLM_PLUGINS": "nvfp4_cute", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     with open(log, "wb") as file:
         return subprocess.Popen(

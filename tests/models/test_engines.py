@@ -1,0 +1,78 @@
+"""What doctor says of engines and of a checkpoint."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nvfp4_cute import cli
+from nvfp4_cute.models import engines
+from nvfp4_cute.models.checkpoints import Checkpoint
+from nvfp4_cute.models.inspect import Kind, inspect
+
+DATA = Path(__file__).parents[1] / "data" / "checkpoints"
+MOE = DATA / "modelopt-qwen3moe-nvfp4"
+
+
+@pytest.fixture
+def has_entry_point(monkeypatch):
+    point = SimpleNamespace(name="nvfp4_cute")
+    monkeypatch.setattr(engines.metadata, "entry_points", lambda group: [point])
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [(None, "active: vLLM loads it"), ("a, nvfp4_cute", "active"), ("", "not active: VLLM_PLUGINS= leaves it out")],
+)  # fmt: skip
+def test_the_plug_in_is_active_unless_the_environment_leaves_it_out(
+    monkeypatch, has_entry_point, value, expected
+):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", value)
+    assert engines.plugin_state(["vllm"]).startswith(expected)
+
+
+def test_without_an_install_there_is_no_plug_in(monkeypatch):
+    assert engines.plugin_state([]).startswith("vLLM is not installed")
+    monkeypatch.setattr(engines.metadata, "entry_points", lambda group: [])
+    assert "finds no entry point" in engines.plugin_state(["vllm"])
+
+
+@pytest.mark.parametrize(
+    "config, state, expected",
+    [
+        ({}, "active", "vLLM's own layers"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": []}}, "active: x", "this package"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "not active: y", "would take it: not active: y"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "active", "own methods: some layers are"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "model_type": "gpt_oss"}, "active", "gate and up in turns"),
+    ],
+)  # fmt: skip
+def test_who_serves(config, state, expected):
+    assert expected in engines.who_serves(config, state)
+
+
+def test_kernels_by_rows_on_two_gpus():
+    kinds = {kind.name: kind for kind in inspect(Checkpoint(MOE)).kinds if kind.scheme}
+    found = engines.kernels_by_rows(kinds["model.layers.*.self_attn.q_proj"], "H200", (1, 8, 512))
+    assert list(found) == ["1, 8", "512"]
+    assert "w4a16" in found["1, 8"][0] and "quantize" in found["512"][0]
+    (names,) = engines.kernels_by_rows(kinds["model.layers.*.self_attn.q_proj"], "B200", (1,)).values()
+    assert "quantize" in names[0]
+    (experts,) = engines.kernels_by_rows(kinds["model.layers.*.mlp.experts"], "H200", (1,)).values()
+    assert any("gather" in name for name in experts) and any("finalize" in name for name in experts)
+
+
+def test_sizes_of_a_kind():
+    assert (
+        Kind("x", None, "8 x [128, 64]").sizes == (8, 128, 64) and Kind("x", None, "8 x [128, 64]").is_experts
+    )
+    assert not Kind("x", None, "[128, 64]").is_experts
+
+
+def test_doctor_of_a_checkpoint(capsys):
+    assert cli.main(["doctor", str(MOE), "--target", "H200"]) == 0
+    text = capsys.readouterr().out
+    assert "\nengines\n" in text and "vLLM plug-in:" in text
+    assert "kernels on H200 (sm_90a)" in text and "q_proj, 2 of [128, 128]" in text
