@@ -22,6 +22,7 @@ from int4_files import AWQ, GPTQ, compressed_tensors, write_int4  # noqa: E402
 from lockstep import Lockstep, Recorded, closeness  # noqa: E402
 from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
 
+from nvfp4_cute.errors import UnsupportedProblem  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter  # noqa: E402
@@ -252,6 +253,85 @@ def test_names_are_taken_in_vllms_spelling():
     assert groups["config_groups"]["g"]["targets"] == ["backbone.a", "Linear", "model.a"]
     layers = renamed(MIXED | {"quantized_layers": {"backbone.a": {"quant_algo": "NVFP4"}}}, mapper)
     assert set(layers["quantized_layers"]) == {"backbone.a", "model.a"}
+
+
+def test_lora_is_refused_by_name(monkeypatch):
+    from nvfp4_cute.models.vllm import config
+
+    monkeypatch.setattr(config, "get_current_vllm_config", lambda: SimpleNamespace(lora_config=object()))
+    with pytest.raises(UnsupportedProblem, match=r"--enable-lora: .* pass --quantization"):
+        CheckpointConfig(MODELOPT).get_quant_method(torch.nn.Module(), LAYER)
+
+
+@pytest.mark.parametrize("key, variable, expected", [
+    ({}, None, "by_rows"), ({"activations": "16bit"}, None, "16bit"), ({"activations": "16bit"}, "4bit", "nvfp4")
+])  # fmt: skip
+def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
+    monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
+    if variable:
+        monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", variable)
+    assert CheckpointConfig(MODELOPT | key).activations == expected
+    with pytest.raises(ValueError, match="activations='8bit'; use one of auto, 4bit, 16bit"):
+        monkeypatch.delenv("NVFP4_CUTE_ACTIVATIONS", raising=False)
+        CheckpointConfig(MODELOPT | {"activations": "8bit"}).activations  # noqa: B018
+
+
+def test_weight_only_layers_can_be_asked_of_a_w4a4_checkpoint(monkeypatch):
+    monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", "16bit")
+    with vllm_tokens.engine(MOE) as llm:
+        layers = [m for m in vllm_tokens.model_of(llm).modules() if type(m).__name__ == "LinearNVFP4"]
+        assert layers and {m.mode for m in layers} == {"16bit"}
+        assert all(vllm_tokens.tokens(llm))
+
+
+class Registry:
+    """As much of vLLM's registry as takes kernels, and a config that says how many tokens there are."""
+
+    def __init__(self):
+        self.registered = []
+        self.config = SimpleNamespace(
+            kernel_config=SimpleNamespace(enable_jit_warmup=True), scheduler_config=SimpleNamespace(max_num_batched_tokens=40),
+            parallel_config=SimpleNamespace(data_parallel_size=1, world_size=1),
+        )  # fmt: skip
+
+
+def test_kernels_are_compiled_while_loading_and_loaded_in_the_warm_up(monkeypatch):
+    """On an emulated H200: other processes are told of all kernels; vLLM's warm-up finds each of them once."""
+    from nvfp4_cute.models.vllm import kernels
+    from nvfp4_cute.nn.linear import LinearNVFP4
+
+    registry, submitted, loaded = Registry(), [], []
+
+    class Compilers:
+        folder = None
+
+        def __init__(self, folder, jobs):
+            pass
+
+        def submit(self, keys):
+            submitted.extend(key for key in keys if key not in submitted)
+            return [SimpleNamespace(result=lambda: None) for _ in keys]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(kernels, "get_current_vllm_config", lambda: registry.config)
+    monkeypatch.setattr(kernels, "Compilers", Compilers)
+    monkeypatch.setattr(kernels, "get_kernel", lambda key, folder: loaded.append(key))
+    monkeypatch.setattr(kernels, "_register", lambda one: registry.registered.append(one) or True)
+    monkeypatch.setattr(kernels.backends, "resolve", lambda name, device: "cuda")
+    monkeypatch.setattr(
+        kernels.prepare, "linear_kernels", lambda layer, k, most, dtype, device: [f"{k} {most}", "shared"]
+    )
+    made, where = kernels.Kernels(), (torch.bfloat16, torch.device("cpu"))
+    for k in (64, 64, 128):
+        made.add_linear(LinearNVFP4(k, 32, bias=False), k, *where)
+    assert registry.registered[0] is made and len(registry.registered) == 2
+    assert submitted == made.get_warmup_keys() == ["64 40", "shared", "128 40"]
+    made.compile_many(made.get_warmup_keys())
+    assert loaded == submitted
+    made.compile_many(made.get_warmup_keys())
+    assert loaded == submitted
 
 
 def test_a_config_travels_to_other_processes():

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -16,7 +17,7 @@ from vllm.platforms import current_platform
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from nvfp4_cute import env
-from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.errors import CheckpointError, UnsupportedProblem
 from nvfp4_cute.gpus.targets import arch_of_capability
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
 from nvfp4_cute.models.checkpoints.convention import DATA
@@ -138,10 +139,12 @@ class CheckpointConfig(QuantizationConfig):
         """What creates, loads and computes a layer; None for one that is none of this method's.
 
         Raises:
-            CheckpointError: of layers that vLLM keeps in one tensor, some are quantized and some are not.
+            CheckpointError: of layers that vLLM keeps in one tensor, some are quantized and some are not. UnsupportedProblem:
+                LoRA is enabled.
         """
         if isinstance(layer, Attention | MLAAttention):
             return BaseKVCacheMethod(self)
+        check_no_lora()
         if isinstance(layer, RoutedExperts):
             names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
             scheme = self._scheme(prefix, [f"{prefix}.0.{name}" for name in names if name is not None])
@@ -198,6 +201,15 @@ def register_config(name: str) -> None:
     """Make the method known to vLLM by ``name``."""
     CheckpointConfig.name = name
     register_quantization_config(name)(CheckpointConfig)
+
+
+def check_no_lora() -> None:
+    """Raise UnsupportedProblem where vLLM is to add LoRA adapters, which nobody tried with layers of the plug-in."""
+    if get_current_vllm_config().lora_config is not None:
+        raise UnsupportedProblem(
+            "--enable-lora: layers of the nvfp4_cute plug-in take no LoRA adapters; pass --quantization with one of vLLM's own "
+            "methods, such as modelopt_fp4 or compressed-tensors, or set VLLM_PLUGINS= to load no plug-in"
+        )
 
 
 def names_embedding(quantization: Mapping[str, Any]) -> bool:
