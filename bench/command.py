@@ -1,12 +1,13 @@
 """`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves. Or explains configs."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
 from nvfp4_cute.bench import cases, report
-from nvfp4_cute.bench.report import Report, Row, Time
+from nvfp4_cute.bench.report import Report
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.launch import tuned
@@ -84,9 +85,13 @@ def run(
     )
     print(result.json() if as_json else result.text())
     if plot:
-        _draw(plot, result)
+        draw(plot, result)
     if save:
-        print(f"saved to {report.save(result, RESULTS)}")
+        page = report.save(result, RESULTS)
+        print(f"saved to {page}")
+        drawn = [row for row in rows if row.case.suite == "competition"]
+        if drawn and page.with_suffix(".png").exists():  # a page that has a picture keeps it up to date
+            draw(page.with_suffix(".png"), replace(result, rows=drawn))
     return 0
 
 
@@ -179,21 +184,20 @@ def _heading(target: Target, measured: bool, like_harness: bool) -> str:
     return f"{target.name} ({target.arch}): times are {how}."
 
 
-def _draw(path: Path, result: Report) -> None:
+def draw(path: Path, result: Report) -> None:
+    """Draw the share of the speed of light that our kernels and the best peers reach, on a linear axis.
+
+    Raises:
+        ValueError: nothing was timed, or matplotlib is not installed.
+    """
     timed = [row for row in result.rows if row.time is not None]
     if not timed:
         raise ValueError("there is no time to draw")
-    series: dict[str, Callable[[Row], Time | None]] = {
-        "speed of light (computed)": lambda row: Time(row.floor.us, "computed"),
-        f"ours ({timed[0].time.kind})": lambda row: row.time,  # type: ignore[union-attr]
-        "best peer": lambda row: row.best_peer[1] if row.best_peer else None,
-    }
+    share = lambda row, time: None if time is None else 100 * row.floor.us / time.us
+    kind = timed[0].time.kind  # type: ignore[union-attr]
     values = {
-        name: [time.us if (time := get(row)) else None for row in timed] for name, get in series.items()
+        f"ours ({kind})": [share(row, row.time) for row in timed],
+        "best peer": [share(row, row.best_peer and row.best_peer[1]) for row in timed],
     }
-    bars(
-        path,
-        f"{result.target.name}: times are {timed[0].time.kind}",
-        [str(row.case) for row in timed],
-        values,
-    )
+    labels = [f"{row.case}: {row.time.us:.3g} us" for row in timed]  # type: ignore[union-attr]
+    bars(path, f"{result.target.name}, {kind}: longer is faster", labels, values, unit="% of speed of light")

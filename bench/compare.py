@@ -71,7 +71,7 @@ def run(paths: Sequence[Path], plot: Path | None = None) -> int:
             f"{paths[0].name} ({found[0].before.kind})": [change.before.us for change in found],
             f"{paths[1].name} ({found[0].after.kind})": [change.after.us for change in found],
         }
-        bars(plot, f"{target}: before and after", names, values)
+        bars(plot, f"{target}: before and after", names, values, unit="us")
     return int(any(change.verdict == "slower" for change in found))
 
 

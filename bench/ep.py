@@ -427,7 +427,7 @@ def best(us: dict[str, float]) -> float:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """A picture: phases of every number of tokens, one GPU's time beside them, and what leaves a rank beside the link."""
+    """Draw the phases of every number of tokens, relative to one GPU's time."""
     labels: list[str] = []
     marks: list[float] = []
     stacks: dict[str, list[float]] = {}
@@ -435,16 +435,16 @@ def draw(report: dict[str, Any], path: Path) -> None:
         phases = phases_of(results)
         for result in results:
             us = result["us"]
-            gigabytes = result["combine_bytes"] / us[sending(phases)[1]] / 1e3
-            labels.append(f"{model}, {result['tokens']}; {gigabytes:.0f} of {report['link_gb_s']:.0f} GB/s")
+            labels.append(f"{model}, {result['tokens']} tokens per rank")
             for phase in phases:
                 stacks.setdefault(phase, []).append(us[phase] / us["one GPU"])
             marks.append(best(us) / us["one GPU"])
     title = (
-        f"A layer over {report['ranks']} x {report['gpu']}; one GPU with all tokens is 1\n"
-        "Tokens of each rank; results that leave a rank, beside one large exchange"
+        f"Phases of a layer of experts over {report['ranks']} x {report['gpu']}, measured one by one, each with a cold L2; "
+        "the mark is the whole layer"
     )
-    stacked_bars(path, title, labels, stacks, ("the layer", marks))
+    unit = "time relative to one GPU that has all tokens"
+    stacked_bars(path, title, labels, stacks, ("the layer", marks), unit=unit)
 
 
 def main() -> int:

@@ -222,7 +222,14 @@ def picture(path: Path, sets: Mapping[str, dict[str, Any]]) -> None:
     ends = (5, 200)
     for share, style in ((1.0, "-"), (1 - FAR, ":"), (1 + FAR, ":")):
         axes.plot(ends, [share * end for end in ends], style, color="black", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured us", ylabel="predicted us")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="measured us, logarithmic",
+        ylabel="predicted us, logarithmic",
+    )
     axes.set_title(f"Predicted against measured; dotted: {100 * FAR:.0f} % off", fontsize=10)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})

@@ -1,13 +1,21 @@
-"""Pictures. They need matplotlib, which only the extra `plot` installs."""
+"""Pictures. They need matplotlib, which only the extra `plot` installs.
+
+Lengths of bars begin at zero on a linear axis. A logarithmic axis holds points or curves only, and says that it is one.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from nvfp4_cute.gpus.targets import MATH_FORMATS, Target
 
 INTENSITIES = (1.0, 20000.0)
 ROOF = {"color": "0.4", "linewidth": 1}
+GROUP_GAP = 0.7
+"""Free room after a group of bars, in bars."""
+LOOKS = ("o-", "s--", "^-.", "v-", "D--")
+"""Markers and lines of curves, one after the other."""
 
 
 def _pyplot() -> Any:
@@ -59,8 +67,8 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
         xscale="log",
         yscale="log",
         xlim=INTENSITIES,
-        xlabel="FLOP a byte of memory traffic",
-        ylabel="FLOP/s",
+        xlabel="FLOP per byte of memory traffic, logarithmic axis",
+        ylabel="FLOP/s, logarithmic axis",
         title=f"{target.name}: computed floors, not measurements ({bandwidth / 1e12:.4g} TB/s)",
     )
     axes.grid(which="major", alpha=0.3)
@@ -75,39 +83,54 @@ def bars(
     labels: Sequence[str],
     series: Mapping[str, Sequence[float | None]],
     *,
-    unit: str = "us",
-    scale: str = "log",
+    unit: str,
 ) -> None:
-    """Write horizontal bars of times, a group of bars for each label.
+    """Write horizontal bars on a linear axis that begins at zero, a group of bars for each label.
 
     Args:
-        labels: of the groups, from top to bottom.
-        series: by name, a time for each label or None where there is none.
-        unit: of the times. scale: of the axis, "log" or "linear".
+        labels: names of the groups, from top to bottom.
+        series: by name, a value for each label, or None where there is none. A missing value takes no room.
+        unit: name and unit of the axis.
 
     Raises:
         ValueError: matplotlib is not installed.
     """
     pyplot = _pyplot()
-    height = 0.8 / len(series)
-    figure, axes = pyplot.subplots(
-        figsize=(9, 1.5 + 0.18 * len(labels) * len(series)), constrained_layout=True
-    )
-    for index, (name, times) in enumerate(series.items()):
-        known = [(row + height * index, us) for row, us in enumerate(times) if us is not None]
-        if not known:
-            continue
-        drawn = axes.barh(*zip(*known, strict=True), height, label=name)
-        axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=7)
-    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(labels))], labels)
-    axes.invert_yaxis()
-    axes.set(xscale=scale, xlabel=unit, title=title)
-    axes.xaxis.set_major_formatter("{x:g}")
-    if scale == "log":
-        axes.xaxis.set_minor_formatter("{x:g}")
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    known = [sum(values[row] is not None for values in series.values()) for row in range(len(labels))]
+    tops = [sum(known[:row]) + GROUP_GAP * row for row in range(len(labels))]
+    rows = sum(known) + GROUP_GAP * len(labels)
+    figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.17 * rows), constrained_layout=True)
+    used = [0] * len(labels)
+    for name, values in series.items():
+        places, lengths = [], []
+        for row, value in enumerate(values):
+            if value is not None:
+                places.append(tops[row] + used[row])
+                lengths.append(value)
+                used[row] += 1
+        if places:
+            drawn = axes.barh(places, lengths, 0.9, label=name)
+            axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=7)
+    middles = [top + (count - 1) / 2 for top, count in zip(tops, known, strict=True)]
+    axes.set_yticks(middles, labels)
+    axes.set_ylim(rows - 0.5, -1)
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.03)
+    axes.set_xlabel(unit)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    _title_and_legend(figure, title, axes)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _title_and_legend(figure: Any, title: str, axes: Any) -> None:
+    """Put the title above the figure, broken where it would not fit, and the legend below it, next to nothing that is drawn."""
+    width = int(9.5 * figure.get_figwidth())
+    lines = [line for part in title.split("\n") for line in wrap(part, width)]
+    figure.suptitle("\n".join(lines), fontsize=11)
+    handles, names = axes.get_legend_handles_labels()
+    columns = max(1, int(figure.get_figwidth() / 2.8))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def stacked_bars(
@@ -116,13 +139,16 @@ def stacked_bars(
     labels: Sequence[str],
     stacks: Mapping[str, Sequence[float]],
     marks: tuple[str, Sequence[float]],
+    *,
+    unit: str,
 ) -> None:
-    """Write horizontal bars of parts one after the other, and a mark for each bar.
+    """Write horizontal bars of parts one after the other on a linear axis, and a mark for each bar.
 
     Args:
-        labels: of the bars, from top to bottom.
+        labels: names of the bars, from top to bottom.
         stacks: by name of the part, its length in each bar.
-        marks: their name, and where they are.
+        marks: their name and places.
+        unit: name and unit of the axis.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -136,9 +162,9 @@ def stacked_bars(
     axes.plot(marks[1], labels, "k|", markersize=12, label=marks[0])
     axes.axvline(1.0, **ROOF)
     axes.invert_yaxis()
-    axes.set(title=title)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    axes.set_xlabel(unit)
+    _title_and_legend(figure, title, axes)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
     pyplot.close(figure)
 
 
@@ -170,21 +196,33 @@ def curves(
         constrained_layout=True,
     )
     ticks = sorted({point[0] for of in panels.values() for points in of.values() for point in points})
+    ticks = [tick for number, tick in enumerate(ticks) if len(ticks) <= 6 or number % 2 == 0]
     colours = {
         name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for of in panels.values() for name in of))
     }
     for axes, (label, series) in zip(rows[0], panels.items(), strict=True):
         for name, points in series.items():
             where, times, floors = zip(*points, strict=True)
-            axes.plot(where, times, "o-", color=colours[name], markersize=3, linewidth=1.2, label=name)
+            # A hollow circle and a line of dashes still show where another curve lies on them.
+            look = LOOKS[list(colours).index(name) % len(LOOKS)]
+            axes.plot(
+                where,
+                times,
+                look,
+                color=colours[name],
+                markersize=5,
+                fillstyle="none",
+                linewidth=1.2,
+                label=name,
+            )
             axes.plot(where, floors, ":", color=colours[name], linewidth=1)
-        axes.set(xscale="log", yscale="log", xlabel=x, title=label)
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=7)
+        axes.set(xscale="log", yscale="log", xlabel=f"{x}, logarithmic")
+        axes.set_title(label, fontsize=10)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=7, rotation=45)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.grid(which="major", alpha=0.3)
-    rows[0][0].set_ylabel(y)
-    rows[0][0].legend(fontsize=8)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    rows[0][0].set_ylabel(f"{y}, logarithmic")
+    _title_and_legend(figure, title, rows[0][0])
+    figure.savefig(path, dpi=120, metadata={"Software": None})
     pyplot.close(figure)

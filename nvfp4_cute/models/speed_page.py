@@ -7,8 +7,8 @@ from nvfp4_cute.model.plot import bars
 
 WAYS = {
     "bf16": "bf16", "fp8": "fp8", "16bit": "NVFP4, 16-bit activations", "nvfp4": "NVFP4, 4-bit activations",
-    "auto": "NVFP4, as the layer chooses", "all": "so, output layer and embedding, too",
-    "kept": "so, decoded weights kept",
+    "auto": "NVFP4, as the layer chooses", "all": "the same with the output layer and the embedding",
+    "kept": "as the layer chooses, dequantized weights kept",
 }  # fmt: skip
 BASE = "bf16"
 COLUMNS = (
@@ -59,7 +59,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     labels = [f"{model}, {batch} x {prompt}, {attention}" for model, attention, batch, prompt in cases]
     series = {WAYS[way]: [times.get((*case, way)) for case in cases] for way in ways}
     title = f"Decoding a token of every sequence, CUDA graph, {report['device']}"
-    bars(path, title, labels, series, unit="ms a step", scale="linear")
+    bars(path, title, labels, series, unit="ms per step")
 
 
 def _table(model: dict[str, Any]) -> str:
