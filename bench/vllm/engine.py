@@ -1,11 +1,10 @@
 """One engine of vLLM with random weights, in a process of its own: start it, wait for the others of its wave, then measure.
 
-    python -m nvfp4_cute.bench.vllm.engine JOB.json WAVE_FOLDER COUNT
+    python -m nvfp4_cute.bench.vllm.engine JOB.json WAVE_FOLDER NAME...
 
 writes WAVE_FOLDER/NAME.json after every step, so that what was measured is there whenever the process is ended.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,8 @@ PROMPT = 128
 SHORT = 16
 """Tokens of the shorter of two runs whose difference is the time of decoding steps."""
 SECONDS_TO_WAIT = 240
+STEPS = ("started", "measured", "done")
+"""What an engine has done when a file of this ending is there."""
 SEED = 0
 WORDS = 100  # of one line of a profile
 
@@ -51,8 +52,8 @@ class JitCounter(logging.Handler):
 class Measured:
     """An engine and what was measured of it."""
 
-    def __init__(self, job: Job, folder: Path, count: int):
-        self.job, self.folder, self.count = job, folder, count
+    def __init__(self, job: Job, folder: Path):
+        self.job, self.folder = job, folder
         self.record: dict[str, Any] = {"name": job.name, "job": job.as_dict()}
 
     def save(self) -> None:
@@ -104,7 +105,7 @@ class Measured:
         return time.perf_counter() - begun
 
     def measure(self) -> None:
-        """Time decoding and prefill, each twice, list kernels, and serve requests of random lengths."""
+        """Time decoding and prefill, each twice."""
         job, record = self.job, self.record
         self.generate([SHORT], 8)
         record["decode_ms"], record["prefill_ms"] = {}, {}
@@ -123,8 +124,13 @@ class Measured:
                 min(self.generate(prompts, 1) for _ in range(3)) * 1e3 for _ in range(2)
             ]
         self.save()
-        for name in job.profiled:
-            record.setdefault("profile", {})[name] = self._profile(name)
+        record["is_measured"] = True
+        self.save()
+
+    def profile(self) -> None:
+        """List the kernels that take most GPU time."""
+        for name in self.job.profiled:
+            self.record.setdefault("profile", {})[name] = self._profile(name)
             self.save()
 
     def soak(self) -> None:
@@ -181,29 +187,44 @@ def _fill(name: str, tensor: torch.Tensor) -> None:
             tensor.normal_(0, 0.02)
 
 
+def wait_for(folder: Path, names: list[str], what: str, seconds: float = SECONDS_TO_WAIT) -> None:
+    """Wait until every engine of ``names`` has come as far as ``what``, or has failed, for ``seconds`` at most."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if all((folder / f"{name}.{what}").exists() for name in names):
+            return
+        time.sleep(0.2)
+
+
 def main() -> int:
-    """Measure one job; return 1 where something went wrong, which the record says."""
+    """Measure one job; return 1 where something went wrong, which the record says.
+
+    All engines of the wave are measured in its order once all have started. Profiles and requests follow in the same order.
+    """
     job = Job.from_dict(json.loads(Path(sys.argv[1]).read_text()))
-    measured = Measured(job, Path(sys.argv[2]), int(sys.argv[3]))
-    ready = measured.folder / f"{job.name}.ready"
+    folder, names = Path(sys.argv[2]), sys.argv[3:]
+    before = names[: names.index(job.name)]
+    measured = Measured(job, folder)
     try:
         measured.start()
         measured.save()
-        ready.touch()
-        deadline = time.monotonic() + SECONDS_TO_WAIT
-        while len(list(measured.folder.glob("*.ready"))) < measured.count and time.monotonic() < deadline:
-            time.sleep(0.2)
-        with open(measured.folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            measured.measure()
-            measured.soak()
+        (folder / f"{job.name}.started").touch()
+        wait_for(folder, names, "started")
+        wait_for(folder, before, "measured")
+        measured.measure()
+        (folder / f"{job.name}.measured").touch()
+        wait_for(folder, names, "measured")
+        wait_for(folder, before, "done")
+        measured.soak()
+        measured.profile()
     except BaseException as error:
         measured.record["error"] = f"{type(error).__name__}: {error}"[:800]
         measured.record["trace"] = traceback.format_exc()[-3000:]
         traceback.print_exc()
     finally:
         measured.save()
-        ready.touch()
+        for what in STEPS:
+            (folder / f"{job.name}.{what}").touch()
     return 1 if "error" in measured.record else 0
 
 

@@ -77,23 +77,23 @@ def _hybrid(scheme: Scheme, method: Method, **options: Any) -> Job:
 
 
 WAVES = (
-    Wave("dense", 200, (
-        _dense("w4a16", "plugin", soak=500, profiled=("1", "32")),
-        _dense("w4a4", "plugin", soak=100, profiled=("1",)),
+    Wave("dense", 260, (
+        _dense("w4a16", "plugin", soak=500, profiled=("32",)),
         _dense("w4a16", "vllm", profiled=("32",)),
+        _dense("w4a4", "plugin", soak=100, profiled=("1",)),
         _dense("bf16", "vllm"),
         _dense("w4a4", "vllm"),
     )),
     Wave("experts", 200, (
-        _experts("w4a16", "plugin", soak=100, profiled=("1", "prefill")),
-        _experts("w4a4", "plugin", soak=100, profiled=("prefill",)),
+        _experts("w4a16", "plugin", soak=100, profiled=("prefill",)),
         _experts("w4a4", "vllm"),
+        _experts("w4a4", "plugin", soak=100, profiled=("prefill",)),
         _experts("bf16", "vllm"),
     )),
-    Wave("hybrid", 170, (
-        _hybrid("w4a16", "plugin", soak=50, profiled=("1",)),
-        _hybrid("w4a4", "plugin"),
-        _hybrid("w4a4", "vllm"),
+    Wave("hybrid", 210, (
+        _hybrid("w4a4", "plugin", soak=50, profiled=("1",)),
         _hybrid("bf16", "vllm"),
+        _hybrid("w4a4", "vllm"),
+        _hybrid("w4a16", "plugin"),
     )),
 )  # fmt: skip

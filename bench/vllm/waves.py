@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4_cute import env
+from nvfp4_cute.bench.vllm.engine import STEPS
 from nvfp4_cute.bench.vllm.plan import Job, Wave
 
 
@@ -45,6 +46,7 @@ def run_wave(wave: Wave, folder: Path, seconds: float, logs: Path) -> list[dict[
     here, begun = folder / wave.name, time.monotonic()
     here.mkdir(parents=True, exist_ok=True)
     running: dict[str, subprocess.Popen[bytes]] = {}
+    names = [job.name for job in wave.jobs]
     for job in wave.jobs:
         described = here / f"{job.name}.job"
         described.write_text(json.dumps(job.as_dict()))
@@ -54,13 +56,17 @@ def run_wave(wave: Wave, folder: Path, seconds: float, logs: Path) -> list[dict[
             "nvfp4_cute.bench.vllm.engine",
             str(described),
             str(here),
-            str(len(wave.jobs)),
+            *names,
         ]
         with open(here / f"{job.name}.log", "wb") as log:
             running[job.name] = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment(job, folder), start_new_session=True
             )
     while time.monotonic() < begun + seconds and any(process.poll() is None for process in running.values()):
+        for name, process in running.items():
+            if process.poll() is not None:  # the others wait no longer, however it ended
+                for step in STEPS:
+                    (here / f"{name}.{step}").touch()
         time.sleep(0.3)
     records = []
     for name, process in running.items():
@@ -70,8 +76,10 @@ def run_wave(wave: Wave, folder: Path, seconds: float, logs: Path) -> list[dict[
             process.wait()
         file = here / f"{name}.json"
         record = json.loads(file.read_text()) if file.exists() else {"name": name}
-        if is_late or (process.returncode and "error" not in record):
-            record["error"] = f"ended after {seconds:.0f} s" if is_late else f"exit code {process.returncode}"
+        if is_late and not record.get("is_measured"):
+            record["error"] = f"ended after {seconds:.0f} s"
+        elif not is_late and process.returncode and "error" not in record:
+            record["error"] = f"exit code {process.returncode}"
         records.append(record)
     with open(logs / f"{wave.name}.log", "w") as kept:
         for name in running:
