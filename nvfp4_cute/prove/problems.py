@@ -24,7 +24,7 @@ from nvfp4_cute.cli.check import K_STEP, Dice, difference
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8, BlockFormat
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format
@@ -171,7 +171,9 @@ def _ragged_rows(operands: dict[str, list[Any]], k: int) -> tuple[torch.Tensor, 
     """Rows of all groups and ``SLACK`` more, and their scales."""
     a = torch.cat([*operands["a"], torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
     flat = [s.view(torch.uint8).flatten() for s in operands["a_scale"]]
-    return a, torch.cat([*flat, torch.full((NVFP4_FORMAT.atom_row_bytes(k),), 0x7F, dtype=torch.uint8)])
+    # NaN for the rows that no group has, zeros in padding columns: kernels multiply what follows the last block by zeros.
+    nan = torch.full((NVFP4_FORMAT.scale_atom[0], NVFP4_FORMAT.num_k_blocks(k)), 0x7F, dtype=torch.uint8)
+    return a, torch.cat([*flat, to_blocked(nan).flatten()])
 
 
 def masked_problem(dice: Dice, rows: Sequence[int], n: int, k: int, dtype: torch.dtype) -> Problem:
