@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import LinearNVFP4, route
+from nvfp4_cute import QuantizedLinear, route
 from nvfp4_cute.bench.layers import empty_experts
 from nvfp4_cute.bench.moe import Model
 from nvfp4_cute.formats.block_format import NVFP4
@@ -126,7 +126,7 @@ def _quantize(device: torch.device, m: int, k: int) -> Call:
 
 
 def _linear(device: torch.device, m: int, n: int, k: int) -> Call:
-    layer, x = LinearNVFP4(k, n, bias=False, input_scale=None, device=device), _rows(device, m, k)
+    layer, x = QuantizedLinear(k, n, bias=False, input_scale=None, device=device), _rows(device, m, k)
     layer._buffers["weight"], layer.weight_scale = _operand(device, n, k)
 
     def run(backend: str) -> object:

@@ -1,4 +1,4 @@
-"""What a repeated call costs the host, in microseconds, of every public operation and every mode of LinearNVFP4.
+"""What a repeated call costs the host, in microseconds, of every public operation and every mode of QuantizedLinear.
 
     python -m nvfp4_cute.bench.host_cost [--json]
 
@@ -103,8 +103,8 @@ def _layers(linear: torch.nn.Linear, x: torch.Tensor) -> Iterator[tuple[str, Cal
         "16-bit": {"activations": "16bit"},
         "decoded": {"pre_decode": True},
     }.items():
-        layer = nv.LinearNVFP4.from_linear(linear, **options)  # type: ignore[arg-type]
-        yield f"LinearNVFP4, {name}", lambda layer=layer: layer(x)  # type: ignore[misc]
+        layer = nv.QuantizedLinear.from_linear(linear, **options)  # type: ignore[arg-type]
+        yield f"QuantizedLinear, {name}", lambda layer=layer: layer(x)  # type: ignore[misc]
 
 
 def host_us(call: Call) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import LinearNVFP4, MoENVFP4, route
+from nvfp4_cute import MoENVFP4, QuantizedLinear, route
 from nvfp4_cute.bench import processes, provenance
 from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.emulator.record.events import LaunchTrace
@@ -111,7 +111,7 @@ def layer_call(layer: str, tokens: int) -> Callable[[str], object]:
 
 
 def _linear_call(n: int, k: int, tokens: int) -> Callable[[str], object]:
-    module = LinearNVFP4(k, n, bias=False, input_scale=1.0)
+    module = QuantizedLinear(k, n, bias=False, input_scale=1.0)
     x = torch.zeros((tokens, k), dtype=torch.bfloat16)
 
     def run(backend: str) -> object:

@@ -142,10 +142,10 @@ def test_graphs_run_after_the_import_alone(tmp_path):
 
 
 def test_names_that_the_readme_shows():
-    from nvfp4_cute.nn import LinearNVFP4, fuse, replace_linears
+    from nvfp4_cute.nn import QuantizedLinear, fuse, replace_linears
 
     assert (nvfp4_cute.fuse, nvfp4_cute.replace_linears) == (fuse, replace_linears)
-    assert nvfp4_cute.LinearNVFP4 is LinearNVFP4
+    assert nvfp4_cute.QuantizedLinear is QuantizedLinear
     assert callable(fuse) and callable(nvfp4_cute.debug)
     assert "load" in dir(nvfp4_cute)
     assert not {"Any", "TYPE_CHECKING", "import_module", "private_api"} & set(dir(nvfp4_cute))

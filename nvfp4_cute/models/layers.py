@@ -13,6 +13,7 @@ from nvfp4_cute.formats.block_format import (
     FORMATS,
     INT8,
     INT8_PAIR,
+    NVFP4,
     TMA_ALIGN_BYTES,
     BlockFormat,
     FP8_1x128,
@@ -44,14 +45,14 @@ from nvfp4_cute.nn.experts import (
     swiglu_oai,
 )
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
-from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
-from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
-from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
-from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
-from nvfp4_cute.nn.linear_8bit import has_products
+from nvfp4_cute.nn.fp8 import ExpertsFP8, has_fp8_products
+from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.int8 import ExpertsINT8
+from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
+from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations that ``activations`` is about
@@ -70,11 +71,10 @@ def linear_module(
 ) -> torch.nn.Module:
     """A module that computes the layer as its scheme says.
 
-    - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
-    - FP8 weights in blocks, activations in blocks, K a multiple of 128: LinearFP8, on a GPU that has a kernel for it.
-    - INT8 weights and activations, K a multiple of 16: LinearINT8, on a GPU that has a kernel for it.
-    - FP8 in blocks, or INT8, and 16-bit activations, K a multiple of 128, or 32: the same layers, weight-only.
-    - Int4 weights: LinearINT4.
+    - NVFP4 weights, 4-bit or 16-bit activations: QuantizedLinear. MXFP4 weights whose values NVFP4 has become that, weight-only.
+    - FP8 weights in blocks, K a multiple of 128, and INT8 weights, K a multiple of 16 (32 for 16-bit activations):
+      QuantizedLinear, with activations of the same format on a GPU that has a kernel for it, or in 16 bits.
+    - Int4 weights: QuantizedLinear with 16-bit activations.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
     - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, and a warning says so.
@@ -82,7 +82,7 @@ def linear_module(
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
-        activations: for layers whose scheme has 4-bit activations, decoded layers included; see LinearNVFP4. "by_rows": the
+        activations: for layers whose scheme has 4-bit activations, decoded layers included; see QuantizedLinear. "by_rows": the
             faster for each call (``nn.by_rows``).
         decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
@@ -113,29 +113,23 @@ def _product(
         scheme.activations in FOUR_BITS and mode_of(own, backend, torch.device(device)) == "16bit"
     )
     rounding = scheme.activations if is_rounded else None
-    fp8 = None if decode else _fp8(weight, scheme, backend)
-    if fp8 is not None:
-        rows: Literal["fp8", "16bit"] = "16bit" if scheme.activations is None else "fp8"
-        return LinearFP8(fp8, bias, dtype=dtype, activations=rows, backend=backend)
-    int8 = None if decode else _int8(weight, scheme, backend)
-    if int8 is not None:
-        mode: Literal["int8", "16bit"] = "16bit" if scheme.activations is None else "int8"
-        return LinearINT8(int8, bias, dtype=dtype, activations=mode, backend=backend)
-    int4 = None if decode else as_int4(weight)
-    if int4 is not None:
-        product = LinearINT4(int4, bias, dtype=dtype, backend=backend)
-        return product if scheme.activations is None else RoundedInput(product, scheme.activations)
+    direct = None if decode else _direct(weight, scheme, backend)
+    if direct is not None:
+        mode = "16bit" if scheme.activations is None or direct.format.is_int4 else None
+        product = QuantizedLinear.from_quantized(direct, bias, activations=mode, dtype=dtype, backend=backend)
+        is_left = direct.format.is_int4 and scheme.activations is not None
+        return RoundedInput(product, scheme.activations) if is_left else product
     exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
         return layer if rounding is None else RoundedInput(layer, rounding, given)
     if scheme.activations == "nvfp4" and weight.format == "nvfp4":
         input_scale = "auto" if given is None else given
-        layer = LinearNVFP4.from_quantized(
+        layer = QuantizedLinear.from_quantized(
             exact, bias, activations=own, input_scale=input_scale, dtype=dtype, backend=backend
         )
         return by_rows(layer) if activations == "by_rows" else layer
-    layer = LinearNVFP4.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
+    layer = QuantizedLinear.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
     return layer if rounding is None else RoundedInput(layer, rounding, given)
 
 
@@ -152,7 +146,7 @@ def embedding_module(
 
     Args:
         dtype: of the rows. device: where it is to run. decode: see ``linear_module``.
-        tied: an output layer of the same weights: where it is LinearNVFP4 or torch.nn.Linear, both have the same tensors.
+        tied: an output layer of the same weights: where it is QuantizedLinear or torch.nn.Linear, both have the same tensors.
 
     Raises:
         CheckpointError: the weights are for activations in another order, or with factors; an embedding has no activations.
@@ -162,7 +156,7 @@ def embedding_module(
             f"{stored.name} is an embedding with an order of K or factors of activations, and an embedding has no activations: "
             "export it without"
         )
-    if isinstance(tied, LinearNVFP4):
+    if isinstance(tied, QuantizedLinear) and tied.format == NVFP4:
         return QuantizedEmbedding(tied.quantized_weight, dtype=dtype, backend=backend)
     weight = _moved(stored.weight, device)
     format = FORMATS.get(weight.format)
@@ -313,6 +307,11 @@ def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.de
     if activations == "auto" and not decode and not has_weight_only_groups(backend, device):
         return False
     return mode_of(activations, backend, device) == "16bit"
+
+
+def _direct(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
+    """Weights in FP8, INT8 or int4 as kernels multiply them by activations of the scheme; None where none does."""
+    return _fp8(weight, scheme, backend) or _int8(weight, scheme, backend) or as_int4(weight)
 
 
 def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:

@@ -19,7 +19,7 @@ from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
 from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded
-from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.terminal import bar
@@ -59,8 +59,8 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
     Args:
         config: of transformers.
         way: "bf16"; "fp8", linear layers by ``torch._scaled_mm``; "nvfp4", "16bit" or "auto", NVFP4 weights of linear layers and
-            experts, but not of the output layer, and activations as of LinearNVFP4. Where no launch multiplies 16-bit rows of all
-            experts, theirs have 4 bits. "all": as "auto", and the output layer has NVFP4 weights and 16-bit activations, the
+            experts, but not of the output layer, and activations, see QuantizedLinear. Where no launch multiplies 16-bit rows of
+            all experts, theirs have 4 bits. "all": as "auto", and the output layer has NVFP4 weights and 16-bit activations, the
             embedding MXFP8, or the output layer's weights where they are tied. "kept": as "all", and decoded weights are kept
             (``nn.kept``).
         device: where layers are made; no more than one of them is there in 16 bits.
@@ -117,7 +117,7 @@ def _quantize_embedding(model: Any, device: torch.device) -> None:
     """In MXFP8, or with the weights of the output layer where they are tied."""
     table, output = model.get_input_embeddings(), model.get_output_embeddings()
     config = model.config.get_text_config()
-    if config.tie_word_embeddings and isinstance(output, LinearNVFP4):
+    if config.tie_word_embeddings and isinstance(output, QuantizedLinear):
         stored: BlockScaledTensor = output.quantized_weight
         model.config.tie_word_embeddings = config.tie_word_embeddings = False
     else:
@@ -143,7 +143,7 @@ def _random(rows: int, k: int, device: torch.device, format: BlockFormat = NVFP4
     return quantize(weight, global_scale=WEIGHT_SCALE if format.has_global_scale else None, format=format)
 
 
-def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNVFP4 | LinearFP8:
+def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> QuantizedLinear | LinearFP8:
     bias = None if linear.bias is None else torch.zeros(linear.out_features, device=device)
     if way == "fp8":
         values = torch.randn(linear.out_features, linear.in_features, device=device, dtype=torch.bfloat16)
@@ -156,7 +156,7 @@ def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNV
         )
     weight = _random(linear.out_features, linear.in_features, device)
     activations: Any = way
-    return LinearNVFP4.from_quantized(weight, bias, activations=activations, input_scale=INPUT_SCALE)
+    return QuantizedLinear.from_quantized(weight, bias, activations=activations, input_scale=INPUT_SCALE)
 
 
 def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> RoutedExperts:

@@ -5,7 +5,7 @@ from typing import Any
 
 # Public name -> its module, imported when the name is first used.
 _MODULES = {
-    "LinearNVFP4": "linear",
+    "QuantizedLinear": "linear",
     "MoE": "moe",
     "PersistentMLP": "persistent_mlp",
     "QuantizedEmbedding": "embedding",

@@ -1,23 +1,66 @@
-"""Bits of the activations that a layer multiplies: what ``activations="auto"`` stands for."""
+"""Formats of the activations that a layer multiplies: what ``activations`` of a layer stands for."""
 
 import warnings
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.formats.block_format import (
+    INT8,
+    MXFP4,
+    MXFP8_E4M3,
+    NVFP4,
+    BlockFormat,
+    FP8_1x128,
+    FP8_128x128,
+)
+from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.planning.arch import has_fp4_mma, is_weight_only
 
 Activations = Literal["nvfp4", "16bit", "auto"]
 Mode = Literal["nvfp4", "16bit"]
+LayerMode = Literal["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"]
 CHOICES = ("nvfp4", "16bit", "auto")
+# Formats of weights -> what their rows are quantized to, and the name of that choice.
+ROWS: dict[BlockFormat, tuple[BlockFormat, LayerMode]] = {
+    NVFP4: (NVFP4, "nvfp4"),
+    MXFP4: (MXFP4, "mxfp4"),
+    MXFP8_E4M3: (MXFP8_E4M3, "mxfp8_e4m3"),
+    FP8_128x128: (FP8_1x128, "fp8"),
+    INT8: (INT8, "int8"),
+}
 
 
-def check_activations(activations: str) -> None:
-    """Raise ValueError for an unknown choice."""
-    if activations not in CHOICES:
-        raise ValueError(f'activations={activations!r} is unknown; use "nvfp4", "16bit" or "auto"')
+def check_activations(activations: str | None, format: BlockFormat = NVFP4) -> Any:
+    """Returns the choice for weights of ``format``; None stands for quantized rows, or 16 bits for int4.
+
+    Raises:
+        ValueError: an unknown choice, or a format that no layer has.
+    """
+    if format == NVFP4:
+        if activations not in (None, *CHOICES):
+            raise ValueError(f'activations={activations!r} is unknown; use "nvfp4", "16bit" or "auto"')
+        return activations or "nvfp4"
+    if format not in ROWS and not format.is_int4:
+        known = ", ".join(one.title for one in ROWS)
+        raise ValueError(f"format={format} is not one of weights of a layer; use {known} or an int4_format")
+    choices = ("16bit",) if format.is_int4 else (ROWS[format][1], "16bit")
+    check_choice("activations", activations or choices[0], choices)
+    return activations or choices[0]
+
+
+def rows_format(format: BlockFormat) -> BlockFormat:
+    """What rows are quantized to for weights of ``format``."""
+    return ROWS[format][0]
+
+
+def layer_mode(activations: Any, backend: str, device: torch.device) -> LayerMode:
+    """Returns what a layer on ``device`` does with activations of a choice that :func:`check_activations` returned."""
+    if activations in CHOICES:
+        return mode_of(activations, backend, device)
+    return "16bit" if must_keep_16_bits(backend, device) else activations
 
 
 def mode_of(activations: Activations, backend: str, device: torch.device) -> Mode:

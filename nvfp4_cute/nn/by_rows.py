@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.custom_ops import custom_op
 from nvfp4_cute.nn.activations import Mode
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoE, MoENVFP4
 from nvfp4_cute.nn.products import product
 from nvfp4_cute.ops.library import Operation, refuse_backward
@@ -34,21 +34,21 @@ class LinearByRows(torch.nn.Module):
         quantizing: the layer, with 4-bit activations.
     """
 
-    def __init__(self, quantizing: LinearNVFP4):
+    def __init__(self, quantizing: QuantizedLinear):
         super().__init__()
         self.quantizing = quantizing
-        self.exact = LinearNVFP4.from_quantized(
+        self.exact = QuantizedLinear.from_quantized(
             quantizing.quantized_weight, quantizing.bias, activations="16bit", dtype=quantizing.dtype, backend=quantizing.backend
         )  # fmt: skip
         self.in_features, self.out_features = quantizing.in_features, quantizing.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ W^T + bias``, see LinearNVFP4."""
+        """``x @ W^T + bias``, see QuantizedLinear."""
         if private_api.is_traced():  # a graph for any number of rows
             return self._traced(x)
         return self.layer_of(x.numel() // self.in_features)(x)
 
-    def layer_of(self, rows: int) -> LinearNVFP4:
+    def layer_of(self, rows: int) -> QuantizedLinear:
         """The layer that multiplies ``rows`` rows."""
         layer = self.quantizing
         mode = faster_mode(
@@ -138,7 +138,7 @@ linear_by_rows.register_autograd(refuse_backward)
 
 def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
     """``layer`` by rows where a GPU has a reason to choose: NVFP4 weights and activations, and no FP4 tensor cores."""
-    if not isinstance(layer, LinearNVFP4) or layer.mode != "nvfp4":
+    if not isinstance(layer, QuantizedLinear) or layer.mode != "nvfp4":
         return layer
     few = faster_mode(1, 0, layer.backend, layer.packed_weight.device)
     return LinearByRows(layer) if few == "16bit" else layer

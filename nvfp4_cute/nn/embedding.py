@@ -17,7 +17,7 @@ ID_DTYPES = (torch.int32, torch.int64)
 class QuantizedEmbedding(KeepsBits):
     """``torch.nn.Embedding`` with a table of NVFP4, MXFP4 or MXFP8, for inference. There is no backward pass.
 
-    A table in NVFP4 may be that of a LinearNVFP4, whose weights are tied to it: both then hold the same tensors.
+    A table in NVFP4 may be that of a QuantizedLinear, whose weights are tied to it: both then hold the same tensors.
 
     State dict:
         weight: the table's data, [V, bytes of K]. weight_scale: its block scales, blocked.

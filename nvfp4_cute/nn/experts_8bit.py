@@ -16,8 +16,8 @@ from nvfp4_cute.nn.experts import (
     has_weight_only_groups,
     segments,
 )
-from nvfp4_cute.nn.linear_8bit import check_weight, kept_bias
 from nvfp4_cute.nn.state import NamesFormats
+from nvfp4_cute.nn.weights import check_weight, kept_bias
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops import composed_dual
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm

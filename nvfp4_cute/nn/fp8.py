@@ -6,48 +6,9 @@ import torch
 
 from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
-from nvfp4_cute.nn.linear_8bit import Linear8Bit, has_products
+from nvfp4_cute.nn.weights import has_products
 
 Activations = Literal["fp8", "16bit"]
-
-
-class LinearFP8(Linear8Bit):
-    """``x @ W^T + bias`` with W in FP8: ``torch.nn.Linear`` at 8 bits a weight. There is no backward pass.
-
-    - ``activations="fp8"`` (W8A8): rows of x are quantized to FP8_1x128, then ``gemm`` multiplies.
-    - ``activations="16bit"`` (W8A16): ``gemm`` with 16-bit rows, of float32 ones rounded to bfloat16. It is made for few rows:
-      from 512 on a GPU decodes W into memory that is given back, each weight rounded once, and torch multiplies.
-
-    The result has the dtype of ``x``, under autocast that of autocast. The bias is added in float32, before the rounding to that.
-
-    State dict, as DeepSeek-V3 names it:
-        weight: float8_e4m3fn [N, K].
-        weight_scale_inv: float32 [ceil(N/128), K/128], which multiplies, its name notwithstanding.
-        bias: [N], where there is one.
-
-    Moving the module to a device moves all of it; ``.to(dtype)`` converts a 16-bit bias.
-
-    Args:
-        weight: FP8_128x128 [N, K].
-        bias: [N], or None.
-        dtype: of the bias.
-        activations: "fp8", as None is, or "16bit".
-        backend: as of ``gemm``.
-
-    Example:
-        >>> layer = LinearFP8(quantize(torch.randn(256, 512), format=FP8_128x128))
-        >>> layer(torch.randn(40, 512).bfloat16()).shape
-        torch.Size([40, 256])
-
-    Raises:
-        TypeError, ValueError: ``weight`` is no matrix of FP8_128x128, ``bias`` no tensor [N], or a choice is unknown.
-    """
-
-    ROWS, WEIGHTS = FP8_1x128, FP8_128x128
-    BLOCK_FACTORS = ("weight_scale_inv",)
-    ACTIVATIONS = get_args(Activations)
-
-    weight_scale_inv: torch.Tensor
 
 
 class ExpertsFP8(Experts8Bit):

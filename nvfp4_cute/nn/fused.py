@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.gated_mlp import GatedMLP
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.shared_input import SharedInput, reason_against
 from nvfp4_cute.problem import Activation
 
@@ -42,7 +43,7 @@ class Fused:
 
 
 def fuse(model: torch.nn.Module) -> Fused:
-    """Make fewer launches of the LinearNVFP4 layers of ``model``, in place.
+    """Make fewer launches of the QuantizedLinear layers of ``model``, in place.
 
     - q, k and v of an attention block become one product (:class:`SharedInput`), of latent attention the first layers of both
       sides, and gate and up. Results have the bits that they had.
@@ -52,7 +53,7 @@ def fuse(model: torch.nn.Module) -> Fused:
     Names of modules and state dicts stay as they are. Call it once a model, after its layers were replaced.
 
     Example:
-        >>> model = torch.nn.ModuleDict({n: LinearNVFP4(64, 128, False) for n in ("q_proj", "k_proj", "v_proj")})
+        >>> model = torch.nn.ModuleDict({n: QuantizedLinear(64, 128, False) for n in ("q_proj", "k_proj", "v_proj")})
         >>> fuse(model).shared
         [('q_proj', 'k_proj', 'v_proj')]
 
@@ -82,17 +83,22 @@ def fuse(model: torch.nn.Module) -> Fused:
     return done
 
 
-def _sharing(module: torch.nn.Module) -> Iterator[dict[str, LinearNVFP4]]:
+def _sharing(module: torch.nn.Module) -> Iterator[dict[str, QuantizedLinear]]:
     for names in SHARED_NAMES:
         layers: dict[str, Any] = {name: module._modules.get(name) for name in names}
-        if all(isinstance(layer, LinearNVFP4) and layer.shared is None for layer in layers.values()):
+        if all(_is_nvfp4(layer) and layer.shared is None for layer in layers.values()):
             yield layers
+
+
+def _is_nvfp4(layer: object) -> bool:
+    """Whether ``layer`` is one that launches of several layers take."""
+    return isinstance(layer, QuantizedLinear) and layer.format == NVFP4
 
 
 def _gated_mlp(module: torch.nn.Module) -> GatedMLP | str | None:
     """The MLP in place of ``module``; a text, why there is none; None where it is no MLP of such layers."""
     layers: list[Any] = [module._modules.get(name) for name in MLP_NAMES]
-    if not all(isinstance(layer, LinearNVFP4) for layer in layers):
+    if not all(_is_nvfp4(layer) for layer in layers):
         return None
     function = next((f for n in ("act_fn", "activation_fn") if (f := getattr(module, n, None))), None)
     activation = None if function is None else _activation_of(function)

@@ -6,8 +6,9 @@ import torch
 
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.last_chains import LastChains
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.experts import has_weight_only_groups
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.products import Weights, gated_product
 from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.shared_input import is_one_input_scale
@@ -29,12 +30,12 @@ class GatedMLP(torch.nn.Module):
         act_fn: called where layers are called one by one. activation: what it computes, "silu" or "gelu_tanh".
 
     Raises:
-        TypeError: a layer that is no LinearNVFP4. ValueError: sizes that do not fit, a bias, or another activation.
+        TypeError: a layer that is no QuantizedLinear. ValueError: sizes that do not fit, a bias, or another activation.
     """
 
-    gate_proj: LinearNVFP4
-    up_proj: LinearNVFP4
-    down_proj: LinearNVFP4
+    gate_proj: QuantizedLinear
+    up_proj: QuantizedLinear
+    down_proj: QuantizedLinear
     act_fn: Any
     activation: Activation
     is_fused: bool
@@ -42,16 +43,22 @@ class GatedMLP(torch.nn.Module):
 
     def __init__(
         self,
-        gate_proj: LinearNVFP4,
-        up_proj: LinearNVFP4,
-        down_proj: LinearNVFP4,
+        gate_proj: QuantizedLinear,
+        up_proj: QuantizedLinear,
+        down_proj: QuantizedLinear,
         act_fn: Any,
         activation: Activation,
     ):
         super().__init__()
         for name, layer in (("gate_proj", gate_proj), ("up_proj", up_proj), ("down_proj", down_proj)):
-            if not isinstance(layer, LinearNVFP4):
-                raise TypeError(f"{name} is a {type(layer).__name__}; pass LinearNVFP4.from_linear(layer)")
+            if not isinstance(layer, QuantizedLinear):
+                raise TypeError(
+                    f"{name} is a {type(layer).__name__}; pass QuantizedLinear.from_linear(layer)"
+                )
+            if layer.format != NVFP4:
+                raise ValueError(
+                    f"{name} has weights of {layer.format.title}; the launch of gate and up takes NVFP4"
+                )
         check_choice("activation", activation, ("silu", "gelu_tanh"))
         if gate_proj.bias is not None or up_proj.bias is not None:
             raise ValueError("gate_proj or up_proj has a bias; the launch of both adds none")
@@ -67,7 +74,7 @@ class GatedMLP(torch.nn.Module):
         self._look()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP's result, [..., H], of ``x`` [..., H]. Raises what LinearNVFP4 raises."""
+        """The MLP's result, [..., H], of ``x`` [..., H]. Raises what QuantizedLinear raises."""
         modules: dict[str, Any] = self._modules  # a module looks its attributes up slowly
         gate, up, down = modules["gate_proj"], modules["up_proj"], modules["down_proj"]
         is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)

@@ -10,108 +10,20 @@ from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.formats.block_format import BlockFormat, int4_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.nn.experts import check_choices, expert_sizes
-from nvfp4_cute.nn.linear_8bit import check_weight, checked_rows, kept_bias, product_of_16_bits
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.state import NamesFormats
-from nvfp4_cute.nn.words import scales_of, words_of
+from nvfp4_cute.nn.weights import check_weight, kept_bias, scales_of, words_of
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import Activation
-
-
-class LinearINT4(NamesFormats):
-    """``x @ W^T + bias`` with W in int4: ``torch.nn.Linear`` at 4.1 to 5 bits a weight. There is no backward pass.
-
-    ``gemm`` multiplies 16-bit rows, of float32 ones rounded to bfloat16. A weight times its scale is rounded once, to the type
-    of the rows. Of very many rows a GPU decodes W into memory that is given back, and torch multiplies the same weights
-    (``planning.arch.simt.decode_first_rows``). The result has the dtype of ``x``, under autocast that of autocast; the bias is
-    added in float32, before it is rounded to that.
-
-    State dict:
-        weight: uint8 [N, K/2], codes 0 to 15, the even k in the low nibble.
-        weight_scale: int32 [rm, rk, 32, 4], blocked: the bits of scales and zero points, of ``format``.
-        bias: [N], where there is one.
-        _extra_state: the name of the format and a version, uint8 bytes of JSON. A state dict without it is read, too.
-
-    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias alone.
-
-    Args:
-        weight: of an ``int4_format``, [N, K].
-        bias: [N], or None.
-        dtype: of the bias.
-        backend: as of ``gemm``.
-
-    Example:
-        >>> layer = LinearINT4(quantize(torch.randn(256, 512), format=int4_format(128)))
-        >>> layer(torch.randn(40, 512).bfloat16()).shape
-        torch.Size([40, 256])
-
-    Raises:
-        TypeError, ValueError: ``weight`` is no matrix of int4, or ``bias`` no tensor [N].
-    """
-
-    weight: torch.Tensor
-    weight_scale: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __init__(
-        self,
-        weight: BlockScaledTensor,
-        bias: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        backend: str = "auto",
-    ):
-        super().__init__()
-        check_weight("weight", weight, "[N, K]", None)
-        backends.resolve(backend, weight.device)
-        self.out_features, self.in_features = weight.shape
-        kept = kept_bias("bias", bias, (self.out_features,), weight.device, dtype)
-        self.formats, self.backend = (weight.format,), backend
-        self.register_buffer("weight", weight.data)
-        self.register_buffer("weight_scale", words_of(weight))
-        self.register_buffer("bias", kept)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ W^T + bias``.
-
-        Args:
-            x: [..., K], float16, bfloat16 or float32.
-
-        Returns:
-            [..., N] of ``result_dtype(x)``.
-
-        Raises:
-            TypeError: ``x`` has another dtype. ValueError: it has another K. UnsupportedProblem: ``x`` has a gradient to follow.
-            And what ``gemm`` refuses.
-        """
-        rows, dtype = checked_rows(x, self.in_features)
-        scale = scales_of(self.weight_scale, self.format)
-        y = product_of_16_bits(rows, self.weight, scale, self.bias, dtype, self.backend, self.format)
-        return y.reshape(*x.shape[:-1], self.out_features)
-
-    @property
-    def format(self) -> BlockFormat:
-        """Of the weights."""
-        return self.formats[0]
-
-    @property
-    def quantized_weight(self) -> BlockScaledTensor:
-        """The weights as a tensor [N, K], without a copy."""
-        return _tensor(self.weight, self.weight_scale, self.format)
-
-    def extra_repr(self) -> str:
-        """Sizes, and the format."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, bias={self.bias is not None}, format={self.format}"
 
 
 class ExpertsINT4(NamesFormats):
     """Experts with int4 weights: ``moe`` with 16-bit rows. There are kernels for sm_90a. A CUDA graph can hold the call.
 
     State dict:
-        w13, w2: uint8 [E, 2 I, H/2] and [E, H, I/2]. w13_scale, w2_scale: int32 [E, rm, rk, 32, 4], as of LinearINT4.
-        bias13, bias2: where there are. _extra_state: the names of both formats, as of LinearINT4.
+        w13, w2: uint8 [E, 2 I, H/2] and [E, H, I/2]. w13_scale, w2_scale: int32 [E, rm, rk, 32, 4], see QuantizedLinear.
+        bias13, bias2: where there are. _extra_state: the names of both formats, see QuantizedLinear.
 
     Args:
         w13: of an ``int4_format``, [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
@@ -145,8 +57,8 @@ class ExpertsINT4(NamesFormats):
         backend: str = "auto",
     ):
         super().__init__()
-        check_weight("w13", w13, "[E, 2 I, H]", None)
-        check_weight("w2", w2, "[E, H, I]", None)
+        check_weight("w13", w13, "[E, 2 I, H]", "int4")
+        check_weight("w2", w2, "[E, H, I]", "int4")
         backends.resolve(backend, w13.device)
         experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
         self.num_experts, self.activation, self.limit = experts, activation, limit

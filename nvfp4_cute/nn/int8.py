@@ -6,48 +6,8 @@ import torch
 
 from nvfp4_cute.formats.block_format import INT8
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
-from nvfp4_cute.nn.linear_8bit import Linear8Bit
 
 Activations = Literal["int8", "16bit"]
-
-
-class LinearINT8(Linear8Bit):
-    """``x @ W^T + bias`` with W in INT8: ``torch.nn.Linear`` at 8 bits a weight. There is no backward pass.
-
-    - ``activations="int8"`` (W8A8): every row of x gets a scale of its own, its largest magnitude / 127 (``quantize``); then
-      ``gemm`` multiplies, whose integer sums are exact. All backends give the same bits.
-    - ``activations="16bit"`` (W8A16): ``gemm`` with 16-bit rows, as of LinearFP8.
-
-    The result has the dtype of ``x``, under autocast that of autocast. The bias is added in float32, before the rounding to that.
-
-    State dict, as compressed-tensors names it:
-        weight: int8 [N, K].
-        weight_scale: float32 [N, 1].
-        bias: [N], where there is one.
-
-    Moving the module to a device moves all of it; ``.to(dtype)`` converts a 16-bit bias.
-
-    Args:
-        weight: INT8 [N, K].
-        bias: [N], or None.
-        dtype: of the bias.
-        activations: "int8", as None is, or "16bit".
-        backend: as of ``gemm``.
-
-    Example:
-        >>> layer = LinearINT8(quantize(torch.randn(256, 512), format=INT8))
-        >>> layer(torch.randn(40, 512).bfloat16()).shape
-        torch.Size([40, 256])
-
-    Raises:
-        TypeError, ValueError: ``weight`` is no matrix of INT8, ``bias`` no tensor [N], or a choice is unknown.
-    """
-
-    ROWS = WEIGHTS = INT8
-    BLOCK_FACTORS = ("weight_scale",)
-    ACTIVATIONS = get_args(Activations)
-
-    weight_scale: torch.Tensor
 
 
 class ExpertsINT8(Experts8Bit):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.options import check_patterns
 from nvfp4_cute.terminal import bar
 
@@ -33,7 +34,7 @@ class Kept:
 def keep_decoded(
     model: torch.nn.Module, *, leave: Sequence[str] = LEAVE, reserved_bytes: int | None = None
 ) -> Kept:
-    """Have the LinearNVFP4 layers of ``model`` keep decoded weights beside their 4-bit ones, as long as there is memory.
+    """Have the QuantizedLinear layers of ``model`` keep decoded weights beside their 4-bit ones, as long as there is memory.
 
     From ``decoded.KEPT_ROWS`` rows on such a layer multiplies by them, with torch: prefill then is that of a 16-bit model, in the
     memory of both. Fewer rows are multiplied by 4-bit weights as before. Layers that multiply 4-bit activations stay as they are.
@@ -48,14 +49,14 @@ def keep_decoded(
         TypeError: ``model`` is no module, or ``leave`` one string.
 
     Example:
-        >>> from nvfp4_cute import LinearNVFP4
-        >>> model = torch.nn.ModuleDict({"up": LinearNVFP4(64, 128, activations="16bit")})
+        >>> from nvfp4_cute import QuantizedLinear
+        >>> model = torch.nn.ModuleDict({"up": QuantizedLinear(64, 128, activations="16bit")})
         >>> keep_decoded(model).layers
         ['up']
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
-            f"model is a {type(model).__name__}; pass a torch.nn.Module, whose LinearNVFP4 layers keep weights"
+            f"model is a {type(model).__name__}; pass a torch.nn.Module, whose QuantizedLinear layers keep weights"
         )
     check_patterns("leave", leave)
     done = Kept()
@@ -83,9 +84,11 @@ def keep_decoded(
     return done
 
 
-def _products(model: torch.nn.Module) -> Iterator[tuple[list[str], LinearNVFP4, list[LinearNVFP4]]]:
+def _products(model: torch.nn.Module) -> Iterator[tuple[list[str], QuantizedLinear, list[QuantizedLinear]]]:
     """Layers that are multiplied by themselves, or as one: names, the layer of all rows, and the layers in it."""
-    names = {m: name for name, m in model.named_modules() if isinstance(m, LinearNVFP4)}
+    names = {
+        m: name for name, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.format == NVFP4
+    }
     seen: set[int] = set()
     for layer, name in names.items():
         together = None if layer.shared is None else layer.shared[0]

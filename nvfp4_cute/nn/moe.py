@@ -30,7 +30,7 @@ from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare
 from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import NamesFormats
-from nvfp4_cute.nn.words import as_words, scales_of
+from nvfp4_cute.nn.weights import as_words, scales_of, zeros
 from nvfp4_cute.operands.rules import check_choice, global_scales
 from nvfp4_cute.problem import Activation, check_limit
 
@@ -88,7 +88,7 @@ class MoE(NamesFormats):
         w13: uint8 [E, 2 I, H/2] (without a gate [E, I, H/2]), two e2m1 values a byte; of 8 bits float8 or int8 [E, 2 I, H]. w2:
             uint8 [E, H, I/2], or [E, H, I].
         w13_scale, w2_scale: float8_e4m3fn, of MX formats float8_e8m0fnu [E, rn, rk, 32, 4, 4], blocked; of FP8 and INT8 float32
-            [E, rows, columns]; of int4 int32 words [E, rn, rk, 32, 4], as of LinearINT4.
+            [E, rows, columns]; of int4 int32 words [E, rn, rk, 32, 4], see QuantizedLinear.
         alpha13: float32 [2, E], what the products of gate and up are multiplied by: global scale of the weights times that of x.
         alpha2: float32 [E]. Both of NVFP4 weights alone.
         input_scale: float32 [1] or [E]; hidden_scale: float32 [E]; bias13: [E, 2 I]; bias2: [E, H]: where there are such.
@@ -235,11 +235,9 @@ class MoE(NamesFormats):
         self.process_group, self.placement, self.capacity = process_group, placement, capacity
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
         for name, n, k in (("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)):
-            format.num_k_blocks(k)
-            element = torch.uint8 if format.element.bits < 8 else format.data_dtypes[-1]
-            scale = _zeros((num_experts, *format.scale_shape(n, k)), format.scale_dtypes[-1], device)
-            self.register_buffer(name, _zeros((num_experts, n, format.row_bytes(k)), element, device))
-            self.register_buffer(f"{name}_scale", as_words(scale) if format.is_int4 else scale)
+            data, scale = zeros(format, (num_experts,), n, k, device)
+            self.register_buffer(name, data)
+            self.register_buffer(f"{name}_scale", scale)
         for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
             ones = torch.ones(shape, dtype=torch.float32, device=device) if format.has_global_scale else None
             self.register_buffer(name, ones)
@@ -256,8 +254,8 @@ class MoE(NamesFormats):
             global_scales(name, getattr(self, name), num_experts, where, of="expert", allows_one=True)
         all_experts = num_experts if placement is None else placement.num_experts
         for name, count, columns in (("bias13", num_experts, rows), ("bias2", all_experts, hidden_size)):
-            zeros = torch.zeros((count, columns), dtype=dtype, device=device) if bias else None
-            self.register_buffer(name, zeros)
+            empty = torch.zeros((count, columns), dtype=dtype, device=device) if bias else None
+            self.register_buffer(name, empty)
 
     @classmethod
     def from_experts(
@@ -367,7 +365,7 @@ class MoE(NamesFormats):
 
     def _weights(self, name: str) -> ExpertWeights:
         data, scale, format = getattr(self, name), getattr(self, f"{name}_scale"), self.formats[0]
-        return ExpertWeights(data, scales_of(scale, format) if format.is_int4 else scale, None, format)
+        return ExpertWeights(data, scales_of(scale, format), None, format)
 
     def _alphas(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Of gate and up: one tensor twice where they are the same."""
@@ -538,12 +536,6 @@ class MoENVFP4(MoE):
     """
 
     FORMATS = (NVFP4,)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
-    """Of dtypes of one byte, too, which torch does not fill everywhere."""
-    made = torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device)
-    return made.view(dtype)
 
 
 def _check_format(name: str, format: BlockFormat, formats: tuple[BlockFormat, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers of any model by LinearNVFP4."""
+"""Linear layers of any model by QuantizedLinear."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.nn.activations import Activations
-from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.options import check_patterns
 from nvfp4_cute.terminal import bar
 
@@ -21,7 +21,7 @@ class Replaced:
     """What ``replace_linears`` did.
 
     Attributes:
-        layers: names of layers that are LinearNVFP4 now. left: name -> why a linear layer stays.
+        layers: names of layers that are QuantizedLinear now. left: name -> why a linear layer stays.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -45,8 +45,8 @@ def replace_linears(
     too; it is switched off where a layer inside is replaced.
 
     Args:
-        activations, pre_decode, backend: as of LinearNVFP4.
-        input_scale: as of LinearNVFP4, for all; or calibrated numbers by name, for every layer that is replaced.
+        activations, pre_decode, backend: as of QuantizedLinear.
+        input_scale: as of QuantizedLinear, for all; or calibrated numbers by name, for every layer that is replaced.
         keep: patterns of fnmatch on names.
 
     Raises:
@@ -59,7 +59,9 @@ def replace_linears(
         ['0']
     """
     if isinstance(model, torch.nn.Linear):
-        raise TypeError("model is a linear layer itself; LinearNVFP4.from_linear(model) is what replaces it")
+        raise TypeError(
+            "model is a linear layer itself; QuantizedLinear.from_linear(model) is what replaces it"
+        )
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}; pass a torch.nn.Module, which is changed in place"
@@ -79,7 +81,7 @@ def replace_linears(
             raise KeyError(f"input_scale has no number for {name}; calibrate it, or keep it by a pattern")
         scale: Any = input_scale[name] if isinstance(input_scale, Mapping) else input_scale
         options: dict[str, Any] = {"activations": activations, "input_scale": scale, "backend": backend}
-        made = LinearNVFP4.from_linear(linear, pre_decode=pre_decode, **options)
+        made = QuantizedLinear.from_linear(linear, pre_decode=pre_decode, **options)
         setattr(parent, child, made.train(linear.training))
         if isinstance(parent, torch.nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0  # what the fast path asks first

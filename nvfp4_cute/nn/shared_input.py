@@ -6,15 +6,17 @@ from typing import Any
 import torch
 
 from nvfp4_cute import private_api
-from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
-from nvfp4_cute.nn.linear import FIXED, LinearNVFP4
+from nvfp4_cute.nn.linear import FIXED, QuantizedLinear
 from nvfp4_cute.nn.seen import Place, Seen
 
 
-def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
+def reason_against(layers: Sequence[QuantizedLinear]) -> str | None:
     """Why these layers cannot be one product; None where they can."""
     first = layers[0]
+    if any(layer.format != NVFP4 for layer in layers):
+        return "weights are not all NVFP4, whose global scales one product can have a column"
     if any(layer.pre_decode for layer in layers):
         return "weights are decoded once (pre_decode=True)"
     if any(layer.in_features != first.in_features for layer in layers):
@@ -40,7 +42,7 @@ def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
     )
 
 
-def is_one_input_scale(layers: Sequence[LinearNVFP4]) -> bool:
+def is_one_input_scale(layers: Sequence[QuantizedLinear]) -> bool:
     """Whether layers in mode "nvfp4" quantize a shared input to the same bits. Waits for the device."""
     if len({layer.finds_input_scale for layer in layers}) > 1:
         return False
@@ -66,16 +68,16 @@ class SharedInput:
         layers: in the order of their calls.
 
     Raises:
-        TypeError: a layer that is no LinearNVFP4. ValueError: there is none, or ``reason_against`` has a reason.
+        TypeError: a layer that is no QuantizedLinear. ValueError: there is none, or ``reason_against`` has a reason.
     """
 
-    def __init__(self, layers: Sequence[LinearNVFP4]):
+    def __init__(self, layers: Sequence[QuantizedLinear]):
         if not layers:
             raise ValueError("layers is empty; pass those that read the same input")
         for layer in layers:
-            if not isinstance(layer, LinearNVFP4):
+            if not isinstance(layer, QuantizedLinear):
                 raise TypeError(
-                    f"layers has a {type(layer).__name__}; pass LinearNVFP4.from_linear(layer) of each"
+                    f"layers has a {type(layer).__name__}; pass QuantizedLinear.from_linear(layer) of each"
                 )
         reason = reason_against(layers)
         if reason is not None:
@@ -83,7 +85,7 @@ class SharedInput:
         self.layers = tuple(layers)
         self.sizes = [layer.out_features for layer in layers]
         self.is_shared = True
-        self.whole: LinearNVFP4 | None = None
+        self.whole: QuantizedLinear | None = None
         self.seen: Seen | None = None
         # The input, its version, and the results that were not fetched yet.
         self.kept: tuple[torch.Tensor, int, list[torch.Tensor | None]] | None = None
@@ -93,7 +95,7 @@ class SharedInput:
         self.changed()
 
     def result(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        """What the layer of this number gives for ``x``, [..., N]; as of ``LinearNVFP4.forward``."""
+        """What the layer of this number gives for ``x``, [..., N]; as of ``QuantizedLinear.forward``."""
         if not self.is_shared:
             return self.layers[number].product(x)
         kept = self.kept
@@ -127,7 +129,7 @@ class SharedInput:
         if not self.layers[0].packed_weight.is_meta:
             self.join()
 
-    def join(self) -> LinearNVFP4 | None:
+    def join(self) -> QuantizedLinear | None:
         """Make the layer of all rows, of weights that are in one tensor already or copied there; None where the layers do not go
         together now, or cannot be asked, as while a graph is captured."""
         if private_api.is_traced() or reason_against(self.layers) is not None:
@@ -153,14 +155,14 @@ class SharedInput:
         self._see()
         return whole
 
-    def _of_all_rows(self) -> LinearNVFP4:
+    def _of_all_rows(self) -> QuantizedLinear:
         """A layer with the weights of all. Theirs become views of them."""
         first = self.layers[0]
         data = torch.cat([layer.packed_weight for layer in self.layers])
         scale = torch.cat([layer.weight_scale.view(torch.uint8) for layer in self.layers])
         scale = scale.view(torch.float8_e4m3fn)
         bias = None if first.bias is None else torch.cat([layer.bias for layer in self.layers])
-        whole = LinearNVFP4.from_quantized(
+        whole = QuantizedLinear.from_quantized(
             NVFP4Tensor(data, scale, None, (sum(self.sizes), first.in_features)), bias, activations=first.mode,
             input_scale="auto" if first.finds_input_scale else None, keep_decoded=first.keep_decoded, dtype=first.dtype,
             backend=first.backend,
@@ -169,7 +171,7 @@ class SharedInput:
             layer._buffers["weight"], layer._buffers["weight_scale"] = own_data, own_scale
         return whole
 
-    def _join_biases(self, whole: LinearNVFP4, is_shared: bool) -> None:
+    def _join_biases(self, whole: QuantizedLinear, is_shared: bool) -> None:
         """Have the layer of all rows add the biases of all layers. Where told so, these become views of its own."""
         biases: list[Any] = [layer.bias for layer in self.layers]
         lies_there = [
@@ -183,12 +185,12 @@ class SharedInput:
             for bias, part in zip(biases, whole.bias.detach().split(self.sizes), strict=True):
                 bias.data = part
 
-    def _parts(self, whole: LinearNVFP4) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def _parts(self, whole: QuantizedLinear) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """Weights and block scales of every layer, in those of all."""
         rows = [len(layer.weight_scale) for layer in self.layers]
         return whole.packed_weight.split(self.sizes), whole.weight_scale.split(rows)
 
-    def _has_weights(self, whole: LinearNVFP4) -> bool:
+    def _has_weights(self, whole: QuantizedLinear) -> bool:
         """Whether the weights of all layers lie in this one."""
         own: list[list[Any]] = [
             [layer._buffers[name] for layer in self.layers] for name in ("weight", "weight_scale")
@@ -215,6 +217,6 @@ def _version(x: torch.Tensor) -> int:
     return 0 if private_api.is_traced() or x.is_inference() else x._version
 
 
-def _loaded(layer: LinearNVFP4, keys: object) -> None:
+def _loaded(layer: QuantizedLinear, keys: object) -> None:
     if layer.shared is not None:
         layer.shared[0].changed()

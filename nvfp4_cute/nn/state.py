@@ -24,6 +24,11 @@ def description(said: Mapping[str, Any] = DESCRIPTION) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
 
 
+def formats_said(*formats: BlockFormat) -> dict[str, Any]:
+    """What a state dict says of weights in formats without global scales."""
+    return {"formats": [format.name for format in formats], "version": VERSION}
+
+
 def description_fault(
     state: dict[str, Any], prefix: str, read: Mapping[str, Any] = DESCRIPTION
 ) -> str | None:
@@ -94,7 +99,7 @@ class NamesFormats(KeepsBits):
 
     @property
     def _said(self) -> dict[str, Any]:
-        return {"formats": [format.name for format in self.formats], "version": VERSION}
+        return formats_said(*self.formats)
 
     def get_extra_state(self) -> torch.Tensor:
         """What the state dict says of itself."""
@@ -146,13 +151,13 @@ def factor_fault(state: dict[str, Any], name: str, allows_zero: bool = False) ->
     return f"{name} is {values.min().item():g} to {values.max().item():g}; a scale is finite and positive"
 
 
-def faults(state: dict[str, Any], prefix: str) -> list[str]:
-    """What makes a state dict another one than these layers write, as messages.
+def faults(state: dict[str, Any], prefix: str, said: Mapping[str, Any] = DESCRIPTION) -> list[str]:
+    """What makes a state dict another one than a layer writes that says ``said``, as messages.
 
     A state dict with the description is of this convention. One without is of an earlier version, or of something else: a
     global scale over 1 is then a reciprocal one, for weights stay below 2688.
     """
-    stored, of_description = state.get(prefix + EXTRA), description_fault(state, prefix)
+    stored, of_description = state.get(prefix + EXTRA), description_fault(state, prefix, said)
     found = [] if of_description is None else [of_description]
     for name in ("weight_global_scale", "input_global_scale"):
         scale = state.get(prefix + name)

@@ -43,7 +43,7 @@ def weight_only_linear(
         shape = (rows, format.elements(row_bytes))
         packed = BlockScaledTensor(weight, scale, factor, shape, format.scale_layout, format=format)
         if format in (FP8_128x128, INT8):
-            decoded = _by_casts(packed, x.dtype)
+            decoded = decoded_by_casts(packed, x.dtype)
         else:
             decoded = dequantize(packed, x.dtype, backend=backend)
         return decoded_linear(x, decoded, bias, out_dtype)
@@ -68,7 +68,7 @@ def decoded_linear(
     return torch.nn.functional.linear(x, weight).to(out_dtype).add_(bias)
 
 
-def _by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+def decoded_by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
     """``dequantize`` of FP8_128x128 or INT8 [N, K] without tables from the host, so that a CUDA graph can hold it."""
     rows, step = t.shape[0], t.format.block_of(t.shape[1])
     values = t.data.view(t.format.data_dtypes[-1]).float().unflatten(1, (-1, step))

@@ -64,7 +64,7 @@ def gemm(
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
     multiplies by ``b`` without quantizing ``a``, on every GPU from sm_80 on. It is made for few rows: every 32 of them
     read the weights anew. On sm_90a the kernel of ``grouped_gemm`` takes over where estimates say that it is faster, from 16 to
-    33 rows on, if rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``LinearNVFP4(pre_decode=
+    33 rows on, if rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``QuantizedLinear(pre_decode=
     True)``). Elsewhere quantize ``a`` of many rows, or decode the weights once. Here K is a multiple of 32, ``out`` may have
     any strides, and there is no ``config``. Of few rows the order of summation is documented (``kernels/simt/w4a16.py``) and
     depends on K alone.

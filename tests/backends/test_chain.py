@@ -5,7 +5,7 @@ import torch
 from emulated_gpu import emulated_gpu
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import LinearNVFP4, gemm, quantize
+from nvfp4_cute import QuantizedLinear, gemm, quantize
 from nvfp4_cute.backends import calls
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, prepared_chain, workspace
@@ -24,7 +24,7 @@ def h100(monkeypatch):
 
 
 def some_layer(options, n=N, k=K):
-    return LinearNVFP4.from_linear(torch.nn.Linear(k, n).bfloat16(), **options)
+    return QuantizedLinear.from_linear(torch.nn.Linear(k, n).bfloat16(), **options)
 
 
 def some_mlp(options):

@@ -11,7 +11,7 @@ from oracle import assert_bitwise_equal
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvfp4_cute import LinearNVFP4
+from nvfp4_cute import QuantizedLinear
 from nvfp4_cute.backends import last_chains
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.gpus import targets
@@ -34,7 +34,7 @@ def rows(*shape):
 
 
 def some_layer(n=N, k=K, activations="16bit", **options):
-    return LinearNVFP4.from_linear(torch.nn.Linear(k, n).bfloat16(), activations=activations, **options)
+    return QuantizedLinear.from_linear(torch.nn.Linear(k, n).bfloat16(), activations=activations, **options)
 
 
 WAYS = [{"activations": "nvfp4", "input_scale": scale} for scale in (0.01, None, "auto")] + [{}]

@@ -13,7 +13,7 @@ import torch
 from new_process import forking
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import LinearNVFP4, cli, grouped_gemm, quantize
+from nvfp4_cute import QuantizedLinear, cli, grouped_gemm, quantize
 from nvfp4_cute.cli import compile as ahead
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import cache, disk_cache
@@ -366,7 +366,7 @@ def test_a_global_scale_that_is_found_launches_what_the_verb_compiles(arch, monk
 
     monkeypatch.setattr(table_task, "get_kernel", stop)
     backend, x = f"emulator:{arch}", torch.ones(8, 256, dtype=torch.bfloat16)
-    layer = LinearNVFP4(256, 64, backend=backend)
+    layer = QuantizedLinear(256, 64, backend=backend)
     factors = [torch.ones(()), torch.ones(())]
     for call in (
         lambda: layer(x),

@@ -7,7 +7,15 @@ from device_groups_check import operands, run
 from oracle import bits
 from torch.utils.flop_counter import FlopCounterMode
 
-from nvfp4_cute import KernelConfig, LinearNVFP4, dual_gemm, gemm, grouped_dual_gemm, grouped_gemm, quantize
+from nvfp4_cute import (
+    KernelConfig,
+    QuantizedLinear,
+    dual_gemm,
+    gemm,
+    grouped_dual_gemm,
+    grouped_gemm,
+    quantize,
+)
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import EmulatorError
@@ -91,7 +99,9 @@ def test_same_bits_of_single_products(name, mode):
 def test_layers_promise_it(mode):
     """Rows are quantized by the launch before, which also finds their scale, or by the products of gate and up."""
     generator = torch.Generator().manual_seed(2)
-    make = lambda n, k, scale: LinearNVFP4.from_linear(torch.nn.Linear(k, n, bias=False), input_scale=scale)
+    make = lambda n, k, scale: QuantizedLinear.from_linear(
+        torch.nn.Linear(k, n, bias=False), input_scale=scale
+    )
     layers = make(96, 64, "auto"), make(96, 64, "auto"), make(64, 96, 1.0)
     x = torch.randn(3, 64, generator=generator).bfloat16()
     alone = layers[0](x)

@@ -10,7 +10,7 @@ from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.simt import few_rows_task
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import MAX_PITCH
@@ -123,7 +123,7 @@ def test_rows_too_far_apart_for_a_gemv_stay_with_the_gemm():
 
 @pytest.mark.slow
 def test_a_linear_layer_of_one_token():
-    layer = LinearNVFP4.from_linear(torch.nn.Linear(64, 40), backend=SM90)
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 40), backend=SM90)
     x = torch.randn(1, 64).bfloat16()
     y, count, plans = launches(lambda: layer(x))
     assert plans == 0 and count >= 2  # quantize, and the product

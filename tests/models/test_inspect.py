@@ -70,8 +70,8 @@ def test_folders_that_are_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("shape", "activations", "expected"),
     [
-        ("[128, 256]", None, "LinearINT4"),
-        ("[128, 256]", "fp8", "LinearINT4; activations rounded to fp8 before"),
+        ("[128, 256]", None, "QuantizedLinear, weight-only"),
+        ("[128, 256]", "fp8", "QuantizedLinear, weight-only; activations rounded to fp8 before"),
         ("8 x [256, 128]", None, "ExpertsINT4 on sm_90a and on the CPU; elsewhere decoded to 16 bits"),
         (
             "8 x [256, 128]",
@@ -88,7 +88,7 @@ def test_int4_beside_8_bit_activations(shape, activations, expected):
 def test_fp8_in_blocks_is_multiplied_where_blocks_are_whole():
     scheme = Scheme("fp8", "fp8_128x128", "fp8_1x128")
     kind = lambda shape, k: Kind("layer", scheme, shape, k_sizes={k})
-    assert what_runs(kind("[128, 256]", 256)).startswith("LinearFP8 on sm_90a")
+    assert what_runs(kind("[128, 256]", 256)).startswith("QuantizedLinear on sm_90a")
     assert what_runs(kind("8 x [256, 128]", 128)).startswith("ExpertsFP8 on sm_90a")
     assert what_runs(kind("[128, 192]", 192)).startswith("decoded to 16 bits")
 

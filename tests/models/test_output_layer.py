@@ -22,7 +22,7 @@ from nvfp4_cute.models.quantizing.layouts import LAYOUTS  # noqa: E402
 from nvfp4_cute.models.random_model import random_model  # noqa: E402
 from nvfp4_cute.nn.decoded import KEPT_ROWS  # noqa: E402
 from nvfp4_cute.nn.embedding import QuantizedEmbedding  # noqa: E402
-from nvfp4_cute.nn.linear import LinearNVFP4  # noqa: E402
+from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
 
 ONE_LAYER = {"num_hidden_layers": 1, "vocab_size": 160}
 EMBEDDING, OUTPUT = "model.embed_tokens", "lm_head"
@@ -69,7 +69,7 @@ def test_round_trip(model, tmp_path, layout, lm_head, embedding):
     table, output = loaded.get_input_embeddings(), loaded.get_output_embeddings()
     assert isinstance(table, QuantizedEmbedding) == (embedding not in (None, "16bit"))
     if lm_head == "nvfp4":
-        assert isinstance(output, LinearNVFP4) and output.mode == "16bit"
+        assert isinstance(output, QuantizedLinear) and output.mode == "16bit"
     assert one == (getattr(table, "weight", None) is getattr(output, "packed_weight", 0))
     got, reference = logits_of(loaded), logits_of(decoded)
     assert (got - reference).norm() < 0.03 * reference.norm()
@@ -106,7 +106,7 @@ def test_random_model(tied):
     torch.manual_seed(0)
     model = random_model(config_of("qwen3", **ONE_LAYER, tie_word_embeddings=tied), "all", "cpu")
     table, output = model.get_input_embeddings(), model.get_output_embeddings()
-    assert isinstance(output, LinearNVFP4) and (table.weight is output.packed_weight) == tied
+    assert isinstance(output, QuantizedLinear) and (table.weight is output.packed_weight) == tied
     assert table.format.name == ("nvfp4" if tied else "mxfp8_e4m3")
     logits = logits_of(model)
     assert logits.isfinite().all() and logits.std() > 0
@@ -120,7 +120,7 @@ def test_kept_decoded_weights(tmp_path, capsys):
     kept, decoded = (
         ours.load(tmp_path / "out", dtype=torch.bfloat16, **{o: True}) for o in ("keep_decoded", "decode")
     )
-    assert all(m.keep_decoded for m in kept.modules() if isinstance(m, LinearNVFP4))
+    assert all(m.keep_decoded for m in kept.modules() if isinstance(m, QuantizedLinear))
     ids = torch.arange(KEPT_ROWS).remainder(160).unsqueeze(0)
     with torch.no_grad():
         assert torch.equal(kept(ids).logits, decoded(ids).logits)

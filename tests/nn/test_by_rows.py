@@ -8,7 +8,7 @@ from nvfp4_cute.compile.cache import planning
 from nvfp4_cute.experts.weights import ExpertWeights, product_factors
 from nvfp4_cute.nn import by_rows
 from nvfp4_cute.nn.by_rows import ExpertsByRows, LinearByRows, experts_by_rows
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.planning.arch.simt import keeps_16_bits
 
@@ -21,13 +21,13 @@ def few_in_16_bits(monkeypatch):
 
 def linear(backend="auto"):
     torch.manual_seed(0)
-    return LinearNVFP4.from_linear(
+    return QuantizedLinear.from_linear(
         torch.nn.Linear(64, 48).bfloat16(), activations="nvfp4", input_scale=0.002, backend=backend
     )
 
 
 def exact(layer):
-    return LinearNVFP4.from_quantized(layer.quantized_weight, layer.bias, activations="16bit")
+    return QuantizedLinear.from_quantized(layer.quantized_weight, layer.bias, activations="16bit")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_experts_take_the_way_of_their_tokens(few_in_16_bits, tokens):
 
 
 def test_the_cpu_and_fp4_tensor_cores_have_no_choice():
-    assert isinstance(by_rows.by_rows(linear()), LinearNVFP4)
-    assert isinstance(by_rows.by_rows(linear("emulator:B200")), LinearNVFP4)
+    assert isinstance(by_rows.by_rows(linear()), QuantizedLinear)
+    assert isinstance(by_rows.by_rows(linear("emulator:B200")), QuantizedLinear)
     assert isinstance(by_rows.by_rows(linear("emulator:H200")), LinearByRows)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_cute import MXFP4, MXFP8_E4M3, NVFP4, LinearNVFP4, dequantize, quantize
+from nvfp4_cute import MXFP4, MXFP8_E4M3, NVFP4, QuantizedLinear, dequantize, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import FP8_128x128
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
@@ -47,7 +47,7 @@ def test_one_launch_decodes_the_rows(format):
 
 
 def test_tied_to_an_output_layer():
-    layer = LinearNVFP4.from_linear(torch.nn.Linear(64, V, bias=False).bfloat16(), activations="16bit")
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, V, bias=False).bfloat16(), activations="16bit")
     embedding = QuantizedEmbedding(layer.quantized_weight)
     assert embedding.weight is layer.packed_weight and embedding.weight_scale is layer.weight_scale
     assert torch.equal(embedding(ids()), layer.weight[ids()])
@@ -74,8 +74,8 @@ def test_refusals():
         TypeError, match="ids has dtype torch.float32; expected rows of the table in int32 or int64"
     ):
         embedding_of(NVFP4, 64)(ids().float())
-    with pytest.raises(TypeError, match="format='mxfp4' is no BlockFormat"):
-        QuantizedEmbedding.from_embedding(torch.nn.Embedding(4, 32), "mxfp4")
+    with pytest.raises((TypeError, ValueError), match="format='mxfp5'"):
+        QuantizedEmbedding.from_embedding(torch.nn.Embedding(4, 32), "mxfp5")
     with pytest.raises(TypeError, match="table is a Tensor; pass a BlockScaledTensor"):
         QuantizedEmbedding(torch.ones(4, 32))
     with pytest.raises(ValueError, match="fp8_128x128; an embedding has"):

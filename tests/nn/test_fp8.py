@@ -10,7 +10,8 @@ from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import DecodedExperts
-from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
+from nvfp4_cute.nn.fp8 import ExpertsFP8, has_fp8_products
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
@@ -35,7 +36,7 @@ def rows(*shape):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_linear_layer_multiplies_rounded_rows(backend):
     w, bias, x = weights(200, 256), torch.randn(200).bfloat16(), rows(3, 7, 256)
-    layer = LinearFP8(w, bias, backend=backend)
+    layer = QuantizedLinear.from_quantized(w, bias, backend=backend)
     exact = (rounded(x, "fp8_1x128").double() @ w.dequantize(torch.float64).T + bias.double()).float()
     y = layer(x)
     assert y.dtype == torch.bfloat16 and y.shape == (3, 7, 200)
@@ -47,7 +48,7 @@ def test_a_linear_layer_multiplies_rounded_rows(backend):
 @pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED[0], marks=pytest.mark.slow)])
 def test_a_linear_layer_with_16_bit_activations(backend):
     w, bias, x = weights(200, 256), torch.randn(200).bfloat16(), rows(3, 7, 256)
-    layer = LinearFP8(w, bias, activations="16bit", backend=backend)
+    layer = QuantizedLinear.from_quantized(w, bias, activations="16bit", backend=backend)
     sums = (x.double() @ w.dequantize(torch.float64).T).bfloat16()
     torch.testing.assert_close(layer(x), sums + bias, rtol=1e-2, atol=1e-2)
     assert layer(x.float()).dtype == torch.float32 and layer(x[:0]).shape == (0, 7, 200)
@@ -60,25 +61,27 @@ def test_many_16_bit_rows_decode_weights_first(monkeypatch):
     monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
     w, x = weights(200, 256), rows(70, 256)
     want = torch.nn.functional.linear(x, w.dequantize(torch.bfloat16))
-    assert torch.equal(LinearFP8(w, activations="16bit")(x), want)
+    assert torch.equal(QuantizedLinear.from_quantized(w, activations="16bit")(x), want)
 
 
 def test_a_linear_layer_keeps_its_types_and_loads_deepseeks_names():
-    layer = LinearFP8(weights(128, 256), torch.zeros(128))
+    layer = QuantizedLinear.from_quantized(weights(128, 256), torch.zeros(128))
     state = layer.state_dict()
-    assert sorted(state) == ["bias", "weight", "weight_scale_inv"]
-    other = LinearFP8(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
+    assert sorted(state) == ["_extra_state", "bias", "weight", "weight_scale_inv"]
+    other = QuantizedLinear.from_quantized(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
     assert other.weight.dtype == torch.float8_e4m3fn and other.weight_scale_inv.dtype == torch.float32
     assert other.bias.dtype == torch.float16
     other.load_state_dict(state)
     x = rows(4, 256)
     assert torch.equal(other(x), layer(x))
+    other.load_state_dict({name: state[name] for name in ("bias", "weight", "weight_scale_inv")})
+    assert torch.equal(other(x), layer(x)), "files have no description"
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), layer(x))
 
 
 def test_what_a_linear_layer_refuses():
-    layer = LinearFP8(weights(128, 256))
+    layer = QuantizedLinear.from_quantized(weights(128, 256))
     with pytest.raises(ValueError, match=r"x has shape \[4, 128\]; expected \[..., 256\]"):
         layer(rows(4, 128))
     with pytest.raises(
@@ -87,12 +90,14 @@ def test_what_a_linear_layer_refuses():
         layer(rows(4, 256).int())
     with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
         layer(rows(4, 256).requires_grad_())
-    with pytest.raises(ValueError, match="weight is MXFP4"):
-        LinearFP8(nv.quantize(torch.ones(128, 256), format=nv.MXFP4))
+    with pytest.raises(
+        ValueError, match=r"weight is FP8_1X128 of shape .*expected \[N, K\] of .*FP8_128X128"
+    ):
+        QuantizedLinear.from_quantized(nv.quantize(torch.ones(128, 256), format=nv.FP8_1x128))
     with pytest.raises(ValueError, match="activations='8bit' is not supported; use 'fp8' or '16bit'"):
-        LinearFP8(weights(128, 256), activations="8bit")
+        QuantizedLinear.from_quantized(weights(128, 256), activations="8bit")
     with pytest.raises(ValueError, match="backend='gpu' is unknown"):
-        LinearFP8(weights(128, 256), backend="gpu")
+        QuantizedLinear.from_quantized(weights(128, 256), backend="gpu")
     with pytest.raises(ValueError, match="backend='gpu' is unknown"):
         ExpertsFP8(weights(2, 256, 128), weights(2, 128, 128), backend="gpu")
 
@@ -150,7 +155,9 @@ def test_weights_beside_16_bit_activations_of_a_checkpoint():
         Scheme("float-quantized", "fp8_128x128", None),
     )
     layer = linear_module(StoredLinear("q", scheme, stored(200, 256), None), None, **options)
-    assert isinstance(layer, LinearFP8) and layer.activations == "16bit"
+    assert (
+        isinstance(layer, QuantizedLinear) and layer.format == nv.FP8_128x128 and layer.activations == "16bit"
+    )
     sides = stored(2, 256, 128), None, stored(2, 128, 128)
     experts = experts_module(StoredExperts("e", scheme, *sides, *[None] * 5, True), "silu", **options)
     assert isinstance(experts, ExpertsFP8) and experts.activations == "16bit"
@@ -168,7 +175,7 @@ def test_modules_of_a_checkpoint(monkeypatch):
     options = {"dtype": torch.bfloat16, "device": "cpu"}
     linear = StoredLinear("q_proj", SCHEME, stored(200, 256), None)
     layer, x = linear_module(linear, None, **options), rows(4, 256)
-    assert isinstance(layer, LinearFP8)
+    assert isinstance(layer, QuantizedLinear) and layer.format == nv.FP8_128x128
     with monkeypatch.context() as patched:
         patched.setattr(layers, "has_fp8_products", lambda *args: False)
         decoded = linear_module(linear, None, **options)
@@ -192,12 +199,20 @@ def test_modules_of_a_checkpoint(monkeypatch):
 def test_weights_that_do_not_fit_are_refused():
     w13, w2 = weights(2, 256, 128), weights(2, 128, 128)
     wrong = [
-        (TypeError, "weight is a Tensor; pass a BlockScaledTensor", lambda: LinearFP8(torch.zeros(128, 128))),
-        (ValueError, "weight is NVFP4 of shape", lambda: LinearFP8(nv.quantize(torch.zeros(128, 128)))),
+        (
+            TypeError,
+            "weight is a Tensor; pass a BlockScaledTensor",
+            lambda: QuantizedLinear.from_quantized(torch.zeros(128, 128)),
+        ),
+        (
+            ValueError,
+            "weight is MXFP8_E5M2 of shape",
+            lambda: QuantizedLinear.from_quantized(nv.quantize(torch.zeros(128, 128), format=nv.MXFP8_E5M2)),
+        ),
         (
             ValueError,
             r"bias has shape \[1\]; expected \[128\]",
-            lambda: LinearFP8(weights(128, 128), torch.zeros(1)),
+            lambda: QuantizedLinear.from_quantized(weights(128, 128), torch.zeros(1)),
         ),
         (TypeError, "w2 is None; pass a BlockScaledTensor", lambda: ExpertsFP8(w13, None)),
         (ValueError, r"w13 is FP8_128X128 of shape \[128, 128\]", lambda: ExpertsFP8(weights(128, 128), w2)),

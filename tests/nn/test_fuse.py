@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import LinearNVFP4, dual_gemm, quantize
+from nvfp4_cute import QuantizedLinear, dual_gemm, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.gated_mlp import GatedMLP
@@ -308,7 +308,7 @@ def test_from_the_meta_device():
 def replaced(module):
     for name, linear in list(module.named_children()):
         sizes = (linear.in_features, linear.out_features, linear.bias is not None)
-        setattr(module, name, LinearNVFP4(*sizes, input_scale=0.01))
+        setattr(module, name, QuantizedLinear(*sizes, input_scale=0.01))
     return module
 
 
@@ -338,11 +338,11 @@ def test_compiled(options):
 
 
 def test_what_is_no_module_or_no_such_layer_is_refused():
-    gate, up, down = (LinearNVFP4(*sizes, False) for sizes in ((K, HIDDEN), (K, HIDDEN), (HIDDEN, K)))
+    gate, up, down = (QuantizedLinear(*sizes, False) for sizes in ((K, HIDDEN), (K, HIDDEN), (HIDDEN, K)))
     for call in (fuse, replace_linears):
         with pytest.raises(TypeError, match="model is a str; pass a torch.nn.Module"):
             call("model")
-    with pytest.raises(TypeError, match="up_proj is a Linear; pass LinearNVFP4.from_linear"):
+    with pytest.raises(TypeError, match="up_proj is a Linear; pass QuantizedLinear.from_linear"):
         GatedMLP(gate, torch.nn.Linear(K, HIDDEN), down, torch.nn.SiLU(), "silu")
     with pytest.raises(ValueError, match="activation='tanh' is not supported; use 'silu' or 'gelu_tanh'"):
         GatedMLP(gate, up, down, torch.nn.Tanh(), "tanh")

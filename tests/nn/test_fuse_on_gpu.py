@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import LinearNVFP4
+from nvfp4_cute import QuantizedLinear
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared_chain import PreparedChain
 from nvfp4_cute.nn.fused import fuse
@@ -94,7 +94,7 @@ def test_in_a_graph(options, count):
 
 def test_a_graph_follows_scales():
     """Once they were written and a call was made: its factor is kept, and written anew in its place."""
-    layer = LinearNVFP4.from_linear(torch.nn.Linear(K, 256, False).bfloat16().cuda(), input_scale=0.01)
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(K, 256, False).bfloat16().cuda(), input_scale=0.01)
     x = rows(4)
     for _ in range(3):
         before = layer(x).clone()

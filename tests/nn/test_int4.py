@@ -9,7 +9,8 @@ from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLi
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import DecodedExperts
-from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
+from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.linear import QuantizedLinear
 
 EMULATED = "emulator:sm_90a"
 AWQ, KIMI = nv.int4_format(128, "float16", zero_points=True), nv.int4_format(32)
@@ -29,7 +30,7 @@ def rows(*shape, dtype=torch.bfloat16):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_a_linear_layer(backend, dtype):
     w, bias, x = weights(200, 256), torch.randn(200), rows(3, 7, 256, dtype=dtype)
-    layer = LinearINT4(w, bias, dtype=torch.float32, backend=backend)
+    layer = QuantizedLinear.from_quantized(w, bias, dtype=torch.float32, backend=backend)
     y = layer(x)
     exact = x.double() @ w.dequantize(torch.float64).T + bias.double()
     assert y.dtype == dtype and y.shape == (3, 7, 200)
@@ -40,7 +41,7 @@ def test_a_linear_layer(backend, dtype):
 
 def test_many_rows_decode_the_same_weights(monkeypatch):
     w, x = weights(200, 256), rows(70, 256)
-    layer = LinearINT4(w)
+    layer = QuantizedLinear.from_quantized(w)
     few = layer(x)
     monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
     torch.testing.assert_close(layer(x), few, rtol=1e-2, atol=1e-2)
@@ -48,19 +49,19 @@ def test_many_rows_decode_the_same_weights(monkeypatch):
 
 def test_what_it_keeps():
     w = weights(200, 256)
-    layer = LinearINT4(w, torch.zeros(200))
+    layer = QuantizedLinear.from_quantized(w, torch.zeros(200))
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     moved = layer.to(torch.float16)
     assert moved.bias.dtype == torch.float16
     for name in ("weight", "weight_scale"):
         assert torch.equal(moved.state_dict()[name], before[name])
-    other = LinearINT4(weights(200, 256, seed=1), torch.ones(200))
+    other = QuantizedLinear.from_quantized(weights(200, 256, seed=1), torch.ones(200))
     other.load_state_dict(before)
     assert torch.equal(other.quantized_weight.dequantize(), w.dequantize())
     assert "format=uint4_128_float16" in repr(layer)
     # Without the name it is read, too; bits of the same sizes and of another format are not.
     other.load_state_dict({name: before[name] for name in ("weight", "weight_scale", "bias")})
-    wrong = LinearINT4(weights(200, 256, format=nv.int4_format(64)), torch.zeros(200))
+    wrong = QuantizedLinear.from_quantized(weights(200, 256, format=nv.int4_format(64)), torch.zeros(200))
     assert wrong.weight_scale.shape == layer.weight_scale.shape
     with pytest.raises(
         RuntimeError, match=r"_extra_state says .*int4_64_bfloat16.* reads .*uint4_128_float16"
@@ -70,14 +71,15 @@ def test_what_it_keeps():
 
 def test_what_is_refused():
     with pytest.raises(TypeError, match="weight is a Tensor; pass a BlockScaledTensor"):
-        LinearINT4(torch.zeros(8, 128))
+        QuantizedLinear.from_quantized(torch.zeros(8, 128))
     with pytest.raises(
-        ValueError, match=r"weight is NVFP4 of shape \[8, 128\]; expected \[N, K\] of an int4_format"
+        ValueError,
+        match=r"weight is INT4_32_BFLOAT16 of shape \[2, 8, 128\]; expected \[N, K\] of .*an int4_format",
     ):
-        LinearINT4(nv.quantize(torch.zeros(8, 128)))
+        QuantizedLinear.from_quantized(weights(2, 8, 128, format=KIMI))
     with pytest.raises(ValueError, match=r"bias has shape \[7\]; expected \[8\]"):
-        LinearINT4(weights(8, 128), torch.zeros(7))
-    layer = LinearINT4(weights(8, 128))
+        QuantizedLinear.from_quantized(weights(8, 128), torch.zeros(7))
+    layer = QuantizedLinear.from_quantized(weights(8, 128))
     with pytest.raises(ValueError, match=r"expected \[\.\.\., 128\]"):
         layer(rows(3, 64))
     with pytest.raises(TypeError, match="x is torch.float64"):
@@ -117,7 +119,7 @@ def stored(*shape, format=KIMI, seed=0):
 def test_modules_of_a_checkpoint():
     w = stored(200, 256, format=AWQ)
     layer = layers.linear_module(StoredLinear("a", SCHEME, w, None), None, dtype=torch.float16, device="cpu")
-    assert isinstance(layer, LinearINT4)
+    assert isinstance(layer, QuantizedLinear) and layer.format.is_int4
     assert torch.equal(layer.quantized_weight.dequantize(), w.dequantize())
     experts = StoredExperts(
         "e", SCHEME, stored(2, 256, 64), None, stored(2, 64, 128), None, None, None, None, None, True
@@ -128,5 +130,5 @@ def test_modules_of_a_checkpoint():
     assert isinstance(
         layers.experts_module(experts, "silu", backend="emulator:sm_100a", **options), DecodedExperts
     )
-    assert what_runs(Kind("a", SCHEME, "[200, 256]")) == "LinearINT4"
+    assert what_runs(Kind("a", SCHEME, "[200, 256]")) == "QuantizedLinear, weight-only"
     assert what_runs(Kind("e", SCHEME, "2 x [256, 64]")).startswith("ExpertsINT4 on sm_90a and on the CPU")

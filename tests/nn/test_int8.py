@@ -15,7 +15,8 @@ from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import experts_8bit
 from nvfp4_cute.nn.experts import DecodedExperts
-from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
+from nvfp4_cute.nn.int8 import ExpertsINT8
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.rounded import RoundedInput
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
@@ -58,7 +59,7 @@ def stored(tmp_path, w, group=GROUP, scale_dtype=torch.bfloat16):
 def test_a_linear_layer_multiplies_rounded_rows(backend):
     """Every backend gives the bits of exact sums, scaled as the reference says."""
     w, bias, x = weights(200, 272), torch.randn(200).bfloat16(), rows(3, 7, 272)
-    layer = LinearINT8(w, bias, backend=backend)
+    layer = QuantizedLinear.from_quantized(w, bias, backend=backend)
     q = nv.quantize(x.reshape(21, 272), format=nv.INT8)
     sums = (q.data.long() @ w.data.long().T).float()
     want = (sums * w.scale.T * q.scale + bias).bfloat16()
@@ -68,9 +69,9 @@ def test_a_linear_layer_multiplies_rounded_rows(backend):
 
 
 def test_a_linear_layer_keeps_its_types():
-    layer = LinearINT8(weights(128, 256), torch.zeros(128))
-    assert sorted(layer.state_dict()) == ["bias", "weight", "weight_scale"]
-    other = LinearINT8(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
+    layer = QuantizedLinear.from_quantized(weights(128, 256), torch.zeros(128))
+    assert sorted(layer.state_dict()) == ["_extra_state", "bias", "weight", "weight_scale"]
+    other = QuantizedLinear.from_quantized(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
     assert other.weight.dtype == torch.int8 and other.weight_scale.dtype == torch.float32
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(rows(4, 256)), layer(rows(4, 256)))
@@ -81,11 +82,12 @@ def test_a_linear_layer_keeps_its_types():
 
 def test_what_a_linear_layer_refuses():
     with pytest.raises(
-        ValueError, match=r"weight is MXFP4 of shape .*of INT8: quantize\(weight, format=INT8\)"
+        ValueError,
+        match=r"weight is FP8_1X128 of shape .*of .*INT8, an int4_format: quantize\(weight, format=NVFP4\)",
     ):
-        LinearINT8(nv.quantize(torch.ones(128, 256), format=nv.MXFP4))
+        QuantizedLinear.from_quantized(nv.quantize(torch.ones(128, 256), format=nv.FP8_1x128))
     with pytest.raises(ValueError, match="activations='fp8' is not supported"):
-        LinearINT8(weights(128, 256), activations="fp8")
+        QuantizedLinear.from_quantized(weights(128, 256), activations="fp8")
 
 
 def test_a_checkpoint(tmp_path, monkeypatch):
@@ -94,7 +96,7 @@ def test_a_checkpoint(tmp_path, monkeypatch):
     found = stored(tmp_path, w)
     assert str(found.scheme) == "W int8, A int8"
     layer = linear_module(found, None, **OPTIONS)
-    assert isinstance(layer, LinearINT8)
+    assert isinstance(layer, QuantizedLinear) and layer.format == nv.INT8
     assert torch.equal(layer.weight_scale, w.scale.bfloat16().float())
     assert torch.equal(found.weight.dequantize(), w.data.float() * layer.weight_scale)
     monkeypatch.setattr(layers, "has_products", lambda *args: False)
@@ -103,7 +105,7 @@ def test_a_checkpoint(tmp_path, monkeypatch):
     torch.testing.assert_close(layer(x).float(), decoded(x).float(), rtol=2e-2, atol=0.1)
     alone = {"targets": ["Linear"], "weights": GROUP["weights"]}
     plain = linear_module(stored(tmp_path / "alone", w, alone), None, **OPTIONS)
-    assert isinstance(plain, LinearINT8) and plain.activations == "16bit"
+    assert isinstance(plain, QuantizedLinear) and plain.format == nv.INT8 and plain.activations == "16bit"
     want = (x.double() @ w.data.double().T).float() * plain.weight_scale.T
     assert torch.equal(plain(x), want.bfloat16())
 

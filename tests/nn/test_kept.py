@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nvfp4_cute import LinearNVFP4, dequantize
+from nvfp4_cute import QuantizedLinear, dequantize
 from nvfp4_cute.nn import decoded, kept
 from nvfp4_cute.nn.decoded import KEPT_ROWS
 from nvfp4_cute.nn.fused import fuse
@@ -18,7 +18,7 @@ from nvfp4_cute.nn.replace import replace_linears
 def layer_of(seed=0, **options):
     torch.manual_seed(seed)
     linear = torch.nn.Linear(64, 96).bfloat16()
-    return LinearNVFP4.from_linear(linear, activations="16bit", **options)
+    return QuantizedLinear.from_linear(linear, activations="16bit", **options)
 
 
 def rows(count=KEPT_ROWS):
@@ -134,7 +134,7 @@ def test_models(count):
     x = rows()
     for name in ("attention", "mlp"):
         for layer in reference[name].modules():
-            if isinstance(layer, LinearNVFP4):
+            if isinstance(layer, QuantizedLinear):
                 layer.keep_decoded = True
         assert torch.equal(model[name](x), reference[name](x))
     assert len(count) == 3 + 6
@@ -144,8 +144,8 @@ def test_models(count):
 
 def test_what_does_not_fit_is_left(monkeypatch):
     """Bytes beside the reserve decide, layer by layer."""
-    model = torch.nn.ModuleDict({"small": LinearNVFP4(64, 32, activations="16bit")})
-    model["large"] = LinearNVFP4(64, 96, activations="16bit")
+    model = torch.nn.ModuleDict({"small": QuantizedLinear(64, 32, activations="16bit")})
+    model["large"] = QuantizedLinear(64, 96, activations="16bit")
     monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: 20_000 - reserved_bytes)
     done = keep_decoded(model, reserved_bytes=10_000)
     assert done.layers == ["small"] and done.nbytes == 2 * 64 * 32
@@ -167,7 +167,7 @@ def test_another_call_decides_anew(monkeypatch, count):
     fuse(model)
     again = keep_decoded(model)
     assert sorted(again.layers) == sorted(first.layers) and again.nbytes == nbytes and len(count) == 5
-    layers = [m for m in model.modules() if isinstance(m, LinearNVFP4)]
+    layers = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
     held = [layer.kept_nbytes for layer in layers]
     assert sorted(held) == [0, 0, 0, 2 * 64 * 96] and layers[0].shared[0].whole.kept_nbytes == nbytes - sum(
         held
@@ -180,7 +180,7 @@ def test_another_call_decides_anew(monkeypatch, count):
 
 def test_refusals():
     with pytest.raises(ValueError, match="pass one of the two"):
-        LinearNVFP4(64, 64, pre_decode=True, keep_decoded=True)
+        QuantizedLinear(64, 64, pre_decode=True, keep_decoded=True)
     with pytest.raises(TypeError, match="model is a str; pass a torch.nn.Module"):
         keep_decoded("model")
     with pytest.raises(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import LinearNVFP4, PersistentMLP, UnsupportedProblem, dequantize, quantize
+from nvfp4_cute import PersistentMLP, QuantizedLinear, UnsupportedProblem, dequantize, quantize
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.int4 import ExpertsINT4
 from nvfp4_cute.nn.int8 import ExpertsINT8
@@ -22,7 +22,7 @@ def without_gradients():
 
 
 def layer_of(options):
-    return LinearNVFP4.from_linear(torch.nn.Linear(K, N).bfloat16(), **options)
+    return QuantizedLinear.from_linear(torch.nn.Linear(K, N).bfloat16(), **options)
 
 
 def rows(count):
@@ -55,7 +55,7 @@ def test_exported_for_any_number_of_rows(options):
 
 def test_a_draft_of_an_export():
     """It runs the op while it traces."""
-    layer, x = LinearNVFP4.from_linear(torch.nn.Linear(K, N).bfloat16(), input_scale=0.01), rows(3)
+    layer, x = QuantizedLinear.from_linear(torch.nn.Linear(K, N).bfloat16(), input_scale=0.01), rows(3)
     assert_bitwise_equal(torch.export.draft_export(layer, (x,)).module()(x), layer(x))
 
 

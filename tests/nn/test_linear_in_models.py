@@ -1,4 +1,4 @@
-"""LinearNVFP4 as a part of models: dtypes, moves, state dicts of others, modules that read its weights."""
+"""QuantizedLinear as a part of models: dtypes, moves, state dicts of others, modules that read its weights."""
 
 import copy
 import io
@@ -7,11 +7,8 @@ import json
 import pytest
 import torch
 
-from nvfp4_cute import LinearNVFP4, PersistentMLP, dequantize, quantize
+from nvfp4_cute import PersistentMLP, QuantizedLinear, dequantize, quantize
 from nvfp4_cute.formats.block_format import INT8, NVFP4, FP8_128x128, int4_format
-from nvfp4_cute.nn.fp8 import LinearFP8
-from nvfp4_cute.nn.int4 import LinearINT4
-from nvfp4_cute.nn.int8 import LinearINT8
 
 K, N = 128, 64
 WAYS = [{}, {"activations": "16bit"}, {"pre_decode": True}]
@@ -38,23 +35,25 @@ def test_dtypes_are_those_of_a_linear_layer(options):
     x = torch.randn(5, K)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         plain, layer = linear(dtype), None
-        layer = LinearNVFP4.from_linear(plain, **options)
+        layer = QuantizedLinear.from_linear(plain, **options)
         y, expected = layer(x.to(dtype)), plain(x.to(dtype))
         assert y.dtype == expected.dtype and layer.bias.dtype == plain.bias.dtype == layer.weight.dtype
         assert relative(y, expected) < 0.2
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = linear(torch.float32)
-        layer = LinearNVFP4.from_linear(plain, **options)
+        layer = QuantizedLinear.from_linear(plain, **options)
         assert layer(x).dtype == plain(x).dtype == torch.bfloat16
 
 
 LAYERS = {
-    "nvfp4": LinearNVFP4.from_quantized,
-    "nvfp4, 16bit": lambda w, bias, **how: LinearNVFP4.from_quantized(w, bias, activations="16bit", **how),
-    "fp8": LinearFP8,
-    "fp8, 16bit": lambda w, bias, **how: LinearFP8(w, bias, activations="16bit", **how),
-    "int8": LinearINT8,
-    "int4": LinearINT4,
+    "nvfp4": QuantizedLinear.from_quantized,
+    "nvfp4, 16bit": lambda w, bias, **how: QuantizedLinear.from_quantized(
+        w, bias, activations="16bit", **how
+    ),
+    "fp8": QuantizedLinear.from_quantized,
+    "fp8, 16bit": lambda w, bias, **how: QuantizedLinear.from_quantized(w, bias, activations="16bit", **how),
+    "int8": QuantizedLinear.from_quantized,
+    "int4": QuantizedLinear.from_quantized,
 }
 FORMATS = {"fp8": FP8_128x128, "int8": INT8, "int4": int4_format()}
 
@@ -71,14 +70,14 @@ def test_biases_that_no_kernel_adds_as_they_are(name):
     assert layer.bias.dtype == torch.float64 and torch.equal(layer(x), expected)
     assert torch.equal(make(weight, bias, dtype=torch.float32).double()(x), expected)
     one = torch.full((1,), 0.7)
-    layer.bias = torch.nn.Parameter(one.expand(N), requires_grad=False) if "nvfp4" in name else one.expand(N)
+    layer.bias = torch.nn.Parameter(one.expand(N), requires_grad=False)
     assert torch.equal(layer(x), make(weight, one.repeat(N), dtype=torch.float32)(x))
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_to_dtypes_and_back(options):
     """Bias and decoded weights follow every change, by one rounding of the 4-bit weights; these stay."""
-    layer, x = LinearNVFP4.from_linear(linear(), **options), torch.randn(5, K)
+    layer, x = QuantizedLinear.from_linear(linear(), **options), torch.randn(5, K)
     before = layer.packed_weight.clone()
     for dtype in (torch.float32, torch.float16, torch.float32, torch.bfloat16):
         layer.to(dtype)
@@ -95,9 +94,9 @@ def test_to_dtypes_and_back(options):
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_meta_then_empty_then_load(options):
-    source, x = LinearNVFP4.from_linear(linear(), **options), torch.randn(3, K).bfloat16()
+    source, x = QuantizedLinear.from_linear(linear(), **options), torch.randn(3, K).bfloat16()
     with torch.device("meta"):
-        model = torch.nn.Sequential(LinearNVFP4(K, N, **options))
+        model = torch.nn.Sequential(QuantizedLinear(K, N, **options))
     model.half()
     model.to_empty(device="cpu").bfloat16()
     model.load_state_dict({f"0.{name}": value for name, value in source.state_dict().items()})
@@ -114,7 +113,7 @@ def through_a_file(layer):
 
 
 def test_decoded_weights_follow_what_is_written():
-    layer, x = LinearNVFP4.from_linear(linear(), pre_decode=True), torch.randn(3, K).bfloat16()
+    layer, x = QuantizedLinear.from_linear(linear(), pre_decode=True), torch.randn(3, K).bfloat16()
     before = layer(x)
     layer.weight_global_scale.mul_(2)
     assert (
@@ -126,18 +125,18 @@ def test_decoded_weights_follow_what_is_written():
 
 
 def test_block_scales_as_bytes_are_bits():
-    source = LinearNVFP4.from_linear(linear())
+    source = QuantizedLinear.from_linear(linear())
     state = source.state_dict()
     state["weight_scale"] = state["weight_scale"].view(torch.uint8)
-    loaded = LinearNVFP4(K, N)
+    loaded = QuantizedLinear(K, N)
     loaded.load_state_dict(state)
     assert torch.equal(loaded.weight_scale.view(torch.uint8), state["weight_scale"])
 
 
 def test_state_dicts_of_others():
     """Reciprocal scales, zeros and NaN are refused; what this version wrote, and earlier ones, is read."""
-    source = LinearNVFP4.from_linear(linear(), input_scale=0.002)
-    state, empty = source.state_dict(), LinearNVFP4(K, N, input_scale=1.0)
+    source = QuantizedLinear.from_linear(linear(), input_scale=0.002)
+    state, empty = source.state_dict(), QuantizedLinear(K, N, input_scale=1.0)
     assert json.loads(bytes(state["_extra_state"].tolist())) == {
         "format": "nvfp4",
         "global_scale": "multiplies",
@@ -167,7 +166,7 @@ def test_modules_that_read_the_weight(names):
     decoded, x = copy.deepcopy(layer), torch.randn(2, 5, 64).bfloat16()
     for name in names:
         parent, _, child = name.rpartition(".")
-        own = LinearNVFP4.from_linear(layer.get_submodule(name))
+        own = QuantizedLinear.from_linear(layer.get_submodule(name))
         setattr(layer.get_submodule(parent), child, own)
         decoded.get_submodule(name).weight.copy_(own.weight)
     torch.testing.assert_close(layer(x), decoded(x))

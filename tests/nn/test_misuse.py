@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nvfp4_cute import FP8_128x128, LinearNVFP4, MoENVFP4, UnsupportedProblem, int4_format, moe, quantize
+from nvfp4_cute import FP8_128x128, MoENVFP4, QuantizedLinear, UnsupportedProblem, int4_format, moe, quantize
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
+from nvfp4_cute.nn.fp8 import ExpertsFP8
 from nvfp4_cute.nn.int4 import ExpertsINT4
 from nvfp4_cute.nn.int8 import ExpertsINT8
 
@@ -148,7 +148,7 @@ def test_a_linear_layer_is_not_made_of(options):
     """By the constructor, not by the first call."""
     (name,) = options
     with pytest.raises(REFUSALS, match=name):
-        LinearNVFP4(**{"in_features": 64, "out_features": 64} | options)
+        QuantizedLinear(**{"in_features": 64, "out_features": 64} | options)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,14 @@ def test_a_layer_of_experts_is_not_computed_with(options, words):
 
 
 LINEARS = {
-    "nvfp4": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16()),
-    "nvfp4 16bit": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16(), activations="16bit"),
-    "fp8": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128)),
-    "fp8 16bit": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128), activations="16bit"),
+    "nvfp4": lambda: QuantizedLinear.from_linear(torch.nn.Linear(128, 64).bfloat16()),
+    "nvfp4 16bit": lambda: QuantizedLinear.from_linear(
+        torch.nn.Linear(128, 64).bfloat16(), activations="16bit"
+    ),
+    "fp8": lambda: QuantizedLinear.from_quantized(quantize(some(128, 128), format=FP8_128x128)),
+    "fp8 16bit": lambda: QuantizedLinear.from_quantized(
+        quantize(some(128, 128), format=FP8_128x128), activations="16bit"
+    ),
 }
 
 

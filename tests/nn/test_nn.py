@@ -1,4 +1,4 @@
-"""LinearNVFP4: what it computes in each of its ways, its state dict, and torch.compile."""
+"""QuantizedLinear: what it computes in each of its ways, its state dict, and torch.compile."""
 
 import io
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, bits
 
-from nvfp4_cute import LinearNVFP4, UnsupportedProblem, dequantize, gemm, quantize
+from nvfp4_cute import QuantizedLinear, UnsupportedProblem, dequantize, gemm, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
@@ -38,7 +38,7 @@ def weight_of(layer):
 
 def test_quantized_activations(linear):
     """Bits of quantize, and of gemm with the bias."""
-    layer, x = LinearNVFP4.from_linear(linear), inputs(2, 5)
+    layer, x = QuantizedLinear.from_linear(linear), inputs(2, 5)
     w, q = quantize(linear.weight, global_scale="auto"), quantize(x.view(10, K), global_scale="auto")
     alpha = q.global_scale * w.global_scale
     product = gemm(q.data, w.data, q.scale, w.scale, alpha, bias=linear.bias)
@@ -50,20 +50,20 @@ def test_quantized_activations(linear):
 
 @pytest.mark.parametrize("input_scale", [None, 0.002])
 def test_given_input_scale(linear, input_scale):
-    layer, x = LinearNVFP4.from_linear(linear, input_scale=input_scale), inputs(3)
+    layer, x = QuantizedLinear.from_linear(linear, input_scale=input_scale), inputs(3)
     w, q = weight_of(layer), quantize(x, global_scale=input_scale)
     alpha = w.global_scale * (1 if input_scale is None else q.global_scale)
     assert_bitwise_equal(layer(x), gemm(q.data, w.data, q.scale, w.scale, alpha, bias=linear.bias))
 
 
 def test_weight_only(linear):
-    layer, x = LinearNVFP4.from_linear(linear, activations="16bit"), inputs(7)
+    layer, x = QuantizedLinear.from_linear(linear, activations="16bit"), inputs(7)
     w = weight_of(layer)
     assert_bitwise_equal(layer(x), gemm(x, w.data, None, w.scale, w.global_scale, bias=linear.bias))
 
 
 def test_decoded_weights(linear):
-    layer, x = LinearNVFP4.from_linear(linear, pre_decode=True), inputs(7)
+    layer, x = QuantizedLinear.from_linear(linear, pre_decode=True), inputs(7)
     expected = torch.nn.functional.linear(x, dequantize(weight_of(layer), torch.bfloat16), linear.bias)
     assert_bitwise_equal(layer(x), expected)
 
@@ -74,11 +74,11 @@ def test_decoded_weights(linear):
 def test_on_the_emulator(linear, backend, activations, launches):
     """Every launch is one of ours; the results are those of the reference but for the order of sums."""
     options = {"activations": activations, "input_scale": 0.002}
-    layer, x = LinearNVFP4.from_linear(linear, backend=backend, **options), inputs(5)
+    layer, x = QuantizedLinear.from_linear(linear, backend=backend, **options), inputs(5)
     with observe(check=True) as observer:
         y = layer(x)
     assert len(observer.stats) == launches
-    reference = LinearNVFP4.from_linear(linear, **options)
+    reference = QuantizedLinear.from_linear(linear, **options)
     torch.testing.assert_close(y, reference(x), rtol=2**-7, atol=2**-9)
 
 
@@ -86,7 +86,7 @@ def test_on_the_emulator(linear, backend, activations, launches):
 def test_state_dict(linear, pre_decode):
     """Through a file of about 4.5 bits a weight, into an empty layer, into one that decodes and one that does not."""
     wide = torch.nn.Linear(512, 256).bfloat16()
-    layer = LinearNVFP4.from_linear(wide, input_scale=0.01, pre_decode=pre_decode)
+    layer = QuantizedLinear.from_linear(wide, input_scale=0.01, pre_decode=pre_decode)
     assert set(layer.state_dict()) == {
         "weight", "weight_scale", "weight_global_scale", "input_global_scale", "bias", "_extra_state",
     }  # fmt: skip
@@ -96,9 +96,9 @@ def test_state_dict(linear, pre_decode):
     file.seek(0)
     state, x = torch.load(file), torch.randn(4, 512).bfloat16()
     for other in (False, True):
-        loaded = LinearNVFP4(512, 256, input_scale=1.0, pre_decode=other)
+        loaded = QuantizedLinear(512, 256, input_scale=1.0, pre_decode=other)
         loaded.load_state_dict(state)
-        expected = LinearNVFP4.from_quantized(
+        expected = QuantizedLinear.from_quantized(
             weight_of(layer), layer.bias, input_scale=0.01, pre_decode=other
         )
         assert_bitwise_equal(loaded(x), expected(x))
@@ -106,9 +106,9 @@ def test_state_dict(linear, pre_decode):
 
 def test_inside_a_model(linear):
     """Loading and moving a model reach the layer; ``.to(dtype)`` leaves 4-bit weights and scales as they are."""
-    layer = LinearNVFP4.from_linear(linear, pre_decode=True)
+    layer = QuantizedLinear.from_linear(linear, pre_decode=True)
     model, empty = (
-        torch.nn.Sequential(x, torch.nn.SiLU()) for x in (layer, LinearNVFP4(K, N, pre_decode=True))
+        torch.nn.Sequential(x, torch.nn.SiLU()) for x in (layer, QuantizedLinear(K, N, pre_decode=True))
     )
     empty.load_state_dict(model.state_dict())
     assert_bitwise_equal(empty(inputs(3)), model(inputs(3)))
@@ -125,7 +125,7 @@ def test_from_quantized_takes_rowmajor_scales():
     values = torch.randn(N, K)
     blocked, plain = (block_scaled.quantize(values, scale_layout=s) for s in ("blocked", "rowmajor"))
     x = inputs(4)
-    layers = [LinearNVFP4.from_quantized(w, dtype=torch.float16) for w in (blocked, plain)]
+    layers = [QuantizedLinear.from_quantized(w, dtype=torch.float16) for w in (blocked, plain)]
     assert layers[0].packed_weight.data_ptr() == blocked.data.data_ptr() and layers[0].bias is None
     assert_bitwise_equal(layers[0](x), layers[1](x))
 
@@ -137,7 +137,7 @@ def test_from_quantized_takes_rowmajor_scales():
     ids=str,
 )
 def test_compiled_in_one_graph(linear, options):
-    layer = LinearNVFP4.from_linear(linear, **options)
+    layer = QuantizedLinear.from_linear(linear, **options)
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for rows in (3, 9):
@@ -152,19 +152,19 @@ def test_compiled_quantize_of_silu():
 
 
 def test_description_and_refusals(linear):
-    assert repr(LinearNVFP4.from_linear(linear)) == (
-        "LinearNVFP4(in_features=96, out_features=40, bias=True, activations='nvfp4')"
+    assert repr(QuantizedLinear.from_linear(linear)) == (
+        "QuantizedLinear(in_features=96, out_features=40, bias=True, activations='nvfp4')"
     )
     with pytest.raises(UnsupportedProblem, match="in_features=48 .* pad the layer's input to 64"):
-        LinearNVFP4(48, 8)
+        QuantizedLinear(48, 8)
     with pytest.raises(ValueError, match="activations='fp8' is unknown"):
-        LinearNVFP4(64, 8, activations="fp8")
+        QuantizedLinear(64, 8, activations="fp8")
     with pytest.raises(ValueError, match="input_scale='max'"):
-        LinearNVFP4(64, 8, input_scale="max")
-    with pytest.raises(ValueError, match="a linear layer has"):
-        LinearNVFP4.from_quantized(block_scaled.quantize(torch.randn(2, 3, 32)))
+        QuantizedLinear(64, 8, input_scale="max")
+    with pytest.raises(ValueError, match=r"expected \[N, K\] of"):
+        QuantizedLinear.from_quantized(block_scaled.quantize(torch.randn(2, 3, 32)))
     for activations in ("nvfp4", "16bit"):
-        layer = LinearNVFP4.from_linear(linear, activations=activations)
+        layer = QuantizedLinear.from_linear(linear, activations=activations)
         with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="no backward pass"):
             layer(inputs(2).requires_grad_())
 
@@ -179,10 +179,10 @@ def test_a_bias_with_a_gradient_is_refused(how):
         "decoded ahead": {"pre_decode": True},
     }
     linear = torch.nn.Linear(K, 128).bfloat16()
-    layer = LinearNVFP4.from_linear(linear, **options.get(how, {}))
+    layer = QuantizedLinear.from_linear(linear, **options.get(how, {}))
     x = inputs(300 if "many" in how else 2)
     if how == "beside another layer":
-        SharedInput([layer, LinearNVFP4.from_linear(linear)])
+        SharedInput([layer, QuantizedLinear.from_linear(linear)])
     expected = layer(x)
     layer.bias.requires_grad_(True)
     with (

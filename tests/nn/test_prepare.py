@@ -7,7 +7,7 @@ from nvfp4_cute.compile import cache, disk_cache, parallel
 from nvfp4_cute.compile.simt_keys import GemvKey, QuantizeKey
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.nn import prepare
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.planning.rows import representative_rows, rounded_rows
 
@@ -20,7 +20,7 @@ KEYS = [
 
 def linear(activations):
     scale = 0.01 if activations == "nvfp4" else None
-    return LinearNVFP4(512, 640, bias=False, activations=activations, input_scale=scale, backend=H200)
+    return QuantizedLinear(512, 640, bias=False, activations=activations, input_scale=scale, backend=H200)
 
 
 def experts(activations):
@@ -101,7 +101,7 @@ def test_a_prepared_layer_compiles_nothing(monkeypatch, tmp_path):
 
 
 def test_on_the_cpu_there_is_nothing_to_prepare():
-    layer = LinearNVFP4(64, 32)
+    layer = QuantizedLinear(64, 32)
     assert layer.prepare(64) == 0
     assert MoENVFP4(4, 64, 32).prepare(64, top_k=2) == 0
 

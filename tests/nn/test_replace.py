@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.replace import replace_linears
 
 
@@ -33,7 +33,7 @@ class Model(torch.nn.Module):
 def test_what_stays_and_why():
     model = Model().bfloat16()
     done = replace_linears(model)
-    assert done.layers == ["first"] and isinstance(model.first, LinearNVFP4)
+    assert done.layers == ["first"] and isinstance(model.first, QuantizedLinear)
     assert done.left == {
         "odd": "in_features=24 is no multiple of 32",
         "lm_head": "by the pattern lm_head",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import LinearNVFP4, MoENVFP4, NVFP4Tensor, PersistentMLP, quantize, route
+from nvfp4_cute import MoENVFP4, NVFP4Tensor, PersistentMLP, QuantizedLinear, quantize, route
 from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.seen import Seen
 
@@ -26,7 +26,7 @@ class Attention(torch.nn.Module):
         super().__init__()
         for name in NAMES:
             layer = torch.nn.Linear(K, 128).bfloat16()
-            setattr(self, name, LinearNVFP4.from_linear(layer, input_scale=0.01))
+            setattr(self, name, QuantizedLinear.from_linear(layer, input_scale=0.01))
 
     def forward(self, x):
         return torch.cat([getattr(self, name)(x) for name in NAMES], -1)
@@ -37,7 +37,7 @@ class MLP(torch.nn.Module):
         super().__init__()
         for name in ("gate_proj", "up_proj", "down_proj"):
             layer = torch.nn.Linear(K, K, False).bfloat16()
-            setattr(self, name, LinearNVFP4.from_linear(layer, input_scale=0.01))
+            setattr(self, name, QuantizedLinear.from_linear(layer, input_scale=0.01))
         self.act_fn = torch.nn.functional.silu
 
     def forward(self, x):

@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 import torch
 
-from nvfp4_cute import MXFP8_E4M3, FP8_128x128, LinearNVFP4, MoENVFP4, quantize
+from nvfp4_cute import MXFP8_E4M3, FP8_128x128, MoENVFP4, QuantizedLinear, quantize
 from nvfp4_cute.formats.block_format import INT8, int4_format
 from nvfp4_cute.formats.int4 import int4_tensor
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8
-from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
-from nvfp4_cute.nn.int8 import ExpertsINT8, LinearINT8
+from nvfp4_cute.nn.fp8 import ExpertsFP8
+from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.int8 import ExpertsINT8
 from nvfp4_cute.nn.state import description
 
 
@@ -27,10 +27,14 @@ def experts_fp8():
 
 
 LAYERS = {
-    "LinearNVFP4": lambda: LinearNVFP4.from_linear(torch.nn.Linear(128, 64).bfloat16()),
-    "LinearFP8": lambda: LinearFP8(quantize(some(128, 128), format=FP8_128x128)),
-    "LinearINT8": lambda: LinearINT8(quantize(some(64, 128), format=INT8)),
-    "LinearINT4": lambda: LinearINT4(quantize(some(64, 128), format=int4_format(128))),
+    "QuantizedLinear": lambda: QuantizedLinear.from_linear(torch.nn.Linear(128, 64).bfloat16()),
+    "QuantizedLinear, FP8": lambda: QuantizedLinear.from_quantized(
+        quantize(some(128, 128), format=FP8_128x128)
+    ),
+    "QuantizedLinear, INT8": lambda: QuantizedLinear.from_quantized(quantize(some(64, 128), format=INT8)),
+    "QuantizedLinear, INT4": lambda: QuantizedLinear.from_quantized(
+        quantize(some(64, 128), format=int4_format(128))
+    ),
     "ExpertsFP8": experts_fp8,
     "ExpertsINT8": lambda: ExpertsINT8.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "ExpertsINT4": lambda: ExpertsINT4.from_experts(some(2, 256, 128), some(2, 128, 128)),
@@ -41,10 +45,10 @@ LAYERS = {
 CODES = [
     (layer, name)
     for layer, names in {
-        "LinearNVFP4": ("weight", "weight_scale"),
-        "LinearFP8": ("weight",),
-        "LinearINT8": ("weight",),
-        "LinearINT4": ("weight",),
+        "QuantizedLinear": ("weight", "weight_scale"),
+        "QuantizedLinear, FP8": ("weight",),
+        "QuantizedLinear, INT8": ("weight",),
+        "QuantizedLinear, INT4": ("weight",),
         "ExpertsFP8": ("w13", "w2"),
         "ExpertsINT8": ("w13", "w2"),
         "ExpertsINT4": ("w13", "w2"),
@@ -55,17 +59,17 @@ CODES = [
     for name in names
 ]
 PACKED = [
-    ("LinearNVFP4", "weight"),
-    ("LinearINT4", "weight"),
+    ("QuantizedLinear", "weight"),
+    ("QuantizedLinear, INT4", "weight"),
     ("ExpertsINT4", "w13"),
     ("ExpertsINT4", "w2"),
     ("MoENVFP4", "w13"),
     ("NVFP4 table", "weight"),
 ]
 FACTORS = [
-    ("LinearNVFP4", "weight_global_scale"),
-    ("LinearFP8", "weight_scale_inv"),
-    ("LinearINT8", "weight_scale"),
+    ("QuantizedLinear", "weight_global_scale"),
+    ("QuantizedLinear, FP8", "weight_scale_inv"),
+    ("QuantizedLinear, INT8", "weight_scale"),
     ("ExpertsFP8", "w2_scale_inv"),
     ("ExpertsINT8", "w13_scale"),
     ("MoENVFP4", "alpha13"),
@@ -117,7 +121,7 @@ def test_packed_values_are_no_numbers(layer, name):
 
 def test_words_of_scales_and_zero_points_are_no_numbers():
     with pytest.raises(RuntimeError, match="weight_scale is torch.float32; expected torch.int32"):
-        loaded("LinearINT4", "weight_scale", lambda t: torch.full(t.shape, 0.01))
+        loaded("QuantizedLinear, INT4", "weight_scale", lambda t: torch.full(t.shape, 0.01))
 
 
 @pytest.mark.parametrize("layer, name", FACTORS)
@@ -129,7 +133,7 @@ def test_factors_are_finite_and_positive(layer, name, factor):
 
 def test_a_block_of_zeros_has_a_factor_of_zero():
     weights = torch.zeros(128, 128)
-    layer = LinearFP8(quantize(weights, format=FP8_128x128))
+    layer = QuantizedLinear.from_quantized(quantize(weights, format=FP8_128x128))
     layer.load_state_dict(layer.state_dict())
     with pytest.raises(RuntimeError, match="alpha2 is 0 to 0"):
         loaded("MoENVFP4", "alpha2", lambda t: t * 0)
@@ -150,7 +154,7 @@ def test_layers_are_pickled(layer):
 
 def test_tables_that_layers_share_stay_one_in_a_copy():
     table = made("NVFP4 table")
-    tied = copy.deepcopy(torch.nn.ModuleList([table, LinearNVFP4.from_quantized(table.table)]))
+    tied = copy.deepcopy(torch.nn.ModuleList([table, QuantizedLinear.from_quantized(table.table)]))
     assert tied[0].weight_scale.data_ptr() == tied[1].weight_scale.data_ptr()
 
 
@@ -166,10 +170,10 @@ def test_converted_layers_keep_their_codes(layer):
 
 @pytest.mark.parametrize("other", [torch.zeros(64, 128), torch.nn.Parameter(torch.zeros(64, 128)), None])
 def test_decoded_weights_are_not_set(other):
-    layer = copy.deepcopy(made("LinearNVFP4"))
-    with pytest.raises(AttributeError, match="weight is set to a .*; it is decoded from 4 bits"):
+    layer = copy.deepcopy(made("QuantizedLinear"))
+    with pytest.raises(AttributeError, match="weight is set to a .*; it is decoded when it is read"):
         layer.weight = other
-    assert torch.equal(layer.packed_weight, made("LinearNVFP4").packed_weight)
+    assert torch.equal(layer.packed_weight, made("QuantizedLinear").packed_weight)
     layer.weight = torch.zeros_like(layer.packed_weight)
     assert not layer.weight.any()
 

@@ -11,8 +11,7 @@ from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLi
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import activations
 from nvfp4_cute.nn.experts import ExpertsNVFP4, RoutedExperts
-from nvfp4_cute.nn.fp8 import LinearFP8
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 
 BACKEND = "emulator:sm_80"
 WHERE = {"dtype": torch.bfloat16, "device": "cpu", "backend": BACKEND}
@@ -33,12 +32,12 @@ def weights(shape, seed=0):
 def test_a_linear_layer_is_weight_only_and_says_so_once():
     made = torch.nn.Linear(64, 40, bias=False, dtype=torch.bfloat16)
     with pytest.warns(UserWarning, match=WARNING):
-        layer = LinearNVFP4.from_linear(made, backend=BACKEND)
+        layer = QuantizedLinear.from_linear(made, backend=BACKEND)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        asked = LinearNVFP4.from_linear(made, activations="16bit", backend=BACKEND)
-        assert LinearNVFP4.from_linear(made, backend=BACKEND).mode == "16bit"
-        assert LinearNVFP4.from_linear(made, backend="emulator:sm_90a").mode == "nvfp4"
+        asked = QuantizedLinear.from_linear(made, activations="16bit", backend=BACKEND)
+        assert QuantizedLinear.from_linear(made, backend=BACKEND).mode == "16bit"
+        assert QuantizedLinear.from_linear(made, backend="emulator:sm_90a").mode == "nvfp4"
     assert (layer.activations, layer.mode) == ("nvfp4", "16bit")
     x = weights((3, 64), 1)
     assert torch.equal(layer(x), asked(x))
@@ -50,13 +49,13 @@ def test_stored_layers_are_weight_only():
     scheme = Scheme("nvfp4-pack-quantized", "nvfp4", "nvfp4")
     with pytest.warns(UserWarning, match=WARNING):
         layer = linear_module(StoredLinear("q", scheme, stored, torch.tensor(0.5)), None, **WHERE)
-    assert isinstance(layer, LinearNVFP4) and layer.mode == "16bit"
+    assert isinstance(layer, QuantizedLinear) and layer.mode == "16bit"
     w = quantize(weights((128, 256)), format=FP8_128x128)
     stored = StoredWeight("fp8_128x128", w.data, w.scale, None, (128, 256))
     layer = linear_module(
         StoredLinear("q", Scheme("fp8", "fp8_128x128", "fp8_1x128"), stored, None), None, **WHERE
     )
-    assert isinstance(layer, LinearFP8) and layer.activations == "16bit"
+    assert isinstance(layer, QuantizedLinear) and layer.format == FP8_128x128 and layer.activations == "16bit"
 
 
 def test_stored_experts_are_weight_only():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_cute import LinearNVFP4, dequantize
+from nvfp4_cute import QuantizedLinear, dequantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.nn import weight_only
 from nvfp4_cute.planning.arch.simt import decode_first_rows
@@ -13,7 +13,7 @@ ARCHS = ["sm_90a", "sm_100a"]
 
 def some_layer(backend, bias=False):
     linear = torch.nn.Linear(64, 96, bias=bias).bfloat16()
-    return LinearNVFP4.from_linear(linear, activations="16bit", backend=backend)
+    return QuantizedLinear.from_linear(linear, activations="16bit", backend=backend)
 
 
 def refuse(*arguments, **options):

@@ -24,7 +24,7 @@ EXPERTS = nv.quantize(some(2, 64, K), global_scale="per_batch")
 DATA, SCALE = nv.grouped_quantize(ROWS, OFFS)
 GATE_UP, DOWN = nv.quantize(some(2, 128, K)), nv.quantize(some(2, K, 64))
 IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0]]), torch.full((2, 2), 0.5)
-LAYER = nv.LinearNVFP4.from_linear(torch.nn.Linear(K, 64).bfloat16())
+LAYER = nv.QuantizedLinear.from_linear(torch.nn.Linear(K, 64).bfloat16())
 
 # Each a function of one operand and of a backend, and that operand.
 CALLS = {
@@ -175,7 +175,7 @@ def test_a_layer_whose_bias_is_no_parameter():
         def forward(self, bias):
             return -bias
 
-    layer = nv.LinearNVFP4.from_linear(torch.nn.Linear(K, 64).bfloat16())
+    layer = nv.QuantizedLinear.from_linear(torch.nn.Linear(K, 64).bfloat16())
     product = layer(ROWS) - layer.bias
     bias = layer.bias.clone()
     torch.nn.utils.parametrize.register_parametrization(layer, "bias", Negated())

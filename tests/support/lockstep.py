@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
-from nvfp4_cute.nn.int4 import ExpertsINT4, LinearINT4
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.linear import QuantizedLinear
 
 UNIT = 2.0**-24
 """How far float32 rounds, relatively."""
@@ -35,7 +35,7 @@ class Readers:
 
 def quantized_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Layers whose weights have 4 bits."""
-    kinds = LinearNVFP4 | LinearINT4 | RoutedExperts | SortedExperts | ExpertsINT4
+    kinds = QuantizedLinear | RoutedExperts | SortedExperts | ExpertsINT4
     return [m for m in model.modules() if isinstance(m, kinds)]
 
 

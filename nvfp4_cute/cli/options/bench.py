@@ -26,7 +26,7 @@ examples:
   nvfp4-cute bench --against h100.json                     measured, and compared with what was predicted
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
-experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and by itself layers (route + MoENVFP4, LinearNVFP4),
+experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and by itself layers (route + MoENVFP4, QuantizedLinear),
 modelled as chains of launches, and ep (layers of experts over the GPUs of this machine, measured).
 Measured layers of experts on one GPU: python -m nvfp4_cute.bench.moe.
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.

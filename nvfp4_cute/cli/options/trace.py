@@ -9,7 +9,7 @@ examples:
   nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  and a timeline for https://ui.perfetto.dev
   nvfp4-cute trace nvfp4_gemv --target h200                another problem and another GPU
   nvfp4-cute trace qwen3-30b-a3b --tokens 8 -o t.json      a layer of experts with its routing: launches in a CUDA graph
-  nvfp4-cute trace linear-4096x4096 --tokens 32            LinearNVFP4: quantize and gemm
+  nvfp4-cute trace linear-4096x4096 --tokens 32            QuantizedLinear: quantize and gemm
 
 layers: those of `nvfp4-cute bench layers`.
 

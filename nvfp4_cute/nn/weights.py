@@ -1,0 +1,104 @@
+"""Weights as modules hold them, of any format: checks, empty ones, and scales whose dtype no conversion of a module changes."""
+
+from typing import Literal
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.formats.block_format import ATOM_SHAPE, BlockFormat, Formats
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
+from nvfp4_cute.nn.activations import ROWS
+from nvfp4_cute.planning.arch import ARCHS, mmas_of
+
+
+def words_of(weight: BlockScaledTensor) -> torch.Tensor:
+    """The scales as kernels read them; blocked ones of int4 as int32 words, [..., rm, rk, 32, 4]."""
+    format = weight.format
+    scale = weight.with_scale_layout(format.scale_layout).scale
+    return as_words(scale) if format.is_int4 else scale.view(format.scale_dtypes[-1])
+
+
+def as_words(scale: torch.Tensor) -> torch.Tensor:
+    """Blocked int4 scales [..., rm, rk, 32, 4, scales of a word] as 32-bit words."""
+    return scale.view(torch.int32).squeeze(-1)
+
+
+def scales_of(stored: torch.Tensor, format: BlockFormat) -> torch.Tensor:
+    """The inverse of :func:`words_of`: scales in their own dtype."""
+    if not format.is_int4:
+        return stored
+    assert stored.shape[-2:] == ATOM_SHAPE[:2]
+    return stored.unsqueeze(-1).view(format.scale_dtypes[0])
+
+
+def zeros(
+    format: BlockFormat, lead: tuple[int, ...], n: int, k: int, device: torch.device | str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [*lead, N, bytes of K] and scales, as :func:`words_of` gives them, all zero. Raises ValueError for a wrong K."""
+    format.num_k_blocks(k)
+    element = torch.uint8 if format.element.bits < 8 else format.data_dtypes[-1]
+    data = _zeros((*lead, n, format.row_bytes(k)), element, device)
+    scale = _zeros((*lead, *format.scale_shape(n, k)), format.scale_dtypes[-1], device)
+    return data, as_words(scale) if format.is_int4 else scale
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
+    """Zeros of any dtype; torch does not fill some dtypes of one byte everywhere."""
+    made = torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device)
+    return made.view(dtype)
+
+
+def check_weight(
+    name: str, weight: object, axes: str, format: BlockFormat | Literal["int4", "any"] = "any"
+) -> None:
+    """Raise unless ``weight`` is a tensor of the format with as many dimensions as ``axes`` names; "any" is any of a layer's."""
+    named = format if isinstance(format, BlockFormat) else None
+    made = named.record if named else {"int4": "int4_format(128)", "any": "NVFP4"}[str(format)]
+    fix = f"quantize(weight, format={made})"
+    if not isinstance(weight, BlockScaledTensor):
+        raise TypeError(
+            f"{name} is {'None' if weight is None else f'a {type(weight).__name__}'}; pass a BlockScaledTensor: {fix}"
+        )
+    given = weight.format
+    if named:
+        fits = given == named
+    else:
+        fits = given.is_int4 or (format == "any" and given in ROWS)
+    if not fits or len(weight.shape) != axes.count(",") + 1:
+        known = [*(one.title for one in ROWS), "an int4_format"]
+        wanted = named.title if named else {"int4": known[-1], "any": ", ".join(known)}[str(format)]
+        raise ValueError(
+            f"{name} is {given.title} of shape {list(weight.shape)}; expected {axes} of {wanted}: {fix}"
+        )
+
+
+def kept_bias(
+    name: str,
+    bias: torch.Tensor | None,
+    shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor | None:
+    """A bias as a layer on ``device`` keeps it: contiguous, without a gradient, of ``dtype`` (None: its own). None is None.
+
+    Raises:
+        TypeError: no tensor, or not of floats. ValueError: another shape, or no memory where the layer has some.
+    """
+    if bias is None:
+        return None
+    check_is_tensor(name, bias)
+    if not bias.is_floating_point():
+        raise TypeError(f"{name} is {bias.dtype}; expected floats: pass {name}.float()")
+    if tuple(bias.shape) != shape:
+        raise ValueError(f"{name} has shape {list(bias.shape)}; expected {list(shape)}")
+    if bias.is_meta and device.type != "meta":
+        raise ValueError(f"{name} is on meta and the weights on {device}; pass one that has data")
+    return bias.detach().to(device, dtype or bias.dtype).contiguous()
+
+
+def has_products(backend: str, device: torch.device, formats: Formats) -> bool:
+    """Whether a kernel multiplies rows and weights of these formats on a device, or the reference does."""
+    if backends.resolve(backend, device) == "reference":
+        return True
+    arch = backends.gpu_of(backend, device).arch
+    return arch in ARCHS and formats in mmas_of(arch)
