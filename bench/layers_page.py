@@ -45,8 +45,8 @@ HEAD = """# Layers, modelled
 us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoENVFP4` with `route` on bf16 tokens, of which every one
 chose experts by random logits; `QuantizedLinear` with a calibrated scale. Behind each time: what moving the chosen experts'
 weights and the tokens once takes at least, in percent of it ("speed of light"); then the percentages of that bandwidth at which
-device memory is read while each product runs. On the sm_100 family weights begin to come before the launch before a product ends, and
-count there. `-`: not modelled.
+device memory is read while each product runs. On the sm_100 family weights begin to come before the launch before a product ends,
+and count there. `-`: not modelled.
 
 Published times are their authors', of other kernels on GPUs and in harnesses of their own; FlashInfer's contain no routing.
 Of other layers bandwidths were published. Gluon's first product of gpt-oss-120b's experts, MXFP8 by MXFP4, reads at 5.3 to

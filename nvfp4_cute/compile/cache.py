@@ -11,13 +11,13 @@ from typing import Any
 from nvfp4_cute import env
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.compiler import CompiledKernel, compile_kernel
+from nvfp4_cute.operands import planned
 
 FORK_WAITS_S = 10.0
 """How long a fork waits for a thread that compiles."""
 
 _lock = threading.RLock()
 _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
-_planned: ContextVar[dict[Any, None] | None] = ContextVar("planned", default=None)
 _watched: ContextVar[list[CompiledKernel] | None] = ContextVar("watched", default=None)
 
 
@@ -43,16 +43,16 @@ def planning() -> Iterator[dict[Any, None]]:
     Nothing is compiled, loaded or launched: operations return results that are not written (``backends.run_task``).
     """
     asked: dict[Any, None] = {}
-    token = _planned.set(asked)
+    token = planned.keys.set(asked)
     try:
         yield asked
     finally:
-        _planned.reset(token)
+        planned.keys.reset(token)
 
 
 def is_planning() -> bool:
     """Whether this thread is inside ``planning``."""
-    return _planned.get() is not None
+    return planned.keys.get() is not None
 
 
 def has_kernel(key: Any, *, for_emulator: bool = False) -> bool:
@@ -71,9 +71,9 @@ def get_kernel(key: Any, *, for_emulator: bool = False, folder: Path | None = No
     """
     entry = (key, for_emulator)
     kernel = _kernels.get(entry)
-    planned = _planned.get()
-    if planned is not None:
-        planned[key] = None
+    asked = planned.keys.get()
+    if asked is not None:
+        asked[key] = None
         if kernel is None:
             raise NotCompiled(key.to_name())
     if kernel is None:

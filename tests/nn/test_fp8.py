@@ -69,7 +69,7 @@ def test_a_linear_layer_keeps_its_types_and_loads_deepseeks_names():
     state = layer.state_dict()
     assert sorted(state) == ["_extra_state", "bias", "weight", "weight_scale_inv"]
     other = QuantizedLinear.from_quantized(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
-    assert other.weight.dtype == torch.float8_e4m3fn and other.weight_scale_inv.dtype == torch.float32
+    assert other.packed_weight.dtype == torch.float8_e4m3fn and other.weight_scale_inv.dtype == torch.float32
     assert other.bias.dtype == torch.float16
     other.load_state_dict(state)
     x = rows(4, 256)

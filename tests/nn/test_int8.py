@@ -72,7 +72,7 @@ def test_a_linear_layer_keeps_its_types():
     layer = QuantizedLinear.from_quantized(weights(128, 256), torch.zeros(128))
     assert sorted(layer.state_dict()) == ["_extra_state", "bias", "weight", "weight_scale"]
     other = QuantizedLinear.from_quantized(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
-    assert other.weight.dtype == torch.int8 and other.weight_scale.dtype == torch.float32
+    assert other.packed_weight.dtype == torch.int8 and other.weight_scale.dtype == torch.float32
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(rows(4, 256)), layer(rows(4, 256)))
     assert torch.equal(
