@@ -96,7 +96,7 @@ def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault
         if any(t.numel() for t in check.draw(seed, LIMITS).run("reference", "cpu"))
     )
 
-    def run(case, backend, device):
+    def run(case, backend, device, weight_only=False):
         outputs = correct(case, "reference", device)
         if backend == "emulator" and case.seed == failing:
             if fault == "emulator error":
