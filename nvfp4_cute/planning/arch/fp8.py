@@ -1,7 +1,7 @@
-"""What kernels of 8-bit operands with fp32 scales have in common on all architectures: the pairs, and what they do not compute.
+"""8-bit operands with float32 scales on all architectures: supported pairs and common refusals.
 
-FP8 has a scale for 128 values of K: sums of a K tile are promoted. INT8 has one for a row: sums over all of K are exact in int32,
-and results are scaled.
+FP8 has one scale per 128 values of K, so the sums of every K tile are promoted. INT8 has one scale per row: int32 sums over all
+of K are exact, and results are scaled.
 """
 
 from collections.abc import Callable
@@ -12,27 +12,27 @@ from nvfp4_cute.problem import Form
 
 PAIR: Formats = (FP8_1x128, FP8_128x128)
 PAIRS: tuple[Formats, ...] = (PAIR, INT8_PAIR)
-# Fp32 scales of a stage begin where 16-byte units do.
+# Float32 scales of a stage start at 16-byte units.
 SCALE_ALIGN_BYTES = 16
 
 
 def promotes(formats: Formats) -> bool:
-    """Whether products of a K tile are multiplied by fp32 scales and added to the sums, not by MMAs."""
+    """Returns whether the epilogue, not the MMA, scales the products of a K tile and adds them to float32 sums."""
     return formats[0].scale == FP32 and formats[0].block_k > 0
 
 
 def has_row_scales(formats: Formats) -> bool:
-    """Whether scales are fp32, one a row: sums over all of K are multiplied by them."""
+    """Returns whether scales are float32, one per row, and multiply sums over all of K."""
     return formats[0].scale == FP32 and formats[0].block_k == 0
 
 
 def aligned_scale_bytes(nbytes: int) -> int:
-    """Shared memory of so many bytes of scales of a stage."""
+    """Returns the shared memory of ``nbytes`` bytes of scales, with alignment."""
     return -(-nbytes // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES
 
 
 def no_dual_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed: rows of both products would share scales."""
+    """Returns why interleaved weights cannot be computed: rows of both products would share scales."""
     if weight_layout == "separate":
         return None
     return (
@@ -70,10 +70,10 @@ def candidates_of_products(
 
 
 def no_quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why quantized results cannot be computed."""
+    """Returns why quantized results cannot be computed."""
     return f"products of operands with fp32 scales have no {format.title} results; use out_dtype=torch.bfloat16 and quantize them"
 
 
 def other_format_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why results of a format cannot be computed where those of the rows that are multiplied can; None for these."""
+    """Returns why quantized results of a format other than that of ``a`` cannot be computed; None for that format."""
     return None if format == PAIR[0] else no_quantized_reason(config, format)

@@ -1,4 +1,4 @@
-"""sm_90a: what a KernelConfig costs in shared memory and registers, and why one is refused.
+"""sm_90a: cost of a KernelConfig in shared memory and registers, reasons for refusals, and the choice of a config.
 
 ``cta_tile_shape_mnk`` is (weight rows, tokens, K): weights are on MMA-M, tokens on MMA-N (``swap_ab``). Limits: CUDA C++
 programming guide, technical specifications (227 KiB of shared memory a CTA); PTX ISA 9.7.15 (wgmma: N a multiple of 8).
@@ -40,13 +40,13 @@ OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = False, False, False, Tr
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_PER_SM_BYTES = 228 * 1024
-SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
-# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits, which are few where tokens come
-# decoded. Of clusters of four, an H200 holds 30 where CTAs have an SM each.
+SMEM_PER_CTA_BYTES = 1024  # reserved by the system per CTA
+# Up to this many tokens, two CTAs fit an SM, and their warps fill each other's stalls. Tokens that arrive dequantized cause few
+# stalls. With one CTA per SM, an H200 holds 30 clusters of four.
 PAIRED_TILE_TOKENS = 32
-# Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
+# Barriers, gaps from aligning the buffers to 1024 bytes, and 32 x 64 results per MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
-# Both operands are decoded, scales included.
+# Both operands are dequantized, scales included.
 MMA = {
     (NVFP4, NVFP4): Mma("f16", 16),
     **{pair: Mma("bf16", 16) for pair in ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS)},
@@ -55,19 +55,19 @@ TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens do not fit a thread's registers.
 MAX_TILE_TOKENS = 256
-# Tokens of a tile that are tried where the caller chooses no config.
+# Tokens per tile of the candidates.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
-# CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
+# Split-K -> tokens of the largest tile whose partial sums fit the first CTA's shared memory.
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64}
-# The least number of tokens that MMAs are generated for in larger tiles, and what is between two of them.
+# Larger tiles have MMAs for this number of tokens and for multiples of the step above it.
 LEAST_TOKENS, TOKEN_STEP = 32, 32
-# Of tiles whose tokens come decoded: half of them are whole swizzle atoms.
+# Step of tokens in pairs of CTAs: half of it is a whole number of swizzle atoms.
 PAIR_TOKEN_STEP = 16
-# Tokens of a copy: whole swizzle atoms.
+# Tokens per TMA box: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
-# Tokens of the tiles that are tried with ``decode_first``: without ``stream_k``, and with it.
+# Tokens per tile of the ``decode_first`` candidates, by ``stream_k``.
 DECODE_FIRST_TOKENS = {False: (16, 32, 48, 64, 96, 128, 256), True: (16, 32, 48, 64, 96, 128, 192, 256)}
-# What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
+# Candidates of single products and of dual GEMMs with interleaved weights.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
     for tokens in TOKEN_CHOICES
@@ -83,71 +83,71 @@ CANDIDATES = tuple(
     for stream_k, choices in DECODE_FIRST_TOKENS.items()
     for tokens in choices
 )
-# The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
+# Candidates of dual GEMMs with separate weights: half a tile belongs to each operand.
 DUAL_CANDIDATES = tuple(
     replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
     for config in CANDIDATES
 )
-# Of stream-K: the work of a K tile is that of its instructions, which decode weights and multiply each step of tokens, or that of
-# its MMAs, in units of some 0.04 us on an H200. To store a tile is as much as so many of its K tiles. A cluster gets the work
-# of so many K tiles at least, and as many of a tile are not divided among clusters. Before that come waves of whole tiles, which
-# leave each cluster the work of a part of one.
+# Stream-K. Work of a K tile, in units of about 0.04 us on an H200: the larger of its instructions (dequantizing weights, and
+# multiplying each step of tokens) and its MMAs. Storing a tile counts as STORING_K_TILES of its K tiles. A share has the work
+# of at least LEAST_SHARE K tiles, and LEAST_PART K tiles of a tile are not divided. Waves of whole tiles come first and leave
+# every share the work of at least 1 / LEAST_REST of a tile.
 DECODING_WORK, STEP_WORK, STEP_MMA_WORK = 11, 2, 4
 STORING_K_TILES = 2
 LEAST_SHARE = LEAST_PART = 4
 LEAST_REST = 4
-MATH_WARPS = 8  # of a CTA, two warpgroups
-# SMs of a processing cluster, and clusters by number of SMs and their size: what times of clusters of 4 on an H200 fit.
+MATH_WARPS = 8  # two warpgroups per CTA
+# SMs per GPC, and resident clusters by number of SMs and cluster size, from times of clusters of 4 on an H200.
 GPC_SMS = 16
 MEASURED_CLUSTERS = {132: {4: 30}}
-# A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
+# Fixup memory per CTA: a flag (an int32 in a sector of its own) and the sums of a tile.
 FIXUP_FLAG_BYTES = 32
-# Groups whose sizes only the device knows are planned in an order that mixes large and small ones.
+# Orders groups whose sizes only the device knows, so that large and small ones mix.
 GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
-# K tiles of decoded activations: one is multiplied while another is written. More than these gain nothing.
+# K tiles of dequantized activations: one is multiplied while another is written. More than the maximum gain nothing.
 MIN_DECODED_K_TILES, MAX_DECODED_K_TILES = 2, 3
-# Parts of a K tile in which activations are decoded and multiplied. In large tiles each is a stage of its own: emptied
-# earlier, where few fit.
+# Parts of a K tile in which activations are dequantized and multiplied. In large tiles, of which few stages fit, each is a
+# stage of its own and is released earlier.
 SLABS = 2
 MAX_TOKENS_OF_WHOLE_STAGES = 128
 MAX_TOKENS_OF_LONG_STAGES = 96
-# Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
+# Packed stages to reach before dequantized stages are added: enough bytes in flight for the memory latency.
 WANTED_AB_STAGE = 5
 MAX_AB_STAGE = 12
-# Fewer would have nothing in flight while MATH reads.
+# Fewer would leave nothing in flight while MATH reads.
 MIN_AB_STAGE = 2
 FP16_BYTES, FP32_BYTES = 2, 4
 
 
 @dataclass(frozen=True)
 class Times:
-    """Model of a CTA's time in us; tokens are those that are multiplied, tile tokens those that a tile has room for.
+    """Model of a CTA's time in us. "Tokens" are those multiplied, "tile tokens" those a tile has room for.
 
-    Source: fitted to an H200's times; ``bench.choices`` measures such. Kernels that decode tokens themselves: 8 to 4096 tokens,
-    K of 2048 to 16384. With ``decode_first``: 6,900 times of 609 problems, from which the model differs by 4 to 5 % on the
-    average (``bench/notes/2026-11-24-h200.md``).
+    Source: fitted to times on an H200 (``bench.choices`` measures such). Kernels that dequantize tokens themselves: 8 to 4096
+    tokens, K of 2048 to 16384. With ``decode_first``: 6,900 times of 609 problems, with a mean error of 4 to 5 %
+    (``bench/notes/2026-11-24-h200.md``).
     """
 
     launch: float = 5.1
     tile: float = 1.5
     k_tile: float = 0.34
     k_tile_per_token: float = 0.0051
-    # Of tiles small enough for two CTAs an SM, and what these take longer where there are two.
+    # Tiles small enough for two CTAs per SM, and the slowdown where there are two.
     small_k_tile: float = 0.29
     small_k_tile_per_token: float = 0.0035
     pair_factor: float = 2.15
-    split_tile: float = 1.7  # to add up the sums of several CTAs
-    # Where tokens come decoded: both launches, a tile, and a K tile, which takes the time of its instructions or of its MMAs.
+    split_tile: float = 1.7  # reduction over several CTAs
+    # With ``decode_first``: both launches, a tile, and a K tile, which takes the time of its instructions or of its MMAs.
     decoding: float = 8.5
     decoded_tile: float = 0.77
     decoded_k_tile: float = 0.207
     decoded_k_tile_per_token: float = 0.0029
     decoded_k_tile_per_tile_token: float = 0.00046
     mmas_per_token: float = 0.00485
-    # Stream-K: to add up a tile's sums, the same of each cluster more that has a part of a tile, and the factor on K tiles
-    # where clusters read tokens of several groups.
+    # Stream-K: fixup of a tile, the same per further cluster that has a part of it, and the factor on K tiles if clusters read
+    # tokens of several groups.
     stream: float = 4.0
     stream_per_tile_token: float = 0.019
     stream_groups_factor: float = 1.04
@@ -160,15 +160,15 @@ TIMES = Times()
 
 @dataclass(frozen=True)
 class SmemPlan:
-    """Bytes of one stage, by operand, and of all stages. Plain integers, printable.
+    """Shared memory per stage and operand, and in total: plain integers, printable.
 
     Attributes:
-        a_stage_bytes, b_stage_bytes: packed elements of tokens, if any, and of each operand with weights.
+        a_stage_bytes, b_stage_bytes: packed elements of tokens (0 if they arrive dequantized) and of each weight operand.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
-        decoded_stage_bytes: the tokens in fp16 or bf16, of a stage's K tiles or half of one.
-        num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
-        partial_bytes: sums that the first CTA of a cluster gets from the others.
-        num_b: operands with weights.
+        decoded_stage_bytes: tokens in fp16 or bf16, of a stage's K tiles or of half a K tile.
+        num_ab_stage, num_decoded_stage: stages of packed operands and of dequantized tokens.
+        partial_bytes: partial sums that the first CTA of a cluster receives.
+        num_b: weight operands.
     """
 
     a_stage_bytes: int
@@ -183,13 +183,13 @@ class SmemPlan:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        """Bytes that TMA writes per stage: the transaction count of its barrier."""
         tokens = self.a_stage_bytes + self.sfa_stage_bytes
         return tokens + self.num_b * (self.b_stage_bytes + self.sfb_stage_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all stages and of what is reserved beside them."""
+        """Bytes of all stages and of everything else in shared memory."""
         return (
             self.stage_bytes * self.num_ab_stage
             + self.decoded_stage_bytes * self.num_decoded_stage
@@ -199,59 +199,61 @@ class SmemPlan:
 
 
 def sf_blocks(tile_rows: int) -> int:
-    """Most 128-row blocks of scales that a tile of so many rows touches, wherever in its group it lies."""
+    """Returns the largest number of 128-row scale blocks that a tile of ``tile_rows`` rows overlaps at any position."""
     starts = (tile * tile_rows % SF_BLOCK_ROWS for tile in range(SF_BLOCK_ROWS))
     return max(-(-(start + tile_rows) // SF_BLOCK_ROWS) for start in starts)
 
 
 def token_counts(tile_m: int) -> list[int]:
-    """MMAs are generated for these numbers of tokens: a tile at the end of its group takes less time."""
+    """Returns the token counts for which MMAs are generated. Fewer tokens make a group's last tile faster."""
     return [*range(LEAST_TOKENS, tile_m, TOKEN_STEP), tile_m]
 
 
 def least_step(tile_m: int) -> int:
-    """Of tokens in tiles of so many: a tile has a whole number of these steps."""
+    """Returns the step of tokens in tiles of ``tile_m`` tokens."""
     return math.gcd(TOKEN_STEP, tile_m)
 
 
 def token_box(config: KernelConfig) -> int:
-    """Decoded tokens of one copy: where a group has none of them it is left out. The CTAs of a pair take turns."""
+    """Returns the dequantized tokens per TMA box. Boxes without tokens are skipped; the CTAs of a pair alternate."""
     return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.num_m_cta * rows) == 0)
 
 
 def leaves_tokens_out(config: KernelConfig) -> bool:
-    """Whether tokens may be multiplied that no copy brought: those of another tile, or of none."""
+    """Returns whether MMAs may read tokens that no copy has loaded: stale ones of another tile, or uninitialized ones."""
     return config.decode_first and token_box(config) < TOKEN_STEP
 
 
 def stages_of_k_tile(config: KernelConfig) -> int:
-    """Stages of decoded activations that a K tile takes."""
+    """Returns the stages of dequantized activations per K tile."""
     return 1 if config.work_tile_mnk[0] <= MAX_TOKENS_OF_WHOLE_STAGES else SLABS
 
 
 def shares_stages(config: KernelConfig) -> bool:
-    """Whether a K tile's weights and decoded tokens share a stage, which is waited for and released once: less to issue."""
+    """Returns whether a K tile's weights and dequantized tokens share a stage, which halves waits and releases."""
     return config.decode_first and stages_of_k_tile(config) == 1
 
 
 def k_tiles_of_stage(config: KernelConfig) -> int:
-    """K tiles of a stage that has weights and decoded tokens: two, of which one is waited for and released with the other, where
-    enough of such stages fit. Behind an odd number of K tiles another one is loaded, of zeros."""
+    """Returns the K tiles per stage of weights and dequantized tokens: two if enough such stages fit, which halves waits.
+
+    After an odd number of K tiles, one more is loaded, filled with zeros.
+    """
     return 2 if shares_stages(config) and config.work_tile_mnk[0] <= MAX_TOKENS_OF_LONG_STAGES else 1
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
-    """CTAs that share an SM."""
+    """Returns the number of CTAs per SM."""
     return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and not config.decode_first else 1
 
 
 def smem_capacity_bytes(num_ctas: int) -> int:
-    """Shared memory that a CTA can have where so many share an SM."""
+    """Returns the shared memory available to each of ``num_ctas`` CTAs that share an SM."""
     return min(SMEM_PER_SM_BYTES // num_ctas - SMEM_PER_CTA_BYTES, SMEM_CAPACITY_BYTES)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
     n, m, k = config.cta_tile_shape_mnk
     k *= k_tiles_of_stage(config)
     a_format, b_format = formats
@@ -268,7 +270,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
         num_b=num_b,
     )
     most, step = MAX_DECODED_K_TILES * stages_of_k_tile(config), stages_of_k_tile(config)
-    if config.decode_first:  # None is packed, and all that fit are loaded ahead.
+    if config.decode_first:  # No tokens are packed; load ahead as many stages as fit.
         plan, most, step = replace(plan, a_stage_bytes=0, sfa_stage_bytes=0), MAX_AB_STAGE, 1
     if shares_stages(config):
         both_bytes = plan.stage_bytes + plan.decoded_stage_bytes
@@ -286,7 +288,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
 
 
 def fixup_bytes(config: KernelConfig, num_cta):
-    """Bytes of flags, and of sums behind them, where clusters share tiles. num_cta: of the launch, an integer of any kind."""
+    """Returns the bytes of stream-K flags and of the sums after them. num_cta: CTAs of the launch, a host or device integer."""
     if not config.stream_k:
         return 0, 0
     sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
@@ -294,10 +296,10 @@ def fixup_bytes(config: KernelConfig, num_cta):
 
 
 def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
-    """Device memory that a launch of ``config`` needs: ``a`` in 16 bits, rows of whole K tiles, and what CTAs hand over.
+    """Returns the workspace of a launch in bytes: ``a`` in 16 bits with rows of whole K tiles, and stream-K fixup memory.
 
     Args:
-        rows, k: of every group's ``a``, in elements; of a batch, rows of all of it.
+        rows, k: extents of every group's ``a`` in elements; for batches, the total rows.
         num_cta: persistent CTAs of the launch.
     """
     if not config.decode_first:
@@ -306,7 +308,7 @@ def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_c
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
@@ -317,12 +319,12 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from.
+    """Returns the candidates of ``choose``.
 
     Args:
-        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout, out_format, form: make no difference here.
-        formats: of ``a`` and ``b``; of 8 bits, only those configs for which two stages fit.
+        num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
+        weight_layout, out_format, form: ignored.
+        formats: formats of ``a`` and ``b``. With 8 bits, only configs of which two stages fit.
     """
     tried = _with_stages(num_b, formats)
     return tuple(
@@ -337,12 +339,12 @@ def _with_stages(num_b: int, formats: Formats) -> tuple[KernelConfig, ...]:
 
 
 def k_tile_work(token_steps) -> tuple:
-    """Of a K tile in which so many steps of tokens are multiplied, integers of any kind: its work is the larger one."""
+    """Returns the work of a K tile's instructions and of its MMAs, for ``token_steps`` steps of tokens. The larger one counts."""
     return DECODING_WORK + STEP_WORK * token_steps, STEP_MMA_WORK * token_steps
 
 
 def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> int:
-    """Most work of a stream-K launch, in the kernel's unit. sizes: (m, n, k) of every group."""
+    """Returns an upper bound of the work of a stream-K launch, in the kernel's unit. sizes: (m, n, k) of every group."""
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
     most = max(k_tile_work(-(-tile_tokens // TOKEN_STEP)))
     return sum(
@@ -352,11 +354,11 @@ def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> 
 
 
 def work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
-    """Why work is too much for stream-K, which counts it in 32 bits; None where it is not, or tiles are dealt whole.
+    """Returns why the work exceeds the 32 bits in which stream-K counts it; None if it does not, or without stream-K.
 
     Args:
-        what: has the work.
-        sizes: (m, n, k) of every group, or of fewer with as many tiles.
+        what: name of the work, for the message.
+        sizes: (m, n, k) of every group, or of fewer groups with equally many tiles.
     """
     work = stream_work(sizes, config) if config.stream_k else 0
     if work <= INT32_MAX:
@@ -365,14 +367,17 @@ def work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: Kernel
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """The candidate with the least modelled time: padding and idle SMs against decoding again and adding up.
+    """Returns the candidate with the smallest modelled time.
+
+    The model weighs padding and idle SMs against repeated dequantizing and reductions.
 
     Args:
-        problem: of which the sizes count, operands and results. Ragged groups only have so many rows on the average: the device
-            knows how many, and takes them in the caller's order.
+        problem: its sizes, operands and results matter. Ragged groups have these rows on average; the device knows the actual
+            rows and
+            takes groups in the caller's order.
         num_sms: SMs of the device.
     """
-    # The kernel takes the largest groups first where it is told which they are.
+    # With sizes known to the host, the kernel takes the largest groups first.
     means = sorted(problem.sizes, key=lambda size: -size[0])
     orders = [means]
     if problem.form == "ragged" and len(means) > 1:
@@ -381,7 +386,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
     formats = problem.a_format, problem.b_format
     tried = candidates(problem.num_b, problem.weight_layout, problem.out_format, formats=formats)
-    # No tile need be wider than the least one of its kind that holds all tokens of a group.
+    # No tile needs to be wider than the smallest of its kind that holds all tokens of a group.
     widest = dict[tuple, int]()
     for config in tried:
         kind, tokens = _kind(config), config.work_tile_mnk[0]
@@ -391,13 +396,13 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     def is_fitting(config: KernelConfig) -> bool:
         if config.work_tile_mnk[0] > widest.get(_kind(config), MAX_TILE_TOKENS):
             return False
-        # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
+        # Groups of mean size have at least half the tiles of any other division of the rows.
         return not config.stream_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
 
     def us(config: KernelConfig, is_dealt: bool) -> float:
         return sum(_modelled_us(sizes, config, num_sms, is_dealt) for sizes in orders)
 
-    # To deal out many small tiles takes long, and those that have no chance are told by their sum. The first of equals is taken.
+    # Simulating many small tiles takes long, so skip candidates that the even share of work rules out. The first of equals wins.
     best_us, best = math.inf, DEFAULT_CONFIG
     fitting = filter(is_fitting, tried)
     for least_us, config in sorted(((us(config, False), config) for config in fitting), key=itemgetter(0)):
@@ -410,24 +415,24 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 
 
 def _kind(config: KernelConfig) -> tuple:
-    """What configs share that differ in the tokens of a tile alone."""
+    """Returns the fields of a config other than the tokens per tile."""
     return config.decode_first, config.stream_k, config.split_k
 
 
 def _even_choice(mean: int, quantile: float) -> float:
-    """Rows of a group where every row chooses a group by chance: a Poisson distribution's, by its normal approximation."""
+    """Returns a quantile of group sizes when rows are routed uniformly at random (normal approximation of Poisson)."""
     return max(mean + math.sqrt(mean) * NormalDist().inv_cdf(quantile), 0.0)
 
 
 def _uneven_choice(mean: int, quantile: float) -> float:
-    """The same where some groups are chosen far more often than others: an exponential distribution's."""
+    """Returns a quantile of group sizes when some groups are chosen far more often than others (exponential distribution)."""
     return -mean * math.log(1 - quantile)
 
 
 def _spread(
     means: list[tuple[int, int, int]], size_at: Callable[[int, float], float]
 ) -> list[tuple[int, int, int]]:
-    """Groups of these mean sizes, whose rows are spread over the quantiles of ``size_at(mean, quantile)``, in mixed order."""
+    """Returns groups of these mean sizes with rows spread over the quantiles ``size_at(mean, quantile)``, in mixed order."""
     mixed = sorted(range(len(means)), key=lambda group: group * GOLDEN_RATIO % 1)
     rows = [size_at(m, (group + 0.5) / len(means)) for group, (m, _, _) in zip(mixed, means, strict=True)]
     factor = sum(m for m, _, _ in means) / max(sum(rows), 1.0)
@@ -437,16 +442,16 @@ def _spread(
 def _modelled_us(
     live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, is_dealt: bool
 ) -> float:
-    """Time of the CTAs with most work, tiles being dealt out in turn, or of all where K tiles are dealt evenly.
+    """Returns the modelled time of the busiest CTA; with stream-K, of any CTA.
 
     Args:
-        is_dealt: else all CTAs have the same work, and the time is the least that it can be.
+        is_dealt: whether to simulate the assignment of tiles. Otherwise assumes an even share, which gives a lower bound.
     """
     (tile_tokens, tile_weights, _), split = config.work_tile_mnk, config.split_k
     tile_us = TIMES.decoded_tile if config.decode_first else TIMES.tile
     tile_us += TIMES.split_tile if split > 1 else 0.0
     m, n, k = np.array(live or [(0, 0, 0)]).T
-    # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last two along M, or of the last one.
+    # Per group: tiles along M and N, K tiles, time of a full tile, and time of the last one or two along M.
     strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
     num_full, last, behind = last_tiles(m, tile_tokens, config.stream_k)
     counts = np.array(token_counts(tile_tokens))
@@ -464,7 +469,7 @@ def _modelled_us(
         return TIMES.decoding + stream_us + factor * all_us / workers
     most_us = all_us / workers
     if is_dealt:
-        # To and fro, as ``kernels.sm90.tile_walk`` takes them.
+        # Waves alternate in direction, as in ``kernels.sm90.tile_walk``.
         strip_us = [
             [full] * (strip - 1) + [last] for full, strip, last in zip(full_us, strips, last_us, strict=True)
         ]
@@ -479,7 +484,7 @@ def _modelled_us(
 
 
 def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As ``kernels.sm90.token_tiles``: full tiles of so many tokens, and the tokens of those behind them, one or two."""
+    """Returns the number of full tiles and the tokens of the one or two tiles after them, as ``kernels.sm90.token_tiles``."""
     count, step = -(-m // tile_tokens), least_step(tile_tokens)
     if not is_dealt:
         return count - 1, m - (count - 1) * tile_tokens, np.zeros_like(m)
@@ -490,7 +495,7 @@ def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndar
 
 
 def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
-    """Of K tiles with so many tokens that are multiplied."""
+    """Returns the time of K tiles with ``tokens`` multiplied tokens."""
     tile_tokens = config.work_tile_mnk[0]
     if config.decode_first:
         decoding_us = TIMES.decoded_k_tile + TIMES.decoded_k_tile_per_tile_token * tile_tokens
@@ -503,7 +508,7 @@ def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
-    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
         return foreign
@@ -560,22 +565,22 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 def launch_reason(config: KernelConfig) -> str | None:
-    """Why too few CTAs are launched; None where there are enough for a tile."""
+    """Returns why too few CTAs are launched; None if there are enough for a tile."""
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
     return None
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``: a tile of 128 rows has whole periods."""
+    """Returns why interleaved weights cannot be computed with ``config``: never, because a tile of 128 rows has whole periods."""
     return None
 
 
 def resident_clusters(num_sms: int, cluster_size: int) -> int:
-    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    """Returns the number of clusters resident at once if every CTA fills an SM."""
     return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
 def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why results of a format cannot be computed with ``config``: they always can."""
+    """Returns why results of a format cannot be computed with ``config``: None, they always can."""
     return None

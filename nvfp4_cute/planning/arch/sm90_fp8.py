@@ -1,12 +1,12 @@
-"""sm_90a, FP8 and INT8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
+"""sm_90a FP8 and INT8 with float32 scales: cost of a KernelConfig, refusals, and choice.
 
-``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; a K tile is 128 values, of FP8 one
-block of scales. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens. ``split_k``: the CTAs
-of a cluster share a tile's K tiles.
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as in :mod:`.sm90`; a K tile is 128 values, one block of
+FP8 scales. With ``multicast_n=2``, two CTAs with neighbouring weights share loads of tokens. With ``split_k``, the CTAs of a
+cluster share a tile's K tiles.
 
-Without ``swap_ab``, of FP8 and for many tokens: (tokens, weight rows, K), and the CTAs of a pair have neighbouring tokens.
+Without ``swap_ab`` (FP8 with many tokens) it is (tokens, weight rows, K), and the CTAs of a pair have neighbouring tokens.
 
-A tile of a dual GEMM, of FP8, has 128 rows of each weights: as many sums as one of 256 rows of one product.
+A tile of an FP8 dual GEMM has 128 rows of each weight operand, and so as many sums as 256 rows of one product.
 """
 
 import math
@@ -43,22 +43,22 @@ prefetches_in_turns, estimates = never_in_turns, no_estimates
 work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
 interleave_reason, quantized_reason = fp8.no_dual_reason, fp8.other_format_reason
 resident_clusters = sm90.resident_clusters
-# Blocks of 128 rows of weights that a tile may have, of all products, and its most tokens: sums of all blocks and products of one
-# are registers.
+# Blocks of 128 rows of weights per tile, over all products -> largest number of tokens: sums of all blocks and products of one
+# block are in registers.
 MAX_TOKENS = {1: 192, 2: 128}
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
-# CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
+# Split-K -> tokens of the largest tile whose partial sums fit the first CTA's shared memory.
 SPLITS = {1: max(MAX_TOKENS.values()), 2: 128, 4: 64, 8: 16}
 TOKEN_STEP = 8
-# Tokens of a tile that has them on MMA-M, and weights beside them: sums and two sets of products are registers.
+# Tokens and weights of a tile with tokens on MMA-M: sums and two sets of products are in registers.
 TOKEN_ROWS = 128
 ROW_WEIGHTS = (128, 256)
-# Most tokens of a group for the smaller ones of these tiles: more than L2 holds of many tokens are read again and again.
+# Largest number of tokens per group for the smaller of these tiles. With more, tokens exceed L2 and are read repeatedly.
 MOST_ROWS = 2048
-# Launches of so many us have pairs of the larger ones, which load less: on an H100 two of 1.1 and 1.9 ms take 7 % less so, and
-# those of up to 0.5 ms up to 8 % longer.
+# Launches above this time use pairs of the larger tiles, which load less: on an H100, two launches of 1.1 and 1.9 ms take 7 %
+# less, while launches of up to 0.5 ms would take up to 8 % longer.
 LONG_US = 700
-# Of integers, more tokens than so many come in steps twice as long (PTX ISA 9.7.15.2).
+# Above this many tokens, integer wgmma takes steps of 16 instead of 8 (PTX ISA 9.7.15.2).
 FINE_INTEGER_TOKENS = 32
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
 
@@ -67,19 +67,19 @@ DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap
 class Times:
     """Model of a launch in us.
 
-    Source: fitted to 273 times of 17 products of FP8 on an H100 80GB HBM3, in two runs (2026-11-25 and 2026-11-26,
-    ``bench/notes``), which the model meets to 8.4 % (root mean square). The chosen candidate takes 1.2 % longer than the
-    fastest on the average, 6.3 % at most. INT8 was not fitted. ``rows_k_tile``, ``dual_ring``: fitted to 950 times of 30
-    products, 8 of them dual, in a third run of 2026-11-26; there the chosen candidate takes 0.8 % longer than the fastest on
-    the average, 6.2 % at most.
+    Source: fitted to 273 times of 17 FP8 products on an H100 80GB HBM3 in two runs (2026-11-25 and 2026-11-26,
+    ``bench/notes``), with an error of 8.4 % (root mean square). The chosen candidate is 1.2 % slower than the fastest on
+    average, 6.3 % at most. INT8 was not fitted. ``rows_k_tile`` and ``dual_ring``: fitted to 950 times of 30 products, 8 of
+    them dual, in a third run of 2026-11-26; the chosen candidate there is 0.8 % slower than the fastest on average, 6.2 % at
+    most.
 
     Attributes:
-        k_tile, k_tile_per_token: of a K tile of 128 rows of weights, where memory and latencies decide.
-        mmas, mmas_per_token: the same where tensor cores do, the second of each block of 128 rows.
-        rows_k_tile: where tokens are on MMA-M, of one and of two blocks of 128 weights.
-        dual_ring: of a dual GEMM whose weights are on MMA-M, from the load of a stage to the next one of it.
-        shared: times longer where two CTAs share an SM.
-        split, split_per_token: to add up the sums of so many CTAs; of each other CTA.
+        k_tile, k_tile_per_token: K tile of 128 rows of weights, if bound by memory and latency.
+        mmas, mmas_per_token: K tile if bound by tensor cores; the second per block of 128 rows.
+        rows_k_tile: K tile with tokens on MMA-M, for one and for two blocks of 128 weights.
+        dual_ring: time from a stage's load to its next load, in a dual GEMM with weights on MMA-M.
+        shared: slowdown if two CTAs share an SM.
+        split, split_per_token: reduction over CTAs, and per further CTA.
     """
 
     launch: float = 2.243
@@ -96,7 +96,7 @@ class Times:
     split_per_token: float = 0.03192
     memory_bytes: float = 2.748e6
     l2_bytes: float = 18.86e6
-    power: float = 3.745  # of the soft maximum
+    power: float = 3.745  # exponent of the soft maximum
 
 
 TIMES = Times()
@@ -104,11 +104,11 @@ TIMES = Times()
 
 @dataclass(frozen=True)
 class Fp8Smem(RingSmem):
-    """Bytes of one stage, by operand, and the number of stages.
+    """Bytes of one stage per operand, and number of stages.
 
     Attributes:
-        b_stage_bytes, a_stage_bytes: weights, tokens.
-        scale_stage_bytes: fp32 scales of the tokens, then one of each block of the weights; none of INT8.
+        b_stage_bytes, a_stage_bytes: weights and tokens.
+        scale_stage_bytes: float32 scales of the tokens and one per block of weights; 0 for INT8.
     """
 
     b_stage_bytes: int
@@ -117,28 +117,28 @@ class Fp8Smem(RingSmem):
 
     @property
     def stage_bytes(self) -> int:
-        """Of one stage."""
+        """Bytes of one stage."""
         return self.b_stage_bytes + self.a_stage_bytes + self.scale_stage_bytes
 
 
 def extents(config: KernelConfig) -> tuple[int, int]:
-    """Rows of weights and tokens of a CTA's tile."""
+    """Returns the rows of weights and the tokens of a CTA's tile."""
     m, n, _ = config.cta_tile_shape_mnk
     return (m, n) if config.swap_ab else (n, m)
 
 
 def blocks_of(config: KernelConfig, num_b: int = 1) -> int:
-    """Blocks of 128 rows of weights of a CTA's tile, of all operands."""
+    """Returns the blocks of 128 rows of weights per CTA tile, over all operands."""
     return extents(config)[0] // TILE_WEIGHTS * num_b
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
-    """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
+    """Returns the CTAs per SM: two with few tokens, whose warps fill each other's stalls."""
     return 2 if blocks_of(config) == 1 and extents(config)[1] <= PAIRED_TILE_TOKENS else 1
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8Smem:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
     weights, tokens = extents(config)
     k = config.cta_tile_shape_mnk[2]
     scales = (tokens + blocks_of(config, num_b)) * FP32_BYTES if fp8.promotes(formats) else 0
@@ -153,12 +153,12 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> 
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
-    """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
+    """Returns why this kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
     if not config.swap_ab and fp8.promotes(formats):
         return _rows_reason(config, num_b)
@@ -189,12 +189,12 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 def _splits(num_b: int) -> dict[int, int]:
-    """``SPLITS`` of so many products."""
+    """Returns ``SPLITS`` for ``num_b`` products."""
     return {split: most // num_b if split > 1 else most for split, most in SPLITS.items()}
 
 
 def _rows_reason(config: KernelConfig, num_b: int) -> str | None:
-    """The same of FP8 with tokens on MMA-M."""
+    """Returns why FP8 with tokens on MMA-M cannot be built; None if it can."""
     tokens, weights, k = shape = config.cta_tile_shape_mnk
     options = options_reason(replace(config, swap_ab=True), OPTIONS, "of FP8: sums are in registers")
     if options is not None:
@@ -219,7 +219,7 @@ def _candidates() -> Iterator[KernelConfig]:
                 config = replace(
                     DEFAULT_CONFIG, cta_tile_shape_mnk=shape, multicast_n=multicast, split_k=split
                 )
-                # Tiles of few tokens wait for memory: no smaller ones gain by more weights.
+                # Tiles of few tokens are bound by memory and do not gain from more weights.
                 if (blocks == 1 or tokens >= 64) and unsupported_reason(config) is None:
                     yield config
     for weights in ROW_WEIGHTS:
@@ -240,7 +240,7 @@ def candidates(
     form: Form = "list",
     formats: Formats = PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """Those of ``CANDIDATES`` that multiply such operands. Of integers there are no dual kernels, and no quantized results."""
+    """Returns the candidates for these operands. INT8 has no dual kernels and no quantized results."""
     if (num_b > 1 or out_format is not None) and not fp8.promotes(formats):
         return ()
     found = _candidates_of_pair(num_b, weight_layout, out_format, form, formats)
@@ -248,14 +248,14 @@ def candidates(
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """The candidate with the least modelled time.
+    """Returns the candidate with the smallest modelled time.
 
     Args:
-        problem: of which the sizes count. Ragged groups only have so many rows on the average.
+        problem: its sizes matter. Ragged groups have these rows on average.
         num_sms: SMs of the device.
     """
     live = [size for size in problem.sizes if min(size) > 0]
-    # Ragged groups may have twice the mean; no tile need be wider than the least one that holds all tokens of a group.
+    # Ragged groups may have twice the mean. No tile needs to be wider than the smallest that holds all tokens of a group.
     largest = max((m for m, _, _ in live), default=0)
     most = largest * (2 if problem.form == "ragged" else 1)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), TOKEN_CHOICES[-1])
@@ -277,7 +277,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 def _modelled_us(
     live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, num_b: int = 1
 ) -> float:
-    """Time of a launch: waves of tiles, or what memory and L2 deliver, with a soft maximum of the three."""
+    """Returns the time of a launch: a soft maximum of waves of tiles, memory time and L2 time."""
     tile_tokens, tile_weights, _ = config.work_tile_mnk
     blocks, split, times = blocks_of(config, num_b), config.split_k, TIMES
     per_k = max(
@@ -304,7 +304,7 @@ def _modelled_us(
 
 
 def _waves(config: KernelConfig, tiles: float, num_sms: int) -> float:
-    """How many times as long as one tile, alone on its SMs, all of them take."""
+    """Returns the time of all tiles in units of one tile that is alone on its SMs."""
     alone = resident_clusters(num_sms, config.cluster_size)
     if tiles <= alone or ctas_per_sm(config) == 1:
         return math.ceil(tiles / alone)

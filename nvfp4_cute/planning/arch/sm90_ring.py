@@ -1,7 +1,7 @@
-"""sm_90a, kernels whose tokens no warp decodes: what the configs for FP8 and for 16-bit tokens have in common.
+"""sm_90a kernels whose tokens need no dequantizing (FP8 and 16 bits): common parts of their configs.
 
-Weights are on MMA-M, sums are in registers, and what is loaded goes through one ring of stages. ``multicast_n=2``: two CTAs with
-neighbouring weights share what they load of the tokens. ``split_k``: the CTAs of a cluster share a tile's K tiles.
+Weights are on MMA-M, accumulators are in registers, and all loads go through one ring of stages. With ``multicast_n=2``, two
+CTAs with neighbouring weights share loads of tokens. With ``split_k``, the CTAs of a cluster share a tile's K tiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ MIN_STAGES = 2
 
 @dataclass(frozen=True)
 class RingSmem:
-    """Shared memory of a CTA. Plain integers, printable.
+    """Shared memory of a CTA: plain integers, printable.
 
     Attributes:
         num_ab_stage: stages.
-        partial_bytes: sums that the first CTA of a cluster gets from the others.
+        partial_bytes: partial sums that the first CTA of a cluster receives.
     """
 
     num_ab_stage: int
@@ -35,12 +35,12 @@ class RingSmem:
 
     @property
     def stage_bytes(self) -> int:
-        """Of one stage."""
+        """Bytes of one stage."""
         raise NotImplementedError
 
     @property
     def total_bytes(self) -> int:
-        """Of all stages and of what is reserved beside them."""
+        """Bytes of all stages and of everything else in shared memory."""
         return self.stage_bytes * self.num_ab_stage + self.partial_bytes + SMEM_RESERVED_BYTES
 
 
@@ -48,16 +48,17 @@ Smem = TypeVar("Smem", bound=RingSmem)
 
 
 def filled(smem: Smem, num_ctas: int) -> Smem:
-    """As many stages as fit where so many CTAs share an SM."""
+    """Returns ``smem`` with the largest number of stages that fits ``num_ctas`` CTAs per SM."""
     free = smem_capacity_bytes(num_ctas) - replace(smem, num_ab_stage=0).total_bytes
     return replace(smem, num_ab_stage=min(free // smem.stage_bytes, MAX_AB_STAGE))
 
 
 def options_reason(config: KernelConfig, options: Sequence[str], why: str) -> str | None:
-    """Why fields that such kernels do not have, or have one value of, make them refuse ``config``; None where they do not.
+    """Returns why such kernels refuse fields that they lack or have only one value of; None if they accept ``config``.
 
     Args:
-        options: of the family. why: there is no other value; the message's middle.
+        options: options of the family.
+        why: reason why there is no other value, the middle of the message.
     """
     foreign = foreign_option_reason(config, options)
     if foreign is not None:
@@ -74,11 +75,12 @@ def ring_reason(
     smem_plan: Callable[[KernelConfig], RingSmem],
     num_ctas: int,
 ) -> str | None:
-    """Why no cluster can work as ``config`` says, stages do not fit, or too few CTAs are launched; None where all is well.
+    """Returns why the cluster is impossible, stages do not fit, or too few CTAs are launched; None if all is well.
 
     Args:
-        splits: by CTAs that share K tiles, tokens of the largest tile of which the others' sums fit the first one's memory.
-        smem_plan: of a config. num_ctas: that share an SM.
+        splits: split-K -> tokens of the largest tile whose partial sums fit the first CTA's memory.
+        smem_plan: function from a config to its shared memory.
+        num_ctas: CTAs per SM.
     """
     tokens = config.cta_tile_shape_mnk[1]
     if config.multicast_n not in (1, CTAS_OF_PAIR) or (config.multicast_n > 1 and config.split_k > 1):

@@ -1,8 +1,8 @@
-"""sm_90a, weight-only: what a KernelConfig of 16-bit activations times quantized weights costs, and why one is refused.
+"""sm_90a weight-only (16-bit activations times quantized weights): cost of a KernelConfig, refusals, and choice.
 
-``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; here its K is what a pipeline stage
-holds, 128 or 256 values. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens.
-``split_k``: the CTAs of a cluster share a tile's K tiles.
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as in :mod:`.sm90`; its K is what a pipeline stage holds,
+128 or 256 values. With ``multicast_n=2``, two CTAs with neighbouring weights share loads of tokens. With ``split_k``, the CTAs
+of a cluster share a tile's K tiles.
 """
 
 import math
@@ -37,67 +37,68 @@ PAIRS = tuple(
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n",)
 TILES_K = (TILE_K, 2 * TILE_K)
-# Tokens of the tiles that are tried where the caller chooses no config.
+# Tokens per tile of the candidates.
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
-# Tokens of the largest tile whose sums and those of a K tile a lane has registers for.
+# Tokens of the largest tile whose accumulators fit the registers twice, in total and per K tile.
 MAX_PROMOTED_TOKENS = 128
-# CTAs that may share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
+# Split-K -> tokens of the largest tile whose partial sums fit the first CTA's shared memory.
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64, 8: 16}
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_ab=True)
-# Clusters that run at once, by number of SMs and their size, as an H100's times fit: from four CTAs on each has an SM of its own.
+# Resident clusters by number of SMs and cluster size, fitted to an H100's times. From four CTAs on, each has an SM of its own.
 MODELLED_CLUSTERS = {132: {4: 30, 8: 14}}
 SM_PER_CTA_FROM = 4
-# Means of a Poisson distribution up to which its quantiles are added up.
+# Largest mean of a Poisson distribution whose quantiles are summed exactly.
 MOST_EXACT_MEAN = 300
-# Shares of tiles beyond the mean routing's: the time of a ragged launch is averaged, since another routing may have a wave more.
+# Relative deviations of the number of tiles over which the time of a ragged launch is averaged, because another routing may
+# need one wave more.
 ROUTINGS = (-0.05, 0.0, 0.05)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Model of a launch in us: whole waves of equal tiles, or what the memory and L2 deliver, with a soft maximum of the three.
+    """Model of a launch in us: a soft maximum of whole waves of equal tiles, memory time and L2 time.
 
-    Source: measured on an H100 80GB HBM3, 700 W, driver 580.159, 2026-11-25, bf16, a cold L2; fitted to 1170 times of 60 products
-    (``tests/data/w4a16_h100.json``), which the model meets to 5.4 % on the average.
+    Source: H100 80GB HBM3, 700 W, driver 580.159, 2026-11-25, bf16, cold L2; fitted to 1170 times of 60 products
+    (``tests/data/w4a16_h100.json``) with a mean error of 5.4 %.
     """
 
     launch: float = 8.102
-    cluster: float = 2.239  # to launch clusters
+    cluster: float = 2.239  # launch of clusters
     tile: float = 0.2258
-    pair_tile: float = 0.2121  # of two CTAs that share tokens
-    # A K tile of 128 values in tiles of up to 32 tokens, where a stage holds 128 or 256 values.
+    pair_tile: float = 0.2121  # per tile of two CTAs that share tokens
+    # A K tile of 128 values in tiles of up to 32 tokens, with 128 or 256 values per stage.
     k_tile: tuple[tuple[int, float, float], ...] = (
         (8, 0.4904, 0.4377),
         (16, 0.4673, 0.4288),
         (32, 0.4926, 0.5074),
     )
-    # The same of larger ones, by tokens that are multiplied and tokens that have room.
+    # A K tile in larger tiles, by multiplied tokens and by tokens that a tile has room for.
     large_k_tile: float = 0.3838
     k_tile_per_token: float = 0.002076
     k_tile_per_tile_token: float = 0.001409
-    largest_k_tile: float = 0.1728  # besides, where tiles have room for all 256
-    pair_k_tile: float = 0.0327  # a share more where two CTAs share tokens
-    shared_sm: float = 1.972  # times longer where two CTAs share an SM
+    largest_k_tile: float = 0.1728  # extra if tiles have room for all 256 tokens
+    pair_k_tile: float = 0.0327  # relative increase if two CTAs share tokens
+    shared_sm: float = 1.972  # slowdown if two CTAs share an SM
     shared_sm_of_32: float = 1.838
     split: tuple[tuple[int, float], ...] = ((2, 0.2296), (4, 0), (8, 0.3685))
-    split_per_token: float = 0.005825  # of each CTA that sends its sums
+    split_per_token: float = 0.005825  # per CTA that sends its sums
     memory_bytes: float = 2.824e6
     l2_bytes: float = 6.226e6
-    power: float = 4.021  # of the soft maximum
+    power: float = 4.021  # exponent of the soft maximum
 
 
 @dataclass(frozen=True)
 class FewRowsTimes:
-    """Model of the other kernel for 16-bit activations (``kernels/simt/w4a16.py``): passes over the weights, each for some rows.
+    """Model of ``kernels/simt/w4a16.py``, the SIMT kernel for 16-bit activations: passes over the weights for some rows each.
 
-    Source: as of :class:`Times`, 12 times of four matrices at 16, 32 and 64 rows, from which it differs by 4 % on the average.
+    Source: the machine of :class:`Times`, 12 times of four matrices at 16, 32 and 64 rows, with a mean error of 4 %.
     """
 
     launch: float = 7.5
-    half_pass_bytes: float = 1.85e6  # of weights, in a us, where a pass has up to 16 rows
+    half_pass_bytes: float = 1.85e6  # bytes of weights per us if a pass has up to 16 rows
     pass_bytes: float = 1.23e6
     pass_rows: int = 32
-    least_rows: int = 16  # that were measured
+    least_rows: int = 16  # fewest rows that were measured
 
 
 TIMES, FEW_ROWS_TIMES = Times(), FewRowsTimes()
@@ -105,12 +106,12 @@ TIMES, FEW_ROWS_TIMES = Times(), FewRowsTimes()
 
 @dataclass(frozen=True)
 class WeightOnlySmem(RingSmem):
-    """Bytes of one stage, by operand, and the number of stages.
+    """Bytes of one stage per operand, and number of stages.
 
     Attributes:
-        b_stage_bytes, sfb_stage_bytes: of each operand with weights, and of its scales.
-        a_stage_bytes: tokens of 16 bits.
-        num_b: operands with weights.
+        b_stage_bytes, sfb_stage_bytes: bytes per stage of each weight operand and of its scales.
+        a_stage_bytes: bytes per stage of the 16-bit tokens.
+        num_b: weight operands.
     """
 
     b_stage_bytes: int
@@ -120,42 +121,42 @@ class WeightOnlySmem(RingSmem):
 
     @property
     def weight_bytes(self) -> int:
-        """Of a stage: what the warp that loads weights brings in."""
+        """Bytes per stage that the weight-loading warp loads."""
         return self.num_b * (self.b_stage_bytes + self.sfb_stage_bytes)
 
     @property
     def stage_bytes(self) -> int:
-        """Of one stage."""
+        """Bytes of one stage."""
         return self.weight_bytes + self.a_stage_bytes
 
 
 def has_scales_of_sums(b_format: BlockFormat) -> bool:
-    """Whether scales of weights multiply sums: fp32 ones in rows, which no copy brings to shared memory."""
+    """Returns whether weight scales multiply sums: float32 scales in rows, which are not copied to shared memory."""
     return b_format.scale_layout == "rowmajor"
 
 
 def promotes(b_format: BlockFormat) -> bool:
-    """Whether those are of 128 x 128 values: sums of a K tile are multiplied, and added to fp32 ones."""
+    """Returns whether scales cover 128 x 128 values, so that the sums of each K tile are scaled and accumulated."""
     return has_scales_of_sums(b_format) and b_format.block_k == TILE_K
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
-    """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
+    """Returns the CTAs per SM: two with few tokens, whose warps fill each other's stalls."""
     return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
 
 
 def token_box(config: KernelConfig) -> int:
-    """Tokens of one copy: whole swizzle atoms. The CTAs of a pair take turns."""
+    """Returns the tokens per TMA box, whole swizzle atoms. The CTAs of a pair alternate."""
     return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.multicast_n * rows) == 0)
 
 
 def leaves_tokens_out(config: KernelConfig) -> bool:
-    """Whether tokens may be multiplied that no copy brought."""
+    """Returns whether MMAs may read tokens that no copy has loaded."""
     return token_box(config) < min(TOKEN_STEP, config.work_tile_mnk[0])
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> WeightOnlySmem:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
     weights, tokens, k = config.cta_tile_shape_mnk
     scale_bytes = 0 if has_scales_of_sums(b_format) else b_format.scale_bytes(SF_BLOCK_ROWS, TILE_K)
     plan = WeightOnlySmem(
@@ -170,12 +171,12 @@ def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP
 
 
 def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, b_format).num_ab_stage)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> str | None:
-    """Why the weight-only kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
+    """Returns why the weight-only kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
     options = options_reason(config, OPTIONS, "with 16-bit a: weights are on MMA-M and decoded in registers")
     if options is not None:
@@ -206,7 +207,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
 
 
 def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from. num_b: 2 for a dual GEMM whose weights are not interleaved. b_format: of the weights."""
+    """Returns the candidates of ``choose``.
+
+    num_b: 2 for a dual GEMM whose weights are not interleaved. b_format: format of the weights.
+    """
     return tuple(_candidates(num_b, b_format))
 
 
@@ -223,12 +227,12 @@ def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
-    """Clusters that a GPU runs at once."""
+    """Returns the number of clusters resident at once."""
     return clusters_in_gpcs(num_sms, config.cluster_size, GPC_SMS, MEASURED_CLUSTERS) * ctas_per_sm(config)
 
 
 def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
-    """Tiles that a launch has at most. Ragged: of all rows, however they are dealt to groups, none of them empty if it can be."""
+    """Returns the largest number of tiles of a launch; ragged groups may divide the total rows in any way."""
     tile_tokens, tile_weights, _ = config.work_tile_mnk
     if not is_ragged:
         return sum(-(-m // tile_tokens) * -(-n // tile_weights) for m, n, _ in sizes)
@@ -245,12 +249,12 @@ def choose(
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
 ) -> KernelConfig:
-    """The candidate with the least modelled time.
+    """Returns the candidate with the smallest modelled time.
 
     Args:
-        sizes: (m, n, k) of every group. Ragged: about their mean, as only the device knows them.
+        sizes: (m, n, k) of every group; for ragged groups about their mean, because only the device knows them.
         num_sms: SMs of the device.
-        num_b, b_format: as of :func:`candidates`.
+        num_b, b_format: see :func:`candidates`.
     """
     tried = candidates(num_b, b_format)
     if not any(min(size) > 0 for size in sizes):
@@ -265,7 +269,7 @@ def estimate_us(
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
 ) -> float:
-    """Modelled time of a launch; arguments as of :func:`choose`. Some size has no extent of 0."""
+    """Returns the modelled time of a launch in us. At least one group must have work. See :func:`choose` for the arguments."""
     launched, live = most_tiles(sizes, config, is_ragged), _live(sizes, is_ragged)
     routings = ROUTINGS if is_ragged else (0.0,)
     times = [_modelled_us(live, config, num_sms, launched, b_format, more) for more in routings]
@@ -274,13 +278,13 @@ def estimate_us(
 
 @lru_cache(maxsize=64)
 def _live(sizes: tuple[tuple[int, int, int], ...], is_ragged: bool) -> Mapping[tuple[int, int, int], int]:
-    """How many groups have each size that has work."""
+    """Returns the number of groups per size, without groups that have no work."""
     counted = Counter(spread(sizes) if is_ragged else sizes)
     return {size: count for size, count in counted.items() if min(size) > 0}
 
 
 def spread(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Groups of as many rows in all, of which each is in a group by chance: the quantiles of a Poisson distribution."""
+    """Returns group sizes when rows are routed uniformly at random (Poisson quantiles), with the total rows unchanged."""
     (_, n, k), mean = sizes[0], sum(m for m, _, _ in sizes) / len(sizes)
     if mean > MOST_EXACT_MEAN:
         normal = NormalDist(mean, math.sqrt(mean))
@@ -305,12 +309,12 @@ def _modelled_us(
     b_format: BlockFormat,
     more: float,
 ) -> float:
-    """Time of a launch. Decoding is taken to cost what it costs of NVFP4.
+    """Returns the time of a launch. All formats are assumed to cost as much to dequantize as NVFP4.
 
     Args:
-        live: how many groups have the size (m, n, k).
-        launched: tiles that the launch is made for.
-        more: share of tiles that there are besides.
+        live: number of groups per size (m, n, k).
+        launched: tiles that the launch is sized for.
+        more: relative number of additional tiles.
     """
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
     split, times = config.split_k, TIMES
@@ -339,7 +343,7 @@ def _modelled_us(
 
 
 def _k_tile_us(config: KernelConfig, multiplied: float) -> float:
-    """A K tile of 128 values with so many tokens, by one CTA that has an SM."""
+    """Returns the time of a K tile of 128 values with ``multiplied`` tokens, with one CTA per SM."""
     times, tokens, k = TIMES, config.work_tile_mnk[0], config.work_tile_mnk[2]
     small = next((entry[1:] for entry in times.k_tile if tokens <= entry[0]), None)
     if small is None:
@@ -351,7 +355,7 @@ def _k_tile_us(config: KernelConfig, multiplied: float) -> float:
 
 
 def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> float:
-    """How many times as long as one tile, alone on its SMs, all of them take."""
+    """Returns the time of all tiles in units of one tile that is alone on its SMs."""
     size, shares = config.cluster_size, ctas_per_sm(config) == 2
     at_once = clusters_at_once(config, num_sms)
     ctas = min(at_once, launched) * size
@@ -361,7 +365,7 @@ def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> flo
     if not shares:
         return full + (rest > 0)
     longer = TIMES.shared_sm_of_32 if config.work_tile_mnk[0] == PAIRED_TILE_TOKENS else TIMES.shared_sm
-    # The first CTAs of a launch that fills all SMs twice come in pairs from here on.
+    # Beyond this many CTAs, a launch that fills all SMs twice puts pairs of CTAs on an SM.
     alone = num_sms // 2 if size == 1 and ctas > num_sms else num_sms
     return full * longer + (rest > 0) * (longer if rest * size > alone else 1.0)
 
@@ -369,9 +373,9 @@ def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> flo
 def is_faster_than_few_rows(
     m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
 ) -> bool:
-    """Whether a product [m, k] x [n, k] of every batch takes this kernel less time than that for few rows.
+    """Returns whether this kernel is faster than the SIMT kernel for [m, k] x [n, k] per batch.
 
-    Not of weights with scales of sums: of those no time was measured with this kernel.
+    Returns False for weights whose scales multiply sums, because they were not measured with this kernel.
     """
     times, sizes = FEW_ROWS_TIMES, ((m, n, k),) * batches
     if m < times.least_rows or has_scales_of_sums(b_format):
