@@ -212,7 +212,9 @@ LAYER = "model.layers.0.mlp.down_proj"
         ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}, True),
         (MODELOPT | {"quant_algo": "FP8"}, False),
         (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "W4A16_NVFP4"}}}, True),
-        (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "FP8"}}}, False),
+        (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "FP8"}}}, True),
+        (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "MXFP8"}}}, False),
+        (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "FP8"}}}, False),
         (CT, True),
         (CT | {"kv_cache_scheme": {"strategy": "attn_head"}}, False),
         (CT | {"transform_config": {"config_groups": {}}}, False),
@@ -253,6 +255,50 @@ def test_names_are_taken_in_vllms_spelling():
     assert groups["config_groups"]["g"]["targets"] == ["backbone.a", "Linear", "model.a"]
     layers = renamed(MIXED | {"quantized_layers": {"backbone.a": {"quant_algo": "NVFP4"}}}, mapper)
     assert set(layers["quantized_layers"]) == {"backbone.a", "model.a"}
+
+
+def mixed_with_fp8(folder):
+    """The dense checkpoint with down_proj in FP8, a scale per output feature."""
+    shutil.copytree(DENSE, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    model, files, tensors = ours.load(DENSE, dtype=torch.float32), TensorFiles(DENSE), {}
+    for name in files:
+        if ".down_proj." not in name:
+            tensors[name] = files[name]
+    for i in range(config_of(DENSE)["num_hidden_layers"]):
+        layer = f"model.layers.{i}.mlp.down_proj"
+        weight = model.get_submodule(layer).weight.float()
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        tensors[f"{layer}.weight"] = (weight / scale).to(torch.float8_e4m3fn)
+        tensors[f"{layer}.weight_scale"] = scale.bfloat16()
+    with TensorWriter(folder, [(n, t.dtype, tuple(t.shape)) for n, t in tensors.items()]) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+    config = config_of(DENSE)
+    quantization = config["quantization_config"]
+    (own,) = quantization["config_groups"].values()
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    quantization["config_groups"] = {
+        "group_0": own | {"targets": ["re:.*(q|k|v|o|gate|up)_proj$"], "format": "nvfp4-pack-quantized"},
+        "group_1": {
+            "targets": ["re:.*down_proj$"], "format": "float-quantized", "output_activations": None,
+            "weights": fp8 | {"strategy": "channel", "dynamic": False},
+            "input_activations": fp8 | {"strategy": "token", "dynamic": True},
+        },
+    }  # fmt: skip
+    quantization["format"] = "mixed-precision"
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_fp8_layers_of_a_mixed_checkpoint_are_vllms(tmp_path):
+    with vllm_tokens.engine(mixed_with_fp8(tmp_path / "m")) as llm:
+        assert llm.llm_engine.vllm_config.model_config.quantization == "nvfp4_cute"
+        kinds = {
+            name.rpartition(".")[2]: type(m.quant_method).__name__
+            for name, m in vllm_tokens.model_of(llm).named_modules() if hasattr(m, "quant_method")
+        }  # fmt: skip
+        assert kinds["down_proj"] == "CompressedTensorsLinearMethod" and kinds["qkv_proj"] == "LinearMethod"
+        assert all(vllm_tokens.tokens(llm))
 
 
 def test_lora_is_refused_by_name(monkeypatch):

@@ -1,5 +1,6 @@
 """Which layers of a model are quantized how: a method of vLLM that reads the configs ``models.checkpoints`` has readers for."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization import get_quantization_config, register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -26,7 +27,7 @@ from nvfp4_cute.models.checkpoints.stored import Scheme
 from nvfp4_cute.models.layers import LayerActivations
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
-from nvfp4_cute.models.vllm.taken import refusal
+from nvfp4_cute.models.vllm.taken import MIXED, is_ours, refusal
 from nvfp4_cute.planning.arch.simt import ARCHS
 
 # Keys of a config that hold names of modules, or patterns of such.
@@ -55,6 +56,9 @@ class CheckpointConfig(QuantizationConfig):
         self.convention = convention_of(self.quantization)
         # Layers that have packed tensors, in all spellings, where the config does not name those that are quantized.
         self.packed: set[str] | None = None
+        # What vLLM itself would be told, for layers of other schemes.
+        self._plain, self._mapper = dict(quantization), None
+        self._vllms: QuantizationConfig | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "convention"}
@@ -129,7 +133,8 @@ class CheckpointConfig(QuantizationConfig):
     # ---- layers --------------------------------------------------------------------------------------------------
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """Take names of modules as vLLM spells them, too."""
+        """Take names of modules also as vLLM spells them."""
+        self._mapper = hf_to_vllm_mapper
         self.quantization = renamed(self.quantization, hf_to_vllm_mapper)
         self.convention = convention_of(self.quantization)
         if self.packed is not None:
@@ -150,6 +155,8 @@ class CheckpointConfig(QuantizationConfig):
             scheme = self._scheme(prefix, [f"{prefix}.0.{name}" for name in names if name is not None])
             if scheme is None:
                 return None
+            if not is_ours(scheme):
+                return self._of_vllm().get_quant_method(layer, prefix)
             options = {
                 "missing_input_scale": self.quantization.get(MISSING, "refuse"),
                 "activations": self.activations,
@@ -166,9 +173,23 @@ class CheckpointConfig(QuantizationConfig):
         scheme = self._scheme(prefix, [f"{around}.{part}".removeprefix(".") for part in parts])
         if scheme is None:
             return UnquantizedLinearMethod()
+        if not is_ours(scheme):
+            return self._of_vllm().get_quant_method(layer, prefix)
         return LinearMethod(
             scheme, self.convention, keeps_16_bits=last in ABSORBED, activations=self.activations
         )
+
+    def _of_vllm(self) -> QuantizationConfig:
+        """vLLM's own method for this checkpoint, which computes layers of other schemes."""
+        if self._vllms is None:
+            made = get_quantization_config(MIXED[self.convention.tool]).from_config(
+                copy.deepcopy(self._plain)
+            )
+            if self._mapper is not None:
+                made.apply_vllm_mapper(self._mapper)
+            self._vllms = made
+        self._vllms.packed_modules_mapping = self.packed_modules_mapping
+        return self._vllms
 
     @property
     def activations(self) -> LayerActivations:

@@ -38,7 +38,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "RoutedExperts.expert_map": (),
     },
-    f"{LAYERS}.quantization": {"register_quantization_config": ("quantization",)},
+    f"{LAYERS}.quantization": {"register_quantization_config": ("quantization",), "get_quantization_config": ("quantization",)},
     f"{LAYERS}.quantization.base_config": {
         "QuantizationConfig.override_quantization_method": ("hf_quant_cfg", "user_quant", "hf_config"),
         "QuantizationConfig.apply_vllm_mapper": ("hf_to_vllm_mapper",),

@@ -6,7 +6,7 @@ from typing import Any
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
 from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS
-from nvfp4_cute.models.checkpoints.stored import INT4
+from nvfp4_cute.models.checkpoints.stored import FP8, INT4, Scheme
 
 # What a compressed-tensors config may ask for next to quantized weights; vLLM's own method does these.
 OTHERS = ("transform_config", "sparsity_config")
@@ -14,12 +14,21 @@ OTHERS = ("transform_config", "sparsity_config")
 TAKEN = (("nvfp4", "nvfp4"), ("nvfp4", None), (INT4, None))
 # Schemes that have int4 in a byte each.
 BYTES = ("int-quantized",)
+# Tools whose configs name a scheme for each layer -> vLLM's method that computes their FP8 layers.
+MIXED = {"modelopt": "modelopt_mixed", "compressed-tensors": "compressed-tensors"}
+FP8_WEIGHTS = (FP8, "fp8_128x128")
+
+
+def is_ours(scheme: Scheme) -> bool:
+    """Whether the plug-in computes layers of a scheme."""
+    return (scheme.weights, scheme.activations) in TAKEN and scheme.name not in BYTES
 
 
 def refusal(quantization: Mapping[str, Any], model_type: str | None = None) -> str | None:
     """Why a checkpoint is left to vLLM; None where the plug-in takes it.
 
-    It takes those whose quantized layers are all NVFP4 with 4-bit or 16-bit activations, or int4 with 16-bit ones.
+    It takes those whose quantized layers are NVFP4 with 4-bit or 16-bit activations, or int4 with 16-bit ones. Some layers may be
+    FP8 in configs of ModelOpt and compressed-tensors: vLLM computes these.
 
     Args:
         quantization: quantization_config of config.json, or hf_quant_config.json. model_type: of config.json.
@@ -27,17 +36,22 @@ def refusal(quantization: Mapping[str, Any], model_type: str | None = None) -> s
     if model_type in INTERLEAVED_MODELS:
         return f"models of type {model_type} have gate and up in turns, and biases"
     quantization = unwrapped(quantization)
-    others = [key for key in OTHERS if quantization.get(key)]
-    if others:
-        return f"it has a {others[0]}"
+    unknown = [key for key in OTHERS if quantization.get(key)]
+    if unknown:
+        return f"it has a {unknown[0]}"
     cache = quantization.get("kv_cache_scheme")
     if isinstance(cache, Mapping) and cache.get("strategy", "tensor") != "tensor":
         return f"its KV cache has scales by {cache['strategy']}"
     try:
-        schemes = convention_of(quantization).schemes
+        convention = convention_of(quantization)
     except CheckpointError as error:
         return str(error)
-    for scheme in schemes:
-        if (scheme.weights, scheme.activations) not in TAKEN or scheme.name in BYTES:
-            return f"some layers are {scheme}, and the plug-in has NVFP4 and int4 weights"
-    return None if schemes else "no layer is quantized"
+    others = [scheme for scheme in convention.schemes if not is_ours(scheme)]
+    for scheme in others:
+        if (
+            scheme.weights not in FP8_WEIGHTS
+            or convention.tool not in MIXED
+            or len(others) == len(convention.schemes)
+        ):
+            return f"layers are {scheme}, and the plug-in has NVFP4 and int4 weights"
+    return None if convention.schemes else "no layer is quantized"
