@@ -28,6 +28,8 @@ STEP_BYTES, LANE_BYTES = 64, 16
 PIECES, PIECE_BYTES = 16, 16
 TOKEN_BYTES = PIECES * PIECE_BYTES
 ATOM_ROWS, ATOM_BYTES, ATOM_K = 128, 512, 64
+# CTAs whose sums of a tile are on their way at once.
+ADDED_AT_ONCE = 4
 # Nothing is read from L1 twice.
 SMEM_CARVEOUT_PERCENT = 100
 
@@ -48,6 +50,8 @@ class Variant:
     k_warps: int
     ctas_per_sm: int
     skips: bool = False
+    hint: str = ""
+    prefetches: bool = False
 
     @property
     def threads(self) -> int:
@@ -61,8 +65,8 @@ class Variant:
 
     def to_name(self) -> str:
         """Readable."""
-        skips = "s" if self.skips else ""
-        return f"t{self.tokens}r{self.row_warps}k{self.k_warps}c{self.ctas_per_sm}{skips}"
+        options = "s" * self.skips + f"h{self.hint}" * bool(self.hint) + "p" * self.prefetches
+        return f"t{self.tokens}r{self.row_warps}k{self.k_warps}c{self.ctas_per_sm}{options}"
 
     def partial_bytes(self, num_cta: int) -> int:
         """Of sums that CTAs hand over."""
@@ -169,6 +173,7 @@ class WarpMmaKernel:
         self.row_threads = variant.row_warps * WARP_SIZE
         self.pieces = max(STEPS_OF_TURN * variant.tokens * PIECES // self.row_threads, 1)
         self.has_idle_threads = self.row_threads > STEPS_OF_TURN * variant.tokens * PIECES
+        self.load_opcode = "ld.global.nc.L1::no_allocate" + (f".L2::{variant.hint}B" if variant.hint else "")
         # Float vectors of a lane's sums.
         self.vectors = MMA_M * self.octets
         self.stage_bytes = STEPS_OF_TURN * variant.tokens * TOKEN_BYTES
@@ -313,6 +318,8 @@ class WarpMmaKernel:
             here, there = turn % 2 * self.stage_bytes, (turn + 1) % 2 * self.stage_bytes
             self.store_tokens(x, stage + there, me)
             self.load_tokens(x, operands, beyond, me)
+            if cutlass.const_expr(self.variant.prefetches):
+                self.prefetch_weights(operands, beyond, me)
             for half in cutlass.range_constexpr(STEPS_OF_TURN):
                 self.multiply(acc, weights, scales, stage + here, now.rows, me, half)
                 self.load_weights(weights, scales, operands, ahead, me, half)
@@ -402,7 +409,7 @@ class WarpMmaKernel:
         for band in cutlass.range_constexpr(BANDS):
             is_there = is_inside & (row + band * BAND_ROWS < operands.n)
             words = load_or_zeros(
-                address + band * BAND_ROWS * operands.b_pitch, is_there, "ld.global.nc.L1::no_allocate"
+                address + band * BAND_ROWS * operands.b_pitch, is_there, self.load_opcode
             )
             for w in cutlass.range_constexpr(WORDS):
                 weights[w, band, half] = words[w]
@@ -416,6 +423,21 @@ class WarpMmaKernel:
         words = load_or_zeros(scale_address, is_inside & (row < operands.n), "ld.global.nc")
         for band in cutlass.range_constexpr(BANDS):
             scales[band, half] = words[band]
+
+    @cute.jit
+    def prefetch_weights(self, operands: Operands, place: Place, me: Lane):
+        """Ask for a turn's weights, a row a lane, into L2."""
+        unit = place.unit + me.row_warp
+        row = unit // BANDS * ATOM_ROWS + unit % BANDS * OCTET + me.lane % OCTET + me.lane // OCTET * BAND_ROWS
+        step = place.step * self.variant.k_warps + me.k_warp
+        is_there = (place.step < place.end) & (row < operands.n)
+        address = (
+            operands.b
+            + Int64(place.group) * operands.b_batch
+            + Int64(row) * operands.b_pitch
+            + Int64(step * STEP_BYTES)
+        )
+        inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address], predicate=is_there)
 
     @cute.jit
     def multiply(
@@ -530,43 +552,57 @@ class WarpMmaKernel:
             if me.lane == 0:
                 global_scalar(Int32, counter)[0] = Int32(0)
             acc.fill(0.0)
-            for other in cutlass.range(first, last + 1, unroll=1):
-                source = base + Int64(2 * other + select(other == first, Int32(1), Int32(0))) * span
-                for v in cutlass.range_constexpr(self.vectors):
-                    words = load_or_zeros(source + v * (WARP_SIZE * 16), Boolean(True), "ld.global")
-                    for r in cutlass.range_constexpr(4):
-                        acc[r, v % MMA_M, v // MMA_M] = acc[r, v % MMA_M, v // MMA_M] + ptx.float_of(words[r])
+            for batch in cutlass.range(first, last + 1, ADDED_AT_ONCE, unroll=1):
+                loaded = []
+                for i in cutlass.range_constexpr(ADDED_AT_ONCE):
+                    other = batch + i
+                    source = base + Int64(2 * other + select(other == first, Int32(1), Int32(0))) * span
+                    there = other <= last
+                    loaded.append(
+                        [load_or_zeros(source + v * WARP_SIZE * 16, there, "ld.global") for v in range(self.vectors)]
+                    )
+                for i in cutlass.range_constexpr(ADDED_AT_ONCE):
+                    for v in cutlass.range_constexpr(self.vectors):
+                        for r in cutlass.range_constexpr(4):
+                            more = ptx.float_of(loaded[i][v][r])
+                            acc[r, v % MMA_M, v // MMA_M] = acc[r, v % MMA_M, v // MMA_M] + more
         return is_last
 
     @cute.jit
     def store(self, acc: Any, operands: Operands, output: Output, place: Place, me: Lane):
         """Results of a warp's 32 weight rows."""
         unit = place.unit + me.row_warp
-        row = unit // BANDS * ATOM_ROWS + unit % BANDS * OCTET + me.group
+        first = unit // BANDS * ATOM_ROWS + unit % BANDS * OCTET
         factor = Float32(2.0 ** EXPONENTS[self.type_name])
-        alpha = Float32(1.0)
         if cutlass.const_expr(self.has_alpha):
-            alpha = global_scalar(Float32, output.alpha + Int64(place.group) * 4)[0]
+            factor = factor * global_scalar(Float32, output.alpha + Int64(place.group) * 4)[0]
         batch = Int64(0)
         if cutlass.const_expr(self.form in ("masked", "batched")):
             batch = Int64(place.group) * output.batch
+        is_wide = self.out_dtype.width == 32
+        nbytes = self.out_dtype.width // 8
         for j in cutlass.range_constexpr(self.octets):
-            for c in cutlass.range_constexpr(2):
-                token = j * OCTET + 2 * me.quad + c
-                if token < place.rows:
-                    index = batch + Int64(place.row + token) * output.pitch + row
-                    for i in cutlass.range_constexpr(MMA_M):
-                        for r in cutlass.range_constexpr(2):
-                            band = 2 * i + r
-                            total = acc[2 * r + c, i, j] * factor
-                            if cutlass.const_expr(self.has_alpha):
-                                total = total * alpha
-                            if row + band * BAND_ROWS < operands.n:
-                                place_of_out = index + band * BAND_ROWS
-                                out = global_scalar(
-                                    self.out_dtype, output.address + place_of_out * (self.out_dtype.width // 8)
-                                )
-                                out[0] = total.to(self.out_dtype)
+            # A transposed matrix of pairs has a token in each row of lanes, and two weight rows in each lane.
+            token = j * OCTET + me.group
+            column = first + 2 * me.quad
+            address = output.address + (batch + Int64(place.row + token) * output.pitch + column) * nbytes
+            for i in cutlass.range_constexpr(MMA_M):
+                for r in cutlass.range_constexpr(2):
+                    values = [acc[2 * r + c, i, j] * factor for c in range(2)]
+                    band = (2 * i + r) * BAND_ROWS
+                    if cutlass.const_expr(is_wide):
+                        words = transposed_floats(values)
+                    else:
+                        words = [ptx.transpose_8x8(ptx.pack_16x2(*values, self.out_dtype is cutlass.BFloat16))]
+                    is_there = (token < place.rows) & (column + band < operands.n)
+                    store_words(address + band * nbytes, words, predicate=is_there)
+
+
+def transposed_floats(values: list) -> list:
+    """Two floats of a lane, as ``ptx.transpose_8x8`` moves two halves: of their upper halves and of their lower ones."""
+    bits = [ptx.bits_of(value) for value in values]
+    lower, upper = (ptx.transpose_8x8(ptx.prmt(*bits, Uint32(selector))) for selector in (0x5410, 0x7632))
+    return [ptx.prmt(lower, upper, Uint32(selector)) for selector in (0x5410, 0x7632)]
 
 
 def swizzled(token: Int32, piece: Int32) -> Int32:
