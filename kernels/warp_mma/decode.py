@@ -1,55 +1,159 @@
-"""Weights as ``mma.sync`` takes them beside 16-bit tokens: eight of a word as four pairs, in few instructions.
+"""Weights as ``mma.sync`` takes them beside 16-bit tokens: eight values as four pairs, in few instructions.
 
-The order of K in a product is free as long as both operands agree. The pairs of a 32-bit word of e2m1 are its nibbles
-(0, 4), (1, 5), (2, 6), (3, 7): both halves of a word are then treated alike, and no byte has to move. Bits of e2m1, put into a
-16-bit float as sign, two low exponent bits and top mantissa bit, read as the value times 2^-14 (fp16) or 2^-126 (bf16).
-One instruction puts the magnitudes of two nibbles of each half in place beside signs that are there already; the other two
-nibbles of that word are 4 or 8 bits to the right of theirs. So eight weights take 6 ``lop3``, 5 shifts, 4 products.
+The order of K in a product is free as long as both operands agree. The pairs of a 32-bit word of 4-bit values are its nibbles
+(0, 4), (1, 5), (2, 6), (3, 7): both halves of the word are treated alike, and no byte has to move. Pairs of bytes are neighbours,
+as conversions give them.
+
+Bits of e2m1, put into a 16-bit float as sign, two low exponent bits and top mantissa bit, read as the value times 2^-14 (fp16) or
+2^-126 (bf16). One instruction puts the magnitudes of two nibbles of each half of a word in place beside signs that are there
+already; the second one's pair is 8 or 4 bits to the right of the first one's. So eight weights take 6 ``lop3``, 5 shifts and 4
+products. (Two ``lop3`` for each pair would be 8, and 7 shifts; pairs of neighbours take 6 ``lop3``, 4 ``prmt`` and 3 shifts.)
 """
 
-import cutlass
-from cutlass import Float32, Uint32
+from dataclasses import dataclass
+from typing import Any
 
-from ..common import ptx
+from cutlass import Float32, Int32, Uint32
+
+from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
+from nvfp4_cute.planning.arch.warp_mma import STEP_BYTES
+
+from ..common import fp8, ptx, ue8m0
+from ..common.int4 import Int4Decoding, codes_four_apart
+from ..common.int8 import integer_pair
 from ..common.versions import inline_ptx
 
-# log2 of what sums are multiplied with.
-EXPONENTS = {"f16": 14, "bf16": 7}
-# bf16: scales take all but 2 ** 7 of the 2 ** 126 that are missing; e4m3 as fp16 by a shift lacks 2 ** 8.
-BF16_SCALE, SHIFTED_SCALE = 2.0**119, 2.0**8
+# log2 of what sums of e2m1 with scales of e4m3 are multiplied with. bf16: scales take all but 2 ** 7 of what is missing.
+NVFP4_EXPONENTS = {"f16": 14, "bf16": 7}
+BF16_SCALE = 2.0**119
 # A pair: sign, two exponent bits, a mantissa bit.
 PAIR_BITS = {"f16": 0x8E008E00, "bf16": 0x81C081C0}
-# Where magnitudes of two pairs go: of the second pair that many bits to the right.
+# Where magnitudes of two pairs go, and how far the second pair is to the right of the first one.
 MAGNITUDES = {"f16": 0x0E0E0E0E, "bf16": 0x01DC01DC}
 SECOND_PAIR_SHIFT = {"f16": 8, "bf16": 4}
-# prmt: one half twice; bytes 0 and 1 as the low bytes of two halves.
-BOTH_HALVES, LOW_BYTES = (0x1010, 0x3232), 0x4140
+# prmt: one half twice.
+BOTH_HALVES = (0x1010, 0x3232)
+# Lanes that share the K of a row in a step; values of a piece.
+LANES_K, PIECE_K = 4, 8
 
 
-def decode_e2m1(word: Uint32, scale: Uint32, type_name: str) -> list:
-    """Eight weights times their scale as pairs of nibbles (0, 4), (1, 5), (2, 6), (3, 7). ``scale``: twice, in a word."""
+@dataclass(frozen=True)
+class Decoding:
+    """From which format, into bf16 or fp16.
+
+    A lane has 16 bytes of a row in a step: pieces of eight values, in ``words`` words each.
+    """
+
+    format: BlockFormat
+    is_bf16: bool
+
+    @property
+    def type_name(self) -> str:
+        """In PTX, of what weights become."""
+        return "bf16" if self.is_bf16 else "f16"
+
+    @property
+    def step_k(self) -> int:
+        """K of a step."""
+        return self.format.elements(STEP_BYTES)
+
+    @property
+    def lane_k(self) -> int:
+        """Of these a lane's."""
+        return self.step_k // LANES_K
+
+    @property
+    def words(self) -> int:
+        """Of a piece."""
+        return self.format.row_bytes(PIECE_K) // 4
+
+    @property
+    def int4(self) -> Int4Decoding | None:
+        """Of integers of 4 bits, how they are decoded."""
+        return Int4Decoding(self.format, self.is_bf16) if self.format.is_int4 else None
+
+    @property
+    def has_powers(self) -> bool:
+        """Whether scales are ue8m0."""
+        return self.format.scale == UE8M0
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether a scale a row multiplies complete sums."""
+        return self.format.block_k == 0
+
+    @property
+    def promotes(self) -> bool:
+        """Whether sums of a step are multiplied by a scale of 128 x 128 weights."""
+        return self.format.scale_layout == "rowmajor" and not self.has_row_scales
+
+    @property
+    def exponent(self) -> int:
+        """log2 of what sums are multiplied with."""
+        if self.format.element.bits == 8 or self.int4 is not None:
+            return 0
+        return ue8m0.OPERAND_EXPONENT if self.has_powers else NVFP4_EXPONENTS[self.type_name]
+
+    def token_pairs(self, words: list) -> list:
+        """Eight tokens' values, in four words, in the pairs that weights come in."""
+        if self.format.element.bits == 8:
+            return words
+        return [
+            ptx.prmt(words[i], words[i + 2], Uint32(selector)) for i in range(2) for selector in (0x5410, 0x7632)
+        ]
+
+    def scales(self, word: Uint32, k: Int32) -> list:
+        """Of each piece of a lane, its scale in a row's word: what :meth:`pairs` takes. k: the lane's first."""
+        pieces = self.lane_k // PIECE_K
+        if self.format.scale_layout == "rowmajor":
+            return [None] * pieces
+        if self.int4 is not None:
+            return [self.int4.block_scale(word, Uint32(k // self.format.block_k))] * pieces
+        if self.has_powers:
+            block = k // self.format.block_k % 4
+            selector = Uint32(ue8m0.BOTH_UPPER) + Uint32(block) * Uint32(ue8m0.BOTH_UPPER_STEP)
+            return [ue8m0.powers(ptx.prmt(word, Uint32(0), selector))] * pieces
+        codes = word >> Uint32(k // self.format.block_k % 4 * 8)
+        pair = fp8.scales_to_f16x2(codes)
+        if self.is_bf16:
+            factor = Float32(BF16_SCALE)
+            both = [ptx.pair_of(ptx.mul_f32(s, factor), "bf16") for s in ptx.unpack_f16x2(pair)]
+        else:
+            both = [ptx.prmt(pair, Uint32(0), Uint32(selector)) for selector in BOTH_HALVES]
+        return [both[piece * len(both) // pieces] for piece in range(pieces)]
+
+    def pairs(self, words: list, scale: Any) -> list:
+        """A piece's eight weights, times their scale where it has one, as four pairs."""
+        if self.int4 is not None:
+            return [self.int4.weights(codes, scale) for codes in codes_four_apart(*words)]
+        if self.format.element.bits == 8:
+            pairs = [self._pair_of_bytes(half) for word in words for half in (word, word >> 16)]
+            return [ptx.mul_x2(pair, scale, "bf16") for pair in pairs] if self.has_powers else pairs
+        pairs = e2m1_pairs(*words, self.type_name)
+        if self.has_powers:
+            pairs = [ue8m0.lifted(pair) for pair in pairs]
+        return [ptx.mul_x2(pair, scale, self.type_name) for pair in pairs]
+
+    def _pair_of_bytes(self, word: Uint32) -> Uint32:
+        """The two values in the low half of a word, without their scale."""
+        if self.format.has_integer_sums:
+            return integer_pair(word, self.is_bf16)
+        element = self.format.element.name
+        return ue8m0.fp8_pair(word, element) if self.is_bf16 else fp8.to_f16x2(word, element)[0]
+
+
+def e2m1_pairs(word: Uint32, type_name: str) -> list:
+    """Eight values over a power of two, as pairs of nibbles (0, 4), (1, 5), (2, 6), (3, 7)."""
     if type_name == "f16":
         # Nibbles 0 and 2, of which the second lies in upper bytes, then 1 and 3.
         first, second = _merged(word << 1, word << 4, type_name), _merged(word >> 3, word, type_name)
-        words = (first, second, first, second)
+        words, are_second = (first, second, first, second), (True, True, False, False)
     else:
         first, second = _merged(word << 2, word << 8, type_name), _merged(word >> 6, word, type_name)
-        words = (first, first, second, second)
-    shift, is_low = SECOND_PAIR_SHIFT[type_name], (0, 1) if type_name == "f16" else (0, 2)
-    placed = [w << shift if i in is_low else w for i, w in enumerate(words)]
-    bits = Uint32(PAIR_BITS[type_name])
-    return [_times(w & bits, scale, type_name) for w in placed]
-
-
-def _times(pair: Uint32, scale: Uint32, type_name: str) -> Uint32:
-    """A product of pairs. sm_80 multiplies bf16 only where it adds: -0, which changes nothing."""
-    if type_name == "f16":
-        return ptx.mul_x2(pair, scale, type_name)
-    return inline_ptx(
-        "{ .reg .b32 zeros; mov.b32 zeros, 0x80008000; fma.rn.bf16x2 {$w0}, {$r0}, {$r1}, zeros; }",
-        write_only_types=[Uint32],
-        read_only_args=[pair, scale],
-    )
+        words, are_second = (first, first, second, second), (True, False, True, False)
+    shift, bits = SECOND_PAIR_SHIFT[type_name], Uint32(PAIR_BITS[type_name])
+    placed = [w << shift if is_second else w for w, is_second in zip(words, are_second, strict=True)]
+    return [w & bits for w in placed]
 
 
 def _merged(magnitudes: Uint32, signs: Uint32, type_name: str) -> Uint32:
@@ -59,24 +163,3 @@ def _merged(magnitudes: Uint32, signs: Uint32, type_name: str) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[magnitudes, signs],
     )
-
-
-def decode_e4m3_scales(codes: Uint32, type_name: str, has_convert: bool) -> list:
-    """The two scales in the low half of a word, each twice; their sign says nothing, NaN stays NaN.
-
-    Args:
-        has_convert: whether the architecture turns e4m3 into fp16, as those from sm_89 on do.
-    """
-    if has_convert:
-        pair, missing = ptx.ue4m3x2_to_f16x2(codes), 1.0
-    else:
-        magnitudes = codes & Uint32(0x7F7F)
-        # NaN is the one code that a carry reaches the sign from: as the top bit of an exponent it makes that infinite.
-        marked = (magnitudes + Uint32(0x0101)) & Uint32(0x8080) | magnitudes
-        pair, missing = ptx.prmt(marked, Uint32(0), Uint32(LOW_BYTES)) << 7, SHIFTED_SCALE
-    if type_name == "bf16":
-        factor = Float32(BF16_SCALE * missing)
-        return [ptx.pair_of(ptx.mul_f32(s, factor), type_name) for s in ptx.unpack_f16x2(pair)]
-    if cutlass.const_expr(missing != 1.0):
-        pair = ptx.scale_x2(pair, 0x5C005C00, "f16")
-    return [ptx.prmt(pair, Uint32(0), Uint32(selector)) for selector in BOTH_HALVES]

@@ -1,19 +1,22 @@
 """Which K steps of which tiles a CTA takes, and which CTAs share a tile.
 
-Steps of all tiles follow each other, K fastest, then the tiles of a group: tokens before weight rows, so that tiles which share
-weights are neighbours. Every CTA gets as many steps as any other, or one less. A CTA takes its steps two at a time, as far as
+Positions count steps: of all groups' tiles, K fastest, then the tiles of a group, tokens before weight rows, so that tiles that
+share weights are neighbours. Every CTA gets as many positions as any other, or one less. It takes them two at a time, as far as
 they are of one tile.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from ..common.select import select
+from nvfp4_cute.planning.arch.warp_mma import MOST_GROUPS, STEPS_OF_TURN, WARP_SIZE
 
-STEPS_OF_TURN = 2
+from ..common.device_groups import inclusive_sum
+from ..common.group_table import select_slot
+from ..common.select import select
 
 
 @dataclass(frozen=True)
@@ -21,16 +24,18 @@ class Place:
     """Where a CTA is.
 
     Attributes:
-        tile: its number; ``step``: of the two that follow, the first; ``end``: of the CTA's steps in the tile; none where they
-            are over.
-        group, unit: of the weights, in units of 32 rows.
-        row, rows: the tile's first row of tokens in the group's, and how many there are.
+        first, steps: the tile's first position, and how many it has.
+        step, end: the first one of this turn in the tile, and the end of the CTA's; no steps where its work is over.
+        slot: the group.
+        unit: the tile's first weight rows, in units of a warp.
+        row, rows: the tile's first row of tokens, counted from the first of all groups or of the group's batch, and how many.
     """
 
-    tile: Int32
+    first: Int32
+    steps: Int32
     step: Int32
     end: Int32
-    group: Int32
+    slot: Int32
     unit: Int32
     row: Int32
     rows: Int32
@@ -38,118 +43,191 @@ class Place:
 
 @dataclass(frozen=True)
 class Shares:
-    """Steps of CTAs.
+    """Positions of CTAs: ``base`` each, and one more of the first ``longer`` ones."""
 
-    Attributes:
-        steps: of a tile.
-        base, longer: steps of a CTA, and how many of the first CTAs have one more.
-    """
-
-    steps: Int32
     base: Int32
     longer: Int32
 
+    @classmethod
+    def of(cls, total: Int32, num_cta: Int32) -> "Shares":
+        """All positions dealt to so many CTAs."""
+        base = divide(total, num_cta)
+        return cls(base, total - base * num_cta)
+
     def first(self, cta: Int32) -> Int32:
-        """A CTA's first step."""
+        """A CTA's first position."""
         return cta * self.base + cutlass.min(cta, self.longer)
 
-    def owner(self, step: Int32) -> Int32:
-        """Whose step it is."""
-        behind = step - self.longer * (self.base + 1)
-        of_rest = self.longer + divide(behind, cutlass.max(self.base, 1))
-        return select(behind < 0, divide(step, self.base + 1), of_rest)
+    def owner(self, position: Int32) -> Int32:
+        """Whose it is."""
+        beyond = position - self.longer * (self.base + 1)
+        of_rest = self.longer + divide(cutlass.max(beyond, 0), cutlass.max(self.base, 1))
+        return select(beyond < 0, divide(position, self.base + 1), of_rest)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What host code knows of groups; lists have an entry a slot, or one for all groups.
+
+    Attributes:
+        form: "list", "ragged", "masked" or "batched".
+        sizes: pointer to int32 on the device, of ragged and masked groups.
+        count: groups.
+        m, n, k: extents, of ragged groups m in all.
+        tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
+        atom_units: units of the weight rows that a row of scale atoms is for.
+        units: of a tile. tokens: of a tile. step_k: of all warps.
+    """
+
+    form: str
+    sizes: Any
+    count: Int32
+    m: list
+    n: list
+    k: list
+    tile_offsets: list
+    atom_rows: int
+    atom_units: int
+    units: int
+    tokens: int
+    step_k: int
+
+    def unit_tiles(self, slot: Int32) -> Int32:
+        """Tiles of a group along its weights."""
+        atoms = cute.ceil_div(select_slot(self.n, slot), self.atom_rows)
+        return cute.ceil_div(atoms * self.atom_units, self.units)
+
+    def steps(self, slot: Int32) -> Int32:
+        """Of a tile."""
+        return cute.ceil_div(select_slot(self.k, slot), self.step_k)
+
+    @cute.jit
+    def count_rows(self, group: Int32) -> tuple:
+        """A group's first row and its rows, as the device or the host knows them."""
+        first, rows = Int32(0), select_slot(self.m, group)
+        if cutlass.const_expr(self.form in ("ragged", "masked")):
+            sizes = cute.make_tensor(self.sizes, cute.make_layout(self.count))
+            rows = cutlass.min(sizes[group], rows)
+            if cutlass.const_expr(self.form == "ragged"):
+                if group > 0:
+                    first = cutlass.max(sizes[group - 1], 0)
+        elif cutlass.const_expr(self.form == "list"):
+            # A group without rows has no tiles; its extents in the table are 1.
+            tiles = select_slot(self.tile_offsets[1:], group) - select_slot(self.tile_offsets[:-1], group)
+            rows = select(tiles > 0, rows, Int32(0))
+        return first, cutlass.max(rows - first, 0)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of tokens that have weights of their own.
+    """Groups with what a CTA has found of them, in shared memory: an entry a group.
 
     Attributes:
-        form: "one": one group; "ragged": groups' rows follow each other; "masked", "batched": each has ``most`` rows of room.
-        ends: in shared memory, tiles of tokens of all groups up to each, inclusive; None of one group.
-        starts: in shared memory, of ragged groups, their first rows.
-        most: rows.
-        count: groups.
-        units: of 32 weight rows, that a tile has.
-        unit_tiles: tiles along the weights.
-        tokens: rows of a tile.
+        sizes: as the host knows them.
+        ends: positions of all groups up to each, inclusive.
+        starts, rows: first rows, and how many.
     """
 
-    form: str
-    ends: object
-    starts: object
-    counts: object
-    most: Int32
-    count: Int32
-    units: int
-    unit_tiles: Int32
-    tokens: int
+    sizes: Sizes
+    ends: Any
+    starts: Any
+    rows: Any
+
+    @classmethod
+    def allocate(cls, sizes: Sizes, smem: Any) -> "Groups":
+        """Room for them."""
+        room = len(sizes.m) if sizes.form == "list" else MOST_GROUPS
+        return cls(sizes, *(smem.allocate_tensor(Int32, cute.make_layout(room), 16) for _ in range(3)))
 
     @cute.jit
-    def tiles(self) -> Int32:
-        """Of all groups."""
-        if cutlass.const_expr(self.form == "one"):
-            return cute.ceil_div(self.most, self.tokens) * self.unit_tiles
-        return self.ends[self.count - 1] * self.unit_tiles
+    def find(self, tidx: Int32, threads: cutlass.Constexpr):
+        """Fill in the room: all threads read sizes, then a warp adds up. All threads of the CTA."""
+        sizes = self.sizes
+        for group in cutlass.range(tidx, sizes.count, threads, unroll=1):
+            first, rows = sizes.count_rows(group)
+            self.starts[group], self.rows[group] = first, rows
+            tiles = cute.ceil_div(rows, sizes.tokens) * sizes.unit_tiles(group)
+            self.ends[group] = tiles * sizes.steps(group)
+        cute.arch.sync_threads()
+        if tidx < WARP_SIZE:
+            before = Int32(0)
+            for base in cutlass.range(0, sizes.count, WARP_SIZE, unroll=1):
+                own = Int32(0)
+                if base + tidx < sizes.count:
+                    own = self.ends[base + tidx]
+                total = before + inclusive_sum(own)
+                if base + tidx < sizes.count:
+                    self.ends[base + tidx] = total
+                before = cute.arch.shuffle_sync(total, WARP_SIZE - 1)
+        cute.arch.sync_threads()
 
     @cute.jit
-    def place(self, tile: Int32, step: Int32, end: Int32) -> Place:
-        """A tile's."""
-        group, before, rows = Int32(0), Int32(0), self.most
-        if cutlass.const_expr(self.form != "one"):
-            group = self._group_of(divide(tile, self.unit_tiles))
-            if group > 0:
-                before = self.ends[group - 1]
-            rows = self.counts[group]
-        local = tile - before * self.unit_tiles
-        token_tiles = cute.ceil_div(rows, self.tokens)
-        unit_tile, token_tile = local, Int32(0)
+    def total(self) -> Int32:
+        """Positions of all groups."""
+        return self.ends[self.sizes.count - 1]
+
+    @cute.jit
+    def place(self, position: Int32, stop: Int32) -> Place:
+        """The one at a position, for a CTA whose share stops at another."""
+        sizes, slot, before = self.sizes, self._slot_of(position), Int32(0)
+        if slot > 0:
+            before = self.ends[slot - 1]
+        steps, rows = sizes.steps(slot), self.rows[slot]
+        tile = divide(position - before, steps)
+        first = before + tile * steps
+        token_tiles = cute.ceil_div(rows, sizes.tokens)
+        unit_tile, token_tile = tile, Int32(0)
         if token_tiles > 1:
-            unit_tile = divide(local, token_tiles)
-            token_tile = local - unit_tile * token_tiles
-        row = token_tile * self.tokens
-        first = Int32(0)
-        if cutlass.const_expr(self.form == "ragged"):
-            first = self.starts[group]
+            unit_tile = divide(tile, token_tiles)
+            token_tile = tile - unit_tile * token_tiles
+        row = token_tile * sizes.tokens
         return Place(
-            tile, step, end, group, unit_tile * self.units, first + row, cutlass.min(rows - row, self.tokens)
+            first=first,
+            steps=steps,
+            step=position - first,
+            end=cutlass.min(steps, stop - first),
+            slot=slot,
+            unit=unit_tile * sizes.units,
+            row=self.starts[slot] + row,
+            rows=cutlass.min(rows - row, sizes.tokens),
         )
 
     @cute.jit
-    def _group_of(self, token_tile: Int32) -> Int32:
-        """The first group whose tiles end behind this one."""
-        low, high = Int32(0), self.count - 1
+    def next(self, place: Place, stop: Int32) -> Place:
+        """The place after."""
+        step = place.step + STEPS_OF_TURN
+        found = Place(
+            place.first, place.steps, step, place.end, place.slot, place.unit, place.row, place.rows
+        )
+        if step >= place.end:
+            position = place.first + place.steps
+            if position < stop:
+                found = self.place(position, stop)
+        return found
+
+    @cute.jit
+    def _slot_of(self, position: Int32) -> Int32:
+        """The first group that ends beyond a position."""
+        low, high = Int32(0), self.sizes.count - 1
         while low < high:
             middle = (low + high) // 2
-            is_behind = self.ends[middle] > token_tile
-            low = select(is_behind, low, middle + 1)
-            high = select(is_behind, middle, high)
+            is_beyond = self.ends[middle] > position
+            low = select(is_beyond, low, middle + 1)
+            high = select(is_beyond, middle, high)
         return low
 
 
 @cute.jit
-def next_place(place: Place, groups: Groups, steps: Int32, stop: Int32) -> Place:
-    """The place after, up to the CTA's ``stop``."""
-    tile, step, end = place.tile, place.step + STEPS_OF_TURN, place.end
-    if step >= place.end:
-        tile, step = place.tile + 1, Int32(0)
-        end = cutlass.min(steps, stop - tile * steps)
-        place = Place(tile, step, Int32(0), place.group, place.unit, place.row, Int32(0))
-        if end > 0:
-            place = groups.place(tile, step, end)
-    return Place(place.tile, step, place.end, place.group, place.unit, place.row, place.rows)
-
-
-def turns(first: Int32, stop: Int32, steps: Int32) -> Int32:
-    """How many turns a CTA takes."""
-    head = cutlass.min(steps - first % steps, stop - first)
-    rest = stop - first - head
-    whole = rest // steps
-    return _half(head) + whole * _half(steps) + _half(rest - whole * steps)
-
-
-def _half(steps: Int32) -> Int32:
-    return (steps + 1) // STEPS_OF_TURN
+def turns(place: Place, first: Int32, stop: Int32, groups: Groups) -> Int32:
+    """How many turns a CTA takes from a place, its first one, on."""
+    count = Int32(0)
+    position = first
+    while position < stop:
+        # Tiles of one group have as many steps each: the beginning of a share, and what it has of a group.
+        here = groups.place(position, stop)
+        count += (here.end - here.step + 1) // STEPS_OF_TURN
+        position = here.first + here.steps
+    return count
 
 
 def divide(a: Int32, b: Int32) -> Int32:

@@ -1,0 +1,296 @@
+"""What warps load: weights and their scales into registers, tokens through registers into shared memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32
+
+from nvfp4_cute.formats.block_format import ATOM_BYTES
+from nvfp4_cute.planning.arch.warp_mma import STEP_BYTES, STEPS_OF_TURN, WARP_SIZE, Warps
+
+from ..common.global_access import KEEP, READ_ONCE
+from ..common.group_table import select_slot
+from ..common.select import select
+from ..common.versions import inline_ptx
+from .decode import LANES_K, PIECE_K, Decoding
+from .places import Place
+
+# A warp's weight rows: r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales lie beside each other.
+BANDS, BAND_ROWS, OCTET = 4, 32, 8
+# What a lane loads of a row at once: words, bytes.
+VECTOR_WORDS, VECTOR_BYTES = 4, 16
+PIECE_BYTES = 2 * PIECE_K
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Which lane of which warp this is.
+
+    Attributes:
+        row_warp, k_warp: of the CTA's warps, along weight rows and along K.
+        lane: in the warp: 4 ``group`` + ``quad``.
+        thread: among those of the same K.
+    """
+
+    row_warp: Int32
+    k_warp: Int32
+    lane: Int32
+    group: Int32
+    quad: Int32
+    thread: Int32
+
+    @classmethod
+    def of(cls, tidx: Int32, warps: Warps) -> "Lane":
+        """That of a thread."""
+        warp, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
+        row_threads = warps.rows * WARP_SIZE
+        return cls(warp % warps.rows, warp // warps.rows, lane, lane // 4, lane % 4, tidx % row_threads)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which rows of which operand a warp's four bands are, of 128 rows of weights that share scale atoms: by the kind of results.
+
+    Attributes:
+        layout: None of one product; of two products "separate", or as weights are interleaved.
+    """
+
+    layout: str | None
+
+    @property
+    def atom_units(self) -> int:
+        """Warps for the weights whose scales share a row of atoms, of every operand."""
+        return 8 if self.layout == "separate" else 4
+
+    def octet(self, unit: Int32) -> Int32:
+        """Which eight rows of 32."""
+        return unit % self.atom_units // (self.atom_units // BANDS)
+
+    def band(self, unit: Int32, band: int) -> tuple:
+        """Operand of a band, and which 32 rows of the atom it is in."""
+        if self.layout != "separate":
+            return 0, Int32(band)
+        return band // 2, unit % 2 * 2 + band % 2
+
+    def columns(self) -> int:
+        """Columns of results that belong to a row of atoms."""
+        return 128 if self.layout in (None, "separate") else 64
+
+    def product(self, band: int) -> int:
+        """Of two products, which one a band belongs to: 0 is the gate."""
+        return {
+            None: 0,
+            "separate": band // 2,
+            "interleaved_64_up_first": 1 - band // 2,
+            "interleaved_32_gate_first": band % 2,
+        }[self.layout]
+
+    def column(self, unit: Int32, band: int) -> Int32:
+        """Of results: that of a band's first row of an octet, from the atom's first one."""
+        if self.layout is None:
+            return Int32(band * BAND_ROWS)
+        if self.layout == "separate":
+            return (unit % 2 * 2 + band % 2) * BAND_ROWS
+        return Int32((band % 2 if self.layout == "interleaved_64_up_first" else band // 2) * BAND_ROWS)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One operand of weights in global memory; lists have an entry a slot. Pitches in bytes.
+
+    Attributes:
+        data, scale: addresses.
+        pitch, batch_pitch: from row to row, and from group to group.
+        scale_pitch: 128-row blocks of scales from group to group.
+    """
+
+    data: list
+    scale: list
+    pitch: list
+    batch_pitch: Int64
+    scale_pitch: Int32
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """16-bit rows in global memory; lists have an entry a slot. Pitches in bytes."""
+
+    data: list
+    pitch: list
+    batch_pitch: Int64
+
+
+@dataclass(frozen=True)
+class Loads:
+    """How warps load; shared by all of them.
+
+    Attributes:
+        weights: one operand, or two.
+        layout: of their rows.
+        n, k: extents, an entry a slot.
+        form: how groups' tokens lie: of "masked" and "batched" ones in batches.
+        max_tokens: of a tile.
+    """
+
+    weights: list
+    tokens: Tokens
+    layout: Layout
+    decoding: Decoding
+    warps: Warps
+    n: list
+    k: list
+    form: str
+    max_tokens: int
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether every group has a batch of its own."""
+        return self.form in ("masked", "batched")
+
+    @property
+    def step_pieces(self) -> int:
+        """Pieces of a token's row in a step."""
+        return self.decoding.step_k // PIECE_K
+
+    @property
+    def row_bytes(self) -> int:
+        """The same in shared memory."""
+        return self.step_pieces * PIECE_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of tokens of a turn."""
+        return STEPS_OF_TURN * self.max_tokens * self.row_bytes
+
+    @property
+    def thread_pieces(self) -> int:
+        """Of a turn, a thread's."""
+        return max(self._pieces // self.warps.rows // WARP_SIZE, 1)
+
+    @property
+    def _pieces(self) -> int:
+        return STEPS_OF_TURN * self.max_tokens * self.step_pieces
+
+    def k_step(self, place: Place, lane: Lane, half: int) -> Int32:
+        """The warp's own 128 or 64 values of K."""
+        return (place.step + half) * self.warps.k + lane.k_warp
+
+    def piece(self, lane: Lane, i: int) -> tuple:
+        """Step of the turn, token, and place in its row, of a thread's piece."""
+        index = lane.thread + i * self.warps.rows * WARP_SIZE
+        return (
+            index // (self.max_tokens * self.step_pieces),
+            index // self.step_pieces % self.max_tokens,
+            index % self.step_pieces,
+        )
+
+    @cute.jit
+    def load_tokens(self, x: Any, place: Place, lane: Lane):
+        """A thread's pieces of a turn; zeros where there are none."""
+        k, batch = select_slot(self.k, place.slot), Int64(0)
+        if cutlass.const_expr(self.has_batches):
+            batch = Int64(place.slot) * self.tokens.batch_pitch
+        base = select_slot(self.tokens.data, place.slot) + batch
+        pitch = select_slot(self.tokens.pitch, place.slot)
+        for i in cutlass.range_constexpr(self.thread_pieces):
+            half, token, piece = self.piece(lane, i)
+            k_piece = self.k_step(place, lane, half) * self.step_pieces + piece
+            is_there = (place.step + half < place.end) & (token < place.rows) & (k_piece * PIECE_K < k)
+            if cutlass.const_expr(self._pieces < self.warps.rows * WARP_SIZE):
+                is_there = is_there & (half < STEPS_OF_TURN)
+            address = base + Int64(place.row + token) * pitch + k_piece * PIECE_BYTES
+            words = load_or_zeros(address, is_there, KEEP)
+            for w in cutlass.range_constexpr(VECTOR_WORDS):
+                x[w, i] = words[w]
+
+    @cute.jit
+    def store_tokens(self, x: Any, stage: Int32, lane: Lane):
+        """Have them in shared memory, in the pairs that weights come in."""
+        for i in cutlass.range_constexpr(self.thread_pieces):
+            half, token, piece = self.piece(lane, i)
+            pairs = self.decoding.token_pairs([x[w, i] for w in range(VECTOR_WORDS)])
+            row = (half * self.max_tokens + token) * self.row_bytes
+            is_idle = self._pieces < self.warps.rows * WARP_SIZE
+            inline_ptx(
+                "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                read_only_args=[stage + row + swizzled(token, piece) * PIECE_BYTES, *pairs],
+                predicate=half < STEPS_OF_TURN if is_idle else None,
+            )
+
+    @cute.jit
+    def load_weights(self, words: Any, scales: Any, place: Place, lane: Lane, half: cutlass.Constexpr):
+        """A lane's words of four rows in a step, and of their scales; zeros where there are none."""
+        slot, unit = place.slot, place.unit + lane.row_warp
+        n, k = select_slot(self.n, slot), select_slot(self.k, slot)
+        k_step = self.k_step(place, lane, half)
+        first_k = k_step * self.decoding.step_k + lane.quad * self.decoding.lane_k
+        # The last lane of a K that is no multiple of this has nothing: such a K has no kernel.
+        is_inside = (place.step + half < place.end) & (first_k < k)
+        atom, in_band = unit // self.layout.atom_units, self.layout.octet(unit) * OCTET + lane.group
+        offset = k_step * STEP_BYTES + lane.quad * VECTOR_BYTES
+        first_row = atom * (BANDS * BAND_ROWS) + in_band
+        for band in cutlass.range_constexpr(BANDS):
+            operand, rows = self.layout.band(unit, band)
+            weights, row = self.weights[operand], first_row + rows * BAND_ROWS
+            address = (
+                select_slot(weights.data, slot)
+                + Int64(self._batch(slot)) * weights.batch_pitch
+                + Int64(row) * select_slot(weights.pitch, slot)
+                + offset
+            )
+            loaded = load_or_zeros(address, is_inside & (row < n), READ_ONCE)
+            for w in cutlass.range_constexpr(VECTOR_WORDS):
+                words[w, band, half] = loaded[w]
+        if cutlass.const_expr(self.decoding.format.scale_layout == "blocked"):
+            self.load_scales(scales, slot, unit, atom, in_band, first_k, is_inside & (first_row < n), half)
+
+    @cute.jit
+    def load_scales(
+        self,
+        scales: Any,
+        slot: Int32,
+        unit: Int32,
+        atom: Int32,
+        in_band: Int32,
+        first_k: Int32,
+        is_there: Boolean,
+        half: cutlass.Constexpr,
+    ):
+        """A word of each of a lane's rows, which lie beside each other in an atom."""
+        atom_k = self.decoding.format.atom_k
+        atoms_k = cute.ceil_div(select_slot(self.k, slot), atom_k)
+        for operand in cutlass.range_constexpr(len(self.weights)):
+            weights = self.weights[operand]
+            blocks = Int64(self._batch(slot) * weights.scale_pitch + atom) * atoms_k + first_k // atom_k
+            address = select_slot(weights.scale, slot) + blocks * ATOM_BYTES + in_band * VECTOR_BYTES
+            count = BANDS // len(self.weights)
+            if cutlass.const_expr(len(self.weights) > 1):
+                address += unit % 2 * (VECTOR_BYTES // 2)
+            loaded = load_or_zeros(address, is_there, KEEP, count)
+            for band in cutlass.range_constexpr(count):
+                scales[operand * count + band, half] = loaded[band]
+
+    def _batch(self, slot: Int32):
+        """Of a group's weights: in a list every group has operands of its own."""
+        return Int32(0) if self.form == "list" else slot
+
+
+def swizzled(token: Int32, piece: Int32) -> Int32:
+    """Where in its row a piece of a token lies: eight lanes that read at once take all banks."""
+    return piece ^ (piece // 8 % 2 * 2) ^ (token % 2)
+
+
+def load_or_zeros(address: Int64, is_there: Boolean, opcode: str, count: int = VECTOR_WORDS) -> list:
+    """Consecutive words, or zeros."""
+    names = [f"{{$w{i}}}" for i in range(count)]
+    zeros = " ".join(f"mov.b32 {name}, 0;" for name in names)
+    return list(
+        inline_ptx(
+            "{ .reg .pred p; .reg .b32 t; mov.b32 t, {$r1}; setp.ne.b32 p, t, 0; "
+            f"{zeros} @p {opcode}.v{count}.b32 {{{', '.join(names)}}}, [{{$r0}}]; }}",
+            write_only_types=[Uint32] * count,
+            read_only_args=[address, select(is_there, Int32(1), Int32(0))],
+        )
+    )

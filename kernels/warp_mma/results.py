@@ -1,0 +1,150 @@
+"""Results: sums of a warp's weight rows times factors, combined where there are two products, and stored in rows of tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from ..common import ptx
+from ..common.activation import gate
+from ..common.bias import load_bias
+from ..common.fp32_scales import SCALE_BYTES
+from ..common.global_access import KEEP, load_words, store_words
+from ..common.group_table import select_slot
+from ..common.output_table import OutputTable, caller_index
+from ..common.versions import inline_ptx
+from .operands import BAND_ROWS, BANDS, OCTET, Lane, Loads
+from .places import Place
+
+# prmt: lower halves and upper halves of two words.
+HALVES = (0x5410, 0x7632)
+
+
+@dataclass(frozen=True)
+class Results:
+    """How results are made.
+
+    Attributes:
+        outputs: where they go.
+        dtype: cutlass.Float16, BFloat16 or Float32.
+        activation: of two products; None of one.
+        loads: what sums are of.
+    """
+
+    outputs: OutputTable
+    dtype: type
+    activation: str | None
+    loads: Loads
+
+    @cute.jit
+    def store(self, acc: Any, place: Place, lane: Lane):
+        """Those of the warp's sums, of whole tiles of K."""
+        layout, slot = self.loads.layout, place.slot
+        unit = place.unit + lane.row_warp
+        n = select_slot(self.loads.n, slot)
+        columns = n if cutlass.const_expr(layout.layout in (None, "separate")) else n // 2
+        first = unit // layout.atom_units * layout.columns() + layout.octet(unit) * OCTET
+        factors = self.factors(slot)
+        batch = Int64(0)
+        if cutlass.const_expr(self.loads.has_batches):
+            batch = slot * self.outputs.batch_pitch
+        pitch, nbytes = select_slot(self.outputs.pitches, slot), self.dtype.width // 8
+        base = select_slot(self.outputs.addresses, slot) + (batch + Int64(place.row) * pitch) * nbytes
+        # Pairs of columns are stored as words, where all of them are aligned.
+        is_paired = (pitch % 2 == 0) & (base % 4 == 0)
+        row_scales = self.row_scales(unit, slot, n, lane)
+        for band in cutlass.range_constexpr(BANDS):
+            if cutlass.const_expr(self.activation is None or layout.product(band) == 0):
+                column = first + layout.column(unit, band)
+                bias = self.bias(column + lane.group, columns)
+                for j in cutlass.range_constexpr(self.loads.max_tokens // OCTET):
+                    values = []
+                    for c in cutlass.range_constexpr(2):
+                        value = acc[band % 2 * 2 + c, band // 2, j]
+                        if cutlass.const_expr(row_scales is not None):
+                            value = value * row_scales[band]
+                        value = value * factors[0]
+                        if cutlass.const_expr(self.activation is not None):
+                            other = self.partner(band)
+                            value = self.combined(value, acc[other % 2 * 2 + c, other // 2, j] * factors[1])
+                        if cutlass.const_expr(bias is not None):
+                            value = ptx.add_f32(value, bias)
+                        values.append(value)
+                    token, own = j * OCTET + lane.group, column + 2 * lane.quad
+                    address = base + (Int64(token) * pitch + own) * nbytes
+                    self.store_pair(values, address, token < place.rows, columns - own, is_paired)
+
+    def factors(self, slot: Int32) -> list:
+        """Of every product."""
+        exponent = Float32(2.0**self.loads.decoding.exponent)
+        count = 1 if self.activation is None else 2
+        if self.outputs.alphas is None:
+            return [exponent] * count
+        index = caller_index(self.outputs, slot)
+        alphas = [cute.make_tensor(alpha + index, cute.make_layout(1))[0] for alpha in self.outputs.alphas]
+        return [alpha * exponent for alpha in alphas]
+
+    def partner(self, band: int) -> int:
+        """The band of the other product with the same columns."""
+        layout = self.loads.layout
+        if layout.layout == "interleaved_32_gate_first":
+            return band + 1
+        return (band + 2) % BANDS
+
+    @cute.jit
+    def combined(self, value: Float32, other: Float32) -> Float32:
+        """Of two products."""
+        limit = None
+        if cutlass.const_expr(self.outputs.limit is not None):
+            limit = ptx.float_of(Uint32(self.outputs.limit))
+        return gate(value, other, self.activation, limit)
+
+    def bias(self, column: Int32, columns: Int32) -> Float32 | None:
+        """Of a column."""
+        if self.outputs.bias is None:
+            return None
+        (bias,) = load_bias(self.outputs.bias, [column], columns)
+        return bias.to(Float32)
+
+    def row_scales(self, unit: Int32, slot: Int32, n: Int32, lane: Lane) -> list | None:
+        """Of the lane's rows of weights, where rows have a scale each."""
+        loads = self.loads
+        if not loads.decoding.has_row_scales:
+            return None
+        weights = loads.weights[0]
+        first = unit // BANDS * (BANDS * BAND_ROWS) + unit % BANDS * OCTET + lane.group
+        rows = [cutlass.min(first + band * BAND_ROWS, n - 1) for band in range(BANDS)]
+        base = select_slot(weights.scale, slot)
+        batch = Int32(0) if loads.form == "list" else slot
+        places = [Int64(batch * weights.scale_pitch + row) * SCALE_BYTES for row in rows]
+        return [ptx.float_of(load_words(base + place, 1, KEEP)[0]) for place in places]
+
+    @cute.jit
+    def store_pair(
+        self, values: list, address: Int64, is_there: Boolean, columns: Int32, is_paired: Boolean
+    ):
+        """Two neighbouring columns of a token, as far as there are columns: a lane's own after a transposition."""
+        if cutlass.const_expr(self.dtype.width == 32):
+            words = transposed_floats(values)
+            for c in cutlass.range_constexpr(2):
+                store_words(address + 4 * c, [words[c]], predicate=is_there & (columns > c))
+        else:
+            word = ptx.transpose_8x8(ptx.pack_16x2(*values, self.dtype is cutlass.BFloat16))
+            store_words(address, [word], predicate=is_there & is_paired & (columns > 1))
+            for c in cutlass.range_constexpr(2):
+                is_alone = is_there & (columns > c) & ~(is_paired & (columns > 1))
+                store_half_if(address + 2 * c, word >> 16 * c, is_alone)
+
+
+def store_half_if(address: Int64, word: Uint32, is_there: Boolean) -> None:
+    """The low half of a word, where ``is_there``."""
+    inline_ptx("st.global.u16 [{$r0}], {$r1};", read_only_args=[address, word], predicate=is_there)
+
+
+def transposed_floats(values: list) -> list:
+    """Two floats of a lane, as ``ptx.transpose_8x8`` moves two halves: upper halves and lower ones by themselves."""
+    bits = [ptx.bits_of(value) for value in values]
+    lower, upper = (ptx.transpose_8x8(ptx.prmt(*bits, Uint32(selector))) for selector in HALVES)
+    return [ptx.prmt(lower, upper, Uint32(selector)) for selector in HALVES]
