@@ -40,7 +40,7 @@ from ..common.shared_access import load_shared
 from ..common.versions import SmemAllocator
 from .decode import PIECE_K, Decoding
 from .operands import BANDS, OCTET, PIECE_BYTES, VECTOR_WORDS, Lane, Layout, Loads, Tokens, Weights, swizzled
-from .places import Groups, Place, Shares, Sizes
+from .places import Extents, Groups, Place, Shares, Sizes
 from .results import Results
 from .sums import MMA_M, Sums
 
@@ -93,7 +93,7 @@ class WarpMmaGemm:
         self.bias_dtype = bias_dtype
         self.name = name
         self.tokens = config.cta_tile_shape_mnk[1]
-        self.warps = warps_of(config, self.kind.num_b, weights)
+        self.warps = warps_of(config)
         self.octets = self.tokens // OCTET
 
     @cute.jit
@@ -117,62 +117,48 @@ class WarpMmaGemm:
             bias_dtype=self.bias_dtype,
         )
         bits = self.decoding.format.element.bits
-        loads = Loads(
-            weights=[
-                Weights(
-                    [view.data for view in views],
-                    [view.scale for view in views],
-                    [view.pitch * bits // 8 for view in views],
-                    views[0].batch_pitch * bits // 8,
-                    views[0].sf_batch_blocks,
-                )
-                for views in weights
-            ],
-            tokens=Tokens(
-                [view.data for view in tokens],
-                [view.pitch * TOKEN_BYTES for view in tokens],
-                tokens[0].batch_pitch * TOKEN_BYTES,
-            ),
-            layout=self.layout,
-            decoding=self.decoding,
-            warps=self.warps,
+        operands = [
+            Weights(
+                [view.data for view in views],
+                [view.scale for view in views],
+                [view.pitch * bits // 8 for view in views],
+                views[0].batch_pitch * bits // 8,
+                views[0].sf_batch_blocks,
+            )
+            for views in weights
+        ]
+        rows_of = Tokens(
+            [view.data for view in tokens],
+            [view.pitch * TOKEN_BYTES for view in tokens],
+            tokens[0].batch_pitch * TOKEN_BYTES,
+        )
+        first_tiles = [Int32(values[Group.TILE_OFFSET, row]) for row in rows]
+        extents = Extents(
+            m=[view.rows for view in tokens],
             n=[view.rows for view in weights[0]],
             k=[view.k for view in weights[0]],
-            form=self.form,
-            max_tokens=self.tokens,
-        )
-        is_list = self.form == "list"
-        offsets = [Int32(values[Group.TILE_OFFSET, row]) for row in rows] + [Int32(values[Header.NUM_TILES, 0])]
-        sizes = Sizes(
-            form=self.form,
+            tile_offsets=[*first_tiles, Int32(values[Header.NUM_TILES, 0])] if self.form == "list" else [],
             sizes=cute.make_ptr(
                 Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4
             ),
-            count=Int32(self.num_groups) if is_list else Int32(values[Header.NUM_GROUPS, 0]),
-            m=[view.rows for view in tokens],
-            n=loads.n,
-            k=loads.k,
-            tile_offsets=offsets,
-            atom_rows=BANDS * 32,
-            atom_units=self.layout.atom_units,
-            units=self.warps.rows,
-            tokens=self.tokens,
-            step_k=self.decoding.step_k * self.warps.k,
+            count=Int32(self.num_groups if self.form == "list" else values[Header.NUM_GROUPS, 0]),
         )
         self.kernel.set_name_prefix(self.name)
-        self.kernel(loads, sizes, outputs, values[Header.WORKSPACE, 0]).launch(
+        self.kernel(operands, rows_of, extents, outputs, values[Header.WORKSPACE, 0]).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             block=(self.warps.threads, 1, 1),
-            min_blocks_per_mp=ctas_per_sm(self.config, self.kind.num_b, self.decoding.format),
+            min_blocks_per_mp=ctas_per_sm(self.config),
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, loads: Loads, sizes: Sizes, outputs: OutputTable, workspace):
+    def kernel(self, weights: list, rows: Tokens, extents: Extents, outputs: OutputTable, workspace):
         """Find the CTA's share, and go through it."""
         tidx, _, _ = cute.arch.thread_idx()
         smem, warps = SmemAllocator(), self.warps
+        settings = self.layout, self.decoding, warps, extents.n, extents.k, self.form, self.tokens
+        loads = Loads(weights, rows, *settings)
         tokens = smem.allocate_tensor(
             Uint8, cute.make_layout(2 * loads.stage_bytes * warps.k), 128
         ).iterator.toint()
@@ -180,14 +166,17 @@ class WarpMmaGemm:
         if cutlass.const_expr(warps.k > 1):
             layout = cute.make_layout((4, WARP_SIZE, vectors, warps.rows, warps.k - 1))
             shared = smem.allocate_tensor(Float32, layout, 128)
+        step_k = self.decoding.step_k * warps.k
+        sizes = Sizes(extents, self.form, self.layout.atom_units, warps.rows, self.tokens, step_k)
         groups = Groups.allocate(sizes, smem)
         groups.find(tidx, warps.threads)
         shares = Shares.of(groups.total(), cute.arch.grid_dim()[0])
         cta = cute.arch.block_idx()[0]
+        sums = Sums(workspace, shared, warps, vectors)
+        results = Results(outputs, self.kind.dtype, self.kind.activation, loads)
+        lane = Lane.of(tidx, warps)
         if shares.first(cta) < shares.first(cta + 1):
-            sums = Sums(workspace, shared, warps, vectors)
-            results = Results(outputs, self.kind.dtype, self.kind.activation, loads)
-            self.run(loads, groups, shares, sums, results, Lane.of(tidx, warps), tokens)
+            self.run(loads, groups, shares, sums, results, lane, tokens)
 
     @cute.jit
     def run(
@@ -224,17 +213,17 @@ class WarpMmaGemm:
         loads.load_tokens(x, ahead, lane)
         self.wait(lane)
         while now.step < now.end:
-            loads.store_tokens(x, base + other_stage, lane)
-            loads.load_tokens(x, beyond, lane)
+            Loads.store_tokens(loads, x, base + other_stage, lane)
+            Loads.load_tokens(loads, x, beyond, lane)
             for half in cutlass.range_constexpr(STEPS_OF_TURN):
                 self.multiply(acc, words, scales, loads, base + stage, now, lane, half)
-                loads.load_weights(words, scales, ahead, lane, half)
+                Loads.load_weights(loads, words, scales, ahead, lane, half)
             self.wait(lane)
             if now.step + STEPS_OF_TURN >= now.end:
                 self.finish(acc, shares, sums, results, now, begin, lane)
                 acc.fill(0.0)
                 begin = Int32(0)
-            now, ahead, beyond = ahead, beyond, groups.next(beyond, stop)
+            now, ahead, beyond = ahead, beyond, Groups.next(groups, beyond, stop)
             stage, other_stage = other_stage, stage
 
     def wait(self, lane: Lane):
@@ -275,8 +264,11 @@ class WarpMmaGemm:
                 for band in range(BANDS)
             ]
             piece = row + swizzled(lane.group, lane.quad * pieces + p) * PIECE_BYTES
-            for j in cutlass.range_constexpr(self.octets):
-                self.multiply_octet(products, pairs, piece + j * OCTET * loads.row_bytes, j)
+            self.multiply_octet(products, pairs, piece, 0)
+            for j in cutlass.range_constexpr(1, self.octets):
+                # Tiles of a ragged group's last tokens are short, and so are those of groups of few.
+                if place.rows > j * OCTET:
+                    self.multiply_octet(products, pairs, piece + j * OCTET * loads.row_bytes, j)
         if cutlass.const_expr(decoding.promotes):
             self.promote(acc, products, loads, place, lane, half)
 
@@ -335,6 +327,6 @@ class WarpMmaGemm:
         if lane.k_warp == 0:
             is_complete = (begin == 0) & (place.end == place.steps)
             if not is_complete:
-                is_complete = sums.add_ctas(acc, shares, place, begin, lane)
+                is_complete = Sums.add_ctas(sums, acc, shares, place, begin, lane)
             if is_complete:
-                results.store(acc, place, lane)
+                Results.store(results, acc, place, lane)

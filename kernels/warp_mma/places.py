@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS
 from nvfp4_cute.planning.arch.warp_mma import MOST_GROUPS, STEPS_OF_TURN, WARP_SIZE
 
 from ..common.device_groups import inclusive_sum
@@ -66,54 +67,70 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What host code knows of groups; lists have an entry a slot, or one for all groups.
+class Extents:
+    """Of groups, as kernel parameters; lists have an entry a slot, or one for all groups.
 
     Attributes:
-        form: "list", "ragged", "masked" or "batched".
+        m, n, k: of ragged groups m in all, of masked ones at most.
+        tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
         sizes: pointer to int32 on the device, of ragged and masked groups.
         count: groups.
-        m, n, k: extents, of ragged groups m in all.
-        tile_offsets: of a list, tiles of all earlier slots, whose last entry is the number of all.
-        atom_units: units of the weight rows that a row of scale atoms is for.
-        units: of a tile. tokens: of a tile. step_k: of all warps.
     """
 
-    form: str
-    sizes: Any
-    count: Int32
     m: list
     n: list
     k: list
     tile_offsets: list
-    atom_rows: int
+    sizes: Any
+    count: Int32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How groups are cut into tiles.
+
+    Attributes:
+        form: "list", "ragged", "masked" or "batched".
+        atom_units: units of the weight rows that a row of scale atoms is for.
+        units, tokens: of a tile.
+        step_k: of all warps.
+    """
+
+    extents: Extents
+    form: str
     atom_units: int
     units: int
     tokens: int
     step_k: int
 
+    @property
+    def count(self) -> Int32:
+        """Groups."""
+        return self.extents.count
+
     def unit_tiles(self, slot: Int32) -> Int32:
         """Tiles of a group along its weights."""
-        atoms = cute.ceil_div(select_slot(self.n, slot), self.atom_rows)
+        atoms = cute.ceil_div(select_slot(self.extents.n, slot), ATOM_ROWS)
         return cute.ceil_div(atoms * self.atom_units, self.units)
 
     def steps(self, slot: Int32) -> Int32:
         """Of a tile."""
-        return cute.ceil_div(select_slot(self.k, slot), self.step_k)
+        return cute.ceil_div(select_slot(self.extents.k, slot), self.step_k)
 
     @cute.jit
     def count_rows(self, group: Int32) -> tuple:
         """A group's first row and its rows, as the device or the host knows them."""
-        first, rows = Int32(0), select_slot(self.m, group)
+        extents = self.extents
+        first, rows = Int32(0), select_slot(extents.m, group)
         if cutlass.const_expr(self.form in ("ragged", "masked")):
-            sizes = cute.make_tensor(self.sizes, cute.make_layout(self.count))
+            sizes = cute.make_tensor(extents.sizes, cute.make_layout(self.count))
             rows = cutlass.min(sizes[group], rows)
             if cutlass.const_expr(self.form == "ragged"):
                 if group > 0:
                     first = cutlass.max(sizes[group - 1], 0)
         elif cutlass.const_expr(self.form == "list"):
             # A group without rows has no tiles; its extents in the table are 1.
-            tiles = select_slot(self.tile_offsets[1:], group) - select_slot(self.tile_offsets[:-1], group)
+            tiles = select_slot(extents.tile_offsets[1:], group) - select_slot(extents.tile_offsets[:-1], group)
             rows = select(tiles > 0, rows, Int32(0))
         return first, cutlass.max(rows - first, 0)
 
@@ -136,28 +153,28 @@ class Groups:
     @classmethod
     def allocate(cls, sizes: Sizes, smem: Any) -> "Groups":
         """Room for them."""
-        room = len(sizes.m) if sizes.form == "list" else MOST_GROUPS
+        room = len(sizes.extents.m) if sizes.form == "list" else MOST_GROUPS
         return cls(sizes, *(smem.allocate_tensor(Int32, cute.make_layout(room), 16) for _ in range(3)))
 
     @cute.jit
     def find(self, tidx: Int32, threads: cutlass.Constexpr):
         """Fill in the room: all threads read sizes, then a warp adds up. All threads of the CTA."""
-        sizes = self.sizes
+        sizes, ends, starts, rows_of = self.sizes, self.ends, self.starts, self.rows
         for group in cutlass.range(tidx, sizes.count, threads, unroll=1):
-            first, rows = sizes.count_rows(group)
-            self.starts[group], self.rows[group] = first, rows
-            tiles = cute.ceil_div(rows, sizes.tokens) * sizes.unit_tiles(group)
-            self.ends[group] = tiles * sizes.steps(group)
+            first, rows = Sizes.count_rows(sizes, group)
+            starts[group], rows_of[group] = first, rows
+            tiles = cute.ceil_div(rows, sizes.tokens) * Sizes.unit_tiles(sizes, group)
+            ends[group] = tiles * Sizes.steps(sizes, group)
         cute.arch.sync_threads()
         if tidx < WARP_SIZE:
             before = Int32(0)
             for base in cutlass.range(0, sizes.count, WARP_SIZE, unroll=1):
                 own = Int32(0)
                 if base + tidx < sizes.count:
-                    own = self.ends[base + tidx]
+                    own = ends[base + tidx]
                 total = before + inclusive_sum(own)
                 if base + tidx < sizes.count:
-                    self.ends[base + tidx] = total
+                    ends[base + tidx] = total
                 before = cute.arch.shuffle_sync(total, WARP_SIZE - 1)
         cute.arch.sync_threads()
 
@@ -202,7 +219,7 @@ class Groups:
         if step >= place.end:
             position = place.first + place.steps
             if position < stop:
-                found = self.place(position, stop)
+                found = Groups.place(self, position, stop)
         return found
 
     @cute.jit
@@ -215,19 +232,6 @@ class Groups:
             low = select(is_beyond, low, middle + 1)
             high = select(is_beyond, middle, high)
         return low
-
-
-@cute.jit
-def turns(place: Place, first: Int32, stop: Int32, groups: Groups) -> Int32:
-    """How many turns a CTA takes from a place, its first one, on."""
-    count = Int32(0)
-    position = first
-    while position < stop:
-        # Tiles of one group have as many steps each: the beginning of a share, and what it has of a group.
-        here = groups.place(position, stop)
-        count += (here.end - here.step + 1) // STEPS_OF_TURN
-        position = here.first + here.steps
-    return count
 
 
 def divide(a: Int32, b: Int32) -> Int32:

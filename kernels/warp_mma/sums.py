@@ -44,16 +44,17 @@ class Sums:
     @cute.jit
     def add_warps(self, acc: Any, lane: Lane):
         """Sums of all warps of the same rows, to those of the first one along K. All warps of the CTA."""
+        shared, vectors = self.shared, self.vectors
         if lane.k_warp > 0:
-            for v in cutlass.range_constexpr(self.vectors):
+            for v in cutlass.range_constexpr(vectors):
                 for r in cutlass.range_constexpr(4):
-                    self.shared[r, lane.lane, v, lane.row_warp, lane.k_warp - 1] = acc[r, v % MMA_M, v // MMA_M]
+                    shared[r, lane.lane, v, lane.row_warp, lane.k_warp - 1] = acc[r, v % MMA_M, v // MMA_M]
         cute.arch.sync_threads()
         if lane.k_warp == 0:
             for other in cutlass.range_constexpr(self.warps.k - 1):
-                for v in cutlass.range_constexpr(self.vectors):
+                for v in cutlass.range_constexpr(vectors):
                     for r in cutlass.range_constexpr(4):
-                        more = self.shared[r, lane.lane, v, lane.row_warp, other]
+                        more = shared[r, lane.lane, v, lane.row_warp, other]
                         acc[r, v % MMA_M, v // MMA_M] = acc[r, v % MMA_M, v // MMA_M] + more
         cute.arch.sync_threads()
 

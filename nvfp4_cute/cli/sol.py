@@ -20,7 +20,7 @@ from nvfp4_cute.model import footprint
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.model.plot import roofline
 from nvfp4_cute.operands.rules import check_formats, check_quantized_columns, check_result_of_pair
-from nvfp4_cute.planning.arch import weight_only_family_of
+from nvfp4_cute.planning.arch import weight_only_families
 from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
 from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
@@ -190,7 +190,8 @@ def _check_weight_only(arch: str, shape: Shape) -> None:
         )
     check_result_of_pair(shape.out, None)
     check_formats(b_format=b_format, takes_rows=True)
-    pairs = W4A16_PAIRS if shape.groups == 1 else weight_only_family_of(arch).PAIRS
+    families = weight_only_families(arch)
+    pairs = W4A16_PAIRS if shape.groups == 1 else [pair for family in families for pair in family.PAIRS]
     check_weights(arch, torch.bfloat16, b_format, pairs)
 
 

@@ -47,7 +47,7 @@ class WeightOnlyKey:
         Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
         results of a type that no kernel writes.
         """
-        family, gate, num_b = weight_only_family_of(self.arch), self.gate, weights_of(self.gate)
+        family, gate, num_b = weight_only_family_of(self.arch, self.config), self.gate, weights_of(self.gate)
         if self.out_dtype not in OUT_DTYPES:
             raise UnsupportedProblem(
                 f"out_dtype={dtype_name(self.out_dtype)!r} with 16-bit a: results have 16 or 32 bits; quantize them"
@@ -60,6 +60,10 @@ class WeightOnlyKey:
         resolved = replace(family.resolve(self.config, num_b, self.b_format), num_cta=None)
         groups = self.num_groups if self.form == "list" else 1
         return replace(self, config=resolved, num_groups=groups, gate=gate)
+
+    def workspace_bytes(self, num_cta: int) -> int:
+        """Device memory that a launch of so many CTAs needs beside its operands (``WeightOnlyFamily.workspace_bytes``)."""
+        return weight_only_family_of(self.arch, self.config).workspace_bytes(self.config, num_cta)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -77,7 +81,7 @@ class WeightOnlyKey:
         combined: tuple[Any, ...] = ()
         if self.gate is not None:
             combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
-        return kernel_class(self.arch, weight_only_family_of(self.arch).KERNEL)(
+        return kernel_class(self.arch, weight_only_family_of(self.arch, self.config).KERNEL)(
             self.config,
             self.form,
             self.num_groups,

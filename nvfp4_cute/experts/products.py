@@ -21,7 +21,7 @@ from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.planning.arch import weight_only_family_of
+from nvfp4_cute.planning.arch import choose_weight_only
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
     Activation,
@@ -259,7 +259,7 @@ def config_of_mean(
     sizes = (mean,) * experts
     if a_format is None:
         num_b = num_weights(gate is not None, dual.get("weight_layout", "separate"))
-        return weight_only_family_of(gpu.arch).choose(sizes, gpu.num_sms, num_b, True, b_format)
+        return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format)
     problem = GroupedProblem(sizes, "ragged", dtype, a_format=a_format, b_format=b_format, **dual)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 

@@ -139,6 +139,7 @@ class PreparedCall:
         self.places += [Place(place, *part) for place, part in parts.items()]
         self._launcher = Launcher(self.function, self.table)
         self.workspace_bytes = workspace.needed_bytes(launch.kernel, launch.table)
+        self._has_counters = workspace.has_counters(launch.kernel)
         self._first_out = len(tensors) - num_outs
         self._device = tensors[-1].device
         self.new_outs = _allocator(tensors[self._first_out :])
@@ -194,7 +195,7 @@ class PreparedCall:
 
     def _enqueue(self, stream: int) -> None:
         if self.workspace_bytes:
-            held = workspace.take(self._device.index, stream, self.workspace_bytes)
+            held = workspace.take(self._device.index, stream, self.workspace_bytes, self._has_counters)
             self.table[Header.WORKSPACE] = held.address
         self._launcher(stream)
 

@@ -22,7 +22,12 @@ from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import one_each, out_lines
-from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS, num_clusters, weight_only_family_of
+from nvfp4_cute.planning.arch import (
+    choose_weight_only,
+    num_clusters,
+    weight_only_families,
+    weight_only_family_of,
+)
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
@@ -92,9 +97,9 @@ class WeightOnlyTask(GroupsTask):
         """The config to compute with."""
         if self.config is not None:
             return self.config
-        problem, family = self.problem, weight_only_family_of(self.gpu.arch)
+        problem, gpu = self.problem, self.gpu
         how = (weights_of(problem.gate), problem.form == "ragged", problem.b_format)
-        return family.choose(self._sizes_to_choose_for, self.gpu.num_sms, *how)
+        return choose_weight_only(gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how)
 
     @cached_property
     def _schedule(self) -> TileSchedule:
@@ -105,14 +110,14 @@ class WeightOnlyTask(GroupsTask):
     @property
     def _most_clusters(self) -> int:
         """Clusters to launch at most."""
-        family = weight_only_family_of(self.gpu.arch)
+        family = weight_only_family_of(self.gpu.arch, self.chosen)
         return num_clusters(self.chosen, family.clusters_at_once(self.chosen, self.gpu.num_sms))
 
     def key(self, arch: str) -> WeightOnlyKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         problem, dtype = self.problem, self.a[0].dtype
         out_dtype: Any = problem.out_dtype  # no name of a format: ``rules.check_result_of_pair``
-        check_weights(arch, dtype, problem.b_format, weight_only_family_of(arch).PAIRS)
+        check_weights(arch, dtype, problem.b_format, weight_only_family_of(arch, self.chosen).PAIRS)
         groups = problem.num_groups
         if problem.form == "list":
             check_list_groups(groups, weights_of(problem.gate))
@@ -168,9 +173,9 @@ class WeightOnlyTask(GroupsTask):
     def _num_cta(self) -> int:
         """Persistent CTAs: as many as run at once, and no more than there can be tiles."""
         config = self.chosen
-        if self.problem.form == "list":
+        if self.problem.form == "list" and not config.stream_k:
             return self._schedule.num_cta * config.cluster_size
-        family = weight_only_family_of(self.gpu.arch)
+        family = weight_only_family_of(self.gpu.arch, config)
         tiles = family.most_tiles(self.problem_sizes, config, self.problem.form == "ragged")
         return min(self._most_clusters, tiles) * config.cluster_size
 
@@ -220,12 +225,11 @@ def product_task(product: Product, gpu: Gpu) -> Task:
     batches, m, k = a.shape
     n = out.shape[2]
     is_plain = (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX
-    if gpu.arch not in WEIGHT_ONLY_ARCHS or not out.numel() or not is_plain:
+    if not out.numel() or not is_plain:
         return W4A16Task(product)
-    family = weight_only_family_of(gpu.arch)
-    if (None, b.format) not in family.PAIRS:
-        return W4A16Task(product)
-    if not family.is_faster_than_few_rows(rounded_rows(m), b.rows, k, batches, gpu.num_sms, b.format):
+    fitting = (f for f in weight_only_families(gpu.arch) if (None, b.format) in f.PAIRS)
+    size = (rounded_rows(m), b.rows, k, batches, gpu.num_sms, b.format)
+    if not any(family.is_faster_than_few_rows(*size) for family in fitting):
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha, sizes = one_each(product.alpha, batches), ((m, b.rows, k),) * batches

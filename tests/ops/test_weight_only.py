@@ -123,7 +123,6 @@ def test_compiled():
         ({"a": torch.zeros(3, 25, K).half()}, ValueError, r"with offs it is \[sum of M, K\]"),
         ({"out_dtype": "nvfp4"}, UnsupportedProblem, "16-bit a: call quantize on the result"),
         ({"out": torch.zeros(N, 25).bfloat16().T}, UnsupportedProblem, "allocate it as torch.empty"),
-        ({"backend": "emulator:sm_100a"}, UnsupportedTarget, "quantize a and pass a_scale"),
     ],
 )  # fmt: skip
 def test_refusals(changed, error, message):
@@ -196,7 +195,8 @@ def test_kernel_of_a_product():
 
     assert task_of(8, "sm_90a") is W4A16Task
     assert task_of(256, "sm_90a") is WeightOnlyTask
-    assert task_of(256, "sm_100a") is W4A16Task
+    assert task_of(8, "sm_100a") is W4A16Task
+    assert task_of(256, "sm_100a") is WeightOnlyTask
     assert task_of(256, "sm_90a", torch.empty(4096, 256).bfloat16().T) is W4A16Task
     overlapping = torch.empty(8 * 255 + 4096).bfloat16().as_strided((256, 4096), (8, 1))
     with pytest.raises(ValueError, match="elements share memory"):

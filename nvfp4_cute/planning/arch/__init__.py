@@ -8,7 +8,7 @@ Other code asks ``family_of(arch, formats)`` and never names a family. An archit
 from collections.abc import Iterator, Mapping
 
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import (
     sm80,
     sm90,
@@ -19,14 +19,15 @@ from nvfp4_cute.planning.arch import (
     sm100_int8,
     sm103,
     sm120,
+    warp_mma,
 )
 from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, in_order
 from nvfp4_cute.planning.config import KernelConfig
 
 FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm100, sm103, sm100_fp8, sm100_int8, sm120)
-WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only,)
+WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only, warp_mma)
 ARCHS = in_order(arch for family in FAMILIES for arch in family.ARCHS)
-WEIGHT_ONLY_ARCHS = tuple(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
+WEIGHT_ONLY_ARCHS = in_order(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
 
 
 def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
@@ -70,18 +71,51 @@ def mmas_of(arch: str) -> Mapping[Formats, Mma]:
     return {pair: mma for family in families for pair, mma in family.MMA.items()}
 
 
-def weight_only_family_of(arch: str) -> WeightOnlyFamily:
-    """Returns the family whose kernel multiplies 16-bit ``a`` of groups on ``arch``.
+def weight_only_families(arch: str) -> tuple[WeightOnlyFamily, ...]:
+    """Families whose kernels multiply 16-bit ``a`` of groups on ``arch``. Raises UnsupportedTarget where there is none."""
+    found = tuple(family for family in WEIGHT_ONLY_FAMILIES if arch in family.ARCHS)
+    if not found:
+        raise UnsupportedTarget(
+            f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(WEIGHT_ONLY_ARCHS)}); quantize a "
+            'and pass a_scale, call gemm for each group, or pass backend="reference"'
+        )
+    return found
 
-    Raises UnsupportedTarget if there is none.
+
+def weight_only_family_of(arch: str, config: KernelConfig) -> WeightOnlyFamily:
+    """The family of ``arch`` that builds ``config``: the one that deals K steps, or the other one. Raises UnsupportedTarget."""
+    families = weight_only_families(arch)
+    return families[-1] if config.stream_k else families[0]
+
+
+def choose_weight_only(
+    arch: str,
+    sizes: tuple[tuple[int, int, int], ...],
+    num_sms: int,
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
+) -> KernelConfig:
+    """The config of the family of ``arch`` that takes the least time; arguments as of ``WeightOnlyFamily.choose``.
+
+    Raises UnsupportedTarget where there is none, UnsupportedProblem where K suits none of them.
     """
-    for family in WEIGHT_ONLY_FAMILIES:
-        if arch in family.ARCHS:
-            return family
-    raise UnsupportedTarget(
-        f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(WEIGHT_ONLY_ARCHS)}); quantize a "
-        'and pass a_scale, call gemm for each group, or pass backend="reference"'
-    )
+    fitting = [
+        family
+        for family in weight_only_families(arch)
+        if (None, b_format) in family.PAIRS and all(k % family.K_MULTIPLE == 0 for _, _, k in sizes)
+    ]
+    if not fitting:
+        ks = sorted({k for _, _, k in sizes})
+        raise UnsupportedProblem(
+            f"{arch}: K is {', '.join(map(str, ks))} beside 16-bit a and {b_format.title} weights; kernels there take "
+            f"multiples of {warp_mma.K_MULTIPLE}: pad K with zeros"
+        )
+
+    family = fitting[0]
+    if warp_mma in fitting and warp_mma.mean_rows(sizes, is_ragged) <= warp_mma.MOST_ROWS_BESIDE_WGMMA:
+        family = warp_mma
+    return family.choose(sizes, num_sms, num_b, is_ragged, b_format)
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:

@@ -357,6 +357,10 @@ class WeightOnlyFamily(Protocol):
     def PAIRS(self) -> Sequence[tuple[None, BlockFormat]]:
         """Supported pairs: None for 16-bit ``a``, and a format of ``b``."""
 
+    @property
+    def K_MULTIPLE(self) -> int:
+        """K is a multiple of so many elements."""
+
     def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
         """``config`` with its stage count made explicit."""
 
@@ -385,6 +389,9 @@ class WeightOnlyFamily(Protocol):
         """Returns the config for groups of these (m, n, k); for ragged groups, of about their mean, as only the device knows
         the sizes.
         """
+
+    def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:
+        """Device memory that a launch needs beside its operands, whose beginning is 0 before and after it; 0 for none."""
 
     def is_faster_than_few_rows(
         self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4

@@ -36,6 +36,7 @@ PAIRS = tuple(
 )
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n",)
+K_MULTIPLE = 16
 TILES_K = (TILE_K, 2 * TILE_K)
 # Tokens per tile of the candidates.
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
@@ -224,6 +225,11 @@ def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
                 )
                 if unsupported_reason(config, num_b, b_format) is None:
                     yield config
+
+
+def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
+    """None: a cluster's CTAs hand over in shared memory."""
+    return 0
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:

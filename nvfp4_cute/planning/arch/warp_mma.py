@@ -1,11 +1,10 @@
 """Every architecture from sm_80 on, weight-only: ``kernels/warp_mma``, whose warps multiply a few rows a group with ``mma.sync``.
 
-``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``: rows of all weights of the CTA's warps side by side, 32 a warp,
-tokens of a tile, and K of a step of all warps, 64 bytes of a row of weights a warp. ``stream_k``: steps of all tiles are dealt
-evenly to persistent CTAs, which add up in device memory what they have of one tile.
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``: rows of warps beside each other, 32 a warp, of both operands of a
+dual GEMM; tokens of a tile; and K of warps along K, 128 a warp, of weights of 8 bits half of that. ``stream_k``: K steps of all
+tiles are dealt evenly to persistent CTAs, which add up in device memory what they have of one tile.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,15 +21,23 @@ PAIRS = tuple(
     (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 WARP_SIZE = 32
-# A warp's weight rows, and bytes of each of them in a step.
-WARP_ROWS, STEP_BYTES = 32, 64
+# A warp's weight rows; of each of them bytes in a step, and values of 4 bits.
+WARP_ROWS, STEP_BYTES, STEP_K = 32, 64, 128
 # Steps that a CTA takes at a time, while those of the next turn are on their way to registers.
 STEPS_OF_TURN = 2
 TOKEN_STEP = 8
-TOKEN_CHOICES = (8, 16, 32)
-# Warps along weight rows and along K that are tried, by tokens of a tile: 16 an SM, or 8 where sums take half of the registers.
-WARPS = {8: ((8, 1), (4, 2), (2, 4)), 16: ((8, 2), (4, 2)), 32: ((8, 2), (4, 2))}
-MOST_WARPS, WARPS_PER_SM, WARPS_PER_SM_OF_32 = 16, 16, 8
+TOKEN_CHOICES = (8, 16, 24, 32)
+# Warps along weight rows and along K, for many steps a CTA and for fewer, by tokens of a tile.
+WARPS = {8: ((8, 1), (4, 1)), 16: ((8, 1), (4, 1)), 24: ((8, 1), (8, 1)), 32: ((8, 1), (4, 2))}
+# Fewer: 12 warps an SM, of which each has more registers, bring in as much, and end sooner.
+FEW_STEPS = 40
+# Mean rows of groups up to which tiles have so many tokens.
+MOST_MEANS = ((5, 8), (12, 16), (20, 24))
+# Of dense products, where another kernel is faster (:func:`is_faster_than_few_rows`).
+LEAST_BYTES, MOST_ROWS_OF_ONE_PASS = 36e6, 32
+# Mean rows of groups up to which this kernel is faster than wgmma's on an H200, which decodes weights for all tokens of a tile.
+MOST_ROWS_BESIDE_WGMMA = 14
+MOST_WARPS, WARPS_PER_SM, WARPS_PER_SM_OF_24 = 16, 16, 8
 # Groups whose sizes a CTA's shared memory has room for.
 MOST_GROUPS = 1024
 # Of K, where weights lie in pieces of 16 bytes.
@@ -38,11 +45,6 @@ K_MULTIPLE = 32
 FP32_BYTES = 4
 # In front of sums that are handed over: counters, 0 before and after a launch.
 COUNTER_BYTES = 64 * 1024
-
-
-def step_k(b_format: BlockFormat) -> int:
-    """K of a step of one warp."""
-    return b_format.elements(STEP_BYTES)
 
 
 @dataclass(frozen=True)
@@ -67,27 +69,23 @@ class Warps:
         return self.count * WARP_SIZE
 
 
-def warps_of(config: KernelConfig, num_b: int, b_format: BlockFormat) -> Warps:
+def warps_of(config: KernelConfig) -> Warps:
     """How warps of a CTA are arranged."""
     rows, _, k = config.cta_tile_shape_mnk
-    return Warps(rows * num_b // WARP_ROWS, k // step_k(b_format))
+    return Warps(rows // WARP_ROWS, k // STEP_K)
 
 
-def ctas_per_sm(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> int:
+def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
-    warps = WARPS_PER_SM if config.cta_tile_shape_mnk[1] <= 16 else WARPS_PER_SM_OF_32
-    return max(warps // warps_of(config, num_b, b_format).count, 1)
+    warps = warps_of(config).count
+    if config.cta_tile_shape_mnk[1] > 16:
+        return max(WARPS_PER_SM_OF_24 // warps, 1)
+    return max(WARPS_PER_SM // warps - (warps <= 4), 1)
 
 
-def partial_bytes(config: KernelConfig, num_b: int, num_cta: int) -> int:
-    """Sums that CTAs hand over: of the end of one tile and of the beginning of another."""
-    rows, tokens, _ = config.cta_tile_shape_mnk
-    return 2 * num_cta * rows * num_b * tokens * FP32_BYTES
-
-
-def make_config(tokens: int, rows: int, k: int, num_b: int, b_format: BlockFormat) -> KernelConfig:
+def make_config(tokens: int, rows: int, k: int) -> KernelConfig:
     """Of so many tokens a tile, and warps along rows and along K."""
-    shape = (rows * WARP_ROWS // num_b, tokens, k * step_k(b_format))
+    shape = (rows * WARP_ROWS, tokens, k * STEP_K)
     return KernelConfig(shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=True)
 
 
@@ -111,15 +109,13 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
         return f"num_ab_stage={config.num_ab_stage}: registers hold {STEPS_OF_TURN} steps; use {STEPS_OF_TURN}"
     if tokens not in TOKEN_CHOICES:
         nearest = next((t for t in TOKEN_CHOICES if t >= tokens), TOKEN_CHOICES[-1])
-        return f"cta_tile_shape_mnk={shape}: a tile has 8, 16 or 32 tokens; use N tile {nearest}"
-    step = step_k(b_format)
-    warps = warps_of(config, num_b, b_format)
-    legal = warps.rows * WARP_ROWS == rows * num_b and warps.k * step == k
-    counts = (1, 2, 4, 8, 16)
-    if not legal or warps.rows not in counts or warps.k not in counts or warps.count > MOST_WARPS:
+        return f"cta_tile_shape_mnk={shape}: a tile has 8, 16, 24 or 32 tokens; use N tile {nearest}"
+    warps, counts = warps_of(config), (1, 2, 4, 8, 16)
+    is_whole = (warps.rows * WARP_ROWS, warps.k * STEP_K) == (rows, k)
+    if not is_whole or warps.rows not in counts or warps.k not in counts or warps.count > MOST_WARPS:
         return (
-            f"cta_tile_shape_mnk={shape}: a warp has {WARP_ROWS // num_b} rows of each operand and {step} of K, and there are 1, 2, 4, "
-            f"8 or 16 warps; use M tile {4 * WARP_ROWS // num_b}, K tile {2 * step}"
+            f"cta_tile_shape_mnk={shape}: a warp has {WARP_ROWS} rows and K of {STEP_K}, and there are 1, 2, 4, 8 or 16 warps; use M "
+            f"tile {4 * WARP_ROWS}, K tile {2 * STEP_K}"
         )
     if warps.rows * 8 < tokens:
         return f"cta_tile_shape_mnk={shape}: warps bring in 8 tokens each; use N tile {warps.rows * 8}"
@@ -129,9 +125,9 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
 def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
     """What ``choose`` chooses from."""
     return tuple(
-        make_config(tokens, rows, k, num_b, b_format)
+        make_config(tokens, rows, k)
         for tokens in TOKEN_CHOICES
-        for rows, k in WARPS[tokens]
+        for rows, k in dict.fromkeys(WARPS[tokens])
     )
 
 
@@ -141,9 +137,56 @@ def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
 
 
 def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
-    """Steps that a launch has at most, of the fewest weight rows a tile."""
+    """Steps that a launch has at most, where a dual GEMM's operands have half of the rows each, and weights have 8 bits."""
     tokens, rows, k = config.work_tile_mnk
+    rows, k = rows // 2, k // 2
     if is_ragged:
         (_, n, depth), total = sizes[0], sum(m for m, _, _ in sizes)
         return (min(len(sizes), total) + total // tokens) * -(-n // rows) * -(-depth // k)
     return sum(-(-m // tokens) * -(-n // rows) * -(-depth // k) for m, n, depth in sizes)
+
+
+def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
+    """Counters, and sums that CTAs hand over: of the end of one tile and of the beginning of another."""
+    rows, tokens, _ = config.cta_tile_shape_mnk
+    return COUNTER_BYTES + 2 * num_cta * rows * tokens * FP32_BYTES
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    sizes: tuple[tuple[int, int, int], ...],
+    num_sms: int,
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
+) -> KernelConfig:
+    """The config for a problem; arguments as of ``WeightOnlyFamily.choose``.
+
+    Tokens of a tile by the mean of groups with rows, then warps by how many steps a CTA would have. Measured on an H200,
+    2026-11-29: 55 products of five matrices and six layers of experts, every candidate (bf16, NVFP4, cold L2, CUDA graphs).
+    """
+    live = [size for size in sizes if min(size) > 0]
+    if not live:
+        return candidates()[0]
+    mean = mean_rows(sizes, is_ragged)
+    tokens = next((most for least, most in MOST_MEANS if mean <= least), TOKEN_CHOICES[-1])
+    many, few = (make_config(tokens, *warps) for warps in WARPS[tokens])
+    steps = most_tiles(sizes, many, is_ragged) / 4 / clusters_at_once(many, num_sms)
+    return few if steps < FEW_STEPS else many
+
+
+def mean_rows(sizes: Sequence[tuple[int, int, int]], is_ragged: bool) -> float:
+    """Rows of a group that has any; of ragged groups, of which each row is in one by chance."""
+    rows, groups = sum(m for m, _, _ in sizes), len(sizes)
+    active = groups * (1 - (1 - 1 / groups) ** rows) if is_ragged else sum(m > 0 for m, _, _ in sizes)
+    return rows / max(active, 1)
+
+
+def is_faster_than_few_rows(
+    m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
+) -> bool:
+    """Whether a product takes less time than with ``kernels/simt/w4a16.py``, whose CTAs all begin at once.
+
+    Measured on an H200: from about 32 MB of weights on, or where that kernel reads the weights more than once.
+    """
+    return k % K_MULTIPLE == 0 and (batches * b_format.nbytes(n, k) > LEAST_BYTES or m > MOST_ROWS_OF_ONE_PASS)
