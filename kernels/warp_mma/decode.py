@@ -99,7 +99,9 @@ class Decoding:
         if self.format.element.bits == 8:
             return words
         return [
-            ptx.prmt(words[i], words[i + 2], Uint32(selector)) for i in range(2) for selector in (0x5410, 0x7632)
+            ptx.prmt(words[i], words[i + 2], Uint32(selector))
+            for i in range(2)
+            for selector in (0x5410, 0x7632)
         ]
 
     def scales(self, word: Uint32, k: Int32) -> list:

@@ -1,18 +1,21 @@
-"""Weight-only grouped GEMM of few rows a group, on every GPU from sm_80 on: 16-bit tokens x quantized weights -> fp16, bf16, fp32.
+"""Weight-only grouped GEMM of few rows a group, on every GPU from sm_80 on: 16-bit tokens x quantized weights.
 
-For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; dual GEMMs, formats and the four forms as
-of ``..sm90.weight_only.grouped_gemm``. K is a multiple of 32.
+For every group g: C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major, C fp16, bf16 or fp32; dual GEMMs,
+formats and the four forms as of ``..sm90.weight_only.grouped_gemm``. K is a multiple of 32.
 
-Warps are alike: ``Warps.rows`` beside each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the 16-row
-operand of ``mma.sync.m16n8k16``, and all of a tile's tokens, the 8-column one. CTAs are persistent, and none waits for another.
+Warps are alike: ``Warps.rows`` beside each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the
+16-row operand of ``mma.sync.m16n8k16``, and all of a tile's tokens, the 8-column one. CTAs are persistent, and none waits for
+another.
 
-A turn is two steps of 64 bytes of every weight row of a warp. Weights and scales go from global memory to registers, a turn ahead;
-tokens to registers two turns ahead and to shared memory one turn ahead, where all warps of the same K read them: a barrier a turn.
+A turn is two steps of 64 bytes of every weight row of a warp. Weights and scales go from global memory to registers, a turn
+ahead; tokens go to registers two turns ahead, and to shared memory one turn ahead. All warps of the same K read them there: a
+barrier a turn.
 
-Order of K: a lane has 16 consecutive bytes of each of its rows in a step, and their values in the order of ``decode``. Tokens lie
-in shared memory in that order.
+Order of K: a lane has 16 consecutive bytes of each of its rows in a step, and their values in the order of ``decode``. Tokens
+lie in shared memory in that order.
 
-Order of summation: a warp adds its K in ascending order; then warps of the same rows, then the CTAs that share a tile (``sums``).
+Order of summation: a warp adds its K in ascending order; then warps of the same rows, then the CTAs that share a tile
+(``sums``).
 
 Shared memory: tokens (BYTE, STAGE, K_WARP); sums of warps; what is known of groups (``places.Groups``).
 """
@@ -23,7 +26,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8, Uint32
 
-from nvfp4_cute.formats.block_format import FP8_128x128, BlockFormat
+from nvfp4_cute.formats.block_format import BlockFormat, FP8_128x128
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch.warp_mma import STEPS_OF_TURN, WARP_SIZE, ctas_per_sm, warps_of
 from nvfp4_cute.planning.config import KernelConfig

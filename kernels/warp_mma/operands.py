@@ -14,7 +14,7 @@ from ..common.global_access import KEEP, READ_ONCE
 from ..common.group_table import select_slot
 from ..common.select import select
 from ..common.versions import inline_ptx
-from .decode import LANES_K, PIECE_K, Decoding
+from .decode import PIECE_K, Decoding
 from .places import Place
 
 # A warp's weight rows: r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales lie beside each other.

@@ -130,7 +130,9 @@ class Sizes:
                     first = cutlass.max(sizes[group - 1], 0)
         elif cutlass.const_expr(self.form == "list"):
             # A group without rows has no tiles; its extents in the table are 1.
-            tiles = select_slot(extents.tile_offsets[1:], group) - select_slot(extents.tile_offsets[:-1], group)
+            tiles = select_slot(extents.tile_offsets[1:], group) - select_slot(
+                extents.tile_offsets[:-1], group
+            )
             rows = select(tiles > 0, rows, Int32(0))
         return first, cutlass.max(rows - first, 0)
 

@@ -122,9 +122,7 @@ class Results:
         return [ptx.float_of(load_words(base + place, 1, KEEP)[0]) for place in places]
 
     @cute.jit
-    def store_pair(
-        self, values: list, address: Int64, is_there: Boolean, columns: Int32, is_paired: Boolean
-    ):
+    def store_pair(self, values: list, address: Int64, is_there: Boolean, columns: Int32, is_paired: Boolean):
         """Two neighbouring columns of a token, as far as there are columns: a lane's own after a transposition."""
         if cutlass.const_expr(self.dtype.width == 32):
             words = transposed_floats(values)

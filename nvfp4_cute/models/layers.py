@@ -41,7 +41,6 @@ from nvfp4_cute.nn.experts import (
     ExpertWeights,
     RoutedExperts,
     SortedExperts,
-    has_weight_only_groups,
     swiglu_oai,
 )
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
@@ -246,10 +245,7 @@ def _whole_experts(
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
-    is_weight_only = stored.scheme.activations is None and has_weight_only_groups(
-        backend, torch.device(device)
-    )
-    if is_weight_only and name in ACTIVATIONS:
+    if stored.scheme.activations is None and name in ACTIVATIONS:
         first, second = (as_int4(_moved(w, device)) for w in (stored.w13, stored.w2))
         if first is not None and second is not None:
             return ExpertsINT4(
@@ -301,10 +297,8 @@ def _sorted_experts(
 
 
 def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.device, decode: bool) -> bool:
-    """Whether rows of experts stay in 16 bits: where that is asked for; of "auto" where it costs no launches."""
+    """Whether rows of experts stay in 16 bits: where that is asked for."""
     if activations == "by_rows":
-        return False
-    if activations == "auto" and not decode and not has_weight_only_groups(backend, device):
         return False
     return mode_of(activations, backend, device) == "16bit"
 
@@ -366,8 +360,6 @@ def _is_moe(
     """Whether MoENVFP4 takes them, if NVFP4 has their values."""
     rounding = stored.scheme.activations
     if rounding not in ("nvfp4", None) or activation not in ACTIVATIONS:
-        return False
-    if rounding is None and not has_weight_only_groups(backend, device):
         return False
     has_two = stored.has_gate and (keep_two_factors or not _is_one_factor(stored.w13_global))
     if has_two and (stored.w13_bias is not None or stored.w13.shape[1] % FUSED_ROWS):

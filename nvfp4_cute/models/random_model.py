@@ -16,7 +16,7 @@ from nvfp4_cute.models.fp8_linear import MULTIPLE, LinearFP8
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import mode_of
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
+from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.fused import fuse as fuse_layers
 from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
@@ -179,7 +179,7 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Ro
         return torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None
 
     asked: Any = way
-    activations = mode_of(asked, "auto", device) if has_weight_only_groups("auto", device) else "nvfp4"
+    activations = mode_of(asked, "auto", device)
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
     hidden = width // 2 if has_gate else width
     is_quantized = activations == "nvfp4"

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from nvfp4_cute import backends
 from nvfp4_cute.experts.checks import kernel_ids
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
@@ -18,10 +17,8 @@ from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedRows, rounded
 from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.operands.rules import check_choice, check_tensors
-from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize
-from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS
 from nvfp4_cute.problem import OUT_DTYPES
 
 Activations = Literal["nvfp4", "16bit"]
@@ -252,10 +249,6 @@ class ExpertsNVFP4(SortedExperts):
         )
         return side.with_bias(y, own)
 
-    def waits(self, device: torch.device) -> bool:
-        """As of SortedExperts."""
-        return self.activations == "16bit" and not has_weight_only_groups(self.backend, device)
-
     def _weight_only(self, rows: torch.Tensor, offs: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         def all_experts(side: Projection, x: torch.Tensor) -> torch.Tensor:
             y = grouped_gemm(
@@ -263,19 +256,8 @@ class ExpertsNVFP4(SortedExperts):
             )
             return side.with_bias(y, own)
 
-        def one(side: Projection, e: int, part: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-            w = side.expert(e)
-            y = gemm(part, w.data, None, w.scale, w.global_scale, out_dtype=rows.dtype, backend=self.backend)
-            return side.with_bias(y, owners)
-
         sides = [s for s in (self.gate, self.up) if s is not None]
-        if not self.waits(rows.device):
-            return all_experts(self.down, self.hidden([all_experts(side, rows) for side in sides], own))
-        y = torch.zeros((len(rows), self.hidden_size), dtype=rows.dtype, device=rows.device)
-        for e, part in segments(offs):
-            h = self.hidden([one(side, e, rows[part], own[part]) for side in sides], own[part])
-            y[part] = one(self.down, e, h, own[part])
-        return y
+        return all_experts(self.down, self.hidden([all_experts(side, rows) for side in sides], own))
 
 
 class DecodedExperts(SortedExperts):
@@ -353,13 +335,6 @@ class EqualGroups(torch.nn.Module):
         count = self.experts.num_experts
         ids = torch.arange(count, device=x.device).repeat_interleave(x.shape[0] // count).unsqueeze(1)
         return self.experts(x, ids, torch.ones_like(ids, dtype=x.dtype))
-
-
-def has_weight_only_groups(backend: str, device: torch.device) -> bool:
-    """Whether one call multiplies 16-bit rows of all experts."""
-    if backends.resolve(backend, device) == "reference":
-        return True
-    return backends.gpu_of(backend, device).arch in WEIGHT_ONLY_ARCHS
 
 
 def expert_sizes(w13: Sequence[int], w2: Sequence[int], has_gate: bool) -> tuple[int, int, int]:

@@ -13,15 +13,12 @@ from nvfp4_cute.nn.experts import (
     Activation,
     SortedExperts,
     expert_sizes,
-    has_weight_only_groups,
-    segments,
 )
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.weights import check_weight, kept_bias
 from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops import composed_dual
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
-from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 
@@ -98,16 +95,7 @@ class Experts8Bit(SortedExperts, NamesFormats):
         if self.is_fused(rows.device):
             y = self._product_of_rows(offs, "w2", *self._hidden(offs, rows), rows.dtype)
             return _with_bias(y, self.bias2, own)
-        if not self.waits(rows.device):
-            return self._layer(rows, own, partial(self._product, offs))
-        y = torch.zeros((len(rows), self.w2.shape[1]), dtype=rows.dtype, device=rows.device)
-        for e, part in segments(offs):
-            y[part] = self._layer(rows[part], own[part], partial(self._product_of_one, e))
-        return y
-
-    def waits(self, device: torch.device) -> bool:
-        """As of SortedExperts."""
-        return self.activations == "16bit" and not has_weight_only_groups(self.backend, device)
+        return self._layer(rows, own, partial(self._product, offs))
 
     def is_fused(self, device: torch.device) -> bool:
         """Whether one launch on ``device`` computes both products of gate and up, and the activation, in float32."""
@@ -159,13 +147,6 @@ class Experts8Bit(SortedExperts, NamesFormats):
             data, weight, scale, weight_scale, offs, a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype,
             backend=self.backend,
         )  # fmt: skip
-
-    def _product_of_one(self, e: int, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Of 16-bit rows of one expert."""
-        weight, scale = self._weight(name)
-        return gemm(
-            x, weight[e], None, scale[e], b_format=self.WEIGHTS, out_dtype=x.dtype, backend=self.backend
-        )
 
     def _weight(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and scales."""

@@ -14,8 +14,7 @@ Activations = Literal["fp8", "16bit"]
 class ExpertsFP8(Experts8Bit):
     """Experts with FP8 weights: products of rows that are quantized in blocks of 128, or of 16-bit rows.
 
-    A CUDA graph can hold the call, with 16-bit rows on sm_90a alone: elsewhere each expert has products of its own, whose number
-    of rows the host reads.
+    A CUDA graph can hold the call.
 
     State dict:
         w13, w2: float8_e4m3fn [E, 2 I, H] and [E, H, I].

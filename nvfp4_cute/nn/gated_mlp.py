@@ -7,7 +7,6 @@ import torch
 from nvfp4_cute import private_api
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.nn.experts import has_weight_only_groups
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.products import Weights, gated_product
 from nvfp4_cute.nn.seen import Seen
@@ -22,8 +21,8 @@ class GatedMLP(torch.nn.Module):
     That launch computes in float32 and rounds once, where separate layers round three times. With 4-bit activations and few rows
     it also quantizes for ``down_proj``. The layers stay modules with the names that they had, in the state dict, too.
 
-    The layers are called one after the other where one of them has a forward hook, where they multiply in different ways, where
-    they multiply kept weights, and where there is no such launch: 16-bit activations have one on sm_90a.
+    The layers are called one after the other where one of them has a forward hook, where they multiply in different ways, and
+    where they multiply kept weights.
 
     Args:
         gate_proj, up_proj: [I, H], without biases. down_proj: [H, I].
@@ -128,7 +127,7 @@ class GatedMLP(torch.nn.Module):
             return False
         if gate.mode == "nvfp4":
             return is_one_input_scale((gate, up))
-        return has_weight_only_groups(gate.backend, gate.packed_weight.device)
+        return True
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)

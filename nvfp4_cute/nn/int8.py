@@ -13,8 +13,7 @@ Activations = Literal["int8", "16bit"]
 class ExpertsINT8(Experts8Bit):
     """Experts with INT8 weights: products of rows, each quantized by its largest magnitude / 127, or of 16-bit rows.
 
-    Integer sums are exact, so all backends give the same products of quantized rows. A CUDA graph can hold the call, with 16-bit
-    rows on sm_90a alone: elsewhere each expert has products of its own, whose number of rows the host reads.
+    Integer sums are exact, so all backends give the same products of quantized rows. A CUDA graph can hold the call.
 
     State dict:
         w13, w2: int8 [E, 2 I, H] and [E, H, I]. w13_scale, w2_scale: float32 [E, 2 I, 1] and [E, H, 1], which multiply.

@@ -66,7 +66,7 @@ def grouped_gemm(
     kernels on which GPU.
 
     Weight-only (W4A16): where ``a`` has float16 or bfloat16 values, [M_g, K_g], [rows, K] or [G, M_max, K], and ``a_scale``
-    is None, ``a`` is multiplied as it is, by weights that become its type: on sm_90a. That is
+    is None, ``a`` is multiplied as it is, by weights that become its type. That is
     exact, but MXFP8 values become multiples of 2^-133. Float32 scales, of FP8_128x128 and INT8, multiply sums. Results have 16 or
     32 bits, in rows.
 

@@ -77,7 +77,16 @@ def test_every_tile_has_the_same_bits_for_every_number_of_ctas(tokens):
 )
 def test_formats(format, arch):
     dtype = torch.float16 if "float16" in format.scale.dtypes[0] else torch.bfloat16
-    check(arch=arch, form="ragged", rows=(5, 2), n=130, k=512, chosen=config(8, 4, 2), dtype=dtype, format=format)
+    check(
+        arch=arch,
+        form="ragged",
+        rows=(5, 2),
+        n=130,
+        k=512,
+        chosen=config(8, 4, 2),
+        dtype=dtype,
+        format=format,
+    )
 
 
 @pytest.mark.sampled(2)
@@ -86,7 +95,9 @@ def test_formats(format, arch):
 def test_dual(layout, activation):
     """Approximate where the activation is."""
     gate = Gate(activation, 7.0 if activation == "silu" else None, layout)
-    both = compute(form="ragged", rows=(0, 4, 9), n=192, k=352, chosen=config(8, 4, 2), gate=gate, has_alpha=True)
+    both = compute(
+        form="ragged", rows=(0, 4, 9), n=192, k=352, chosen=config(8, 4, 2), gate=gate, has_alpha=True
+    )
     for got, want in zip(*both, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-6, equal_nan=True)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nvfp4_cute.formats.block_scaled import dequantize, quantize
-from nvfp4_cute.nn import experts
 from nvfp4_cute.nn.experts import DecodedExperts, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 
@@ -98,23 +97,6 @@ def test_experts(activations, kind):
     assert y.dtype == torch.bfloat16 and not y[5].any()
     # Hidden values beside the middle of two codes may fall to either side.
     assert relative(y, exact) < (0.01 if scales is None else 0.06)
-
-
-def test_weight_only_experts_one_by_one(monkeypatch):
-    """Where no kernel multiplies 16-bit rows of all experts: a product an expert, the same bits, and the host waits."""
-    parts = [weights(I, H, 1, True)[0], weights(I, H, 2, True)[0], weights(H, I, 3, True)[0]]
-    layer = ExpertsNVFP4(*parts, activations="16bit")
-    x = torch.randn(len(ROUTES), H, generator=generator(4)).bfloat16()
-    topk = torch.rand(ROUTES.shape, generator=generator(5))
-    expected, device = layer(x, ROUTES, topk), x.device
-    assert not layer.waits(device) and not ExpertsNVFP4(*parts).waits(device)
-    b200, h200 = (
-        ExpertsNVFP4(*parts, activations="16bit", backend=f"emulator:{n}") for n in ("B200", "H200")
-    )
-    assert b200.waits(device) and not h200.waits(device)
-    monkeypatch.setattr(experts, "has_weight_only_groups", lambda backend, device: False)
-    assert layer.waits(device)
-    assert torch.equal(layer(x, ROUTES, topk), expected)
 
 
 def test_float32_rows_are_rounded():

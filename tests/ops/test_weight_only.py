@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nvfp4_cute import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm, quantize
-from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch.simt import W4A16Task

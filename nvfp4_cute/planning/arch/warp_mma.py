@@ -106,7 +106,9 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
             "split_k=1"
         )
     if config.num_ab_stage not in (None, STEPS_OF_TURN):
-        return f"num_ab_stage={config.num_ab_stage}: registers hold {STEPS_OF_TURN} steps; use {STEPS_OF_TURN}"
+        return (
+            f"num_ab_stage={config.num_ab_stage}: registers hold {STEPS_OF_TURN} steps; use {STEPS_OF_TURN}"
+        )
     if tokens not in TOKEN_CHOICES:
         nearest = next((t for t in TOKEN_CHOICES if t >= tokens), TOKEN_CHOICES[-1])
         return f"cta_tile_shape_mnk={shape}: a tile has 8, 16, 24 or 32 tokens; use N tile {nearest}"
@@ -125,9 +127,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
 def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
     """What ``choose`` chooses from."""
     return tuple(
-        make_config(tokens, rows, k)
-        for tokens in TOKEN_CHOICES
-        for rows, k in dict.fromkeys(WARPS[tokens])
+        make_config(tokens, rows, k) for tokens in TOKEN_CHOICES for rows, k in dict.fromkeys(WARPS[tokens])
     )
 
 
@@ -189,4 +189,6 @@ def is_faster_than_few_rows(
 
     Measured on an H200: from about 32 MB of weights on, or where that kernel reads the weights more than once.
     """
-    return k % K_MULTIPLE == 0 and (batches * b_format.nbytes(n, k) > LEAST_BYTES or m > MOST_ROWS_OF_ONE_PASS)
+    return k % K_MULTIPLE == 0 and (
+        batches * b_format.nbytes(n, k) > LEAST_BYTES or m > MOST_ROWS_OF_ONE_PASS
+    )
