@@ -1,11 +1,11 @@
-"""Weights as ``mma.sync`` takes them beside 16-bit tokens: eight values as four pairs, in few instructions.
+"""Turns weights into what ``mma.sync`` multiplies by 16-bit tokens: eight values as four pairs, in few instructions.
 
 The order of K in a product is free as long as both operands agree. The pairs of a 32-bit word of 4-bit values are its nibbles
 (0, 4), (1, 5), (2, 6), (3, 7): both halves of the word are treated alike, and no byte has to move. Pairs of bytes are neighbours,
 as conversions give them.
 
 Bits of e2m1, put into a 16-bit float as sign, two low exponent bits and top mantissa bit, read as the value times 2^-14 (fp16) or
-2^-126 (bf16). One instruction puts the magnitudes of two nibbles of each half of a word in place beside signs that are there
+2^-126 (bf16). One instruction puts the magnitudes of two nibbles of each half of a word in place, next to signs that are there
 already; the second one's pair is 8 or 4 bits to the right of the first one's. So eight weights take 6 ``lop3``, 5 shifts and 4
 products. (Two ``lop3`` for each pair would be 8, and 7 shifts; pairs of neighbours take 6 ``lop3``, 4 ``prmt`` and 3 shifts.)
 """
@@ -54,22 +54,22 @@ class Decoding:
 
     @property
     def step_k(self) -> int:
-        """K of a step."""
+        """Values along K of a step."""
         return self.format.elements(STEP_BYTES)
 
     @property
     def lane_k(self) -> int:
-        """Of these a lane's."""
+        """The part of these that one lane has."""
         return self.step_k // LANES_K
 
     @property
     def words(self) -> int:
-        """Of a piece."""
+        """Words of a piece."""
         return self.format.row_bytes(PIECE_K) // 4
 
     @property
     def int4(self) -> Int4Decoding | None:
-        """Of integers of 4 bits, how they are decoded."""
+        """How integers of 4 bits are decoded; None for other formats."""
         return Int4Decoding(self.format, self.is_bf16) if self.format.is_int4 else None
 
     @property
@@ -105,7 +105,7 @@ class Decoding:
         ]
 
     def scales(self, word: Uint32, k: Int32) -> list:
-        """Of each piece of a lane, its scale in a row's word: what :meth:`pairs` takes. k: the lane's first."""
+        """Returns the scale of each piece of a lane, from a row's word, as :meth:`pairs` takes it. k: the lane's first."""
         pieces = self.lane_k // PIECE_K
         if self.format.scale_layout == "rowmajor":
             return [None] * pieces

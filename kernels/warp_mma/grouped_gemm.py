@@ -3,7 +3,7 @@
 For every group g: C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major, C fp16, bf16 or fp32; dual GEMMs,
 formats and the four forms as of ``..sm90.weight_only.grouped_gemm``. K is a multiple of 32.
 
-Warps are alike: ``Warps.rows`` beside each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the
+Warps are alike: ``Warps.rows`` next to each other along weight rows, times ``Warps.k`` along K. A warp has 32 weight rows, the
 16-row operand of ``mma.sync.m16n8k16``, and all of a tile's tokens, the 8-column one. CTAs are persistent, and none waits for
 another.
 
@@ -305,7 +305,7 @@ class WarpMmaGemm:
         row = (batch * weights.scale_pitch + block) * tiles_k
         index = row + cutlass.min(first_k // FP8_128x128.block_k, tiles_k - 1)
         word = load_words(select_slot(weights.scale, slot) + index * SCALE_BYTES, 1, KEEP)[0]
-        # Of a step that is not there sums are 0, and a scale that is not its own may be infinite.
+        # Sums of a step that is not there are 0, and another step's scale may be infinite.
         is_there = place.step + half < place.end
         factor = ptx.float_of(select(is_there, word, Uint32(0)))
         for j in cutlass.range_constexpr(self.octets):

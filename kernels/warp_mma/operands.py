@@ -17,7 +17,7 @@ from ..common.versions import inline_ptx
 from .decode import PIECE_K, Decoding
 from .places import Place
 
-# A warp's weight rows: r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales lie beside each other.
+# A warp's weight rows: r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales are neighbours in an atom.
 BANDS, BAND_ROWS, OCTET = 4, 32, 8
 # What a lane loads of a row at once: words, bytes.
 VECTOR_WORDS, VECTOR_BYTES = 4, 16
@@ -43,7 +43,7 @@ class Lane:
 
     @classmethod
     def of(cls, tidx: Int32, warps: Warps) -> "Lane":
-        """That of a thread."""
+        """Returns the lane that a thread is."""
         warp, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
         row_threads = warps.rows * WARP_SIZE
         return cls(warp % warps.rows, warp // warps.rows, lane, lane // 4, lane % 4, tidx % row_threads)
@@ -79,7 +79,7 @@ class Layout:
         return 128 if self.layout in (None, "separate") else 64
 
     def product(self, band: int) -> int:
-        """Of two products, which one a band belongs to: 0 is the gate."""
+        """Returns the product that a band belongs to: 0 is the gate."""
         return {
             None: 0,
             "separate": band // 2,
@@ -88,7 +88,7 @@ class Layout:
         }[self.layout]
 
     def column(self, unit: Int32, band: int) -> Int32:
-        """Of results: that of a band's first row of an octet, from the atom's first one."""
+        """Returns the column of the result of a band's first row in an octet, counted from the atom's first column."""
         if self.layout is None:
             return Int32(band * BAND_ROWS)
         if self.layout == "separate":
@@ -156,17 +156,17 @@ class Loads:
 
     @property
     def row_bytes(self) -> int:
-        """The same in shared memory."""
+        """Bytes of a token's row in shared memory, of one step."""
         return self.step_pieces * PIECE_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """Of tokens of a turn."""
+        """Bytes of all tokens of a turn."""
         return STEPS_OF_TURN * self.max_tokens * self.row_bytes
 
     @property
     def thread_pieces(self) -> int:
-        """Of a turn, a thread's."""
+        """Pieces of a turn that one thread loads."""
         return max(self._pieces // self.warps.rows // WARP_SIZE, 1)
 
     @property
@@ -226,7 +226,7 @@ class Loads:
         n, k = select_slot(self.n, slot), select_slot(self.k, slot)
         k_step = self.k_step(place, lane, half)
         first_k = k_step * self.decoding.step_k + lane.quad * self.decoding.lane_k
-        # The last lane of a K that is no multiple of this has nothing: such a K has no kernel.
+        # K is a multiple of what a lane has.
         is_inside = (place.step + half < place.end) & (first_k < k)
         atom, in_band = unit // self.layout.atom_units, self.layout.octet(unit) * OCTET + lane.group
         offset = k_step * STEP_BYTES + lane.quad * VECTOR_BYTES
@@ -258,7 +258,7 @@ class Loads:
         is_there: Boolean,
         half: cutlass.Constexpr,
     ):
-        """A word of each of a lane's rows, which lie beside each other in an atom."""
+        """A word of each of a lane's rows, which are neighbours in an atom."""
         atom_k = self.decoding.format.atom_k
         atoms_k = cute.ceil_div(select_slot(self.k, slot), atom_k)
         for operand in cutlass.range_constexpr(len(self.weights)):
@@ -273,7 +273,7 @@ class Loads:
                 scales[operand * count + band, half] = loaded[band]
 
     def _batch(self, slot: Int32):
-        """Of a group's weights: in a list every group has operands of its own."""
+        """Returns the batch of a group's weights: in a list every group has operands of its own."""
         return Int32(0) if self.form == "list" else slot
 
 

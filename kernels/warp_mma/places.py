@@ -1,7 +1,7 @@
 """Which K steps of which tiles a CTA takes, and which CTAs share a tile.
 
 Positions count steps: of all groups' tiles, K fastest, then the tiles of a group, tokens before weight rows, so that tiles that
-share weights are neighbours. Every CTA gets as many positions as any other, or one less. It takes them two at a time, as far as
+share weights are neighbours. All CTAs get equal numbers of positions, give or take one. It takes them two at a time, as far as
 they are of one tile.
 """
 
@@ -51,7 +51,7 @@ class Shares:
 
     @classmethod
     def of(cls, total: Int32, num_cta: Int32) -> "Shares":
-        """All positions dealt to so many CTAs."""
+        """Deals all positions to ``num_cta`` CTAs."""
         base = divide(total, num_cta)
         return cls(base, total - base * num_cta)
 
@@ -68,7 +68,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Extents:
-    """Of groups, as kernel parameters; lists have an entry a slot, or one for all groups.
+    """Extents of groups, as kernel parameters; lists have an entry a slot, or one for all groups.
 
     Attributes:
         m, n, k: of ragged groups m in all, of masked ones at most.
@@ -114,7 +114,7 @@ class Sizes:
         return cute.ceil_div(atoms * self.atom_units, self.units)
 
     def steps(self, slot: Int32) -> Int32:
-        """Of a tile."""
+        """Steps of a tile."""
         return cute.ceil_div(select_slot(self.extents.k, slot), self.step_k)
 
     @cute.jit
@@ -237,5 +237,5 @@ class Groups:
 
 
 def divide(a: Int32, b: Int32) -> Int32:
-    """Of numbers that are not negative."""
+    """Divides numbers that are not negative."""
     return Int32(Uint32(a) // Uint32(b))

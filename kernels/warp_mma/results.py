@@ -40,7 +40,7 @@ class Results:
 
     @cute.jit
     def store(self, acc: Any, place: Place, lane: Lane):
-        """Those of the warp's sums, of whole tiles of K."""
+        """Stores the results of a warp's complete sums."""
         layout, slot = self.loads.layout, place.slot
         unit = place.unit + lane.row_warp
         n = select_slot(self.loads.n, slot)
@@ -77,7 +77,7 @@ class Results:
                     self.store_pair(values, address, token < place.rows, columns - own, is_paired)
 
     def factors(self, slot: Int32) -> list:
-        """Of every product."""
+        """Returns the factor of every product."""
         exponent = Float32(2.0**self.loads.decoding.exponent)
         count = 1 if self.activation is None else 2
         if self.outputs.alphas is None:
@@ -95,21 +95,21 @@ class Results:
 
     @cute.jit
     def combined(self, value: Float32, other: Float32) -> Float32:
-        """Of two products."""
+        """Combines two products."""
         limit = None
         if cutlass.const_expr(self.outputs.limit is not None):
             limit = ptx.float_of(Uint32(self.outputs.limit))
         return gate(value, other, self.activation, limit)
 
     def bias(self, column: Int32, columns: Int32) -> Float32 | None:
-        """Of a column."""
+        """Loads a column's bias; None where there is none."""
         if self.outputs.bias is None:
             return None
         (bias,) = load_bias(self.outputs.bias, [column], columns)
         return bias.to(Float32)
 
     def row_scales(self, unit: Int32, slot: Int32, n: Int32, lane: Lane) -> list | None:
-        """Of the lane's rows of weights, where rows have a scale each."""
+        """Loads the scales of the lane's rows of weights, where each row has one."""
         loads = self.loads
         if not loads.decoding.has_row_scales:
             return None

@@ -32,8 +32,8 @@ class Sums:
 
     Attributes:
         workspace: address of counters and of what CTAs leave.
-        shared: shared memory of the CTA's warps beyond the first ones along K: (VALUE, LANE, VECTOR, ROW_WARP, K_WARP - 1), or None.
-        vectors: of four sums, a lane's: an MMA's each.
+        shared: shared memory for sums of warps after the first ones along K: (VALUE, LANE, VECTOR, ROW_WARP, K_WARP - 1), or None.
+        vectors: number of MMAs that a lane has sums of, four of each.
     """
 
     workspace: Int64

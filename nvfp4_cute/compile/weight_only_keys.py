@@ -62,7 +62,7 @@ class WeightOnlyKey:
         return replace(self, config=resolved, num_groups=groups, gate=gate)
 
     def workspace_bytes(self, num_cta: int) -> int:
-        """Device memory that a launch of so many CTAs needs beside its operands (``WeightOnlyFamily.workspace_bytes``)."""
+        """Returns the bytes of ``WeightOnlyFamily.workspace_bytes``."""
         return weight_only_family_of(self.arch, self.config).workspace_bytes(self.config, num_cta)
 
     def to_name(self) -> str:

@@ -73,7 +73,7 @@ def take(index: int | None, stream: int, nbytes: int, counters: bool = False) ->
 
 
 def allocate(index: int | None, nbytes: int, counters: bool = False) -> Workspace:
-    """Memory of its own, on the CUDA device ``index``, or on the CPU. ``counters``: as of :func:`take`."""
+    """Memory of its own, on the CUDA device ``index``, or on the CPU. ``counters``: see :func:`take`."""
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
     if counters:

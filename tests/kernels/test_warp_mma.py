@@ -58,7 +58,7 @@ def test_every_architecture(arch, dtype):
 @pytest.mark.parametrize("mode", ["lazy", "random:1"])
 @pytest.mark.parametrize("form", ["list", "masked", "batched"])
 def test_other_forms(form, mode):
-    """Of a list a group has no rows; an odd number of columns."""
+    """One group of a list has no rows, and the number of columns is odd."""
     rows = (5,) * 3 if form == "batched" else (3, 0, 9)
     check(form=form, rows=rows, n=151, k=352, chosen=config(8, 2, 4), dtype=torch.float16, mode=mode)
 

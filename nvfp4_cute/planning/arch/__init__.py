@@ -96,7 +96,7 @@ def choose_weight_only(
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
 ) -> KernelConfig:
-    """The config of the family of ``arch`` that takes the least time; arguments as of ``WeightOnlyFamily.choose``.
+    """Returns the config of the fastest family of ``arch``. Takes the arguments of ``WeightOnlyFamily.choose``.
 
     Raises UnsupportedTarget where there is none, UnsupportedProblem where K suits none of them.
     """

@@ -359,7 +359,7 @@ class WeightOnlyFamily(Protocol):
 
     @property
     def K_MULTIPLE(self) -> int:
-        """K is a multiple of so many elements."""
+        """The number that K is a multiple of."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
         """``config`` with its stage count made explicit."""
@@ -391,7 +391,7 @@ class WeightOnlyFamily(Protocol):
         """
 
     def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:
-        """Device memory that a launch needs beside its operands, whose beginning is 0 before and after it; 0 for none."""
+        """Bytes of device memory that a launch needs besides its operands. Its first bytes, counters, are 0 before and after."""
 
     def is_faster_than_few_rows(
         self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4

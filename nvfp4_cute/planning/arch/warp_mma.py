@@ -1,8 +1,8 @@
 """Every architecture from sm_80 on, weight-only: ``kernels/warp_mma``, whose warps multiply a few rows a group with ``mma.sync``.
 
-``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``: rows of warps beside each other, 32 a warp, of both operands of a
-dual GEMM; tokens of a tile; and K of warps along K, 128 a warp, of weights of 8 bits half of that. ``stream_k``: K steps of all
-tiles are dealt evenly to persistent CTAs, which add up in device memory what they have of one tile.
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``: rows of all warps along M, 32 a warp, of both operands of a
+dual GEMM; tokens of a tile; and K of all warps along K, 128 a warp, half of that for weights of 8 bits. ``stream_k``: K steps of
+all tiles are dealt evenly to persistent CTAs, which add up in device memory what they have of one tile.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ TOKEN_CHOICES = (8, 16, 24, 32)
 WARPS = {8: ((8, 1), (4, 1)), 16: ((8, 1), (4, 1)), 24: ((8, 1), (8, 1)), 32: ((8, 1), (4, 2))}
 # Fewer: 12 warps an SM, of which each has more registers, bring in as much, and end sooner.
 FEW_STEPS = 40
-# Mean rows of groups up to which tiles have so many tokens.
+# Mean rows of a group up to which a tile has 8, 16 or 24 tokens; for more it has 32.
 MOST_MEANS = ((5, 8), (12, 16), (20, 24))
-# Of dense products, where another kernel is faster (:func:`is_faster_than_few_rows`).
+# Dense products below both take another kernel (:func:`is_faster_than_few_rows`).
 LEAST_BYTES, MOST_ROWS_OF_ONE_PASS = 36e6, 32
 # Mean rows of groups up to which this kernel is faster than wgmma's on an H200, which decodes weights for all tokens of a tile.
 MOST_ROWS_BESIDE_WGMMA = 14
 MOST_WARPS, WARPS_PER_SM, WARPS_PER_SM_OF_24 = 16, 16, 8
 # Groups whose sizes a CTA's shared memory has room for.
 MOST_GROUPS = 1024
-# Of K, where weights lie in pieces of 16 bytes.
+# Values of K in 16 bytes of weights.
 K_MULTIPLE = 32
 FP32_BYTES = 4
 # In front of sums that are handed over: counters, 0 before and after a launch.
@@ -49,7 +49,7 @@ COUNTER_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Warps:
-    """Of a CTA.
+    """Warps of a CTA.
 
     Attributes:
         rows, k: side by side along weight rows, and along K.
@@ -84,7 +84,7 @@ def ctas_per_sm(config: KernelConfig) -> int:
 
 
 def make_config(tokens: int, rows: int, k: int) -> KernelConfig:
-    """Of so many tokens a tile, and warps along rows and along K."""
+    """Returns the config with ``tokens`` a tile, and ``rows`` x ``k`` warps."""
     shape = (rows * WARP_ROWS, tokens, k * STEP_K)
     return KernelConfig(shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=True)
 
@@ -116,8 +116,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
     is_whole = (warps.rows * WARP_ROWS, warps.k * STEP_K) == (rows, k)
     if not is_whole or warps.rows not in counts or warps.k not in counts or warps.count > MOST_WARPS:
         return (
-            f"cta_tile_shape_mnk={shape}: a warp has {WARP_ROWS} rows and K of {STEP_K}, and there are 1, 2, 4, 8 or 16 warps; use M "
-            f"tile {4 * WARP_ROWS}, K tile {2 * STEP_K}"
+            f"cta_tile_shape_mnk={shape}: a warp has {WARP_ROWS} rows and K of {STEP_K}, and there are 1, 2, 4, 8 or 16 warps; "
+            f"use M tile {4 * WARP_ROWS}, K tile {2 * STEP_K}"
         )
     if warps.rows * 8 < tokens:
         return f"cta_tile_shape_mnk={shape}: warps bring in 8 tokens each; use N tile {warps.rows * 8}"
@@ -139,11 +139,11 @@ def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
 def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
     """Steps that a launch has at most, where a dual GEMM's operands have half of the rows each, and weights have 8 bits."""
     tokens, rows, k = config.work_tile_mnk
-    rows, k = rows // 2, k // 2
+    rows, halves = rows // 2, 2
     if is_ragged:
         (_, n, depth), total = sizes[0], sum(m for m, _, _ in sizes)
-        return (min(len(sizes), total) + total // tokens) * -(-n // rows) * -(-depth // k)
-    return sum(-(-m // tokens) * -(-n // rows) * -(-depth // k) for m, n, depth in sizes)
+        return (min(len(sizes), total) + total // tokens) * -(-n // rows) * -(-halves * depth // k)
+    return sum(-(-m // tokens) * -(-n // rows) * -(-halves * depth // k) for m, n, depth in sizes)
 
 
 def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
@@ -160,7 +160,7 @@ def choose(
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
 ) -> KernelConfig:
-    """The config for a problem; arguments as of ``WeightOnlyFamily.choose``.
+    """Returns the config for a problem. Takes the arguments of ``WeightOnlyFamily.choose``.
 
     Tokens of a tile by the mean of groups with rows, then warps by how many steps a CTA would have. Measured on an H200,
     2026-11-29: 55 products of five matrices and six layers of experts, every candidate (bf16, NVFP4, cold L2, CUDA graphs).
