@@ -4,7 +4,7 @@ from cutlass import Float32, Int32, Uint32
 
 from .versions import compiles_for, inline_ptx
 
-# From here on bf16 has additions and products beside fma (PTX ISA 9.7.4).
+# From here on bf16 has additions and products besides fma (PTX ISA 9.7.4).
 BF16_PRODUCTS_FROM = 90
 # Pairs of bf16: -0, -1.
 MINUS_ZEROS, MINUS_ONES = 0x80008000, 0xBF80BF80

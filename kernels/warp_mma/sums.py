@@ -32,7 +32,7 @@ class Sums:
 
     Attributes:
         workspace: address of counters and of what CTAs leave.
-        shared: shared memory for sums of warps after the first ones along K: (VALUE, LANE, VECTOR, ROW_WARP, K_WARP - 1), or None.
+        shared: shared memory for sums of warps after the first along K: (VALUE, LANE, VECTOR, ROW_WARP, K_WARP - 1), or None.
         vectors: number of MMAs that a lane has sums of, four of each.
     """
 
