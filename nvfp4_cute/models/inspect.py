@@ -13,7 +13,7 @@ from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.models.checkpoints.stored import INT4
 from nvfp4_cute.nn.kept import LEAVE
 from nvfp4_cute.nn.linear import K_STEP
-from nvfp4_cute.planning.arch import ARCHS, FAMILIES, WEIGHT_ONLY_ARCHS, is_weight_only, mmas_of, simt
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, is_weight_only, mmas_of, simt
 from nvfp4_cute.terminal import Progress
 
 DECODED_BYTES = 2  # of a weight in 16 bits
@@ -160,7 +160,7 @@ def what_runs(kind: Kind) -> str:
             name = "INT8" if scheme.weights == INT8.name else "FP8"
             return f"{f'Experts{name}' if is_experts else 'QuantizedLinear'}, weight-only"
     if scheme.weights == INT4 and is_experts and scheme.activations is None:
-        return f"ExpertsINT4 on {', '.join(WEIGHT_ONLY_ARCHS)} and on the CPU; elsewhere decoded to 16 bits"
+        return "ExpertsINT4"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "QuantizedLinear"
     if scheme.weights in ("nvfp4", "mxfp4"):

@@ -170,7 +170,6 @@ def test_refusals_are_those_of_the_call(capsys):
         ),
         ("--op w4a16 --out nvfp4", "B200", partial(nv.gemm, x16, some(128), out_dtype="nvfp4")),
         ("--op w4a16 --formats fp8_1x128", "B200", partial(nv.gemm, x16, some(128, nv.FP8_1x128))),
-        ("--op w4a16 --groups 2", "RTX 5090", partial(nv.grouped_gemm, *listed((x16, some(128))))),
     ):
         with pytest.raises((UnsupportedProblem, UnsupportedTarget)) as error:
             call(backend=f"emulator:{gpu}")

@@ -32,7 +32,7 @@ def test_what_is_kept_is_allocated_by_another_thread(monkeypatch):
         current.stream = one
         yield
 
-    def allocate(index, nbytes):
+    def allocate(index, nbytes, counters):
         seen.append((threading.get_ident(), getattr(current, "stream", None)))
         return workspace.Workspace(torch.empty(0), 0, nbytes)
 
