@@ -164,7 +164,7 @@ def what_runs(kind: Kind) -> str:
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "QuantizedLinear"
     if scheme.weights in ("nvfp4", "mxfp4"):
-        way = "weight-only products, one an expert" if is_experts else "QuantizedLinear, weight-only"
+        way = "MoENVFP4, weight-only" if is_experts else "QuantizedLinear, weight-only"
         if scheme.weights == "mxfp4":
             way += ", as NVFP4 with the same values"
     elif scheme.weights == INT4 and not is_experts:
