@@ -41,6 +41,8 @@ from nvfp4_cute.problem import (
 
 def run(args: argparse.Namespace) -> int:
     """Compile what was asked for; return 0."""
+    if args.model:
+        return compile_all(list(_of_model(args.model, args.arch)), args.out, args.jobs)
     configs = [KernelConfig.from_name(name) for name in args.config] if args.config else None
     wanted = [
         key
@@ -67,6 +69,19 @@ def run(args: argparse.Namespace) -> int:
         if problem:
             print(f"warning: {problem}", file=sys.stderr)
     return compile_all(wanted, args.out, args.jobs)
+
+
+def _of_model(folder: str, archs: Sequence[str]) -> Iterator[Any]:
+    """What layers of a checkpoint take. Raises CheckpointError where the readers refuse it."""
+    from nvfp4_cute.models.checkpoints import Checkpoint
+    from nvfp4_cute.models.checkpoints.folders import local_folder
+    from nvfp4_cute.models.engines import TOP_K, checkpoint_kernels
+    from nvfp4_cute.models.inspect import inspect
+
+    checkpoint = Checkpoint(local_folder(folder))
+    top_k, kinds = checkpoint.config.get("num_experts_per_tok", TOP_K), inspect(checkpoint).kinds
+    for arch in archs:
+        yield from checkpoint_kernels(kinds, arch, top_k)
 
 
 def _usual(arch: str, dtype: str) -> Sequence[str]:

@@ -1,6 +1,6 @@
 """Engines and libraries that are installed next to this package, and what computes the layers of a checkpoint in them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -11,9 +11,10 @@ from nvfp4_cute.models.inspect import Kind
 from nvfp4_cute.models.vllm import NAME
 from nvfp4_cute.models.vllm.taken import refusal
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.moe import MoENVFP4
-from nvfp4_cute.nn.prepare import kernels_of
+from nvfp4_cute.nn.prepare import MAX_ROWS, kernels_of, tokens_of
+from nvfp4_cute.planning.rows import representative_rows
 
 # Distribution -> what it is to this package.
 ENGINES = {
@@ -28,6 +29,8 @@ GROUP = "vllm.general_plugins"
 ROWS = (1, 8, 16, 32, 64, 128, 512, 2048)
 SCALE = 0.01  # of activations, which chooses no kernel
 TOP_K = 8
+# Names of engines for several layers in one -> its parts.
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def installed() -> dict[str, str]:
@@ -90,7 +93,7 @@ def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict
         kind: of NVFP4 weights. target: of the table of GPUs, or an architecture. rows: of activations, or tokens of experts.
     """
     backend = f"emulator:{target}"
-    call = _experts_call(kind, backend) if kind.is_experts else _linear_call(kind, backend)
+    call = _experts_call(kind, backend, TOP_K) if kind.is_experts else _linear_call(kind, backend)
     found: dict[str, list[str]] = {}
     for n in rows:
         names = [key.to_name() for key in kernels_of(call, [n])]
@@ -98,17 +101,54 @@ def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict
     return {", ".join(numbers): names.split("; ") for names, numbers in found.items()}
 
 
+def checkpoint_kernels(
+    kinds: Iterable[Kind], target: str, top_k: int = TOP_K, max_rows: int = MAX_ROWS
+) -> list[Any]:
+    """Keys of all kernels that layers of a checkpoint take on a GPU, alone or joined as engines join them.
+
+    Args:
+        kinds: of an inspection; those with NVFP4 weights count. target: see ``kernels_by_rows``. top_k: experts per token.
+        max_rows: most rows, or tokens, of a call.
+    """
+    nvfp4 = [kind for kind in kinds if kind.scheme is not None and kind.scheme.weights == "nvfp4"]
+    backend, keys = f"emulator:{target}", dict[Any, None]()
+    for kind in (*nvfp4, *joined(nvfp4)):
+        if kind.is_experts:
+            experts = kind.sizes[0]
+            rows = tokens_of(experts, min(top_k, experts), max_rows)
+            found = kernels_of(_experts_call(kind, backend, top_k), rows)
+        else:
+            found = kernels_of(_linear_call(kind, backend), representative_rows(max_rows))
+        keys |= dict.fromkeys(found)
+    return list(keys)
+
+
+def joined(kinds: Iterable[Kind]) -> Iterator[Kind]:
+    """Layers that engines keep in one tensor: q, k and v, and gate and up."""
+    by_name = {kind.name: kind for kind in kinds if not kind.is_experts}
+    for name in by_name:
+        for whole, parts in JOINED.items():
+            around, _, last = name.rpartition(".")
+            found = [by_name.get(f"{around}.{part}") for part in parts]
+            if last != parts[0] or any(one is None for one in found):
+                continue
+            same = [one for one in found if one is not None]
+            if len({(one.scheme, one.sizes[1]) for one in same}) == 1:
+                n, k = sum(one.sizes[0] for one in same), same[0].sizes[1]
+                yield Kind(f"{around}.{whole}", same[0].scheme, f"[{n}, {k}]", k_sizes={k})
+
+
 def _linear_call(kind: Kind, backend: str) -> Callable[[int], Any]:
     assert kind.scheme is not None
     n, k = kind.sizes
     activations: Any = "16bit" if kind.scheme.activations is None else "nvfp4"
     layer = by_rows(
-        LinearNVFP4(k, n, bias=False, activations=activations, input_scale=SCALE, backend=backend)
+        QuantizedLinear(k, n, bias=False, activations=activations, input_scale=SCALE, backend=backend)
     )
     return lambda rows: layer(torch.empty(rows, k, dtype=torch.bfloat16))
 
 
-def _experts_call(kind: Kind, backend: str) -> Callable[[int], Any]:
+def _experts_call(kind: Kind, backend: str, top_k: int) -> Callable[[int], Any]:
     assert kind.scheme is not None
     experts, n, k = kind.sizes
     width = next(iter(kind.k_sizes - {k}), k)
@@ -121,7 +161,7 @@ def _experts_call(kind: Kind, backend: str) -> Callable[[int], Any]:
     chosen = experts_by_rows(layer, (torch.ones(2, experts), torch.ones(experts)))
 
     def call(tokens: int) -> None:
-        ids = torch.zeros(tokens, min(TOP_K, experts), dtype=torch.int32)
+        ids = torch.zeros(tokens, min(top_k, experts), dtype=torch.int32)
         chosen(torch.empty(tokens, k, dtype=torch.bfloat16), ids, torch.ones(ids.shape))
 
     return call

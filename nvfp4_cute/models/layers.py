@@ -116,8 +116,9 @@ def _product(
     if direct is not None:
         mode = "16bit" if scheme.activations is None or direct.format.is_int4 else None
         product = QuantizedLinear.from_quantized(direct, bias, activations=mode, dtype=dtype, backend=backend)
-        is_left = direct.format.is_int4 and scheme.activations is not None
-        return RoundedInput(product, scheme.activations) if is_left else product
+        if direct.format.is_int4 and scheme.activations is not None:
+            return RoundedInput(product, scheme.activations)
+        return product
     exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)

@@ -45,7 +45,7 @@ def test_without_an_install_there_is_no_plug_in(monkeypatch):
         ({}, "active", "vLLM's own layers"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": []}}, "active: x", "this package"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "not active: y", "would take it: not active: y"),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "active", "own methods: some layers are"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "active", "own methods: layers are"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "model_type": "gpt_oss"}, "active", "gate and up in turns"),
     ],
 )  # fmt: skip
@@ -76,3 +76,21 @@ def test_doctor_of_a_checkpoint(capsys):
     text = capsys.readouterr().out
     assert "\nengines\n" in text and "vLLM plug-in:" in text
     assert "kernels on H200 (sm_90a)" in text and "q_proj, 2 of [128, 128]" in text
+
+
+def test_all_kernels_of_a_checkpoint():
+    """Layers alone and joined: what vLLM asks for is among them."""
+    kinds = inspect(Checkpoint(MOE)).kinds
+    assert [kind.shape for kind in engines.joined(k for k in kinds if k.scheme)] == ["[256, 128]"]
+    names = {key.to_name() for key in engines.checkpoint_kernels(kinds, "sm_90a", 2, 40)}
+    assert {"nvfp4_w4a16_sm_90a_m8_bfloat16_bfloat16_alpha", "moe_finalize_sm_90a_bfloat16"} <= names
+
+
+def test_compile_verb_takes_a_checkpoint(tmp_path, monkeypatch):
+    from nvfp4_cute.cli import compile as ahead
+
+    asked = []
+    monkeypatch.setattr(engines, "MAX_ROWS", 4)
+    monkeypatch.setattr(ahead, "compile_all", lambda keys, *_: asked.extend(keys) or 0)
+    assert cli.main(["compile", "--model", str(MOE), "--arch", "sm_90a", "--out", str(tmp_path)]) == 0
+    assert len(asked) > 4 and {key.arch for key in asked} == {"sm_90a"}

@@ -325,7 +325,7 @@ def test_activations_of_w4a4_layers(monkeypatch, key, variable, expected):
 def test_weight_only_layers_can_be_asked_of_a_w4a4_checkpoint(monkeypatch):
     monkeypatch.setenv("NVFP4_CUTE_ACTIVATIONS", "16bit")
     with vllm_tokens.engine(MOE) as llm:
-        layers = [m for m in vllm_tokens.model_of(llm).modules() if type(m).__name__ == "LinearNVFP4"]
+        layers = [m for m in vllm_tokens.model_of(llm).modules() if type(m).__name__ == "QuantizedLinear"]
         assert layers and {m.mode for m in layers} == {"16bit"}
         assert all(vllm_tokens.tokens(llm))
 
@@ -344,7 +344,7 @@ class Registry:
 def test_kernels_are_compiled_while_loading_and_loaded_in_the_warm_up(monkeypatch):
     """On an emulated H200: other processes are told of all kernels; vLLM's warm-up finds each of them once."""
     from nvfp4_cute.models.vllm import kernels
-    from nvfp4_cute.nn.linear import LinearNVFP4
+    from nvfp4_cute.nn.linear import QuantizedLinear
 
     registry, submitted, loaded = Registry(), [], []
 
@@ -371,7 +371,7 @@ def test_kernels_are_compiled_while_loading_and_loaded_in_the_warm_up(monkeypatc
     )
     made, where = kernels.Kernels(), (torch.bfloat16, torch.device("cpu"))
     for k in (64, 64, 128):
-        made.add_linear(LinearNVFP4(k, 32, bias=False), k, *where)
+        made.add_linear(QuantizedLinear(k, 32, bias=False), k, *where)
     assert registry.registered[0] is made and len(registry.registered) == 2
     assert submitted == made.get_warmup_keys() == ["64 40", "shared", "128 40"]
     made.compile_many(made.get_warmup_keys())

@@ -26,6 +26,7 @@ examples:
   nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   every config that grouped_gemm may choose, and the others
   nvfp4-cute compile grouped_gemm --arch sm_90a --config t128x64x128_s0a1_swap --out kernels
   nvfp4-cute compile gemv quantize --arch sm_120a --dtype float16 --out kernels
+  nvfp4-cute compile --model FOLDER-NVFP4 --arch sm_90a --out kernels    all that layers of a checkpoint take, of any row count
 
 No GPU is needed. A kernel that is in the folder already is not compiled again. To use the folder, set
 NVFP4_CUTE_CACHE_DIR to it; it may be read-only, and on another machine with the same versions of this package, of CuTe
@@ -44,6 +45,11 @@ def add_parser(verbs: Verbs) -> None:
         metavar="OPERATION",
         help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)}, and of them "
         f"{', '.join(OF_FORMATS)} where --dtype names a format; {' and '.join(WEIGHT_ONLY)} for sm_80 to sm_89)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="a checkpoint: what its NVFP4 layers take, of 1 to 8,192 rows; other options do not count",
     )
     parser.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
