@@ -347,7 +347,10 @@ def test_compile_verb_refuses(tmp_path, capsys):
             "products of FP8_1X128 x FP8_128X128 have float32 scales, and are not quantized to it",
         ),
     ]:
-        assert cli.main(["compile", *arguments.split()]) == 1
+        assert cli.main(["compile", *arguments.split()]) in (
+            1,
+            2,
+        )  # 1: a file in the way, an architecture without kernels
         assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "y").exists()
 
