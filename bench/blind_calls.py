@@ -12,6 +12,7 @@ from nvfp4_cute import QuantizedLinear, route
 from nvfp4_cute.bench.layers import empty_experts
 from nvfp4_cute.bench.moe import Model
 from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.ops import parts
 
 SEED = 5
 Call = Callable[[str], object]
@@ -69,24 +70,24 @@ def _operand(device: torch.device, rows: int, k: int, *batches: int) -> tuple[to
 
 def _gemm(device: torch.device, m: int, n: int, k: int) -> Call:
     (a, a_scale), (b, b_scale) = _operand(device, m, k), _operand(device, n, k)
-    return lambda backend: nvfp4_cute.gemm(a, b, a_scale, b_scale, backend=backend)
+    return lambda backend: parts.gemm(a, b, a_scale, b_scale, backend=backend)
 
 
 def _dual_gemm(device: torch.device, m: int, n: int, k: int) -> Call:
     (a, a_scale), (b, b_scale), (b2, b2_scale) = (_operand(device, rows, k) for rows in (m, n, n))
-    return lambda backend: nvfp4_cute.dual_gemm(a, b, b2, a_scale, b_scale, b2_scale, backend=backend)
+    return lambda backend: parts.dual_gemm(a, b, b2, a_scale, b_scale, b2_scale, backend=backend)
 
 
 def _w4a16(device: torch.device, m: int, n: int, k: int) -> Call:
     x, (b, b_scale) = _rows(device, m, k), _operand(device, n, k)
-    return lambda backend: nvfp4_cute.gemm(x, b, None, b_scale, backend=backend)
+    return lambda backend: parts.gemm(x, b, None, b_scale, backend=backend)
 
 
 def _gemv(device: torch.device, m: int, k: int, batches: int) -> Call:
     matrix = _bytes(device, batches, m, NVFP4.row_bytes(k)).permute(1, 2, 0)
     vector = _bytes(device, batches, NVFP4.row_bytes(k)).T
     scales = [_scales(device, batches, *NVFP4.scale_shape(rows, k)) for rows in (m, 1)]
-    return lambda backend: nvfp4_cute.gemv(matrix, vector, *scales, backend=backend)
+    return lambda backend: parts.gemv(matrix, vector, *scales, backend=backend)
 
 
 def _sizes(groups: int, mean: int) -> list[int]:
@@ -100,7 +101,7 @@ def _ragged(device: torch.device, groups: int, mean: int, n: int, k: int) -> Cal
     a_scale = _scales(device, *NVFP4.ragged_scale_shape(sum(rows), k, groups))
     b, b_scale = _operand(device, n, k, groups)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
-    return lambda backend: nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, offs, backend=backend)
+    return lambda backend: parts.grouped_gemm(a, b, a_scale, b_scale, offs, backend=backend)
 
 
 def _list(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
@@ -109,7 +110,7 @@ def _list(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
         [_operand(device, n, k) for _ in range(groups)],
     ]
     a, b, a_scale, b_scale = ([pair[part] for pair in side] for part in (0, 1) for side in sides)
-    return lambda backend: nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, backend=backend)
+    return lambda backend: parts.grouped_gemm(a, b, a_scale, b_scale, backend=backend)
 
 
 def _ragged_16bit(device: torch.device, groups: int, mean: int, n: int, k: int) -> Call:
@@ -117,7 +118,7 @@ def _ragged_16bit(device: torch.device, groups: int, mean: int, n: int, k: int) 
     x = _rows(device, sum(rows), k)
     b, b_scale = _operand(device, n, k, groups)
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
-    return lambda backend: nvfp4_cute.grouped_gemm(x, b, None, b_scale, offs, backend=backend)
+    return lambda backend: parts.grouped_gemm(x, b, None, b_scale, offs, backend=backend)
 
 
 def _quantize(device: torch.device, m: int, k: int) -> Call:

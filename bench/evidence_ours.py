@@ -28,6 +28,7 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import family_of, mmas_of, simt
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.choose import candidates
@@ -118,12 +119,12 @@ class Gemm:
         if self.weight_layout is None:
             if self.out_m_major:
                 options["out"] = _columns(rows, n, self)
-            nvfp4_cute.grouped_gemm(a, pairs[0][0], a_scale, pairs[0][1], alpha=alpha, **options)
+            on_parts.grouped_gemm(a, pairs[0][0], a_scale, pairs[0][1], alpha=alpha, **options)
             return
         second = pairs[1] if num_b == 2 else (None, None)
         options["weight_layout"] = self.weight_layout
         options["limit"] = 7.0 if self.has_limit else None
-        nvfp4_cute.grouped_dual_gemm(
+        on_parts.grouped_dual_gemm(
             a, pairs[0][0], second[0], a_scale, pairs[0][1], second[1], alpha, alpha if num_b == 2 else None, **options
         )  # fmt: skip
 
@@ -152,7 +153,7 @@ class Simt:
             offs = torch.tensor([self.tokens // 2, self.tokens], dtype=torch.int32)
             nvfp4_cute.grouped_quantize(x, offs, global_scale=torch.ones(2), backend=backend)
         elif self.operation == "w4a16":
-            nvfp4_cute.gemm(x, w, None, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemm(x, w, None, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
         elif self.operation == "int4":
             name = "bfloat16" if self.dtype == torch.bfloat16 else "float16"
             weights = torch.randn(columns_of(self.arch), K, generator=generator)
@@ -160,10 +161,10 @@ class Simt:
             nvfp4_cute.gemm(x, nvfp4_cute.quantize(weights, format=format), backend=backend)
         elif self.operation == "few_rows":
             a, a_scale = _operand(self.tokens, generator)
-            nvfp4_cute.gemm(a, w, a_scale, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemm(a, w, a_scale, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
         else:
             a, a_scale = _operand(1, generator)
-            nvfp4_cute.gemv(w, a[0], w_scale, a_scale, 2.0, out_dtype=self.dtype, backend=backend)
+            on_parts.gemv(w, a[0], w_scale, a_scale, 2.0, out_dtype=self.dtype, backend=backend)
 
 
 Ours = Gemm | Simt

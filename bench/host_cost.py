@@ -21,6 +21,7 @@ from statistics import median
 import torch
 
 import nvfp4_cute as nv
+from nvfp4_cute.ops import parts
 
 ROWS, N, K, GROUPS = 16, 1024, 1024, 8
 CALLS, ROUNDS, WARM_UP = 30, 60, 10
@@ -45,16 +46,16 @@ def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     u = nv.quantize(torch.randn(N, K, device="cuda", dtype=torch.bfloat16), global_scale=0.002)
     a, one = nv.quantize(x), nv.quantize(x[:1])
     v, alpha, alpha2 = nv.quantize(x[0]), *torch.ones(2, 1, device="cuda").unbind()
-    yield "gemm", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, alpha)
-    yield "gemm, a number as alpha", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, 0.5)
-    yield "gemm, one row", lambda: nv.gemm(one.data, w.data, one.scale, w.scale, alpha)
-    yield "gemm, NVFP4 result", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, alpha, out_dtype="nvfp4")
-    yield "gemm, 16-bit a", lambda: nv.gemm(x, w.data, None, w.scale, alpha)
-    yield "gemv", lambda: nv.gemv(w.data, v.data, w.scale, v.scale, alpha)
-    yield "gemv, 16-bit b", lambda: nv.gemv(w.data, x[0], w.scale, None, alpha)
+    yield "gemm", lambda: parts.gemm(a.data, w.data, a.scale, w.scale, alpha)
+    yield "gemm, a number as alpha", lambda: parts.gemm(a.data, w.data, a.scale, w.scale, 0.5)
+    yield "gemm, one row", lambda: parts.gemm(one.data, w.data, one.scale, w.scale, alpha)
+    yield "gemm, NVFP4 result", lambda: parts.gemm(a.data, w.data, a.scale, w.scale, alpha, out_dtype="nvfp4")
+    yield "gemm, 16-bit a", lambda: parts.gemm(x, w.data, None, w.scale, alpha)
+    yield "gemv", lambda: parts.gemv(w.data, v.data, w.scale, v.scale, alpha)
+    yield "gemv, 16-bit b", lambda: parts.gemv(w.data, x[0], w.scale, None, alpha)
     sides = a.data, w.data, u.data, a.scale, w.scale, u.scale
-    yield "dual_gemm", lambda: nv.dual_gemm(*sides, alpha, alpha2)
-    yield "dual_gemm, NVFP4 result", lambda: nv.dual_gemm(*sides, alpha, alpha2, out_dtype="nvfp4")
+    yield "dual_gemm", lambda: parts.dual_gemm(*sides, alpha, alpha2)
+    yield "dual_gemm, NVFP4 result", lambda: parts.dual_gemm(*sides, alpha, alpha2, out_dtype="nvfp4")
     yield "gemm of whole tensors", lambda: nv.gemm(a, w)  # type: ignore[call-overload]
 
 
@@ -70,17 +71,17 @@ def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     listed = [nv.quantize(part) for part in rows.split(ROWS)]
     lists = [x.data for x in listed], list(b.data), [x.scale for x in listed], list(b.scale)
     options = {"out_dtype": "nvfp4"}
-    yield "grouped_gemm, list", lambda: nv.grouped_gemm(*lists, alpha=alpha)
-    yield "grouped_gemm, list, NVFP4 results", lambda: nv.grouped_gemm(*lists, alpha=alpha, **options)
+    yield "grouped_gemm, list", lambda: parts.grouped_gemm(*lists, alpha=alpha)
+    yield "grouped_gemm, list, NVFP4 results", lambda: parts.grouped_gemm(*lists, alpha=alpha, **options)
     ragged = data, b.data, scale, b.scale, offs
-    yield "grouped_gemm, ragged", lambda: nv.grouped_gemm(*ragged, alpha=alpha)
-    yield "grouped_gemm, ragged, NVFP4 results", lambda: nv.grouped_gemm(*ragged, alpha=alpha, **options)
+    yield "grouped_gemm, ragged", lambda: parts.grouped_gemm(*ragged, alpha=alpha)
+    yield "grouped_gemm, ragged, NVFP4 results", lambda: parts.grouped_gemm(*ragged, alpha=alpha, **options)
     masked = batch.data, b.data, batch.scale, b.scale
-    yield "grouped_gemm, masked", lambda: nv.grouped_gemm(*masked, masked_m=sizes, alpha=alpha)
+    yield "grouped_gemm, masked", lambda: parts.grouped_gemm(*masked, masked_m=sizes, alpha=alpha)
     dual = data, b.data, b2.data, scale, b.scale, b2.scale, alpha, alpha2
-    yield "grouped_dual_gemm, ragged", lambda: nv.grouped_dual_gemm(*dual, offs=offs)
+    yield "grouped_dual_gemm, ragged", lambda: parts.grouped_dual_gemm(*dual, offs=offs)
     dual_lists = lists[0], lists[1], list(b2.data), lists[2], lists[3], list(b2.scale), alpha, alpha2
-    yield "grouped_dual_gemm, list", lambda: nv.grouped_dual_gemm(*dual_lists)
+    yield "grouped_dual_gemm, list", lambda: parts.grouped_dual_gemm(*dual_lists)
 
 
 def _quantizations(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[str, Call]]:
@@ -92,7 +93,7 @@ def _quantizations(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[str, Call
     yield "quantize, a number as global scale", lambda: nv.quantize(x, global_scale=0.002)
     yield "quantize, auto", lambda: nv.quantize(x, global_scale="auto")
     yield "quantize, silu(x) * up", lambda: nv.quantize(x, up=y, global_scale=factor)
-    yield "grouped_quantize", lambda: nv.grouped_quantize(x, offs, global_scale=factors)
+    yield "grouped_quantize", lambda: parts.grouped_quantize(x, offs, global_scale=factors)
 
 
 def _layers(linear: torch.nn.Linear, x: torch.Tensor) -> Iterator[tuple[str, Call]]:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import gemm, gemv, quantize
+from nvfp4_cute import quantize
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus import targets
+from nvfp4_cute.ops.parts import gemm, gemv
 from nvfp4_cute.problems.nvfp4_gemv import spec
 from nvfp4_cute.tuning.stopwatch import EMPTY, Sample, measure
 

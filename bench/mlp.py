@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import gemm
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.gpus.targets import B200, Target
@@ -20,6 +19,7 @@ from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
+from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.problem import NVFP4
 
 LAYERS = 18

@@ -23,14 +23,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import (
-    MoE,
-    UnsupportedProblem,
-    UnsupportedTarget,
-    grouped_dual_gemm,
-    grouped_gemm,
-    route,
-)
+from nvfp4_cute import MoE, UnsupportedProblem, UnsupportedTarget, route
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather, gather_quantize
@@ -41,6 +34,7 @@ from nvfp4_cute.formats.block_format import FORMATS, MXFP4, MXFP8, BlockFormat
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import dequantize, quantized_tensor
 from nvfp4_cute.formats.codecs import E4M3_MAX
+from nvfp4_cute.ops.parts import grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.problem import RESULT_FORMATS
 from nvfp4_cute.tuning import stopwatch
 

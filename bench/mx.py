@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import MXFP4, MXFP8_E4M3, NVFP4, gemm, grouped_gemm, moe, quantize
+from nvfp4_cute import MXFP4, MXFP8_E4M3, NVFP4, gemm, quantize
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.gather import gather
+from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.middle import activate
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, dequantize
+from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.problem import dtype_name
 from nvfp4_cute.tuning import stopwatch
 

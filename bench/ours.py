@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-import nvfp4_cute
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch.simt import FEW_ROWS
 
 NAME = "ours"
@@ -46,7 +46,7 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
     a, b, a_scale, b_scale, out = map(
         list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
     )
-    call = lambda config=None: nvfp4_cute.grouped_gemm(
+    call = lambda config=None: parts.grouped_gemm(
         a, b, a_scale, b_scale, config=config, out=out, **_options(operands, backend)
     )
     return Prepared(call, out)
@@ -65,7 +65,7 @@ def _gemm(operands: Operands, backend: str) -> Prepared:
     (a,), (b,), (a_scale,), (b_scale,), (out,) = (
         operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out
     )  # fmt: skip
-    call = lambda: nvfp4_cute.gemm(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
+    call = lambda: parts.gemm(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
     return Prepared(call, [out])
 
 
@@ -74,9 +74,9 @@ def _weight_only(operands: Operands, backend: str) -> Prepared:
     rows, b, b_scale, out = operands.bf16[0], list(operands.b), list(operands.b_scale), list(operands.out)
     options = {"out_dtype": out[0].dtype, "b_format": operands.formats[1], "backend": backend}
     if len(rows) == 1:
-        call = lambda: nvfp4_cute.gemm(rows[0], b[0], None, b_scale[0], out=out[0], **options)
+        call = lambda: parts.gemm(rows[0], b[0], None, b_scale[0], out=out[0], **options)
     else:
-        call = lambda: nvfp4_cute.grouped_gemm(rows, b, None, b_scale, out=out, **options)
+        call = lambda: parts.grouped_gemm(rows, b, None, b_scale, out=out, **options)
     return Prepared(call, out)
 
 
@@ -86,7 +86,7 @@ def _gemv(operands: Operands, backend: str) -> Prepared:
     b = torch.cat(operands.b).T
     a_scale, b_scale = torch.stack(operands.a_scale), torch.stack(operands.b_scale)
     out = torch.stack(operands.out).squeeze(2).T
-    call = lambda: nvfp4_cute.gemv(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
+    call = lambda: parts.gemv(a, b, a_scale, b_scale, out=out, **_options(operands, backend))
     return Prepared(call, [column.unsqueeze(1) for column in out.unbind(1)])
 
 
@@ -96,7 +96,7 @@ def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     scales = torch.cat(operands.a_scale), torch.stack(operands.b_scale)
     rows = [m for m, _, _ in case.sizes]
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=a.device)
-    call = lambda config=None: nvfp4_cute.grouped_gemm(
+    call = lambda config=None: parts.grouped_gemm(
         a, b, *scales, offs, config=config, out=out, **_options(operands, backend)
     )
     return Prepared(call, out.split(rows))
@@ -105,7 +105,7 @@ def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
 def _dual_gemm(operands: Operands, backend: str) -> Prepared:
     (a,), (b1,), (b2,), (out,) = operands.a, operands.b, operands.b2, operands.out
     scales = (operands.a_scale[0], operands.b_scale[0], operands.b2_scale[0])
-    call = lambda: nvfp4_cute.dual_gemm(
+    call = lambda: parts.dual_gemm(
         a, b1, b2, *scales, DUAL_ALPHA, DUAL_ALPHA, out=out, **_options(operands, backend)
     )
     return Prepared(call, operands.out)

@@ -20,7 +20,7 @@ from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
 from nvfp4_cute.model.modelled import modelled_times
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import sm120
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import backends, gemm, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute import backends
 from nvfp4_cute.bench.moe import MODELS, TOKENS
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
@@ -30,6 +30,7 @@ from nvfp4_cute.gpus.targets import gpu_of
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.ops.parts import gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, Gate, GroupedProblem

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.errors import RankError as RankError
     from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
-    from nvfp4_cute.experts.layer import moe as moe
+    from nvfp4_cute.experts.moe import Experts as Experts
+    from nvfp4_cute.experts.moe import Parallel as Parallel
+    from nvfp4_cute.experts.moe import Rows as Rows
+    from nvfp4_cute.experts.moe import moe as moe
     from nvfp4_cute.experts.placement import Placement as Placement
     from nvfp4_cute.experts.routing import route as route
     from nvfp4_cute.formats.block_format import BlockFormat as BlockFormat
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from nvfp4_cute.ops.gemm import gemm as gemm
     from nvfp4_cute.ops.gemv import gemv as gemv
     from nvfp4_cute.ops.grouped_gemm import grouped_gemm as grouped_gemm
+    from nvfp4_cute.ops.options import Activation as Activation
+    from nvfp4_cute.ops.options import GateUp as GateUp
+    from nvfp4_cute.ops.options import Options as Options
     from nvfp4_cute.ops.quantize import grouped_quantize as grouped_quantize
     from nvfp4_cute.ops.quantize import quantize as quantize
     from nvfp4_cute.planning.config import KernelConfig as KernelConfig
@@ -60,13 +66,16 @@ INT8: "BlockFormat"
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {
+    "Activation": "ops.options",
     "BlockFormat": "formats.block_format",
     "BlockScaledTensor": "formats.block_scaled",
     "CacheError": "errors",
     "ConfigError": "errors",
     "EmulatorError": "errors",
+    "Experts": "experts.moe",
     "FP8_128x128": "formats.block_format",
     "FP8_1x128": "formats.block_format",
+    "GateUp": "ops.options",
     "INT8": "formats.block_format",
     "RankError": "errors",
     "KernelConfig": "planning.config",
@@ -78,7 +87,10 @@ _MODULES = {
     "MoENVFP4": "nn.moe",
     "NVFP4": "formats.block_format",
     "NVFP4Tensor": "formats.block_scaled",
+    "Options": "ops.options",
+    "Parallel": "experts.moe",
     "PersistentMLP": "nn.persistent_mlp",
+    "Rows": "experts.moe",
     "UnsupportedProblem": "errors",
     "UnsupportedTarget": "errors",
     "debug": "operands.group_sizes",
@@ -93,7 +105,7 @@ _MODULES = {
     "int4_format": "formats.block_format",
     "int4_tensor": "formats.int4",
     "load": "models.transformers",
-    "moe": "experts.layer",
+    "moe": "experts.moe",
     "quantize": "ops.quantize",
     "Placement": "experts.placement",
     "replace_linears": "nn.replace",

@@ -18,7 +18,8 @@ NVFP4: Literal["nvfp4"] = "nvfp4"
 MXName = Literal["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
 ResultName = Literal["nvfp4", MXName]
 FP8Name = Literal["fp8_1x128"]
-OutDtype = torch.dtype | ResultName | FP8Name
+QuantizedName = Literal["nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128"]
+OutDtype = torch.dtype | QuantizedName
 # Formats of quantized results, by what ``out_dtype`` calls them; the last one is of products of such rows alone.
 RESULT_FORMATS: dict[Any, BlockFormat] = {
     name: block_format.FORMATS[name] for name in (*get_args(ResultName), *get_args(FP8Name))

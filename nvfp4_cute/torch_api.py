@@ -40,8 +40,8 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.formats.block_scaled import check_is_tensor
 from nvfp4_cute.operands.rules import addable_bias, check_tensors
-from nvfp4_cute.ops.gemm import gemm
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.parts.gemm import gemm
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 
 FORMATS: dict[tuple[ScalingType, torch.dtype], BlockFormat] = {
     (ScalingType.BlockWise1x16, torch.float4_e2m1fn_x2): NVFP4,

@@ -12,6 +12,7 @@ from fuzz.rounds import Plan, Round, pieces
 
 import nvfp4_cute as nv
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
+from nvfp4_cute.ops import parts
 
 # Calls of one kind in a test, kinds, and the kind that is run without the slow tests.
 CHUNK, CHUNKS, FAST = 25, 80, 2
@@ -116,7 +117,7 @@ def first_of(operation: str) -> object:
 
 def test_a_wrong_bit_a_crash_and_a_refusal_of_one_backend_are_found(monkeypatch):
     """Of a backend that is the reference but for a fault."""
-    call, right = first_of("gemv"), nv.gemv
+    call, right = first_of("gemv"), parts.gemv
 
     def faulty(fault):
         def gemv(*args, backend, **options):

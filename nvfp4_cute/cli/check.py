@@ -30,6 +30,7 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.zero_points import FLOATS, scale_words
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import is_weight_only
 from nvfp4_cute.problem import OUT_DTYPES, RESULT_FORMATS, FP8Name, GroupedProblem, ResultName
 
@@ -121,7 +122,7 @@ class Case:
         alpha = None if self.alpha is None else self.alpha.to(device)
         if weight_only:
             return self._run_weight_only(b, b_scale, alpha, backend)
-        outs: list[Any] = nvfp4_cute.grouped_gemm(
+        outs: list[Any] = parts.grouped_gemm(
             a, b, a_scale, b_scale, alpha=alpha, a_format=self.problem.a_format, b_format=self.problem.b_format, out=out,
             out_dtype=dtype, backend=backend,
         )  # fmt: skip
@@ -140,7 +141,7 @@ class Case:
             layout = problem.a_format.scale_layout
             rows = nvfp4_cute.BlockScaledTensor(data, scale, None, (m, k), layout, format=problem.a_format)
             outs.append(
-                nvfp4_cute.gemm(
+                parts.gemm(
                     rows.dequantize().bfloat16().to(b[g].device), b[g], None, b_scale[g],
                     None if alpha is None else alpha[g], b_format=problem.b_format, out_dtype=problem.out_dtype, backend=backend,
                 ).cpu()

@@ -19,8 +19,8 @@ from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import choose_weight_only
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (

@@ -36,7 +36,9 @@ ATOM_SHAPE = (32, 4, 4)
 # Bits of a row in an atom: four scales of 8 bits, or fewer of more bits.
 ATOM_WORD_BITS = 32
 
-ScaleLayout = Literal["blocked", "rowmajor"]
+# "ragged": blocked, where the rows of every group are padded by themselves, and the tensor does not know the groups.
+ScaleLayout = Literal["blocked", "rowmajor", "ragged"]
+# Layouts that can be chosen.
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("blocked", "rowmajor")
 
 

@@ -1,7 +1,7 @@
 """Quantized tensors: what people hold, quantization and its inverse, on any device, without a kernel."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, TypeVar, overload
@@ -12,6 +12,7 @@ from nvfp4_cute.formats.block_format import (
     ATOM_ROWS,
     FORMATS,
     INT4_FORMATS,
+    INT8,
     NVFP4,
     SCALE_LAYOUTS,
     BlockFormat,
@@ -49,8 +50,8 @@ class BlockScaledTensor:
         global_scale: float32 tensor, the factor one multiplies by to dequantize, without dimensions, or [batches...], one a
             batch; None means 1. Only formats that have one may be given one.
         shape: of the unpacked values.
-        scale_layout: "blocked" or "rowmajor".
-        format: what the bytes stand for.
+        scale_layout: "blocked", "rowmajor", or "ragged": blocked, every group's rows padded to 128 (``grouped_quantize``).
+        format: what the bytes stand for; a name is replaced by its record.
 
     Raises:
         TypeError, ValueError: on construction, where the parts do not fit each other.
@@ -65,7 +66,10 @@ class BlockScaledTensor:
 
     def __post_init__(self):
         """Check dtypes, shapes and devices against ``shape``. Reads no values, so it never synchronizes."""
-        check_scale_layout(self.scale_layout, self.format)
+        if isinstance(self.format, str):
+            object.__setattr__(self, "format", as_format("format", self.format))
+        if self.scale_layout != "ragged":
+            check_scale_layout(self.scale_layout, self.format)
         for name, tensor, dtypes in (
             ("data", self.data, self.format.data_dtypes),
             ("scale", self.scale, self.format.scale_dtypes),
@@ -91,7 +95,8 @@ class BlockScaledTensor:
                 raise TypeError(
                     f"global_scale={self.global_scale!r} is no tensor; pass torch.tensor(number, device=...), float32"
                 )
-            if tuple(self.global_scale.shape) != tuple(lead[:-1]):
+            is_of_groups = self.scale_layout == "ragged" and self.global_scale.ndim == 1
+            if tuple(self.global_scale.shape) != tuple(lead[:-1]) and not is_of_groups:
                 _check_shape("global_scale", self.global_scale, ())
             if self.global_scale.dtype != torch.float32:
                 raise TypeError(
@@ -105,6 +110,8 @@ class BlockScaledTensor:
     def _check_scale_shape(self) -> None:
         """The shape of ``scale`` is that of the layout; where it is that of another one, the error says which."""
         found = tuple(self.scale.shape)
+        if self.scale_layout == "ragged":
+            return self._check_ragged(found)
         if found == stored_scale_shape(self.format, self.shape, self.scale_layout):
             return  # of the other layout torch.export would keep a guard
         of_layout = {
@@ -121,6 +128,19 @@ class BlockScaledTensor:
         _check_shape(
             "scale", self.scale, expected, fix="scales in this order have to be given, not others reshaped"
         )
+
+    def _check_ragged(self, found: tuple[int, ...]) -> None:
+        """Scales of groups of rows of a matrix, each padded to whole atoms; only the device knows how many groups there are."""
+        if self.format.scale_layout != "blocked" or len(self.shape) != 2:
+            raise ValueError(
+                f'scale_layout="ragged" is for rows [rows, K] of a format with blocked scales; got {list(self.shape)} of '
+                f"{self.format.title}"
+            )
+        expected = stored_scale_shape(self.format, self.shape, "blocked")
+        if len(found) != len(expected) or found[1:] != expected[1:]:
+            raise ValueError(
+                f"scale has shape {found}; expected (row atoms of all groups, {', '.join(map(str, expected[1:]))})"
+            )
 
     def __repr__(self) -> str:
         """Format, sizes and layout, no values but the global scale, where it has one (reading it waits for a GPU)."""
@@ -156,6 +176,55 @@ class BlockScaledTensor:
             if dtype is not None:
                 fields[name] = fields[name].view(dtype)
         self.__dict__.update(fields)
+
+    @staticmethod
+    def from_parts(
+        data: torch.Tensor,
+        scale: torch.Tensor | None,
+        global_scale: "float | Sequence[float] | torch.Tensor | None" = None,
+        *,
+        format: BlockFormat | str = NVFP4,
+        layout: ScaleLayout = "blocked",
+    ) -> "BlockScaledTensor":
+        """The tensor of parts that come from elsewhere, checked and not copied. Its shape follows from ``data``.
+
+            >>> w = quantize(torch.randn(256, 512))
+            >>> BlockScaledTensor.from_parts(w.data, w.scale, format="nvfp4").shape
+            (256, 512)
+
+        Args:
+            data: [..., bytes of K], K-major: uint8 or float4_e2m1fn_x2 of 4-bit elements, two per byte, the low nibble first.
+            scale: "blocked": [batches..., rm, rk, 32, 4, 4] (see :mod:`nvfp4_cute.formats.scale_layout`), the same bytes flat,
+                or its permuted view (32, 4, rm, 4, rk, L). "rowmajor": [..., K / block]. "ragged": [row atoms, rk, 32, 4, 4],
+                every group's rows padded to 128, as ``grouped_quantize`` makes it. None, of INT8 only, for 1.
+            global_scale: the factor one multiplies by to dequantize, as ``quantize`` returns it (NVFP4 only): a number, float32
+                of one element, or one per batch ("ragged": per group).
+            format: a record or a name.
+            layout: of ``scale``. Formats with float32 scales always have "rowmajor".
+
+        Returns:
+            NVFP4Tensor of NVFP4, else BlockScaledTensor.
+
+        Raises:
+            TypeError, ValueError: the parts do not fit each other; the message names rule, value and fix.
+        """
+        format = as_format("format", format)
+        check_is_tensor("data", data)
+        if scale is None and format == INT8:
+            scale = torch.ones((*data.shape[:-1], 1), dtype=torch.float32, device=data.device)
+        check_is_tensor("scale", scale)
+        assert scale is not None
+        if format.scale_layout == "rowmajor":
+            layout = "rowmajor"
+        shape = (*data.shape[:-1], format.elements(data.shape[-1] if data.ndim else 0))
+        if layout == "blocked" and len(shape) > 1:
+            scale = _straight_scales(scale, stored_scale_shape(format, shape, layout), shape[-2])
+        factor = global_scale
+        if factor is not None and not isinstance(factor, torch.Tensor):
+            factor = torch.tensor(factor, dtype=torch.float32, device=data.device)
+        if factor is not None and factor.numel() == 1 and len(shape) < 3 and layout != "ragged":
+            factor = factor.reshape(())
+        return quantized_tensor(data, scale, factor, shape, format, layout)
 
     @property
     def device(self) -> torch.device:
@@ -196,6 +265,7 @@ class BlockScaledTensor:
         check_scale_layout(scale_layout, self.format)
         if scale_layout == self.scale_layout:
             return self
+        check_not_ragged(self)
         plain = rowmajor_scale(self)
         scale = plain if scale_layout == "rowmajor" else to_blocked(plain if plain.ndim > 1 else plain[None])
         return replace(self, scale=scale, scale_layout=scale_layout)
@@ -204,8 +274,13 @@ class BlockScaledTensor:
         """Extent of the first dimension."""
         return self.shape[0]
 
-    # Without it, Python would walk over a tensor as over a list.
-    __iter__ = None
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Data and scale of a ragged tensor, ``data, scale = grouped_quantize(...)``. Raises TypeError for other layouts."""
+        if self.scale_layout != "ragged":
+            raise TypeError(
+                f"'{type(self).__name__}' object is not iterable; take batches as t[i], rows as t[i:j]"
+            )
+        return iter((self.data, self.scale))
 
     def __getitem__(self: Self, index: int | slice | tuple[int | slice, ...]) -> Self:
         """Batches and rows, as views: ``t[2]`` is a batch, ``t[128:300]`` or ``t[2, 128:300]`` are rows.
@@ -217,6 +292,7 @@ class BlockScaledTensor:
             IndexError: too many dimensions, or a batch that does not exist.
             ValueError: rows that do not begin with a block of scales, or of another step.
         """
+        check_not_ragged(self)
         *batches, rows = self.shape[:-1] or (1,)
         index = index if isinstance(index, tuple) else (index,)
         if len(self.shape) < 2 or len(index) > len(batches) + 1:
@@ -277,6 +353,10 @@ class NVFP4Tensor(BlockScaledTensor):
     format: BlockFormat = field(default=NVFP4, init=False)
 
 
+# Types of tensors: one comparison of a list's types with them is cheaper than an isinstance of each entry.
+BLOCK_SCALED = frozenset((BlockScaledTensor, NVFP4Tensor))
+
+
 def quantized_tensor(
     data: torch.Tensor,
     scale: torch.Tensor,
@@ -289,6 +369,15 @@ def quantized_tensor(
     if format == NVFP4:
         return NVFP4Tensor(data, scale, global_scale, shape, scale_layout)
     return BlockScaledTensor(data, scale, global_scale, shape, scale_layout, format=format)
+
+
+def check_not_ragged(t: BlockScaledTensor) -> None:
+    """Raise ValueError for a tensor whose scales are padded group by group: it does not know where groups end."""
+    if t.scale_layout == "ragged":
+        raise ValueError(
+            'scale_layout="ragged": scales are padded group by group, and only offs says where groups end; call quantize on the '
+            "rows instead of grouped_quantize, or pass the tensor to an operation with offs"
+        )
 
 
 def is_tensor_of(value: object, format: BlockFormat) -> bool:
@@ -514,6 +603,7 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
 
 def rowmajor_scale(t: BlockScaledTensor) -> torch.Tensor:
     """Scales of ``t`` in row-major order without padding: its own, or a copy."""
+    check_not_ragged(t)
     if t.scale_layout == "rowmajor":
         return t.scale
     k_blocks = t.format.num_k_blocks(t.shape[-1])
@@ -525,6 +615,24 @@ def stored_scale_shape(format: BlockFormat, shape: tuple[int, ...], layout: Scal
     batches, rows = _rows(shape)
     stored = format.scale_shape(rows, shape[-1], layout)
     return (*batches, *stored) if layout == "blocked" or len(shape) > 1 else stored[1:]
+
+
+def _straight_scales(scale: torch.Tensor, expected: tuple[int, ...], rows: int) -> torch.Tensor:
+    """Blocked scales in the shape that a tensor stores, of flat ones or of the permuted view; others as they are.
+
+    Flat scales of batches whose rows need padding are refused: they may be those of one matrix, which lie elsewhere.
+    """
+    found = tuple(scale.shape)
+    if found == expected:
+        return scale
+    is_clear = len(expected) == 5 or rows % ATOM_ROWS == 0
+    if scale.ndim == 1 and is_clear and scale.numel() == math.prod(expected) and scale.is_contiguous():
+        return scale.view(expected)
+    one = expected if len(expected) == 6 else (1, *expected)
+    if len(one) == 6 and found == tuple(one[i] for i in (3, 4, 1, 5, 2, 0)):
+        straight = scale.permute(5, 2, 4, 0, 1, 3)
+        return straight if len(expected) == 6 else straight[0]
+    return scale
 
 
 def check_scale_layout(scale_layout: str, format: BlockFormat = NVFP4) -> None:

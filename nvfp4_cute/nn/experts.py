@@ -17,8 +17,8 @@ from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedRows, rounded
 from nvfp4_cute.nn.state import KeepsBits
 from nvfp4_cute.operands.rules import check_choice, check_tensors
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.ops.quantize import grouped_quantize
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.quantize import grouped_quantize_parts as grouped_quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
 Activations = Literal["nvfp4", "16bit"]

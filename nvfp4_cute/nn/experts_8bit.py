@@ -17,9 +17,9 @@ from nvfp4_cute.nn.experts import (
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.weights import check_weight, kept_bias
 from nvfp4_cute.operands.rules import check_choice
-from nvfp4_cute.ops import composed_dual
-from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.parts import composed_dual
+from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 
 # Activations of a gate that kernels of a dual GEMM compute, too, and what they cut both products to.

@@ -20,7 +20,7 @@ from nvfp4_cute.nn.weight_only import decoded_by_casts, decoded_linear, weight_o
 from nvfp4_cute.nn.weights import check_weight, kept_bias, scales_of, words_of, zeros
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
-from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
 

@@ -8,9 +8,9 @@ from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.nn.weight_only import weight_only_linear
-from nvfp4_cute.ops.dual_gemm import dual_gemm
-from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.global_scale import find_global_scale
+from nvfp4_cute.ops.parts.dual_gemm import dual_gemm
+from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import find_and_quantize, quantize
 from nvfp4_cute.problem import NVFP4, Activation
 

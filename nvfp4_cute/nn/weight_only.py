@@ -7,7 +7,7 @@ from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.ops.dequantize import dequantize
-from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.planning.arch.simt import LEAST_DECODE_FIRST_ROWS, decode_first_rows
 
 

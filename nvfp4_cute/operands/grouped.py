@@ -285,7 +285,7 @@ def _operand(
     """One group's operand, with scales that messages call ``label``."""
     k, letter = fmt.elements(rows.shape[1]), "M" if name == "a" else "N"
     blocked = rules.blocked_scales(label, letter, scale, len(rows), k, layout, fmt=fmt)
-    rules.check_padding_columns(label, blocked, k, fmt)
+    rules.check_padding_columns(label, blocked, len(rows), k, fmt)
     return Operand(rows, blocked, fmt, len(rows), k)
 
 
@@ -378,7 +378,7 @@ def check_device_groups(
         check_masked_m(lengths, num_rows)
     tokens = []
     if fmt is not None:
-        scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, batches, fmt)
+        scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, batches, fmt, is_read=False)
         tokens = [Operand(rows, scale, fmt, num_rows, k, len(rows))]
         if form == "ragged":
             _check_ragged_scales(tokens[0], lengths)

@@ -147,7 +147,7 @@ def check_gemm(
         )
     )
     for name, side in (("a", left), ("b", right)):
-        rules.check_padding_columns(f"{name}_scale", side.scale, side.k, side.format)
+        rules.check_padding_columns(f"{name}_scale", side.scale, side.rows, side.k, side.format)
         if not side.scale.is_contiguous():
             raise ValueError(
                 f"{name}_scale has batches {side.scale.stride(0)} bytes apart, each {side.scale.shape[1]} long; "

@@ -12,7 +12,8 @@ from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import BlockFormat, NumberType, ScaleLayout
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, quantized_tensor
 from nvfp4_cute.operands.grouped import GroupedOperands
-from nvfp4_cute.problem import GroupedProblem, result_scale_dtype
+from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem, result_scale_dtype
 
 
 def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
@@ -56,6 +57,31 @@ def as_results(
         _result(data, scale, factor, format)
         for data, scale, factor in zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
     ]
+
+
+def own_outputs(out: Any, is_list: bool) -> Any:
+    """A caller's ``out`` as the operations on parts take it: of all groups' quantized results data and scale."""
+    return (out.data, out.scale) if not is_list and isinstance(out, BlockScaledTensor) else out
+
+
+def group_tensor(
+    parts: tuple[torch.Tensor, torch.Tensor], out: Any, out_dtype: Any, global_scale: Any
+) -> BlockScaledTensor:
+    """All groups' quantized results, [rows, N] or [G, M_max, N], as one tensor; the caller's ``out`` where there is one."""
+    if out is not None:
+        return out
+    data, scale = parts
+    format = RESULT_FORMATS[out_dtype]
+    if isinstance(global_scale, list | tuple):
+        global_scale = numbers_on(data.device, global_scale).clone()
+    layout = group_layout(data.ndim, format)
+    shape = (*data.shape[:-1], format.elements(data.shape[-1]))
+    return block_scaled_tensor(data, scale, global_scale, shape, layout, format)
+
+
+def group_layout(ndim: int, format: BlockFormat) -> ScaleLayout:
+    """Layout of the scales of groups: blocked ones of ragged rows are padded group by group."""
+    return "ragged" if ndim == 2 and format.scale_layout == "blocked" else format.scale_layout
 
 
 def one_result(

@@ -346,18 +346,29 @@ def blocked_scales(
     return blocked
 
 
-def check_padding_columns(label: str, scale: torch.Tensor, k: int, fmt: BlockFormat) -> None:
-    """Raise ValueError where blocked scales have NaN beyond the blocks of K, on the CPU; on a GPU nothing is read.
+def check_padding_columns(label: str, scale: torch.Tensor, rows: int, k: int, fmt: BlockFormat) -> None:
+    """Raise ValueError where blocked scales of rows have NaN beyond the blocks of K, on the CPU; on a GPU nothing is read.
 
-    Kernels multiply these scales by zeros, which gives NaN in all of a row's results. ``scale``: bytes of whole rows of atoms.
+    Kernels multiply these scales by zeros, which gives NaN in all of a row's results. Padding rows may hold anything.
+
+    Args:
+        scale: bytes of one operand, or [batches, bytes]. rows: of one batch.
     """
     columns = fmt.num_k_blocks(k) % fmt.scale_atom[1] if fmt.scale_layout == "blocked" else 0
-    if not columns or fmt.is_int4 or scale.device.type != "cpu" or private_api.is_traced():
+    if (
+        not columns
+        or fmt.is_int4
+        or scale.device.type != "cpu"
+        or private_api.is_traced()
+        or not scale.numel()
+    ):
         return
     if planned.keys.get() is not None:  # nothing was written
         return
-    last = scale.reshape(-1, fmt.atom_row_bytes(k))[:, -math.prod(fmt.atom_shape) :]
-    padding = last.reshape(-1, fmt.atom_shape[-1])[:, columns:]
+    row_atoms = fmt.scale_atoms(rows, k)[0]
+    last = scale.reshape(-1, row_atoms, fmt.atom_row_bytes(k))[..., -math.prod(fmt.atom_shape) :]
+    in_order = last.unflatten(-1, fmt.atom_shape).transpose(2, 3).flatten(1, 3)[:, :rows]
+    padding = in_order[..., columns:]
     is_nan = padding == 0xFF if fmt.scale.name == UE8M0.name else (padding & 0x7F) == 0x7F
     if is_nan.any():
         raise ValueError(
@@ -446,8 +457,8 @@ def scales_of_groups(
             f"[{groups}, {rows}, {k}]"
         )
     check_aligned(label, flat)
-    if is_read:
-        check_padding_columns(label, flat, k, fmt)
+    if groups is not None and is_read:
+        check_padding_columns(label, flat, rows, k, fmt)
     return flat if groups is None else flat.view(groups, -1)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, as_format
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
+from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_formats
 from nvfp4_cute.problem import OutDtype, check_early_weights
@@ -32,9 +32,10 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
     if scale is not None:
         return Parts(given, scale, None, format)
     if isinstance(given, BlockScaledTensor):
-        _check_own_format(given, format)
+        if format is not NVFP4:
+            _check_own_format(given, format)
         return Parts(given.data, _scale_of(given, layout), given.global_scale, given.format)
-    if isinstance(given, list | tuple) and given and all(isinstance(x, BlockScaledTensor) for x in given):
+    if isinstance(given, list | tuple) and given and BLOCK_SCALED.issuperset(map(type, given)):
         other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
         if other is not None:
             raise ValueError(
@@ -97,6 +98,8 @@ def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockForma
 
 def _scale_of(given: BlockScaledTensor, layout: ScaleLayout) -> torch.Tensor:
     """In a layout, if the format has several."""
+    if given.scale_layout in (layout, "ragged"):
+        return given.scale
     return (given if given.format.scale_layout == "rowmajor" else given.with_scale_layout(layout)).scale
 
 
@@ -105,6 +108,8 @@ def early_weights_beside(early_weights: Any, layout: ScaleLayout, *weights: Any)
 
     Raises TypeError unless it is a bool.
     """
+    if early_weights is False:
+        return False
     check_early_weights(early_weights)
     whole = (x for given in weights for x in (given if isinstance(given, list | tuple) else (given,)))
     return early_weights and not any(

@@ -10,7 +10,7 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.grouped import GroupedOperands, Result, Weights, check_lists
-from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
     NVFP4,

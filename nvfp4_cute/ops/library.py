@@ -43,7 +43,7 @@ def grouped_gemm_out(
         out_dtype: None is ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
-    from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+    from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
     from nvfp4_cute.problem import result_format
 
     run: Operation = grouped_gemm
@@ -86,7 +86,7 @@ def grouped_dual_gemm_out(
         out_dtype: None is ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
-    from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
+    from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
     from nvfp4_cute.problem import result_format
 
     run: Operation = grouped_dual_gemm
@@ -133,7 +133,7 @@ def gemm_out(
 ) -> None:
     """``nvfp4_cute.gemm`` that writes ``out``: the result, or, where ``out_dtype`` is None, data and scale in ``out_format``."""
     from nvfp4_cute.operands.results import as_results
-    from nvfp4_cute.ops.gemm import gemm
+    from nvfp4_cute.ops.parts.gemm import gemm
     from nvfp4_cute.problem import result_format
 
     run: Operation = gemm
@@ -161,7 +161,7 @@ def gemv_out(
     b_format: str = "nvfp4",
 ) -> None:
     """Gemv that writes ``out``."""
-    from nvfp4_cute.ops.gemv import gemv
+    from nvfp4_cute.ops.parts.gemv import gemv
 
     run: Operation = gemv
     run(
@@ -234,7 +234,7 @@ def grouped_quantize(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``nvfp4_cute.grouped_quantize``."""
-    from nvfp4_cute.ops.quantize import grouped_quantize as eager
+    from nvfp4_cute.ops.quantize import grouped_quantize_parts as eager
 
     run: Operation = eager
     return run(

@@ -169,34 +169,55 @@ def grouped_quantize(
     global_scale: torch.Tensor | None = None,
     scale_rounding: ScaleRounding = "up",
     backend: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize groups of rows to NVFP4, or to an MX format, in one launch; sizes stay on the device.
+) -> BlockScaledTensor:
+    """Quantize groups of rows to NVFP4, or to an MX format, in one launch: the ``a`` of ``grouped_gemm`` with ``offs``.
+
+        >>> rows, offs = torch.randn(47, 512).bfloat16(), torch.tensor([40, 47], dtype=torch.int32)
+        >>> grouped_quantize(rows, offs).shape
+        (47, 512)
 
     Args:
-        x: [sum M, K], float16 or bfloat16, rows contiguous and a multiple of 16 bytes apart.
+        x: [rows, K], float16 or bfloat16, rows contiguous and a multiple of 16 bytes apart.
+        offs: int32 [G] on the device of ``x``: the row where each group ends, ascending, at most the number of rows, without a
+            leading 0: ``rows_per_group.cumsum(0, dtype=torch.int32)``. The device reads it. Other values are refused on the
+            CPU and undefined behavior on a GPU, where :class:`nvfp4_cute.debug` checks them.
         format: what to quantize to: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2, or a name, such as "mxfp4".
         up: of the dtype and shape of ``x``: then silu(x) * up is quantized, as by :func:`quantize`.
-        offs: int32 [G] on the device of ``x``: the row where each group ends, ascending, the last at most sum M, without a
-            leading 0: ``rows_per_group.cumsum(0, dtype=torch.int32)``. Other values are refused on the CPU and undefined
-            behavior on a GPU, where :class:`nvfp4_cute.debug` checks them.
-        global_scale: float32 [G] on the device, a factor a group, or None.
-        scale_rounding, backend: as of :func:`quantize`.
+        global_scale: float32 [G] on the device, a factor per group, or None.
+        scale_rounding, backend: as in :func:`quantize`.
 
     Returns:
-        data: uint8 [sum M, K/2], of MXFP8 float8 [sum M, K]; rows behind the last group are not written.
-        scale: float8_e4m3fn (of MX formats float8_e8m0fnu) [sum M // 128 + G, atoms of K, 32, 4, 4], blocked; an atom has four
-        blocks. Every group begins with a new row of atoms, ceil(M_g / 128) of them; padding, and what is left behind the
-        last group, is zero.
-
-    Example:
-        >>> rows, offs = torch.randn(47, 512).bfloat16(), torch.tensor([40, 47], dtype=torch.int32)
-        >>> data, scale = grouped_quantize(rows, offs)
-        >>> tuple(scale.shape)
-        (2, 8, 32, 4, 4)
+        A BlockScaledTensor of [rows, K] with ``scale_layout="ragged"``: scales [rows // 128 + G, atoms of K, 32, 4, 4], where
+        every group begins a new row of atoms, ceil(M_g / 128) of them. Padding is zero, and so are the scales after the last
+        group, whose rows are not written.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
+    format = as_format("format", format)
+    data, scale = grouped_quantize_parts(
+        x,
+        offs,
+        format=format,
+        up=up,
+        global_scale=global_scale,
+        scale_rounding=scale_rounding,
+        backend=backend,
+    )
+    return block_scaled_tensor(data, scale, global_scale, tuple(x.shape), "ragged", format)
+
+
+def grouped_quantize_parts(
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    format: BlockFormat | str = NVFP4,
+    up: torch.Tensor | None = None,
+    global_scale: torch.Tensor | None = None,
+    scale_rounding: ScaleRounding = "up",
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and scale of :func:`grouped_quantize`."""
     format = as_format("format", format)
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         made_of = (format.name, up, global_scale, scale_rounding)
@@ -221,7 +242,7 @@ def _quantize_each(x, up, factors, scale_layout, backend) -> BlockScaledTensor:
     count = factors.numel()
     ends = torch.arange(rows, count * rows + 1, rows, dtype=torch.int32, device=x.device)
     x_rows, up_rows = x.reshape(-1, k), None if up is None else up.reshape(-1, k)
-    data, scale = grouped_quantize(
+    data, scale = grouped_quantize_parts(
         x_rows, ends, up=up_rows, global_scale=factors.reshape(-1), backend=backend
     )
     shape = NVFP4.scale_shape(rows, k)

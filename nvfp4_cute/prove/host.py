@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-import nvfp4_cute
 from nvfp4_cute.bench import cases, measured, ours
 from nvfp4_cute.bench.operands import make_operands
+from nvfp4_cute.ops import parts
 from nvfp4_cute.prove.outcome import NOT_HERE, PASSED, WRONG, Job, Outcome
 from nvfp4_cute.tuning import stopwatch
 
@@ -42,7 +42,7 @@ def costs() -> dict[str, float]:
     ragged = ours.prepare(ragged_case, operands, "cuda").run
 
     def call(given: list[torch.Tensor] | None) -> Callable[[], object]:
-        return lambda: nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, out=given, out_dtype=torch.float16)
+        return lambda: parts.grouped_gemm(a, b, a_scale, b_scale, out=given, out_dtype=torch.float16)
 
     calls = {
         "list form, out given": call(out),

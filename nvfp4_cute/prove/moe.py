@@ -10,11 +10,11 @@ from itertools import accumulate
 import torch
 from torch.nn.functional import silu
 
-from nvfp4_cute import grouped_dual_gemm, grouped_gemm, grouped_quantize
 from nvfp4_cute.bench.cases import TOP_K, routed_rows
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops.parts import grouped_dual_gemm, grouped_gemm, grouped_quantize
 from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.reference import expand_operand
 

@@ -11,20 +11,13 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import (
-    BlockScaledTensor,
-    gemm,
-    gemv,
-    grouped_dual_gemm,
-    grouped_gemm,
-    grouped_quantize,
-    quantize,
-)
+from nvfp4_cute import BlockScaledTensor, quantize
 from nvfp4_cute.cli.check import K_STEP, Dice, difference
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8, BlockFormat
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.ops.parts import gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format

@@ -4,8 +4,10 @@ On a GPU times are measured: CUDA events around a replayed graph on a cold L2, a
 For CPU operands they are those of the timing model (``modelled``), of any GPU.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from nvfp4_cute.gpus.targets import B200, Target, lookup
 from nvfp4_cute.launch import prepared, tuned
 from nvfp4_cute.launch.plan import key_of
 from nvfp4_cute.launch.tuned import Request, Tuning
+from nvfp4_cute.ops.options import Options
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.terminal import Progress
@@ -30,7 +33,7 @@ def tune(
 ) -> Tuning:
     """Find the fastest config of a call, and have every later call of the same problem computed with it.
 
-    ``tune(grouped_gemm, a, b, a_scale, b_scale, offs)``: the arguments are those of the call. CUDA tensors are measured,
+    ``tune(grouped_gemm, a, b, offs)``: the arguments are those of the call. CUDA tensors are measured,
     their results computed again and again. For CPU tensors the GPU that ``backend`` names is modelled, a B200 unless it says
     ("emulator:RTX 5090"); that takes seconds to minutes, and what it leaves in outputs has no meaning.
 
@@ -42,7 +45,7 @@ def tune(
 
     Args:
         operation: ``gemm``, ``grouped_gemm``, ``dual_gemm`` or ``grouped_dual_gemm``.
-        args, backend, options: of the operation, without ``config``.
+        args, backend, options: of the operation, without a ``config``.
         keep: whether to keep it, in the folder of compiled kernels (``NVFP4_CUTE_CACHE_DIR``); if that fails, a warning
             says why.
 
@@ -52,7 +55,8 @@ def tune(
     Raises:
         ValueError: the call has nothing to tune. What the operation raises. EmulatorError: a kernel broke a rule.
     """
-    if options.get("config") is not None:
+    own = options.get("options")
+    if options.get("config") is not None or (own is not None and own.config is not None):
         raise ValueError("config is what tuning looks for: leave it out")
     where = backends.resolve(backend, _device_of(args[0]))
     is_measured = where == "cuda"
@@ -62,7 +66,10 @@ def tune(
     asked = tuned.asked_by(lambda: operation(*args, backend=where, **options))
 
     def compute(name: str, config: KernelConfig) -> object:
-        return operation(*args, backend=name, config=config, **options)
+        chosen: dict[str, Any] = {"config": config}
+        if "options" in inspect.signature(operation).parameters:
+            chosen = {"options": replace(own or Options(), config=config)}
+        return operation(*args, backend=name, **(options | chosen))
 
     found = candidates(asked.request, asked.check)
     if is_measured:

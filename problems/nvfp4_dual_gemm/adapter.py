@@ -2,7 +2,7 @@
 
 import torch
 
-import nvfp4_cute
+from nvfp4_cute.ops import parts
 
 
 def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> torch.Tensor:
@@ -19,5 +19,5 @@ def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> t
         C, float16 [M, N, 1].
     """
     a, b1, b2, _, _, _, sfa, sfb1, sfb2, c = data
-    nvfp4_cute.dual_gemm(a, b1, b2, sfa, sfb1, sfb2, out=c, out_dtype=torch.float16, backend=backend)
+    parts.dual_gemm(a, b1, b2, sfa, sfb1, sfb2, out=c, out_dtype=torch.float16, backend=backend)
     return c

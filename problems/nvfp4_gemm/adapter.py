@@ -2,7 +2,7 @@
 
 import torch
 
-import nvfp4_cute
+from nvfp4_cute.ops import parts
 
 
 def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> torch.Tensor:
@@ -19,5 +19,5 @@ def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> t
         C, float16 [M, N, 1].
     """
     a, b, _, _, sfa, sfb, c = data
-    nvfp4_cute.gemm(a, b, sfa, sfb, out=c, out_dtype=torch.float16, backend=backend)
+    parts.gemm(a, b, sfa, sfb, out=c, out_dtype=torch.float16, backend=backend)
     return c

@@ -2,7 +2,7 @@
 
 import torch
 
-import nvfp4_cute
+from nvfp4_cute.ops import parts
 
 from .inputs import InputTuple
 
@@ -21,7 +21,5 @@ def custom_kernel(data: InputTuple, *, backend: str = "auto") -> torch.Tensor:
         C, float16 [M, 1, L].
     """
     a, b, _, _, sfa_permuted, sfb_permuted, c = data
-    nvfp4_cute.gemv(
-        a, b[0], sfa_permuted, sfb_permuted, out=c[:, 0], out_dtype=torch.float16, backend=backend
-    )
+    parts.gemv(a, b[0], sfa_permuted, sfb_permuted, out=c[:, 0], out_dtype=torch.float16, backend=backend)
     return c

@@ -2,7 +2,7 @@
 
 import torch
 
-import nvfp4_cute
+from nvfp4_cute.ops import parts
 
 from .inputs import InputTuple
 
@@ -23,5 +23,5 @@ def custom_kernel(data: InputTuple, *, backend: str = "auto") -> list[torch.Tens
     abc, _, permuted_scales, _ = data
     a, b, c = (list(tensors) for tensors in zip(*abc, strict=True))
     a_scale, b_scale = (list(tensors) for tensors in zip(*permuted_scales, strict=True))
-    nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, out=c, out_dtype=torch.float16, backend=backend)
+    parts.grouped_gemm(a, b, a_scale, b_scale, out=c, out_dtype=torch.float16, backend=backend)
     return c

@@ -5,13 +5,14 @@ import torch
 from emulated_gpu import emulated_gpu
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import QuantizedLinear, gemm, quantize
+from nvfp4_cute import QuantizedLinear, quantize
 from nvfp4_cute.backends import calls
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, prepared_chain, workspace
 from nvfp4_cute.launch.prepared_chain import PreparedChain
 from nvfp4_cute.nn import products
 from nvfp4_cute.nn.gated_mlp import GatedMLP
+from nvfp4_cute.ops.parts import gemm
 
 K, N = 64, 128
 WAYS = [{"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}]

@@ -13,6 +13,7 @@ from nvfp4_cute.cli import sol
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.ops import parts
 from nvfp4_cute.terminal import text_table
 
 
@@ -155,21 +156,21 @@ def test_refusals_are_those_of_the_call(capsys):
     pair = lambda formats: [some(128, format) for format in formats]
     listed = lambda sides: [[side] for side in sides]
     for line, gpu, call in (
-        ("--formats nvfp4,mxfp4", "H200", partial(nv.gemm, *pair((nv.NVFP4, nv.MXFP4)))),
-        ("--op dual --formats int8", "B300", partial(nv.dual_gemm, *pair(int8), some(128, nv.INT8))),
-        ("--out fp8_1x128", "B200", partial(nv.gemm, *pair((nv.NVFP4,) * 2), out_dtype="fp8_1x128")),
+        ("--formats nvfp4,mxfp4", "H200", partial(parts.gemm, *pair((nv.NVFP4, nv.MXFP4)))),
+        ("--op dual --formats int8", "B300", partial(parts.dual_gemm, *pair(int8), some(128, nv.INT8))),
+        ("--out fp8_1x128", "B200", partial(parts.gemm, *pair((nv.NVFP4,) * 2), out_dtype="fp8_1x128")),
         (
             "--formats fp8_1x128,fp8_128x128 --out nvfp4",
             "H200",
-            partial(nv.gemm, *pair(fp8), out_dtype="nvfp4"),
+            partial(parts.gemm, *pair(fp8), out_dtype="nvfp4"),
         ),
         (
             "--formats fp8_1x128,fp8_128x128 --out fp8_1x128 --groups 2",
             "RTX 5090",
-            partial(nv.grouped_gemm, *listed(pair(fp8)), out_dtype="fp8_1x128"),
+            partial(parts.grouped_gemm, *listed(pair(fp8)), out_dtype="fp8_1x128"),
         ),
-        ("--op w4a16 --out nvfp4", "B200", partial(nv.gemm, x16, some(128), out_dtype="nvfp4")),
-        ("--op w4a16 --formats fp8_1x128", "B200", partial(nv.gemm, x16, some(128, nv.FP8_1x128))),
+        ("--op w4a16 --out nvfp4", "B200", partial(parts.gemm, x16, some(128), out_dtype="nvfp4")),
+        ("--op w4a16 --formats fp8_1x128", "B200", partial(parts.gemm, x16, some(128, nv.FP8_1x128))),
     ):
         with pytest.raises((UnsupportedProblem, UnsupportedTarget)) as error:
             call(backend=f"emulator:{gpu}")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import nvfp4_cute
 from nvfp4_cute import cli
 from nvfp4_cute.bench.blind_errors import newest, summary_of
 from nvfp4_cute.bench.modelled import stated_error
@@ -17,6 +16,7 @@ from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.model.speed_of_light import grouped_gemm, physical_floor
+from nvfp4_cute.ops import parts
 
 
 def test_unknown_case_is_refused(capsys):
@@ -33,7 +33,7 @@ def test_grouped_gemm_is_never_modelled_faster_than_light():
     m, n, k = 128, 256, 512
     operand = lambda rows: torch.full((rows, k // 2), 0x22, dtype=torch.uint8)
     scales = lambda rows: torch.full((rows * k // 16,), 0x38, dtype=torch.uint8)
-    call = lambda backend: nvfp4_cute.grouped_gemm(
+    call = lambda backend: parts.grouped_gemm(
         [operand(m)], [operand(n)], [scales(m)], [scales(n)], out_dtype=torch.float16, backend=backend
     )
     (timing,) = modelled_times(call, B200)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute import gemv
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
@@ -17,6 +16,7 @@ from nvfp4_cute.emulator.record.placement import FIRST, Placement
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.ops.parts import gemv
 from nvfp4_cute.timing.clock import time_ptx
 from nvfp4_cute.timing.memory import LAYOUTS, PAGE_BYTES, Memory
 

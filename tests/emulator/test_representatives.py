@@ -7,7 +7,6 @@ import pytest
 import torch
 from list_checks import check_list_operands
 
-from nvfp4_cute import gemv, grouped_gemm
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.record.events import ClusterTrace, Op
@@ -16,6 +15,7 @@ from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.model import tile_work
 from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.ops.parts import gemv, grouped_gemm
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
 from nvfp4_cute.planning.choose import choose_config

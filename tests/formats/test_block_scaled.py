@@ -225,7 +225,7 @@ def test_what_names_no_format():
         nvfp4_cute.quantize(torch.ones(4, 32), format=8)
     offs = torch.tensor([4], dtype=torch.int32)
     rows = torch.ones(4, 32).half()
-    assert nvfp4_cute.grouped_quantize(rows, offs, format="mxfp8_e4m3")[0].dtype == torch.float8_e4m3fn
+    assert nvfp4_cute.grouped_quantize(rows, offs, format="mxfp8_e4m3").data.dtype == torch.float8_e4m3fn
 
 
 def test_tensors_pickled_before_there_were_formats():

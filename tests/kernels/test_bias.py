@@ -9,6 +9,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -96,8 +97,8 @@ def check(arch, config, formats, m, n, out_dtype, bias_dtype):
     for sign in (1, -1):
         options = {"alpha": ALPHA, "bias": sign * some_bias(n, bias_dtype), "out_dtype": out_dtype}
         with observe(check=True):
-            got = nv.gemm(a, b, config=config, backend=f"emulator:{arch}", **options)
-        want = nv.gemm(a, b, **options)
+            got = parts.gemm(a, b, config=config, backend=f"emulator:{arch}", **options)
+        want = parts.gemm(a, b, **options)
         if out_dtype == "nvfp4":
             assert torch.equal(got.data, want.data)
             got, want = got.dequantize(), want.dequantize()
@@ -136,8 +137,8 @@ def test_bits_on_the_gpu(arch, config, formats, m, n, out_dtype, bias_dtype):
     for sign in (1, -1, 2):  # from the second one on prepared
         bias = sign * some_bias(n, bias_dtype)
         options = {"alpha": ALPHA, "out_dtype": out_dtype}
-        got = nv.gemm(a.cuda(), b.cuda(), bias=bias.cuda(), config=config, **options)
-        want = nv.gemm(a, b, bias=bias, **options)
+        got = parts.gemm(a.cuda(), b.cuda(), bias=bias.cuda(), config=config, **options)
+        want = parts.gemm(a, b, bias=bias, **options)
         if out_dtype == "nvfp4":
             got, want = got.to("cpu").dequantize(), want.dequantize()
         assert_bitwise_equal(got.cpu(), want)
@@ -200,7 +201,7 @@ def test_refusals(a, backend):
     out = torch.full((8, 24), 7.0)
     for options, error, message in REFUSED:
         with pytest.raises(error, match=message):
-            nv.gemm(a, B, out=out, out_dtype=F32, backend=backend, **options)
+            parts.gemm(a, B, out=out, out_dtype=F32, backend=backend, **options)
     with pytest.raises(ValueError, match="out overlaps bias in memory"):
         nv.gemm(a, B, bias=out[3], out=out, out_dtype=F32, backend=backend)
     assert (out == 7).all()

@@ -6,6 +6,7 @@ from fp8_check import ENDS, tokens_of, weights_of
 from int8_check import some as integers
 
 import nvfp4_cute as nv
+from nvfp4_cute.ops import parts
 
 SLOW = pytest.mark.slow
 GPT_OSS = {
@@ -35,11 +36,11 @@ def test_ragged_and_one_operand_with_both_weights(arch):
     )
     offs = torch.tensor(ENDS, dtype=torch.int32)
     options = {"offs": offs, "out_dtype": torch.float32, **GPT_OSS}
-    want = nv.grouped_dual_gemm(x, gate, up, **options)
+    want = parts.grouped_dual_gemm(x, gate, up, **options)
     outs = [torch.full((120, 128), 7.0) for _ in range(2)]
-    nv.grouped_dual_gemm(x, gate, up, out=outs[0], backend=f"emulator:{arch}", **options)
+    parts.grouped_dual_gemm(x, gate, up, out=outs[0], backend=f"emulator:{arch}", **options)
     layout = {"weight_layout": "concatenated"}
-    nv.grouped_dual_gemm(x, both, out=outs[1], backend=f"emulator:{arch}", **layout, **options)
+    parts.grouped_dual_gemm(x, both, out=outs[1], backend=f"emulator:{arch}", **layout, **options)
     assert want[: ENDS[-1]].abs().max() > 1
     for out in outs:
         close(out[: ENDS[-1]], want[: ENDS[-1]])
@@ -51,7 +52,9 @@ def test_masked():
     sizes = torch.tensor([3, 0, 40], dtype=torch.int32)
     outs = [torch.full((3, 40, 72), 7.0) for _ in range(2)]
     for out, backend in zip(outs, ("emulator:sm_90a", "reference"), strict=True):
-        nv.grouped_dual_gemm(x, gate, up, masked_m=sizes, out=out, out_dtype=torch.float32, backend=backend)
+        parts.grouped_dual_gemm(
+            x, gate, up, masked_m=sizes, out=out, out_dtype=torch.float32, backend=backend
+        )
     close(*outs)
     assert (outs[0][0, 3:] == 7.0).all() and (outs[0][1] == 7.0).all()
 
@@ -61,23 +64,23 @@ def test_lists_and_batches():
     a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
     gates = [weights_of(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
     ups = [weights_of(n, x.shape[1], seed=n + 1) for n, x in zip((200, 64, 300), a, strict=True)]
-    got = nv.grouped_dual_gemm(a, gates, ups, backend="emulator:sm_90a", out_dtype=torch.float32)
-    for one, other in zip(got, nv.grouped_dual_gemm(a, gates, ups, out_dtype=torch.float32), strict=True):
+    got = parts.grouped_dual_gemm(a, gates, ups, backend="emulator:sm_90a", out_dtype=torch.float32)
+    for one, other in zip(got, parts.grouped_dual_gemm(a, gates, ups, out_dtype=torch.float32), strict=True):
         close(one, other)
     for shape in ((20,), (3, 20)):
         x, gate, up = (
             make(*shape[:-1], rows, 128)
             for make, rows in ((tokens_of, 20), (weights_of, 72), (weights_of, 72))
         )
-        got = nv.dual_gemm(x, gate, up, backend="emulator:sm_90a", out_dtype=torch.float32)
-        close(got, nv.dual_gemm(x, gate, up, out_dtype=torch.float32))
+        got = parts.dual_gemm(x, gate, up, backend="emulator:sm_90a", out_dtype=torch.float32)
+        close(got, parts.dual_gemm(x, gate, up, out_dtype=torch.float32))
 
 
 @SLOW
 def test_integers():
     x, gate, up = integers(20, 96), integers(72, 96), integers(72, 96, seed=1)
-    got = nv.dual_gemm(x, gate, up, backend="emulator:sm_90a", out_dtype=torch.float32)
-    close(got, nv.dual_gemm(x, gate, up, out_dtype=torch.float32))
+    got = parts.dual_gemm(x, gate, up, backend="emulator:sm_90a", out_dtype=torch.float32)
+    close(got, parts.dual_gemm(x, gate, up, out_dtype=torch.float32))
 
 
 @pytest.mark.parametrize("backend", ["emulator:sm_90a", "reference"])
@@ -102,4 +105,4 @@ def test_integers():
 def test_refusals(options, error, message, backend):
     x, gate = tokens_of(20, 128), weights_of(128, 128)
     with pytest.raises(error, match=message):
-        nv.dual_gemm(x, gate, **({"b2": gate, "backend": backend} | options))
+        parts.dual_gemm(x, gate, **({"b2": gate, "backend": backend} | options))

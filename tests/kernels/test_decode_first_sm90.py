@@ -20,7 +20,7 @@ from sm90_check import (
     stream,
 )
 
-from nvfp4_cute import KernelConfig, dequantize, gemm, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute import KernelConfig, dequantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
@@ -32,6 +32,7 @@ from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.ops.parts import gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import ARCHS, sm90
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand

@@ -6,12 +6,13 @@ import torch
 from device_groups_check import K, N, operands, run
 from oracle import assert_bitwise_equal, bits
 
-from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
+from nvfp4_cute import KernelConfig, UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands import group_sizes
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
+from nvfp4_cute.ops.parts import grouped_gemm
 
 # Groups of no rows first, last and between; groups that end within a tile, and on its edge
 ROWS = (0, 40, 128, 1, 0, 200, 0)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, bits, poisoned
 
-import nvfp4_cute
-from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem, dual_gemm, grouped_dual_gemm
+from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.ops import parts as on_parts
+from nvfp4_cute.ops.parts import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
@@ -308,6 +309,6 @@ def test_the_reference_is_the_formula():
         "swiglu_oai": gate / (1 + torch.exp(-1.702 * gate)),
     }
     for activation, value in want.items():
-        got = nvfp4_cute.grouped_dual_gemm(*operands, activation=activation, out_dtype=torch.float32)[0]
+        got = on_parts.grouped_dual_gemm(*operands, activation=activation, out_dtype=torch.float32)[0]
         factor = up + 1 if activation == "swiglu_oai" else up
         torch.testing.assert_close(got.double(), value * factor, rtol=2**-23, atol=2**-40)

@@ -9,11 +9,12 @@ import torch
 from oracle import assert_bitwise_equal, bits
 from quantized_check import assert_quantized
 
-from nvfp4_cute import ConfigError, KernelConfig, dual_gemm, grouped_dual_gemm
+from nvfp4_cute import ConfigError, KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.ops.parts import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
 from nvfp4_cute.problem import result_format
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights

@@ -7,21 +7,14 @@ from device_groups_check import operands, run
 from oracle import bits
 from torch.utils.flop_counter import FlopCounterMode
 
-from nvfp4_cute import (
-    KernelConfig,
-    QuantizedLinear,
-    dual_gemm,
-    gemm,
-    grouped_dual_gemm,
-    grouped_gemm,
-    quantize,
-)
+from nvfp4_cute import KernelConfig, QuantizedLinear, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.gated_mlp import GatedMLP
+from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import family_of
 
 MODES = ("eager", "lazy", "random:1")

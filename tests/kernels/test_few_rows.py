@@ -5,7 +5,7 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import launches, make_gemv_operands
 
-from nvfp4_cute import gemm, quantize
+from nvfp4_cute import quantize
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
@@ -19,6 +19,7 @@ from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
+from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.reference import expand_operand

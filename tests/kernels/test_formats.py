@@ -19,6 +19,7 @@ from nvfp4_cute.formats.block_format import MIXED_PAIRS, NVFP4_PAIR
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.prepared import PreparedCall
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import family_of, sm120
 from nvfp4_cute.planning.arch.sm100 import limits
 from nvfp4_cute.planning.choose import candidates
@@ -183,7 +184,7 @@ def test_dense_products_and_batches(arch, pair):
     (a, a_scale), (b, b_scale) = parts
     given = (a, b, a_scale, b_scale)
     told = {"a_format": pair[0], "b_format": pair[1], "out_dtype": dtype}
-    got = nv.gemm(*given, backend=backend, **told)
+    got = on_parts.gemm(*given, backend=backend, **told)
     for batch, (y, z) in enumerate(zip(groups.a, groups.b, strict=True)):
         assert_bitwise_equal(got[:, :, batch].contiguous(), nv.gemm(y, z, out_dtype=dtype))
 
@@ -236,10 +237,10 @@ def test_what_tma_cannot_pad_is_refused_by_name(arch):
     ):
         rows.copy_(w.data)
         assert torch.equal(
-            nv.gemm(x.data, rows, x.scale, w.scale, **given | {"backend": "reference"}), nv.gemm(x, w)
+            on_parts.gemm(x.data, rows, x.scale, w.scale, **given | {"backend": "reference"}), nv.gemm(x, w)
         )
         with pytest.raises(nv.UnsupportedProblem, match=wording):
-            nv.gemm(x.data, rows, x.scale, w.scale, **given)
+            on_parts.gemm(x.data, rows, x.scale, w.scale, **given)
 
 
 @every_pair

@@ -13,6 +13,7 @@ from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_fp8, sm100_fp8
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -80,9 +81,9 @@ def check_ragged(name, mode, dual, device="cpu", backend=EMULATED):
     options = {"offs": offs, "out": out, "out_dtype": NAME, "config": config_of(name), "backend": backend}
     with observe(mode=mode, check=True):
         if dual:
-            data, scale = nv.grouped_dual_gemm(x, gate, up, alpha1=alpha, activation="relu2", **options)
+            data, scale = parts.grouped_dual_gemm(x, gate, up, alpha1=alpha, activation="relu2", **options)
         else:
-            data, scale = nv.grouped_gemm(x, gate, alpha=alpha, **options)
+            data, scale = parts.grouped_gemm(x, gate, alpha=alpha, **options)
     assert data.data_ptr() == out[0].data_ptr() and scale.data_ptr() == out[1].data_ptr()
     last = ENDS[-1]
     check(data.cpu()[:last], scale.cpu()[:last], exact[:last])
@@ -133,13 +134,13 @@ def test_list_masked_and_batched(backend):
         check(data[g, :size], scale[g, :size], exact[g, :size])
     a, b = ([t.movedim(0, -1) for t in (y.data, y.scale)] for y in (x, w))
     given = (a[0], b[0], a[1], b[1])
-    result = nv.gemm(*given, **FORMATS, out_dtype=NAME, backend=backend)
-    exact = nv.gemm(*given, **FORMATS, out_dtype=torch.float32).movedim(-1, 0)
+    result = parts.gemm(*given, **FORMATS, out_dtype=NAME, backend=backend)
+    exact = parts.gemm(*given, **FORMATS, out_dtype=torch.float32).movedim(-1, 0)
     for g in range(3):
         check(result.data[g], result.scale[g], exact[g].contiguous())
     options = {"activation": "relu2", "backend": backend}
-    one = nv.dual_gemm(x[0], w[0], w[1], out_dtype=NAME, **options)
-    check(one.data, one.scale, nv.dual_gemm(x[0], w[0], w[1], out_dtype=torch.float32, **options))
+    one = parts.dual_gemm(x[0], w[0], w[1], out_dtype=NAME, **options)
+    check(one.data, one.scale, parts.dual_gemm(x[0], w[0], w[1], out_dtype=torch.float32, **options))
 
 
 @pytest.mark.parametrize("name", ["t128x16x128_s0a1_swap", pytest.param("t128x256x128_s0a1", marks=SLOW)])
@@ -151,8 +152,8 @@ def test_hostile_results(name):
     for x in a:  # rows whose sums are zero: infinity times them is NaN
         x.data.view(torch.uint8)[5:9] = 0
     options = {"alpha": torch.tensor(alphas), "config": config_of(name), "backend": EMULATED}
-    sums = nv.grouped_gemm(a, b, out_dtype=torch.float32, **options)
-    for got, exact in zip(nv.grouped_gemm(a, b, out_dtype=NAME, **options), sums, strict=True):
+    sums = parts.grouped_gemm(a, b, out_dtype=torch.float32, **options)
+    for got, exact in zip(parts.grouped_gemm(a, b, out_dtype=NAME, **options), sums, strict=True):
         want = nv.quantize(exact, format=nv.FP8_1x128)
         assert torch.equal(bits(got.scale), bits(want.scale))
         assert torch.equal(bits(got.data), bits(want.data))
@@ -166,7 +167,7 @@ def test_refusals():
     calls = [
         lambda: nv.gemm(x4, w4, out_dtype=NAME),
         lambda: nv.grouped_gemm([x4], [w4], out_dtype=NAME),
-        lambda: nv.dual_gemm(x4, w4, w4, out_dtype=NAME),
+        lambda: parts.dual_gemm(x4, w4, w4, out_dtype=NAME),
     ]
     for call in calls:
         with pytest.raises(
@@ -177,13 +178,13 @@ def test_refusals():
         with pytest.raises(
             UnsupportedProblem, match="sm_120a: no kernel writes FP8_1X128.*one for sm_90a, sm_100a"
         ):
-            nv.gemm(x, weights_of(128, 128), out_dtype=NAME, config=chosen, backend="emulator:sm_120a")
+            parts.gemm(x, weights_of(128, 128), out_dtype=NAME, config=chosen, backend="emulator:sm_120a")
     for name, fix in (
         ("t128x64x128_s0a4", "use swap_ab=True"),
         ("t128x64x128_s0a4_swap_k2", "use split_k=1"),
     ):
         with pytest.raises(nv.ConfigError, match=f"blocks of .*{fix}"):
-            nv.gemm(
+            parts.gemm(
                 x, weights_of(128, 128), out_dtype=NAME, config=config_of(name), backend="emulator:sm_100a"
             )
     w, offs = weights_of(1, 256, 128), torch.tensor([8], dtype=torch.int32)

@@ -24,6 +24,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import sm100_fp8
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -95,7 +96,9 @@ def test_an_infinite_scale_where_ctas_have_no_k_tile():
     x, w = tokens_of(9, 256), weights_of(128, 256)
     x.scale[3, 1] = torch.inf
     options = {"out_dtype": torch.float32, "backend": EMULATED}
-    got, want = (nv.gemm(x, w, config=config(64, swap_ab=True, split_k=split), **options) for split in (4, 1))
+    got, want = (
+        on_parts.gemm(x, w, config=config(64, swap_ab=True, split_k=split), **options) for split in (4, 1)
+    )
     assert want[3].isinf().any()
     assert_bitwise_equal(got.nan_to_num(0.5), want.nan_to_num(0.5))
 
@@ -107,7 +110,7 @@ def test_results_in_columns(swap_ab, out_dtype):
     x, w = tokens_of(40, 256), weights_of(136, 256)
     got, want = (torch.full((136, 40), 7.0, dtype=out_dtype).T for _ in range(2))
     with observe(check=True):
-        nv.gemm(x, w, out=got, out_dtype=out_dtype, config=config(128, swap_ab), backend=EMULATED)
+        on_parts.gemm(x, w, out=got, out_dtype=out_dtype, config=config(128, swap_ab), backend=EMULATED)
     nv.gemm(x, w, out=want, out_dtype=out_dtype)
     assert_bitwise_equal(got, want)
 
@@ -123,7 +126,7 @@ def test_bits_do_not_depend_on_tiles_stages_or_ctas(split):
         config(64, swap_ab=True, split_k=split),
         config(128, num_acc_stage=4, num_ab_stage=2, split_k=split, num_cta=split),
     ]
-    got = [nv.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
+    got = [on_parts.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
     assert_bitwise_equal(*got)
     want = nv.gemm(x, w, out_dtype=torch.float32)
     # Tensor cores keep 25 bits behind the point of the largest product (``emulator.isa.products``).
@@ -212,7 +215,7 @@ def test_a_refusal_of_dual_ones_names_the_nearest_legal_value():
 def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
     assert fix in sm100_fp8.unsupported_reason(chosen)
     with pytest.raises(ConfigError, match="^sm_100a: "):
-        nv.gemm(tokens_of(9, 128), weights_of(128, 128), config=chosen, backend=EMULATED)
+        on_parts.gemm(tokens_of(9, 128), weights_of(128, 128), config=chosen, backend=EMULATED)
 
 
 def test_choices():

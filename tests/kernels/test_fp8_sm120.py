@@ -22,6 +22,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import sm120
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -83,7 +84,7 @@ def test_an_infinite_scale_where_ctas_have_no_k_tile():
     x, w = tokens_of(9, 256), weights_of(128, 256)
     x.scale[3, 1] = torch.inf
     options = {"out_dtype": torch.float32, "backend": EMULATED}
-    got, want = (nv.gemm(x, w, config=config(16, split_k=split), **options) for split in (4, 1))
+    got, want = (on_parts.gemm(x, w, config=config(16, split_k=split), **options) for split in (4, 1))
     assert want[3].isinf().any()
     assert_bitwise_equal(got.nan_to_num(0.5), want.nan_to_num(0.5))
 
@@ -97,7 +98,7 @@ def test_not_a_number_stays_in_its_row_or_column():
 def test_results_in_columns():
     x, w = tokens_of(40, 256), weights_of(136, 256)
     got, want = (torch.full((136, 40), torch.nan).T for _ in range(2))
-    nv.gemm(x, w, out=got, out_dtype=torch.float32, config=config(32, 2), backend=EMULATED)
+    on_parts.gemm(x, w, out=got, out_dtype=torch.float32, config=config(32, 2), backend=EMULATED)
     nv.gemm(x, w, out=want, out_dtype=torch.float32)
     assert_bitwise_equal(got, want)
 
@@ -111,7 +112,7 @@ def test_bits_do_not_depend_on_stages_or_ctas(split):
     w = nv.quantize(torch.randn(200, 512, generator=generator), format=nv.FP8_128x128)
     tokens = 64 if split == 1 else 16
     configs = [config(16, split_k=split), config(tokens, split_k=split, num_ab_stage=2, num_cta=split)]
-    got = [nv.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
+    got = [on_parts.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
     assert_bitwise_equal(*got)
     want = nv.gemm(x, w, out_dtype=torch.float32)
     # Tensor cores keep 25 bits behind the point of the largest product (``emulator.isa.products``).
@@ -173,8 +174,8 @@ def test_dual_results_in_columns():
     x, gate, up = tokens_of(40, 256), weights_of(136, 256), weights_of(136, 256, seed=2)
     got, want = (torch.full((136, 40), torch.nan).T for _ in range(2))
     options = {"activation": "relu2", "out_dtype": torch.float32}
-    nv.dual_gemm(x, gate, up, out=got, config=config(16, 2, rows=64), backend=EMULATED, **options)
-    nv.dual_gemm(x, gate, up, out=want, **options)
+    on_parts.dual_gemm(x, gate, up, out=got, config=config(16, 2, rows=64), backend=EMULATED, **options)
+    on_parts.dual_gemm(x, gate, up, out=want, **options)
     torch.testing.assert_close(got, want, rtol=2e-7, atol=0)
 
 
@@ -219,7 +220,7 @@ def test_a_refusal_of_dual_ones_names_the_nearest_legal_value(chosen, fix):
 def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
     assert fix in sm120.unsupported_reason(chosen, 1, PAIR)
     with pytest.raises(ConfigError, match="^sm_120a: "):
-        nv.gemm(tokens_of(9, 128), weights_of(128, 128), config=chosen, backend=EMULATED)
+        on_parts.gemm(tokens_of(9, 128), weights_of(128, 128), config=chosen, backend=EMULATED)
 
 
 @pytest.mark.gpu("sm_120a")

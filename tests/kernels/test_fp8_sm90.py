@@ -21,6 +21,7 @@ from stage_release import unfinished_reads
 import nvfp4_cute as nv
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import sm90_fp8
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -87,13 +88,13 @@ def test_scales_of_any_strides():
     offs = torch.tensor([7, 40], dtype=torch.int32)
     parts = (x.data, w.data, by_column, w.scale, offs)
     want = nv.grouped_gemm(x, w, offs=offs, out_dtype=torch.float32)
-    assert_bitwise_equal(nv.grouped_gemm(*parts, out_dtype=torch.float32, **FORMATS), want)
-    got = nv.grouped_gemm(*parts, out_dtype=torch.float32, backend=EMULATED, **FORMATS)
+    assert_bitwise_equal(on_parts.grouped_gemm(*parts, out_dtype=torch.float32, **FORMATS), want)
+    got = on_parts.grouped_gemm(*parts, out_dtype=torch.float32, backend=EMULATED, **FORMATS)
     assert_bitwise_equal(got, want)
     for m, k in ((9, 128), (1, 256), (1, 128)):  # where torch takes any stride for contiguous
         x, w = tokens_of(m, k), weights_of(128, k)
         columns = x.scale.as_strided(x.scale.shape, (1, m + 3)) if k == 128 else x.scale.T.contiguous().T
-        got = nv.gemm(x.data, w.data, columns, w.scale, out_dtype=torch.float32, **FORMATS)
+        got = on_parts.gemm(x.data, w.data, columns, w.scale, out_dtype=torch.float32, **FORMATS)
         assert_bitwise_equal(got, nv.gemm(x, w, out_dtype=torch.float32))
 
 
@@ -115,7 +116,7 @@ def test_bits_do_not_depend_on_stages_or_ctas(split):
     w = nv.quantize(torch.randn(200, 512, generator=generator), format=nv.FP8_128x128)
     configs = [config(16, split_k=split), config(64, split_k=split, num_ab_stage=2, num_cta=split)]
     configs += [rows(128)] * (split == 1)
-    got = [nv.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
+    got = [on_parts.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
     for other in got[1:]:
         assert_bitwise_equal(got[0], other)
     want = nv.gemm(x, w, out_dtype=torch.float32)
@@ -279,6 +280,6 @@ def test_gpu_dual_ragged(chosen):
 def test_every_launch_gives_the_same_bits_on_the_gpu(chosen):
     """Stages are filled again as soon as they are released."""
     x, w = (t.to("cuda") for t in (tokens_of(512, 8192), weights_of(4096, 8192)))
-    outs = [nv.gemm(x, w, config=chosen, out_dtype=torch.float32) for _ in range(40)]
+    outs = [on_parts.gemm(x, w, config=chosen, out_dtype=torch.float32) for _ in range(40)]
     want = (x.dequantize(torch.float64) @ w.dequantize(torch.float64).T).float()
     assert not [i for i, out in enumerate(outs) if not torch.equal(out, want)]

@@ -6,11 +6,12 @@ import torch
 from oracle import assert_bitwise_equal, poisoned
 from quantized_check import assert_quantized
 
-from nvfp4_cute import KernelConfig, NVFP4Tensor, UnsupportedProblem, gemm, quantize
+from nvfp4_cute import KernelConfig, NVFP4Tensor, UnsupportedProblem, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 

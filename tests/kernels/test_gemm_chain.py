@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, gemm, quantize
+from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
@@ -15,6 +15,7 @@ from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.launch import plan
+from nvfp4_cute.ops.parts import gemm
 
 
 def make_layers(num_layers, m, n, seed=0):

@@ -9,10 +9,11 @@ from grouped_gemm_check import SHAPES, check, run
 from list_checks import check_list_operands
 from oracle import assert_bitwise_equal, bits, poisoned
 
-from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.planning.arch import sm100
 
 

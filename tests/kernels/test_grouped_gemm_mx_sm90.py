@@ -10,6 +10,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -56,8 +57,8 @@ def check_ragged(n, k, chosen, mode="eager", backend=EMULATED):
     alpha = torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25])
     options = {"out_dtype": torch.float32, **FORMATS}
     with observe(mode=mode, check=True):
-        got = nv.grouped_gemm(*operands, offs, alpha, config=chosen, backend=backend, **options)
-    want = nv.grouped_gemm(*operands, offs, alpha, **options)
+        got = parts.grouped_gemm(*operands, offs, alpha, config=chosen, backend=backend, **options)
+    want = parts.grouped_gemm(*operands, offs, alpha, **options)
     assert_bitwise_equal(got[: ENDS[-1]], want[: ENDS[-1]])
 
 
@@ -86,13 +87,13 @@ def test_list_masked_and_batched(chosen):
     options = {"config": chosen, "out_dtype": torch.float32}
     a, b = [some(m, 352) for m in (40, 5, 66)], [some(200, 352, seed=i) for i in range(3)]
     for got, want in zip(
-        nv.grouped_gemm(a, b, backend=EMULATED, **options),
-        nv.grouped_gemm(a, b, **options | {"config": None}),
+        parts.grouped_gemm(a, b, backend=EMULATED, **options),
+        parts.grouped_gemm(a, b, **options | {"config": None}),
         strict=True,
     ):
         assert_bitwise_equal(got, want)
     x, w, sizes = some(3, 50, 352), some(3, 200, 352), torch.tensor([3, 0, 50], dtype=torch.int32)
-    got = nv.grouped_gemm(x, w, masked_m=sizes, backend=EMULATED, **options)
+    got = parts.grouped_gemm(x, w, masked_m=sizes, backend=EMULATED, **options)
     want = nv.grouped_gemm(x, w, masked_m=sizes, out_dtype=torch.float32)
     for g, size in enumerate(sizes.tolist()):
         assert_bitwise_equal(got[g, :size], want[g, :size])
@@ -105,9 +106,9 @@ def test_list_masked_and_batched(chosen):
 def test_dual_and_quantized_results():
     operands, offs = ragged(192, 160, 2)
     options = {"offs": offs, "activation": "relu2", "limit": 4.0, **FORMATS}
-    got = nv.grouped_dual_gemm(*operands, out_dtype=torch.float32, backend=EMULATED, **options)
+    got = parts.grouped_dual_gemm(*operands, out_dtype=torch.float32, backend=EMULATED, **options)
     assert_bitwise_equal(
-        got[: ENDS[-1]], nv.grouped_dual_gemm(*operands, out_dtype=torch.float32, **options)[: ENDS[-1]]
+        got[: ENDS[-1]], parts.grouped_dual_gemm(*operands, out_dtype=torch.float32, **options)[: ENDS[-1]]
     )
     x, w = some(40, 160), some(192, 160)
     got, want = (
@@ -135,8 +136,8 @@ def test_every_scale(side):
     (a, a_scale), (b, b_scale) = ((t.data, t.scale) if not isinstance(t, tuple) else t for t in (a, b))
     options = {"out_dtype": torch.float32, **FORMATS}
     with observe(check=True):
-        got = nv.gemm(a, b, a_scale, b_scale, backend=EMULATED, **options)
-    want = nv.gemm(a, b, a_scale, b_scale, **options)
+        got = parts.gemm(a, b, a_scale, b_scale, backend=EMULATED, **options)
+    want = parts.gemm(a, b, a_scale, b_scale, **options)
     assert torch.equal(got.isnan(), want.isnan()) and got.isnan().any()
     assert_bitwise_equal(
         got.nan_to_num(0.0, torch.inf, -torch.inf), want.nan_to_num(0.0, torch.inf, -torch.inf)
@@ -186,8 +187,8 @@ def check_every_code(format, side, scales, device="cpu", backend="auto"):
         a, b, formats = a[::-1], b[::-1], formats[::-1]
     options = {"a_format": formats[0], "b_format": formats[1], "out_dtype": torch.float32}
     with observe(check=True):
-        got = nv.gemm(*(t.to(device) for t in (*a, *b)), **options, backend=backend).cpu()
-    want = nv.gemm(*a, *b, **options)
+        got = parts.gemm(*(t.to(device) for t in (*a, *b)), **options, backend=backend).cpu()
+    want = parts.gemm(*a, *b, **options)
     # A code meets a one in one row, and zeros in the others, which times what is infinite are NaN.
     rows = torch.arange(len(extreme[0]))
     got, want = ((y if side == "tokens" else y.T)[rows, rows % 32] for y in (got, want))
@@ -231,8 +232,8 @@ def test_no_spills(chosen):
 def test_gpu_ragged(chosen):
     operands, offs = ragged(200, 352, device="cuda")
     options = {"out_dtype": torch.float32, **FORMATS}
-    got = nv.grouped_gemm(*operands, offs, config=chosen, **options)
-    want = nv.grouped_gemm(*(t.cpu() for t in operands), offs.cpu(), **options)
+    got = parts.grouped_gemm(*operands, offs, config=chosen, **options)
+    want = parts.grouped_gemm(*(t.cpu() for t in operands), offs.cpu(), **options)
     assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
 
 
@@ -243,8 +244,8 @@ def test_gpu_every_scale(side):
     a, b = (plain, extreme) if side == "weights" else (extreme, plain)
     (a, a_scale), (b, b_scale) = ((t.data, t.scale) if not isinstance(t, tuple) else t for t in (a, b))
     options = {"out_dtype": torch.float32, **FORMATS}
-    got = nv.gemm(a.cuda(), b.cuda(), a_scale.cuda(), b_scale.cuda(), **options).cpu()
-    want = nv.gemm(a, b, a_scale, b_scale, **options)
+    got = parts.gemm(a.cuda(), b.cuda(), a_scale.cuda(), b_scale.cuda(), **options).cpu()
+    want = parts.gemm(a, b, a_scale, b_scale, **options)
     assert torch.equal(got.isnan(), want.isnan())
     assert_bitwise_equal(
         got.nan_to_num(0.0, torch.inf, -torch.inf), want.nan_to_num(0.0, torch.inf, -torch.inf)
@@ -259,8 +260,8 @@ def test_gpu_every_scale(side):
 def test_gpu_elements_of_8_bits(pair, chosen):
     operands, offs = ragged(200, 352, device="cuda", pair=pair)
     options = {"out_dtype": torch.float32, "a_format": pair[0], "b_format": pair[1]}
-    got = nv.grouped_gemm(*operands, offs, config=chosen, **options)
-    want = nv.grouped_gemm(*(t.cpu() for t in operands), offs.cpu(), **options)
+    got = parts.grouped_gemm(*operands, offs, config=chosen, **options)
+    want = parts.grouped_gemm(*(t.cpu() for t in operands), offs.cpu(), **options)
     assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
 
 

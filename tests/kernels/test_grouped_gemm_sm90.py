@@ -16,13 +16,13 @@ from sm90_check import (
     run,
 )
 
-from nvfp4_cute import grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops.parts import grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 
 

@@ -5,9 +5,9 @@ import torch
 from int8_check import FORMATS, PAIR, check_extremes, check_list_masked_and_batched, check_ragged, some
 from stage_release import unfinished_reads
 
-import nvfp4_cute as nv
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_fp8
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -85,6 +85,6 @@ def test_gpu_ragged(chosen):
 def test_every_launch_gives_the_same_bits_on_the_gpu(chosen):
     """Stages are filled again as soon as they are released."""
     x, w = (t.to("cuda") for t in (some(512, 8192), some(4096, 8192)))
-    outs = [nv.gemm(x, w, config=chosen, out_dtype=torch.int32) for _ in range(40)]
+    outs = [parts.gemm(x, w, config=chosen, out_dtype=torch.int32) for _ in range(40)]
     want = (x.data.double() @ w.data.double().T).int()
     assert not [i for i, out in enumerate(outs) if not torch.equal(out, want)]

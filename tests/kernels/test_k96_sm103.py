@@ -11,6 +11,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm100, sm103
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.config import KernelConfig
@@ -66,8 +67,8 @@ def test_batches_and_early_weights(name, mode, early_weights):
     scales = [torch.stack([x.scale for x in side]) for side in operands]
     options = {"out_dtype": torch.float32, "early_weights": early_weights}
     with observe(mode=mode, check=True):
-        got = nv.gemm(*data, *scales, config=KernelConfig.from_name(name), backend=EMULATED, **options)
-    assert_bitwise_equal(got, nv.gemm(*data, *scales, **options))
+        got = parts.gemm(*data, *scales, config=KernelConfig.from_name(name), backend=EMULATED, **options)
+    assert_bitwise_equal(got, parts.gemm(*data, *scales, **options))
 
 
 @pytest.mark.parametrize("k", [256, 512, 768])
@@ -77,7 +78,7 @@ def test_a_third_fewer_mmas(k):
     chosen = KernelConfig.from_name("t128x128x256_s0a2_2cta_ultra")
     with observe() as observer:
         for config in (chosen, replace(chosen, use_k96_instrs=False)):
-            result = nv.gemm(a, b, out_dtype=torch.float32, config=config, backend=EMULATED)
+            result = parts.gemm(a, b, out_dtype=torch.float32, config=config, backend=EMULATED)
             assert bool((result == 36 * k).all())
     assert [stats.mmas for stats in observer.stats] == [-(-k // 96), k // 64]
 
@@ -90,7 +91,7 @@ def test_rows_of_other_tiles_do_not_leak_into_the_end_of_k():
     scales = to_blocked(a_scale), to_blocked(b_scale)
     config = KernelConfig.from_name("t128x128x256_s2a2_2cta_ultra_p2")
     got, want = (
-        nv.gemm(a, b, *scales, out_dtype=torch.float32, backend=backend, config=chosen)
+        parts.gemm(a, b, *scales, out_dtype=torch.float32, backend=backend, config=chosen)
         for backend, chosen in ((EMULATED, config), ("reference", None))
     )
     assert want[:256].isnan().all() and not want[256:].isnan().any()
@@ -115,7 +116,7 @@ def test_other_architectures_refuse_it():
     assert "use use_k96_instrs=False" in sm100.unsupported_reason(config)
     x = nv.quantize(torch.ones(16, 256))
     with pytest.raises(ConfigError, match="use_k96_instrs"):
-        nv.gemm(x, x, config=config, backend="emulator:sm_100a")
+        parts.gemm(x, x, config=config, backend="emulator:sm_100a")
 
 
 def test_it_is_chosen_where_tensor_cores_bound():

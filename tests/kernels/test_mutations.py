@@ -17,9 +17,10 @@ import torch
 from mutations import edit, every, matches, move, run_mutant, splice
 from oracle import assert_bitwise_equal, poisoned
 
-from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.check.ledger import HazardError
+from nvfp4_cute.ops.parts import grouped_gemm
 
 CASE = cases.Case("mutations", ((130, 136, 768), (60, 128, 768)), seed=5)
 CONFIG = KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=2)

@@ -5,7 +5,7 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import gemv_expected, launches, make_gemv_operands
 
-from nvfp4_cute import NVFP4Tensor, gemm, gemv, quantize
+from nvfp4_cute import NVFP4Tensor, quantize
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import H200
@@ -14,6 +14,7 @@ from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.rules import MAX_PITCH
+from nvfp4_cute.ops.parts import gemm, gemv
 from nvfp4_cute.planning.choose import candidates
 
 SM90 = "emulator:sm_90a"

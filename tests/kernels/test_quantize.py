@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from oracle import assert_bitwise_equal, bits
 from quantize_inputs import assert_same, hostile, spread
 
-from nvfp4_cute import UnsupportedProblem, grouped_quantize, quantize
+from nvfp4_cute import UnsupportedProblem, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import QuantizeKey
 from nvfp4_cute.formats import block_scaled, codecs
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import GB10
+from nvfp4_cute.ops.parts import grouped_quantize
 from nvfp4_cute.planning.arch import simt
 
 DTYPES = (torch.bfloat16, torch.float16)

@@ -11,15 +11,7 @@ from list_checks import check_list_operands
 from oracle import assert_bitwise_equal
 from quantized_check import POISON, assert_quantized, poisoned_out
 
-from nvfp4_cute import (
-    ConfigError,
-    KernelConfig,
-    NVFP4Tensor,
-    dual_gemm,
-    grouped_dual_gemm,
-    grouped_gemm,
-    quantize,
-)
+from nvfp4_cute import ConfigError, KernelConfig, NVFP4Tensor, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
@@ -28,6 +20,7 @@ from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
+from nvfp4_cute.ops.parts import dual_gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
 from nvfp4_cute.reference import expand_operand
 

@@ -13,10 +13,12 @@ from oracle import assert_bitwise_equal
 from quantized_check import POISON, assert_quantized, poisoned_out
 
 import nvfp4_cute as nv
-from nvfp4_cute import ConfigError, KernelConfig, dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute import ConfigError, KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.ops import parts as on_parts
+from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import family_of, sm100, sm120
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Gate
@@ -135,7 +137,7 @@ def test_every_config_that_may_be_chosen_is_right(arch, config, format, dual):
     factors = [2.0**-5] * 3  # for relu2
     operands = [groups.b, groups.b2] if dual else [groups.b]
     told = {"alpha": factors, "out_dtype": torch.float32}
-    sums = [nv.grouped_gemm(groups.a, side, **told) for side in operands]
+    sums = [on_parts.grouped_gemm(groups.a, side, **told) for side in operands]
     if dual:
         sums = [[relu2_of(*pair, torch.float32) for pair in zip(*sums, strict=True)]]
     options = {"alpha1": factors, "alpha2": factors, "activation": "relu2"} if dual else {"alpha": factors}

@@ -8,8 +8,9 @@ import pytest
 import torch
 from quantized_check import assert_quantized
 
-from nvfp4_cute import KernelConfig, gemm, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.ops.parts import gemm, grouped_dual_gemm, grouped_gemm
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import W4A16Key
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import simt
 
 SLOW = pytest.mark.slow
@@ -44,7 +45,7 @@ def test_gemv_and_parts():
     want = nv.gemv(w, x, out_dtype=torch.float32)
     assert_bitwise_equal(nv.gemv(w, x, out_dtype=torch.float32, backend="emulator"), want)
     parts = (w.data, x, w.scale.T.contiguous().T, None)
-    got = nv.gemv(*parts, a_format=nv.FP8_128x128, out_dtype=torch.float32, backend="emulator")
+    got = on_parts.gemv(*parts, a_format=nv.FP8_128x128, out_dtype=torch.float32, backend="emulator")
     assert_bitwise_equal(got, want)
 
 
@@ -56,7 +57,7 @@ def test_every_weight_and_any_scale(dtype):
     scale = torch.tensor([[1e-30, 3e30]])
     x = torch.eye(256, dtype=dtype) * 2.0**-3
     w_finite = torch.where(w.float().isnan(), 0.0, w.float()).to(torch.float8_e4m3fn)
-    got = nv.gemm(
+    got = on_parts.gemm(
         x, w_finite, None, scale, b_format=nv.FP8_128x128, out_dtype=torch.float32, backend="emulator:sm_90a"
     )
     want = (w_finite.float() * 2.0**-3).double() * scale.double().repeat_interleave(128, 1)
@@ -82,13 +83,13 @@ def test_what_is_refused():
     with pytest.raises(
         nv.UnsupportedProblem, match="16-bit a x fp8_1x128 .*there is one for.*16-bit a x fp8_128x128"
     ):
-        nv.gemm(x, nv.quantize(torch.ones(8, 256), format=nv.FP8_1x128), **options)
+        on_parts.gemm(x, nv.quantize(torch.ones(8, 256), format=nv.FP8_1x128), **options)
     with pytest.raises(nv.UnsupportedProblem, match="with 16-bit a: call quantize on the result"):
-        nv.grouped_gemm([x], [w], out_dtype="nvfp4", **options)
+        on_parts.grouped_gemm([x], [w], out_dtype="nvfp4", **options)
     with pytest.raises(ValueError, match="K=160 is not a positive multiple of 128"):
-        nv.gemm(x[:, :160], w.data[:, :160], None, w.scale, b_format=nv.FP8_128x128, **options)
+        on_parts.gemm(x[:, :160], w.data[:, :160], None, w.scale, b_format=nv.FP8_128x128, **options)
     with pytest.raises(TypeError, match="^b_format='fp8' is no BlockFormat"):
-        nv.gemm(x, w.data, None, w.scale, b_format="fp8", **options)
+        on_parts.gemm(x, w.data, None, w.scale, b_format="fp8", **options)
 
 
 @SLOW

@@ -11,6 +11,7 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.formats.block_format import INT4_FORMATS
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import Gate
 
@@ -42,8 +43,8 @@ def test_few_rows(arch, format, dtype):
     operands, alpha = few_rows(3, 150, 1024 + 5 * format.block_k, format, dtype), torch.tensor([0.5, -2.0])
     options = {"alpha": alpha, "b_format": format, "out_dtype": torch.float32}
     with observe(mode="random:1", check=True) as observer:
-        got = nv.gemm(*operands, **options, backend=f"emulator:{arch}")
-    assert_bitwise_equal(got, nv.gemm(*operands, **options))
+        got = parts.gemm(*operands, **options, backend=f"emulator:{arch}")
+    assert_bitwise_equal(got, parts.gemm(*operands, **options))
     assert len(observer.stats) == 1
 
 
@@ -56,7 +57,7 @@ def test_products_with_scales_are_rounded_once(dtype, scale_dtype):
     scale = (torch.arange(128) / 127 + 1).to(scale_dtype)[:, None]
     w = nv.int4_tensor(codes, scale)
     x = torch.eye(32, dtype=dtype)[:16]
-    for call in (lambda **o: nv.gemm(x, w, **o), lambda **o: nv.grouped_gemm([x], [w], **o)[0]):
+    for call in (lambda **o: parts.gemm(x, w, **o), lambda **o: parts.grouped_gemm([x], [w], **o)[0]):
         got = call(out_dtype=torch.float32, backend=EMULATED)
         assert_bitwise_equal(got, w.dequantize(dtype)[:, :16].float().T.contiguous())
         assert_bitwise_equal(got, call(out_dtype=torch.float32))
@@ -64,12 +65,14 @@ def test_products_with_scales_are_rounded_once(dtype, scale_dtype):
 
 def test_gemv_and_row_major_scales():
     x, w, _, scale = few_rows(1, 130, 384, AWQ, torch.float16)
-    want = nv.gemm(x, w, None, scale, b_format=AWQ, out_dtype=torch.float32)[0]
+    want = parts.gemm(x, w, None, scale, b_format=AWQ, out_dtype=torch.float32)[0]
     one = nv.BlockScaledTensor(w[:, :, 0].contiguous(), scale[0], None, (130, 384), format=AWQ)
     options = {"out_dtype": torch.float32, "backend": "emulator"}
-    assert_bitwise_equal(nv.gemv(one, x[0, :, 0], **options), want[:, 0].contiguous())
+    assert_bitwise_equal(parts.gemv(one, x[0, :, 0], **options), want[:, 0].contiguous())
     plain = one.with_scale_layout("rowmajor")
-    got = nv.gemv(plain.data, x[0, :, 0], plain.scale, None, a_format=AWQ, scale_layout="rowmajor", **options)
+    got = parts.gemv(
+        plain.data, x[0, :, 0], plain.scale, None, a_format=AWQ, scale_layout="rowmajor", **options
+    )
     assert_bitwise_equal(got, want[:, 0].contiguous())
 
 
@@ -81,14 +84,14 @@ def test_what_is_refused():
         nv.UnsupportedProblem,
         match=r"fp8_1x128 \(.*16-bit a x fp8_128x128, .*16-bit a x int4_format\(\.\.\.\)\);",
     ):
-        nv.gemm(x, other, **options)
+        parts.gemm(x, other, **options)
     with pytest.raises(nv.UnsupportedProblem, match="no kernel for uint4_128_float16 x uint4_128_float16"):
-        nv.gemm(w, w, **options)
+        parts.gemm(w, w, **options)
     with pytest.raises(TypeError, match=r"b_scale: scales are torch.int32; got torch.float16"):
-        nv.gemm(x, w.data, None, w.scale.half(), b_format=AWQ, **options)
+        parts.gemm(x, w.data, None, w.scale.half(), b_format=AWQ, **options)
     with pytest.raises(ValueError, match="K=64 is not a positive multiple of 128"):
-        nv.gemm(x[:, :64], w.data[:, :32], None, w.scale, b_format=AWQ, **options)
-    assert nv.gemm(x[:0], w, **options).shape == (0, 8)
+        parts.gemm(x[:, :64], w.data[:, :32], None, w.scale, b_format=AWQ, **options)
+    assert parts.gemm(x[:0], w, **options).shape == (0, 8)
 
 
 @SLOW
@@ -188,5 +191,5 @@ def test_dequantize(format, layout):
 def test_gpu_equals_the_reference_where_sums_are_exact(m, n, k, format):
     x, w, _, scale = few_rows(m, n, k, format)
     options = {"b_format": format, "out_dtype": torch.float32}
-    got = nv.gemm(x.cuda(), w.cuda(), None, scale.cuda(), **options)
-    assert_bitwise_equal(got.cpu(), nv.gemm(x, w, None, scale, **options))
+    got = parts.gemm(x.cuda(), w.cuda(), None, scale.cuda(), **options)
+    assert_bitwise_equal(got.cpu(), parts.gemm(x, w, None, scale, **options))

@@ -9,6 +9,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import W4A16Key
+from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.arch import simt
 
 SLOW = pytest.mark.slow
@@ -24,10 +25,10 @@ def check(m, n, k, dtype, arch="sm_90a"):
     x, w = rows(m, k, dtype=dtype), some(n, k)
     options = {"alpha": 0.3, "out_dtype": torch.float32}
     with observe(check=True):
-        got = nv.gemm(x, w, backend=f"emulator:{arch}", **options)
+        got = on_parts.gemm(x, w, backend=f"emulator:{arch}", **options)
     want = (x.double() @ w.data.double().T).float() * w.scale.T * 0.3
     assert_bitwise_equal(got, want)
-    assert_bitwise_equal(nv.gemm(x, w, **options), want)
+    assert_bitwise_equal(on_parts.gemm(x, w, **options), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,14 +48,16 @@ def test_batches_and_gemv():
     x, w = rows(2, 7, 96, dtype=torch.bfloat16), some(2, 40, 96)
     sides = x.permute(1, 2, 0), w.data.permute(1, 2, 0), None, w.scale.permute(1, 2, 0)
     got, want = (
-        nv.gemm(*sides, b_format=nv.INT8, out_dtype=torch.float32, backend=backend)
+        on_parts.gemm(*sides, b_format=nv.INT8, out_dtype=torch.float32, backend=backend)
         for backend in ("emulator:sm_90a", "reference")
     )
     assert_bitwise_equal(got, want)
     one = w[0]
     parts = one.data, x[0, 0], one.scale, None
     options = {"a_format": nv.INT8, "out_dtype": torch.float32}
-    assert_bitwise_equal(nv.gemv(*parts, backend="emulator:sm_90a", **options), nv.gemv(*parts, **options))
+    assert_bitwise_equal(
+        on_parts.gemv(*parts, backend="emulator:sm_90a", **options), on_parts.gemv(*parts, **options)
+    )
 
 
 @SLOW

@@ -5,23 +5,14 @@ import torch
 from oracle import assert_bitwise_equal, poisoned, unwritten
 from weight_only_check import ROWS, config, dual, largest_candidates, on_gpu, run_both, task, tokens, weights
 
-from nvfp4_cute import (
-    MXFP4,
-    MXFP8_E4M3,
-    MXFP8_E5M2,
-    UnsupportedProblem,
-    backends,
-    gemm,
-    gemv,
-    grouped_gemm,
-    quantize,
-)
+from nvfp4_cute import MXFP4, MXFP8_E4M3, MXFP8_E5M2, UnsupportedProblem, backends, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops.parts import gemm, gemv, grouped_gemm
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import Gate
 

@@ -14,6 +14,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 
 SLOW = pytest.mark.slow
@@ -75,10 +76,10 @@ def test_every_integer_and_any_scale(dtype):
     w = nv.BlockScaledTensor(w, scale, None, (256, 256), "rowmajor", format=nv.INT8)
     x, options = torch.eye(256, dtype=dtype), {"alpha": torch.tensor([0.3]), "out_dtype": torch.float32}
     with observe(check=True):
-        (got,) = nv.grouped_gemm([x], [w], backend=EMULATED, **options)
+        (got,) = parts.grouped_gemm([x], [w], backend=EMULATED, **options)
     want = w.data.float().T * scale.T * torch.tensor(0.3)
     assert_bitwise_equal(got + 0.0, want + 0.0)
-    assert_bitwise_equal(nv.grouped_gemm([x], [w], **options)[0] + 0.0, want + 0.0)
+    assert_bitwise_equal(parts.grouped_gemm([x], [w], **options)[0] + 0.0, want + 0.0)
 
 
 @SLOW
@@ -133,12 +134,12 @@ def test_dual(format, layout):
     options = {"offs": ends, "activation": "relu2", "out_dtype": torch.float32, "b_format": format}
     for out, backend in zip(outs, (EMULATED, "reference"), strict=True):
         if layout == "concatenated":
-            nv.grouped_dual_gemm(
+            parts.grouped_dual_gemm(
                 x, data, None, None, scale, weight_layout=layout, out=out, backend=backend, **options
             )
         else:
             sides = first.data, second.data, None, first.scale, second.scale
-            nv.grouped_dual_gemm(x, *sides, out=out, backend=backend, **options)
+            parts.grouped_dual_gemm(x, *sides, out=out, backend=backend, **options)
     assert (outs[0][47:] == 7).all()
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
 
@@ -165,7 +166,7 @@ def test_what_is_refused():
     with pytest.raises(UnsupportedProblem, match="with 16-bit a: call quantize on the result"):
         nv.grouped_gemm(x, w, offs=offs, out_dtype="nvfp4")
     with pytest.raises(UnsupportedProblem, match="dual GEMMs of weights that are not interleaved"):
-        nv.grouped_dual_gemm(
+        parts.grouped_dual_gemm(
             x,
             w.data,
             None,
@@ -177,16 +178,18 @@ def test_what_is_refused():
         )
     for backend in (EMULATED, "reference"):
         with pytest.raises(ValueError, match=r"b_scale has shape \[71, 1, 2\]; expected \[72, 1, 2\]"):
-            nv.grouped_gemm(
+            parts.grouped_gemm(
                 x, w.data, None, w.scale[:, :71], offs, b_format=nv.INT8, out=out, backend=backend
             )
         with pytest.raises(TypeError, match="b_scale has dtype torch.float16; expected float32"):
-            nv.grouped_gemm(x, w.data, None, w.scale.half(), offs, b_format=nv.INT8, out=out, backend=backend)
+            parts.grouped_gemm(
+                x, w.data, None, w.scale.half(), offs, b_format=nv.INT8, out=out, backend=backend
+            )
     assert unwritten(out).all()
     wide = nv.quantize(torch.ones(2, 128, 256), format=nv.FP8_128x128)
     for chosen in (config(160), config(64, 256)):
         with pytest.raises(ConfigError, match="use N tile (128|64), K tile 128"):
-            nv.grouped_gemm(x, wide, offs=offs, config=chosen, backend=EMULATED)
+            parts.grouped_gemm(x, wide, offs=offs, config=chosen, backend=EMULATED)
     assert planning.unsupported_reason(dual(64), 2, nv.INT8).startswith(
         "weights are INT8, whose kernel computes one product"
     )

@@ -7,20 +7,10 @@ from emulated_gpu import emulated_gpu
 from expert_layers import some_layer
 from list_checks import check_list_operands
 
-import nvfp4_cute
-from nvfp4_cute import (
-    dual_gemm,
-    gemm,
-    gemv,
-    grouped_dual_gemm,
-    grouped_gemm,
-    grouped_quantize,
-    moe,
-    quantize,
-    route,
-)
+from nvfp4_cute import grouped_quantize, quantize, route
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
+from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.formats import block_scaled, scale_layout
 from nvfp4_cute.formats.block_format import NVFP4
@@ -33,7 +23,9 @@ from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import grouped, products, quantization
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
-from nvfp4_cute.ops.grouped_gemm import grouped_task
+from nvfp4_cute.ops import parts as on_parts
+from nvfp4_cute.ops.parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_task
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import (
@@ -213,7 +205,7 @@ def test_a_call_goes_to_the_current_stream_and_computes(monkeypatch):
         with on_emulator(target=targets.lookup("sm_90a")) as emulator:
             emulator.register(plan.kernel.ptx)
             assert call.try_launch(flat(lists[:4]), lists[4]) is lists[4]
-        expected = nvfp4_cute.grouped_gemm(*lists[:4], out_dtype=torch.float16, backend="reference")
+        expected = on_parts.grouped_gemm(*lists[:4], out_dtype=torch.float16, backend="reference")
         assert all(torch.equal(out, right) for out, right in zip(lists[4], expected, strict=True))
 
 

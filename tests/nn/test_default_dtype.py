@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nvfp4_cute import MoENVFP4, PersistentMLP, QuantizedLinear, gemv, quantize, route
+from nvfp4_cute import MoENVFP4, PersistentMLP, QuantizedLinear, quantize, route
+from nvfp4_cute.ops.parts import gemv
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import QuantizedLinear, dual_gemm, quantize
+from nvfp4_cute import QuantizedLinear, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.nn.fused import fuse
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
 from nvfp4_cute.nn.replace import replace_linears
 from nvfp4_cute.nn.shared_input import SharedInput
+from nvfp4_cute.ops.parts import dual_gemm
 
 K, HIDDEN = 64, 128
 WAYS = [{"activations": "16bit"}, {"input_scale": 0.01}, {"input_scale": None}, {}]

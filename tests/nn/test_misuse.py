@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nvfp4_cute import FP8_128x128, MoENVFP4, QuantizedLinear, UnsupportedProblem, int4_format, moe, quantize
+from nvfp4_cute import FP8_128x128, MoENVFP4, QuantizedLinear, UnsupportedProblem, int4_format, quantize
+from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.fp8 import ExpertsFP8
 from nvfp4_cute.nn.int4 import ExpertsINT4

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 import nvfp4_cute
-from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, moe, quantize, route
+from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, quantize, route
+from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format

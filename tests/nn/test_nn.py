@@ -6,11 +6,12 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, bits
 
-from nvfp4_cute import QuantizedLinear, UnsupportedProblem, dequantize, gemm, quantize
+from nvfp4_cute import QuantizedLinear, UnsupportedProblem, dequantize, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.nn.shared_input import SharedInput
+from nvfp4_cute.ops.parts import gemm
 
 K, N = 96, 40
 

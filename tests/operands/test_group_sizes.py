@@ -6,6 +6,7 @@ import torch
 import nvfp4_cute as nv
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.operands import group_sizes
+from nvfp4_cute.ops import parts
 
 ROWS = torch.randn(47, 64).bfloat16()
 EXPERTS = nv.quantize(torch.randn(2, 128, 64))
@@ -26,8 +27,8 @@ def ends(*values):
 def test_wrong_ends_are_refused(offs, message, backend):
     data, scale = nv.grouped_quantize(ROWS, ends(40, 47))
     calls = [
-        lambda o: nv.grouped_gemm(data, EXPERTS.data, scale, EXPERTS.scale, o, backend=backend),
-        lambda o: nv.grouped_dual_gemm(
+        lambda o: parts.grouped_gemm(data, EXPERTS.data, scale, EXPERTS.scale, o, backend=backend),
+        lambda o: parts.grouped_dual_gemm(
             data, EXPERTS.data, EXPERTS.data, scale, EXPERTS.scale, EXPERTS.scale, offs=o, backend=backend
         ),
         lambda o: nv.grouped_quantize(ROWS, o, backend=backend),
@@ -47,9 +48,9 @@ def test_wrong_numbers_of_rows_are_refused(rows):
 def test_ends_with_a_leading_zero_and_int64_are_named():
     data, scale = nv.grouped_quantize(ROWS, ends(40, 47))
     with pytest.raises(ValueError, match="offs has no leading 0: pass"):
-        nv.grouped_gemm(data, EXPERTS.data, scale, EXPERTS.scale, ends(0, 40, 47))
+        parts.grouped_gemm(data, EXPERTS.data, scale, EXPERTS.scale, ends(0, 40, 47))
     for call in (
-        lambda o: nv.grouped_gemm(data, EXPERTS.data, scale, EXPERTS.scale, o),
+        lambda o: parts.grouped_gemm(data, EXPERTS.data, scale, EXPERTS.scale, o),
         lambda o: nv.grouped_quantize(ROWS, o),
     ):
         with pytest.raises(TypeError, match="cumsum"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import nvfp4_cute as nv
+from nvfp4_cute.ops import parts
 
 BF = torch.bfloat16
 BACKENDS = ("reference", "emulator", "emulator:sm_90a")
@@ -25,8 +26,8 @@ def test_batches_of_a_result_share_no_memory(backend):
         lambda: nv.gemm(torch.randn(8, 64, 2, dtype=BF).permute(2, 0, 1).contiguous().permute(1, 2, 0), w,
                         out=shared(2, 8, 128).permute(1, 2, 0), backend=backend),
         lambda: nv.grouped_gemm(x, w, masked_m=rows, out=shared(2, 8, 128), backend=backend),
-        lambda: nv.grouped_dual_gemm(x, w, w, masked_m=rows, out=shared(2, 8, 128), backend=backend),
-        lambda: nv.dual_gemm(x, w, w, out=shared(2, 8, 128).permute(1, 2, 0), backend=backend),
+        lambda: parts.grouped_dual_gemm(x, w, w, masked_m=rows, out=shared(2, 8, 128), backend=backend),
+        lambda: parts.dual_gemm(x, w, w, out=shared(2, 8, 128).permute(1, 2, 0), backend=backend),
     ]  # fmt: skip
     for number, call in enumerate(calls):
         with pytest.raises(ValueError, match="share memory|overlaps"):
@@ -37,11 +38,10 @@ def test_batches_of_a_result_share_no_memory(backend):
 def test_groups_of_a_quantized_result_share_no_memory():
     x, w = nv.quantize(torch.randn(2, 8, 64)), nv.quantize(torch.randn(2, 128, 64))
     rows = torch.tensor([8, 8], dtype=torch.int32)
-    data, scale = nv.grouped_gemm(x, w, masked_m=rows, out_dtype="nvfp4")
+    made = nv.grouped_gemm(x, w, masked_m=rows, out_dtype="nvfp4")
+    out = nv.BlockScaledTensor.from_parts(shared(*made.data.shape, dtype=made.data.dtype), made.scale)
     with pytest.raises(ValueError, match="data of out has strides .* share memory"):
-        nv.grouped_gemm(
-            x, w, masked_m=rows, out_dtype="nvfp4", out=(shared(*data.shape, dtype=data.dtype), scale)
-        )
+        nv.grouped_gemm(x, w, masked_m=rows, out_dtype="nvfp4", out=out)
 
 
 @pytest.mark.parametrize(("n", "groups"), [(200, 2), (120, 4)])
@@ -50,7 +50,7 @@ def test_scales_of_one_matrix_are_not_those_of_its_groups(n, groups):
     experts, offs = nv.quantize(torch.randn(groups * n, 128)), torch.tensor([40] + [47] * (groups - 1)).int()
     data, scale = nv.grouped_quantize(torch.randn(47, 128).bfloat16(), offs)
     with pytest.raises(ValueError, match="Scales of one matrix of .* rows lie elsewhere"):
-        nv.grouped_gemm(data, experts.data.view(groups, n, 64), scale, experts.scale, offs)
+        parts.grouped_gemm(data, experts.data.view(groups, n, 64), scale, experts.scale, offs)
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3"])

@@ -6,6 +6,7 @@ from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
 from nvfp4_cute.formats.block_format import FORMATS
+from nvfp4_cute.ops import parts as on_parts
 
 BLOCKED = [f for f in FORMATS.values() if f.scale_layout == "blocked"]
 PAIRS = [(a, b) for a in BLOCKED for b in BLOCKED]
@@ -27,31 +28,35 @@ def test_every_operation_takes_every_pair(of_a, of_b):
     x, w = tensor(of_a, M, K), tensor(of_b, N, K)
     told, options = {"a_format": of_a, "b_format": of_b}, {"out_dtype": torch.float32}
     expected = product(x, w)
-    assert_bitwise_equal(nv.gemm(x, w, **options), expected)
-    assert_bitwise_equal(nv.gemm(x.data, w.data, x.scale, w.scale, **told, **options), expected)
+    assert_bitwise_equal(on_parts.gemm(x, w, **options), expected)
+    assert_bitwise_equal(on_parts.gemm(x.data, w.data, x.scale, w.scale, **told, **options), expected)
     rowmajor = [t.with_scale_layout("rowmajor") for t in (x, w)]
-    assert_bitwise_equal(nv.gemm(*rowmajor, scale_layout="rowmajor", **options), expected)
+    assert_bitwise_equal(on_parts.gemm(*rowmajor, scale_layout="rowmajor", **options), expected)
     batches, weights = tensor(of_a, G, M, K), tensor(of_b, G, N, K)
     assert_bitwise_equal(
-        nv.gemm(batches, weights, **options).permute(2, 0, 1), product(batches, weights).contiguous()
+        on_parts.gemm(batches, weights, **options).permute(2, 0, 1), product(batches, weights).contiguous()
     )
 
     vector = tensor(of_b, K, seed=1)
     by_vector = x.dequantize(torch.float64) @ vector.dequantize(torch.float64)
-    assert_bitwise_equal(nv.gemv(x, vector, **options), by_vector.float())
+    assert_bitwise_equal(on_parts.gemv(x, vector, **options), by_vector.float())
     parts = x.data, vector.data, x.scale, vector.scale
-    assert_bitwise_equal(nv.gemv(*parts, **told, **options), by_vector.float())
+    assert_bitwise_equal(on_parts.gemv(*parts, **told, **options), by_vector.float())
 
-    for got, g in zip(nv.grouped_gemm([x, batches[1]], [w, weights[1]], **options), range(G), strict=True):
+    for got, g in zip(
+        on_parts.grouped_gemm([x, batches[1]], [w, weights[1]], **options), range(G), strict=True
+    ):
         assert_bitwise_equal(got, (expected, product(batches[1], weights[1]))[g])
     lists = [x.data], [w.data], [x.scale], [w.scale]
-    assert_bitwise_equal(nv.grouped_gemm(*lists, **told, **options)[0], expected)
+    assert_bitwise_equal(on_parts.grouped_gemm(*lists, **told, **options)[0], expected)
     tokens, offs = tensor(of_a, 160, K), torch.tensor([128, 160], dtype=torch.int32)
     ragged = torch.cat([product(tokens[:128], weights[0]), product(tokens[128:160], weights[1])])
-    assert_bitwise_equal(nv.grouped_gemm(tokens, weights, offs=offs, **options), ragged)
+    assert_bitwise_equal(on_parts.grouped_gemm(tokens, weights, offs=offs, **options), ragged)
     data = tokens.data, weights.data, tokens.scale, weights.scale
-    assert_bitwise_equal(nv.grouped_gemm(*data, offs, **told, **options), ragged)
-    masked = nv.grouped_gemm(batches, weights, masked_m=torch.tensor([3, M], dtype=torch.int32), **options)
+    assert_bitwise_equal(on_parts.grouped_gemm(*data, offs, **told, **options), ragged)
+    masked = on_parts.grouped_gemm(
+        batches, weights, masked_m=torch.tensor([3, M], dtype=torch.int32), **options
+    )
     assert_bitwise_equal(masked[1], product(batches[1], weights[1]))
     assert_bitwise_equal(masked[0, :3], product(batches[0], weights[0])[:3])
 
@@ -59,12 +64,12 @@ def test_every_operation_takes_every_pair(of_a, of_b):
     factors = [x.dequantize(torch.float64) @ b.dequantize(torch.float64).T for b in (gate, up)]
     dual = (factors[0].clamp(min=0).square() * factors[1]).float()
     choice = {"activation": "relu2"} | options
-    assert_bitwise_equal(nv.dual_gemm(x, gate, up, **choice), dual)
+    assert_bitwise_equal(on_parts.dual_gemm(x, gate, up, **choice), dual)
     given = x.data, gate.data, up.data, x.scale, gate.scale, up.scale
-    assert_bitwise_equal(nv.dual_gemm(*given, **told, **choice), dual)
-    assert_bitwise_equal(nv.grouped_dual_gemm([x], [gate], [up], **choice)[0], dual)
-    both = nv.dual_gemm(batches, weights, weights, **choice)
-    assert_bitwise_equal(both[:, :, 0], nv.dual_gemm(batches[0], weights[0], weights[0], **choice))
+    assert_bitwise_equal(on_parts.dual_gemm(*given, **told, **choice), dual)
+    assert_bitwise_equal(on_parts.grouped_dual_gemm([x], [gate], [up], **choice)[0], dual)
+    both = on_parts.dual_gemm(batches, weights, weights, **choice)
+    assert_bitwise_equal(both[:, :, 0], on_parts.dual_gemm(batches[0], weights[0], weights[0], **choice))
 
 
 @pytest.mark.parametrize("format", BLOCKED, ids=str)
@@ -74,7 +79,7 @@ def test_weights_of_every_format_beside_16_bits(format):
     assert_bitwise_equal(nv.gemm(x, w, out_dtype=torch.float32), expected)
     assert_bitwise_equal(nv.grouped_gemm([x], [w], out_dtype=torch.float32)[0], expected)
     assert_bitwise_equal(nv.gemv(w, x[0], out_dtype=torch.float32), expected[0])
-    parts = nv.gemm(x, w.data, None, w.scale, b_format=format, out_dtype=torch.float32)
+    parts = on_parts.gemm(x, w.data, None, w.scale, b_format=format, out_dtype=torch.float32)
     assert_bitwise_equal(parts, expected)
 
 
@@ -92,7 +97,7 @@ def test_torch_compile_keeps_the_formats():
 
     def layer(data, scale):
         parts = data, w.data, scale, w.scale
-        return nv.gemm(*parts, a_format=nv.MXFP8_E4M3, b_format=nv.MXFP4, out_dtype=torch.float32) + 0
+        return on_parts.gemm(*parts, a_format=nv.MXFP8_E4M3, b_format=nv.MXFP4, out_dtype=torch.float32) + 0
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_bitwise_equal(compiled(x.data, x.scale), expected)
@@ -107,7 +112,7 @@ def test_a_pair_without_a_kernel_is_refused(arch):
         lambda: nv.gemm(x, w, backend=backend),
         lambda: nv.grouped_gemm([x], [w], backend=backend),
         lambda: nv.grouped_gemm(x, tensor(nv.MXFP4, G, N, K), offs=offs, backend=backend),
-        lambda: nv.dual_gemm(x, w, w, backend=backend),
+        lambda: on_parts.dual_gemm(x, w, w, backend=backend),
         lambda: nv.gemv(x, tensor(nv.MXFP4, K), backend=backend),
     ]
     for call in calls:
@@ -118,15 +123,15 @@ def test_a_pair_without_a_kernel_is_refused(arch):
 def test_what_is_no_format_of_products_is_refused():
     w = tensor(nv.MXFP4, N, 256)
     with pytest.raises(TypeError, match="^a_format='mxfp4' is no BlockFormat; pass a record"):
-        nv.gemm(w.data, w.data, w.scale, w.scale, a_format="mxfp4")
+        on_parts.gemm(w.data, w.data, w.scale, w.scale, a_format="mxfp4")
     with pytest.raises(ValueError, match="group 0 is MXFP4 and group 1 NVFP4"):
         nv.grouped_gemm([w, tensor(nv.NVFP4, N, 256)], [w, w])
     with pytest.raises(ValueError, match="b1 is MXFP4 and b2 NVFP4"):
-        nv.dual_gemm(w, w, tensor(nv.NVFP4, N, 256))
+        on_parts.dual_gemm(w, w, tensor(nv.NVFP4, N, 256))
     with pytest.raises(TypeError, match="BlockScaledTensor of MXFP4; pass its .data"):
-        nv.gemm(w, w, w.scale, w.scale)
+        on_parts.gemm(w, w, w.scale, w.scale)
     with pytest.raises(ValueError, match="a has K=256 and b has K=512"):
-        nv.gemm(w.data, w.data.repeat(1, 2), w.scale, w.scale, a_format=nv.MXFP4)
+        on_parts.gemm(w.data, w.data.repeat(1, 2), w.scale, w.scale, a_format=nv.MXFP4)
 
 
 def test_fp8_with_fp32_scales_is_multiplied_by_gemm_and_grouped_gemm():
@@ -135,28 +140,28 @@ def test_fp8_with_fp32_scales_is_multiplied_by_gemm_and_grouped_gemm():
     x, w = tensor(nv.FP8_1x128, M, k), tensor(nv.FP8_128x128, 200, k)
     told = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
     expected = product(x, w)
-    assert_close(nv.gemm(x, w, **options), expected)
-    assert_close(nv.gemm(x.data, w.data, x.scale, w.scale, **told, **options), expected)
-    assert_close(nv.grouped_gemm([x], [w], **options)[0], expected)
+    assert_close(on_parts.gemm(x, w, **options), expected)
+    assert_close(on_parts.gemm(x.data, w.data, x.scale, w.scale, **told, **options), expected)
+    assert_close(on_parts.grouped_gemm([x], [w], **options)[0], expected)
     batches, weights = tensor(nv.FP8_1x128, G, M, k), tensor(nv.FP8_128x128, G, 200, k)
-    assert_close(nv.gemm(batches, weights, **options).permute(2, 0, 1), product(batches, weights))
+    assert_close(on_parts.gemm(batches, weights, **options).permute(2, 0, 1), product(batches, weights))
     offs, sizes = (torch.tensor(t, dtype=torch.int32) for t in ((3, M), (3, M)))
     want = torch.cat([product(x[:3], weights[0]), product(x[3:], weights[1])])
-    assert_close(nv.grouped_gemm(x, weights, offs=offs, **options), want)
-    masked = nv.grouped_gemm(batches, weights, masked_m=sizes, **options)
+    assert_close(on_parts.grouped_gemm(x, weights, offs=offs, **options), want)
+    masked = on_parts.grouped_gemm(batches, weights, masked_m=sizes, **options)
     assert_close(masked[0, :3], product(batches, weights)[0, :3])
     assert_close(masked[1], product(batches, weights)[1])
     other = tensor(nv.MXFP4, 200, k)
-    assert_close(nv.gemm(x, other, **options), product(x, other))
+    assert_close(on_parts.gemm(x, other, **options), product(x, other))
     row = torch.randn(M, k).bfloat16()
     want = (row.double() @ w.dequantize(torch.float64).T).float()
-    assert_close(nv.gemm(row, w, **options), want)
-    assert_close(nv.grouped_gemm([row], [w], **options)[0], want)
+    assert_close(on_parts.gemm(row, w, **options), want)
+    assert_close(on_parts.grouped_gemm([row], [w], **options)[0], want)
     vector = tensor(nv.FP8_1x128, k)
     for call in (
         lambda: nv.gemm(x, w, out_dtype="nvfp4"),
         lambda: nv.gemv(x, vector),
-        lambda: nv.dual_gemm(x, w[:128], w[:128], out_dtype="nvfp4"),
+        lambda: on_parts.dual_gemm(x, w[:128], w[:128], out_dtype="nvfp4"),
     ):
         with pytest.raises(
             nv.UnsupportedProblem,
@@ -170,14 +175,16 @@ def test_fp32_scales_of_one_column_may_have_any_stride():
     apart = torch.zeros(1, 1, 2)
     apart[..., 0] = w.scale
     told = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128, "out_dtype": torch.float32}
-    assert_close(nv.gemm(x.data, w.data, x.scale, apart[..., 0], **told), product(x, w))
+    assert_close(on_parts.gemm(x.data, w.data, x.scale, apart[..., 0], **told), product(x, w))
 
 
 def test_a_format_by_its_name_is_refused():
     x, w = tensor(nv.MXFP4, M, 128), tensor(nv.MXFP4, 1, 100, 128)
     offs = torch.tensor([M], dtype=torch.int32)
     with pytest.raises(TypeError, match="is no BlockFormat; pass a record"):
-        nv.grouped_gemm(x.data, w.data, x.scale, w.scale, offs=offs, a_format="mxfp4", b_format=nv.MXFP4)
+        on_parts.grouped_gemm(
+            x.data, w.data, x.scale, w.scale, offs=offs, a_format="mxfp4", b_format=nv.MXFP4
+        )
 
 
 def assert_close(got, expected):
@@ -201,7 +208,7 @@ def test_wrong_fp32_scales_are_refused(break_it):
     error, message, arguments = calls[break_it]
     if break_it == 5:
         told["a_format"], out = nv.FP8_128x128, torch.full((200, 200), 7.0)
-    operation = nv.gemm if len(arguments) == 4 else nv.grouped_gemm
+    operation = on_parts.gemm if len(arguments) == 4 else on_parts.grouped_gemm
     with pytest.raises(error, match=message):
         operation(*arguments, out=out, out_dtype=torch.float32, **told)
     assert (out == 7.0).all()
@@ -216,7 +223,7 @@ def test_results_of_other_scales_are_no_kernels(out_dtype):
         lambda: nv.grouped_gemm(
             x, tensor(nv.MXFP4, 1, N, K), offs=torch.tensor([M], dtype=torch.int32), out_dtype=out_dtype
         ),
-        lambda: nv.dual_gemm(x, w, w, out_dtype=out_dtype),
+        lambda: on_parts.dual_gemm(x, w, w, out_dtype=out_dtype),
         lambda: nv.gemv(w, tensor(nv.MXFP4, K), out_dtype=out_dtype),
     ]
     for call in calls:

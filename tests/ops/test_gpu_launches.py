@@ -7,7 +7,7 @@ import torch
 from device_groups_check import operands, run
 from oracle import bits
 
-from nvfp4_cute import grouped_gemm
+from nvfp4_cute.ops.parts import grouped_gemm
 
 pytestmark = pytest.mark.gpu("sm_90a")
 FORMS = ("list", "ragged", "masked")

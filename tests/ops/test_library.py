@@ -6,18 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from nvfp4_cute import (
-    NVFP4Tensor,
-    UnsupportedProblem,
-    dual_gemm,
-    gemm,
-    gemv,
-    grouped_dual_gemm,
-    grouped_gemm,
-    grouped_quantize,
-    quantize,
-)
+from nvfp4_cute import NVFP4Tensor, UnsupportedProblem, quantize
 from nvfp4_cute.formats.block_scaled import dequantize
+from nvfp4_cute.ops.parts import dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize
 
 ROWS, N, K = (5, 3), 64, 128
 

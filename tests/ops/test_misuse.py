@@ -7,6 +7,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.formats import scale_layout
 from nvfp4_cute.formats.block_format import FORMATS
 from nvfp4_cute.operands import group_sizes
+from nvfp4_cute.ops import parts
 
 N, K = 256, 512
 X = nv.quantize(torch.randn(40, K))
@@ -23,27 +24,27 @@ EXPERT_LAYERS = torch.ones(2, 64, 32), torch.ones(2, 32, 32)
 
 
 def gemm(a=X.data, b=W.data, a_scale=X.scale, b_scale=W.scale, **options):
-    return nv.gemm(a, b, a_scale, b_scale, **options)
+    return parts.gemm(a, b, a_scale, b_scale, **options)
 
 
 def grouped(a=(X.data,), b=(W.data,), a_scale=(X.scale,), b_scale=(W.scale,), **options):
-    return nv.grouped_gemm(a, b, a_scale, b_scale, **options)
+    return parts.grouped_gemm(a, b, a_scale, b_scale, **options)
 
 
 def ragged(a=X.data, b=EXPERTS[0], a_scale=GROUP_SCALES, b_scale=EXPERTS[1], offs=OFFS, **options):
-    return nv.grouped_gemm(a, b, a_scale, b_scale, offs, **options)
+    return parts.grouped_gemm(a, b, a_scale, b_scale, offs, **options)
 
 
 def dual(b1=W.data, b2=W.data, b2_scale=W.scale, **options):
-    return nv.dual_gemm(X.data, b1, b2, X.scale, W.scale, b2_scale, **options)
+    return parts.dual_gemm(X.data, b1, b2, X.scale, W.scale, b2_scale, **options)
 
 
 def dual_list(b1=(W.data,), **options):
-    return nv.grouped_dual_gemm((X.data,), b1, (W.data,), (X.scale,), (W.scale,), (W.scale,), **options)
+    return parts.grouped_dual_gemm((X.data,), b1, (W.data,), (X.scale,), (W.scale,), (W.scale,), **options)
 
 
 def dual_ragged(b1=EXPERTS[0], **options):
-    return nv.grouped_dual_gemm(
+    return parts.grouped_dual_gemm(
         X.data, b1, EXPERTS[0], GROUP_SCALES, EXPERTS[1], EXPERTS[1], offs=OFFS, **options
     )
 
@@ -120,12 +121,12 @@ def test_operands(call, arguments, error, words):
         (lambda: nv.QuantizedLinear.from_linear(LINEAR)(torch.ones(2, 32).double()), TypeError, "pass x.float(), or make"),
         (lambda: nv.MoENVFP4.from_experts(*EXPERT_LAYERS, device="cpu"), TypeError, "and gate_up decides it"),
         (lambda: nv.dequantize(X.data), TypeError, "t is a Tensor; pass an NVFP4Tensor"),
-        (lambda: nv.gemv(W.data, V.data, W.scale, V.scale, out=torch.zeros(1).expand(N), out_dtype=torch.float32), ValueError,
+        (lambda: parts.gemv(W.data, V.data, W.scale, V.scale, out=torch.zeros(1).expand(N), out_dtype=torch.float32), ValueError,
             "out has strides (0,): elements share memory"),
-        (lambda: nv.gemm(torch.ones(40, K).half(), W.data, None, W.scale, out=torch.zeros(295).as_strided((40, N), (1, 1)),
+        (lambda: parts.gemm(torch.ones(40, K).half(), W.data, None, W.scale, out=torch.zeros(295).as_strided((40, N), (1, 1)),
             out_dtype=torch.float32), ValueError, "out has strides (1, 1): elements share memory"),
-        (lambda: nv.gemv(W.data, V.data, W.scale, None), TypeError, "b_scale is None"),
-        (lambda: nv.gemv(W.data, V.data, W.scale, V.scale, "2"), TypeError, "alpha='2' is neither a number"),
+        (lambda: parts.gemv(W.data, V.data, W.scale, None), TypeError, "b_scale is None"),
+        (lambda: parts.gemv(W.data, V.data, W.scale, V.scale, "2"), TypeError, "alpha='2' is neither a number"),
         (lambda: nv.QuantizedLinear.from_linear(torch.nn.Bilinear(2, 2, 2)), TypeError, "linear is a Bilinear"),
         (lambda: nv.QuantizedLinear(K, N)(torch.randn(40, 256)), ValueError, "x has shape [40, 256]; expected [..., 512]"),
         (lambda: nv.PersistentMLP([nv.quantize(torch.eye(32))], [1, 1])(torch.eye(32)), TypeError, "x is a Tensor"),
@@ -142,11 +143,11 @@ def test_other_calls(call, error, words):
 def test_results_of_16_bit_rows_are_not_quantized(backend, out_dtype):
     x, options = X.dequantize(torch.bfloat16), {"out_dtype": out_dtype, "backend": backend}
     for call in (
-        lambda: nv.gemm(x, W.data, None, W.scale, **options),
-        lambda: nv.grouped_gemm([x], [W.data], None, [W.scale], **options),
-        lambda: nv.grouped_gemm(x, EXPERTS[0], None, EXPERTS[1], OFFS, **options),
-        lambda: nv.dual_gemm(x, W.data, W.data, None, W.scale, W.scale, **options),
-        lambda: nv.grouped_dual_gemm(x, *EXPERTS[:1] * 2, None, *EXPERTS[1:] * 2, offs=OFFS, **options),
+        lambda: parts.gemm(x, W.data, None, W.scale, **options),
+        lambda: parts.grouped_gemm([x], [W.data], None, [W.scale], **options),
+        lambda: parts.grouped_gemm(x, EXPERTS[0], None, EXPERTS[1], OFFS, **options),
+        lambda: parts.dual_gemm(x, W.data, W.data, None, W.scale, W.scale, **options),
+        lambda: parts.grouped_dual_gemm(x, *EXPERTS[:1] * 2, None, *EXPERTS[1:] * 2, offs=OFFS, **options),
     ):
         with pytest.raises(nv.UnsupportedProblem, match=f'"{out_dtype}" with 16-bit a: call quantize'):
             call()

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nvfp4_cute as nv
 from nvfp4_cute.launch.prepared import Addresses, Place, signature
+from nvfp4_cute.ops import parts
 
 K = 128
 
@@ -28,18 +29,18 @@ LAYER = nv.QuantizedLinear.from_linear(torch.nn.Linear(K, 64).bfloat16())
 
 # Each a function of one operand and of a backend, and that operand.
 CALLS = {
-    "gemm": (lambda a, **k: nv.gemm(a, W.data, X.scale, W.scale, **k), X.data),
-    "gemm of 16 bits": (lambda a, **k: nv.gemm(a, W, **k), ROWS),
-    "gemm, its alpha": (lambda alpha, **k: nv.gemm(X, W, alpha=alpha, **k), torch.ones(1)),
-    "gemm, its bias": (lambda bias, **k: nv.gemm(X, W, bias=bias, **k), some(64).bfloat16()),
-    "gemv": (lambda b, **k: nv.gemv(W.data, b, W.scale, V.scale, **k), V.data),
-    "dual_gemm": (lambda a, **k: nv.dual_gemm(a, W.data, W.data, X.scale, W.scale, W.scale, **k), X.data),
-    "groups": (lambda a, **k: nv.grouped_gemm([a], [W.data], [X.scale], [W.scale], **k)[0], X.data),
-    "ragged": (lambda a, **k: nv.grouped_gemm(a, EXPERTS, SCALE, offs=OFFS, **k), DATA),
+    "gemm": (lambda a, **k: parts.gemm(a, W.data, X.scale, W.scale, **k), X.data),
+    "gemm of 16 bits": (lambda a, **k: parts.gemm(a, W, **k), ROWS),
+    "gemm, its alpha": (lambda alpha, **k: parts.gemm(X, W, alpha=alpha, **k), torch.ones(1)),
+    "gemm, its bias": (lambda bias, **k: parts.gemm(X, W, bias=bias, **k), some(64).bfloat16()),
+    "gemv": (lambda b, **k: parts.gemv(W.data, b, W.scale, V.scale, **k), V.data),
+    "dual_gemm": (lambda a, **k: parts.dual_gemm(a, W.data, W.data, X.scale, W.scale, W.scale, **k), X.data),
+    "groups": (lambda a, **k: parts.grouped_gemm([a], [W.data], [X.scale], [W.scale], **k)[0], X.data),
+    "ragged": (lambda a, **k: parts.grouped_gemm(a, EXPERTS, SCALE, offs=OFFS, **k), DATA),
     "quantize": (lambda x, **k: nv.quantize(x, **k).data, ROWS),
     "quantize, a scale found": (lambda x, **k: nv.quantize(x, global_scale="auto", **k).data, ROWS),
     "quantize, its scale": (lambda s, **k: nv.quantize(ROWS, global_scale=s, **k).data, torch.tensor(0.5)),
-    "grouped_quantize": (lambda x, **k: nv.grouped_quantize(x, OFFS, **k)[0], ROWS),
+    "grouped_quantize": (lambda x, **k: parts.grouped_quantize(x, OFFS, **k)[0], ROWS),
     "route": (lambda x, **k: nv.route(x, 2, **k)[1], some(5, 8)),
     "moe": (lambda x, **k: nv.moe(x, IDS, WEIGHTS, GATE_UP, DOWN, **k), some(2, K).bfloat16()),
     "layer": (lambda x, backend: LAYER(x), ROWS),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_cute import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm, quantize
+from nvfp4_cute import quantize
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import lookup
@@ -11,6 +11,7 @@ from nvfp4_cute.launch.simt import W4A16Task
 from nvfp4_cute.launch.weight_only import WeightOnlyTask, product_task
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_lists
 from nvfp4_cute.operands.products import check_weight_only
+from nvfp4_cute.ops.parts import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.problem import Gate
 

@@ -4,7 +4,7 @@ import cases
 import torch
 from oracle import poisoned
 
-from nvfp4_cute import grouped_gemm
+from nvfp4_cute.ops.parts import grouped_gemm
 
 N, K = 200, 320
 

@@ -9,6 +9,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
 from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.ops import parts as on_parts
 
 # Largest magnitudes of integers that an element of a type holds, all smaller ones too.
 INTEGERS = {"e2m1": 4, "e4m3": 15, "e5m2": 7}
@@ -58,7 +59,7 @@ class Groups:
     def run(self, form: str, backend: str, config=None, dual=False, m_major=False, **options):
         """What the operation on these groups gives, a tensor a group of the rows that count, whatever the form."""
         weights = [self.b, self.b2] if dual else [self.b]
-        run = nv.grouped_dual_gemm if dual else nv.grouped_gemm
+        run = on_parts.grouped_dual_gemm if dual else on_parts.grouped_gemm
         told = {
             "a_format": self.formats[0],
             "b_format": self.formats[1],

@@ -5,6 +5,7 @@ from oracle import assert_bitwise_equal, bits
 
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.ops import parts
 
 FORMATS = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
 ENDS = (0, 40, 40, 45, 111)
@@ -38,7 +39,7 @@ def check_ends(x, w, alpha, chosen, backend, mode, device):
     want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
     x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
     with observe(mode=mode, check=True):
-        got = nv.grouped_gemm(
+        got = parts.grouped_gemm(
             x, w, offs=offs, alpha=alpha, config=chosen, backend=backend, out_dtype=torch.float32
         )
     assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
@@ -50,16 +51,16 @@ def check_list_masked_and_batched(chosen, backend):
     a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
     b = [weights_of(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
     with observe(check=True):
-        got = nv.grouped_gemm(a, b, config=chosen, backend=backend, **options)
-    for result, want in zip(got, nv.grouped_gemm(a, b, **options), strict=True):
+        got = parts.grouped_gemm(a, b, config=chosen, backend=backend, **options)
+    for result, want in zip(got, parts.grouped_gemm(a, b, **options), strict=True):
         assert_bitwise_equal(result, want)
     x, w, sizes = tokens_of(3, 50, 256), weights_of(3, 200, 256), torch.tensor([3, 0, 50], dtype=torch.int32)
     outs = [torch.full((3, 50, 200), torch.nan) for _ in range(2)]
     for out, settings in zip(outs, ({"config": chosen, "backend": backend}, {}), strict=True):
-        nv.grouped_gemm(x, w, masked_m=sizes, out=out, **settings, **options)
+        parts.grouped_gemm(x, w, masked_m=sizes, out=out, **settings, **options)
     assert torch.equal(bits(outs[0]), bits(outs[1]))
-    got = nv.gemm(x, w, config=chosen, backend=backend, **options)
-    assert_bitwise_equal(got, nv.gemm(x, w, **options))
+    got = parts.gemm(x, w, config=chosen, backend=backend, **options)
+    assert_bitwise_equal(got, parts.gemm(x, w, **options))
 
 
 def check_rounding_and_pitch(out_dtype, backend, chosen=None):
@@ -67,7 +68,7 @@ def check_rounding_and_pitch(out_dtype, backend, chosen=None):
     x, w = tokens_of(33, 256), weights_of(130, 256)
     buffers = [torch.full((33, 144), 7.0, dtype=out_dtype) for _ in range(2)]
     for buffer, one, config in zip(buffers, (backend, "reference"), (chosen, None), strict=True):
-        nv.gemm(x, w, alpha=0.75, out=buffer[:, :130], out_dtype=out_dtype, backend=one, config=config)
+        parts.gemm(x, w, alpha=0.75, out=buffer[:, :130], out_dtype=out_dtype, backend=one, config=config)
     assert torch.equal(bits(buffers[0]), bits(buffers[1]))
 
 
@@ -82,9 +83,11 @@ def check_any_scales(chosen, backend):
         product = values[0][:, block] @ values[1][:, block].T
         factor = (scales[0][:, block, None] * scales[1][:, block]).double()
         expected = (product * factor + expected.double()).float()
-    got = nv.gemm(x.data, w.data, *scales, out_dtype=torch.float32, backend=backend, config=chosen, **FORMATS)
+    got = parts.gemm(
+        x.data, w.data, *scales, out_dtype=torch.float32, backend=backend, config=chosen, **FORMATS
+    )
     assert_bitwise_equal(got, expected)
-    want = nv.gemm(x.data, w.data, *scales, out_dtype=torch.float32, **FORMATS)
+    want = parts.gemm(x.data, w.data, *scales, out_dtype=torch.float32, **FORMATS)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-3)
 
 
@@ -113,13 +116,13 @@ def check_dual_ragged(n, k, chosen, backend, mode="eager", device="cpu", out_dty
     alpha, offs = torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25]), torch.tensor(ENDS, dtype=torch.int32)
     exact = {"offs": offs, "out_dtype": torch.float32}
     want = relu2_of(
-        nv.grouped_gemm(x, gate, alpha=alpha, **exact), nv.grouped_gemm(x, up, **exact), out_dtype
+        parts.grouped_gemm(x, gate, alpha=alpha, **exact), parts.grouped_gemm(x, up, **exact), out_dtype
     )
     assert want[: ENDS[-1]].abs().max() > 1
     x, gate, up, offs, alpha = (t.to(device) for t in (x, gate, up, offs, alpha))
     out = torch.full((120, n), 7.0, dtype=out_dtype, device=device)
     with observe(mode=mode, check=True):
-        nv.grouped_dual_gemm(
+        parts.grouped_dual_gemm(
             x, gate, up, alpha1=alpha, offs=offs, activation="relu2", out=out, out_dtype=out_dtype, config=chosen,
             backend=backend,
         )  # fmt: skip
@@ -137,8 +140,8 @@ def check_dual_list_and_masked(chosen, backend):
         for s in (0, 1)
     )
     with observe(check=True):
-        got = nv.grouped_dual_gemm(a, gates, ups, **settings, **options)
-    products = (nv.grouped_gemm(a, side, **options) for side in (gates, ups))
+        got = parts.grouped_dual_gemm(a, gates, ups, **settings, **options)
+    products = (parts.grouped_gemm(a, side, **options) for side in (gates, ups))
     for result, one, other in zip(got, *products, strict=True):
         assert_bitwise_equal(result, relu2_of(one, other, torch.float32))
     x, both, sizes = (
@@ -148,8 +151,8 @@ def check_dual_list_and_masked(chosen, backend):
     )
     out, want = torch.full((3, 50, 256), torch.nan), torch.full((3, 50, 512), torch.nan)
     layout = {"weight_layout": "concatenated"}
-    nv.grouped_dual_gemm(x, both, masked_m=sizes, out=out, **layout, **settings, **options)
-    nv.grouped_gemm(x, both, masked_m=sizes, out=want, **options)
+    parts.grouped_dual_gemm(x, both, masked_m=sizes, out=out, **layout, **settings, **options)
+    parts.grouped_gemm(x, both, masked_m=sizes, out=want, **options)
     want = torch.where(want[..., :256].isnan(), torch.nan, relu2_of(*want.chunk(2, -1), torch.float32))
     assert torch.equal(bits(out), bits(want))
 
@@ -165,5 +168,5 @@ def check_activations(chosen, backend):
             "limit": limit,
             "out_dtype": torch.float32,
         }
-        got = nv.dual_gemm(x, gate, up, config=chosen, backend=backend, **options)
-        torch.testing.assert_close(got, nv.dual_gemm(x, gate, up, **options), rtol=4e-6, atol=1e-6)
+        got = parts.dual_gemm(x, gate, up, config=chosen, backend=backend, **options)
+        torch.testing.assert_close(got, parts.dual_gemm(x, gate, up, **options), rtol=4e-6, atol=1e-6)

@@ -6,7 +6,7 @@ import cases
 import torch
 from oracle import assert_bitwise_equal, poisoned, repro_line
 
-from nvfp4_cute import grouped_gemm
+from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.reference import grouped_gemm_reference
 
 # Many tiles, ragged in every extent, and a long K; sums are not exact.

@@ -7,6 +7,7 @@ from oracle import assert_bitwise_equal
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import MAX_INTEGER_K
+from nvfp4_cute.ops import parts
 
 FORMATS = {"a_format": nv.INT8, "b_format": nv.INT8}
 PAIR = (nv.INT8, nv.INT8)
@@ -32,14 +33,14 @@ def check_list_masked_and_batched(chosen, backend):
     b = [some(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
     x, w, sizes = some(3, 50, 256), some(3, 200, 256), torch.tensor([3, 0, 50], dtype=torch.int32)
     with observe(check=True):
-        got = nv.grouped_gemm(a, b, config=chosen, backend=backend, out_dtype=torch.int32)
-        scaled = nv.gemm(x, w, config=chosen, backend=backend, out_dtype=torch.bfloat16)
+        got = parts.grouped_gemm(a, b, config=chosen, backend=backend, out_dtype=torch.int32)
+        scaled = parts.gemm(x, w, config=chosen, backend=backend, out_dtype=torch.bfloat16)
     for result, left, right in zip(got, a, b, strict=True):
         assert torch.equal(result, (left.data.long() @ right.data.long().T).int())
     assert_bitwise_equal(scaled, nv.gemm(x, w, out_dtype=torch.bfloat16))
     outs = [torch.full((3, 50, 200), torch.nan) for _ in range(2)]
     for out, settings in zip(outs, ({"config": chosen, "backend": backend}, {}), strict=True):
-        nv.grouped_gemm(x, w, masked_m=sizes, out=out, out_dtype=torch.float32, **settings)
+        parts.grouped_gemm(x, w, masked_m=sizes, out=out, out_dtype=torch.float32, **settings)
     assert torch.equal(outs[0].view(torch.int32), outs[1].view(torch.int32))
 
 
@@ -47,7 +48,7 @@ def check_extremes(backend):
     """The largest sum that int32 holds, a NaN scale and an infinite one, zeros times a negative scale; rows apart."""
     k = MAX_INTEGER_K // 16 * 16
     low = torch.full((1, k), -128, dtype=torch.int8)
-    sums = nv.gemm(low, low, out_dtype=torch.int32, backend=backend, **FORMATS)
+    sums = parts.gemm(low, low, out_dtype=torch.int32, backend=backend, **FORMATS)
     assert sums.item() == 2**14 * k < 2**31
     x, w = some(33, 256), some(130, 256)
     x.scale[3], x.scale[4], w.scale[5] = torch.nan, torch.inf, -1.0

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import cases
 from oracle import poisoned
 
-from nvfp4_cute import grouped_gemm
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.fronts.driver import Emulator
+from nvfp4_cute.ops.parts import grouped_gemm
 
 
 def register_mutants(patch, mutate: Callable[[str], str]) -> None:

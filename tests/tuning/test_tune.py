@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import backends, cli, gemm, grouped_gemm, tune
+from nvfp4_cute import backends, cli, tune
 from nvfp4_cute.backends import calls
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
@@ -24,6 +24,7 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch import prepared, tuned
 from nvfp4_cute.launch.tuned import Request, Tuning
+from nvfp4_cute.ops.parts import gemm, grouped_gemm
 from nvfp4_cute.planning.arch import sm90, sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem

@@ -33,6 +33,7 @@ from nvfp4_cute.formats.block_format import (
     FP8_1x128,
     FP8_128x128,
 )
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Form, Gate, OutDtype, result_format
 
@@ -102,7 +103,8 @@ class Call:
 
     def run(self, arguments: Arguments, backend: str) -> Any:
         """What the operation returns for a copy (``copied``) of the arguments, which it may write to."""
-        return getattr(nv, self.operation)(**arguments, backend=backend)
+        home = parts if hasattr(parts, self.operation) else nv
+        return getattr(home, self.operation)(**arguments, backend=backend)
 
     @property
     def form(self) -> str:

@@ -2,7 +2,8 @@
 
 import torch
 
-from nvfp4_cute import gemm, quantize
+from nvfp4_cute import quantize
+from nvfp4_cute.ops.parts import gemm
 
 torch.manual_seed(1)
 x, w = (quantize(torch.randn(rows, 32).bfloat16().cuda()) for rows in (4, 16))

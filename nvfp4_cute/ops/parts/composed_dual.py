@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import BlockFormat, Formats
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import family_of, fp8, mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import Gate

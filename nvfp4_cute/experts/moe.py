@@ -1,0 +1,144 @@
+"""moe: a whole layer of experts, and the records that describe its weights, its rows and its ranks."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from nvfp4_cute.experts.layer import moe as moe_of_parts
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import ExpertLayout
+from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.ops.options import SILU, Activation, activation_of
+from nvfp4_cute.problem import ResultName
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Weights = BlockScaledTensor | ExpertWeights
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """Weights of one projection of all experts, where they are more than a tensor.
+
+    Attributes:
+        weight: [E, N, K].
+        layout: of the first projection's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" without a
+            gate, or an interleaved layout of :class:`nvfp4_cute.GateUp`.
+        bias: of x's dtype, [E, N].
+        alpha: factors of the product, float32 [E], of the first projection also two, of gate and up. None computes them from
+            global scales; where rows have one as well, torch multiplies them in small launches.
+    """
+
+    weight: Weights
+    layout: ExpertLayout = "concatenated"
+    bias: torch.Tensor | None = None
+    alpha: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """How the rows of both products are quantized.
+
+    Attributes:
+        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
+        input_scale: calibrated global scale of x (NVFP4): float32, one element, or [E].
+        hidden_scale: that of the rows between both products.
+    """
+
+    format: Literal[ResultName, "16bit"] = "nvfp4"
+    input_scale: torch.Tensor | None = None
+    hidden_scale: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Parallel:
+    """How a layer of experts lies over ranks.
+
+    Attributes:
+        group: a ``torch.distributed.ProcessGroup``; each rank passes its own tokens and its own experts, ids of all experts, and
+            the bias of the second projection of all experts. All ranks make the same calls. None: no other rank takes part.
+        capacity: most tokens of a rank, in every call; then nothing waits for the device, and a CUDA graph can hold the layer
+            after one call without it. None: sizes are exchanged first, for which the host waits.
+        placement: which experts lie on which ranks; None: equal shares, in order.
+        divide: "experts"; or "tensor": every rank has the same tokens and a share of the width of every expert
+            (``experts.tensor_parallel.shard``), and the results are added up in float32.
+        first_expert: without a group: the id of the first local expert.
+    """
+
+    group: "ProcessGroup | None" = None
+    capacity: int | None = None
+    placement: Placement | None = None
+    divide: Literal["experts", "tensor"] = "experts"
+    first_expert: int = 0
+
+
+def moe(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: Weights | Experts,
+    w2: Weights | Experts,
+    *,
+    activation: Activation | str = SILU,
+    rows: Rows | str = "auto",
+    shared: torch.Tensor | None = None,
+    parallel: Parallel | None = None,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Compute a layer of experts: the sum over the chosen experts e of ``weight * w2_e (activation(gate_e x) * up_e x)``.
+
+        >>> w13, w2 = quantize(torch.randn(4, 512, 128) / 16), quantize(torch.randn(4, 128, 256) / 16)
+        >>> ids, weights = route(torch.randn(3, 4), 2)
+        >>> moe(torch.randn(3, 128).bfloat16(), ids, weights, w13, w2).shape
+        torch.Size([3, 128])
+
+    At most six launches: the order of rows, quantized rows, the first product with its activation and quantized results, the
+    second product, and the sum. Nothing waits for the device; a captured CUDA graph follows ids that change.
+
+    Args:
+        x: float16 or bfloat16 [T, H], H a multiple of 32.
+        topk_ids, topk_weights: as ``route`` returns them: int32 or int64 [T, k] and float32 [T, k]. Ids of no local expert, such
+            as -1, are left out.
+        w13: of all local experts, [E, 2 I, H], gate above up: a BlockScaledTensor, or :class:`Experts` with a layout, biases
+            or factors. NVFP4, MXFP4, MXFP8, or with 16-bit rows int4, FP8_128x128 or INT8.
+        w2: the same, [E, H, I].
+        activation: a record or a name; see :class:`nvfp4_cute.Activation`.
+        rows: a record or the name of its format; "auto": NVFP4 with NVFP4 weights, else 16 bits. See :class:`Rows`.
+        shared: [T, H] of x's dtype, added to the result, such as a shared expert's.
+        parallel: ranks that divide the experts; see :class:`Parallel`.
+        backend: as in ``gemm``.
+
+    Returns:
+        [T, H] of x's dtype; the same bits in every run, and on any number of ranks that divide experts.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
+    """
+    first, second = (w if isinstance(w, Experts) else Experts(w) for w in (w13, w2))
+    act, ranks = activation_of(activation), parallel if parallel is not None else Parallel()
+    if not isinstance(ranks, Parallel):
+        raise TypeError(f"parallel={ranks!r} is not a Parallel; pass nvfp4_cute.Parallel(group)")
+    how = _rows_of(rows, first.weight)
+    if isinstance(second.alpha, tuple):
+        raise TypeError("w2.alpha is a tuple; the second product has one factor per expert")
+    return moe_of_parts(
+        x, topk_ids, topk_weights, first.weight, second.weight, activations=how.format, activation=act.name, limit=act.limit,
+        weight_layout=first.layout, input_scale=how.input_scale, hidden_scale=how.hidden_scale, alpha13=first.alpha,
+        alpha2=second.alpha, bias13=first.bias, bias2=second.bias, shared=shared, first_expert=ranks.first_expert,
+        group=ranks.group, placement=ranks.placement, capacity=ranks.capacity, parallel=ranks.divide, backend=backend,
+    )  # fmt: skip
+
+
+def _rows_of(rows: Rows | str, weight: Weights) -> Rows:
+    if isinstance(rows, Rows):
+        return rows
+    if not isinstance(rows, str):
+        raise TypeError(f'rows={rows!r} is not Rows; pass nvfp4_cute.Rows("nvfp4", input_scale), or a name')
+    if rows == "auto":
+        return Rows("nvfp4" if getattr(weight, "format", NVFP4) == NVFP4 else "16bit")
+    return Rows(rows)  # type: ignore[arg-type]

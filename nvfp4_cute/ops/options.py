@@ -1,0 +1,160 @@
+"""Arguments of operations that belong together, as small records."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor
+from nvfp4_cute.operands.group_sizes import debug
+from nvfp4_cute.planning.config import KernelConfig, check_config
+from nvfp4_cute.problem import Activation as ActivationName
+from nvfp4_cute.problem import DualWeights, check_early_weights
+
+Weights = BlockScaledTensor | Sequence[BlockScaledTensor]
+Run = TypeVar("Run", bound=Callable[..., Any])
+Factor = float | torch.Tensor | Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an operation is launched. The result does not depend on it, but for the order of summation of a ``config``.
+
+    Attributes:
+        config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else an estimate.
+        prefetch_weights: a promise that the launch right before on the stream wrote neither weights nor group sizes. Kernels
+            for sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore it. If that launch made
+            the same promise, so must the one before it hold.
+        check: check ``offs`` and ``masked_m`` on a GPU, as :class:`nvfp4_cute.debug` does, for this call.
+
+    Raises:
+        TypeError, ConfigError: a field of another type.
+    """
+
+    config: KernelConfig | None = None
+    prefetch_weights: bool = False
+    check: bool = False
+
+    def __post_init__(self):
+        check_config(self.config)
+        check_early_weights(self.prefetch_weights)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The activation of a gated layer: ``activation(gate) * up``.
+
+    Attributes:
+        name: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. "relu2":
+            max(x, 0)^2. "swiglu_oai" (gpt-oss): x * sigmoid(1.702 x), times up + 1.
+        limit: cuts the gate to at most this, and up to this on both sides, before the activation. None cuts nothing.
+    """
+
+    name: ActivationName = "silu"
+    limit: float | None = None
+
+
+SILU = Activation("silu")
+
+
+@dataclass(frozen=True, eq=False)
+class GateUp:
+    """Weights of both projections of a gated layer.
+
+    Attributes:
+        gate, up: [N, K] each, or a list of them, or [G, N, K]; of one format. ``up`` is None where ``gate`` holds the rows of
+            both, as ``layout`` says.
+        layout: "separate"; "concatenated": [gate; up], a multiple of 256 rows; "interleaved_64_up_first": 64 rows of up, 64 of
+            the gate and so on; "interleaved_32_gate_first": 32 rows of the gate, 32 of up and so on. Nothing is copied.
+        gate_alpha, up_alpha: factors of the two products, as ``alpha`` of ``gemm`` and ``grouped_gemm``. Global scales
+            multiply by themselves.
+    """
+
+    gate: Weights
+    up: Weights | None = None
+    layout: DualWeights = "separate"
+    gate_alpha: Factor = None
+    up_alpha: Factor = None
+
+
+DEFAULT = Options()
+
+
+def options_of(options: Any) -> Options:
+    """The caller's options, or the default ones. Raises TypeError for anything else."""
+    if options is None:
+        return DEFAULT
+    if not isinstance(options, Options):
+        raise TypeError(f"options={options!r} is not Options; pass nvfp4_cute.Options(...)")
+    return options
+
+
+def debugged(run: Run) -> Run:
+    """``run`` with the values of group sizes checked."""
+
+    @wraps(run)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        with debug():
+            return run(*arguments, **options)
+
+    return checked  # type: ignore[return-value]
+
+
+def check_operand(name: str, given: Any, *, takes_16_bits: bool = False) -> None:
+    """Raise TypeError for what is neither block-scaled nor, where the operation takes those, of 16 bits."""
+    if isinstance(given, BlockScaledTensor):
+        return
+    if isinstance(given, torch.Tensor):
+        if takes_16_bits and given.dtype.itemsize > 1:
+            return  # the checks judge other dtypes
+        if given.dtype.itemsize > 1:
+            raise TypeError(f"{name} has {given.dtype} values; pass quantize({name})")
+        raise TypeError(
+            f"{name} is {given.dtype} {list(given.shape)}, data without scales; pass BlockScaledTensor.from_parts({name}, scale)"
+        )
+    raise TypeError(f"{name} is {_kind(given)}; pass a BlockScaledTensor, which quantize returns")
+
+
+def check_operands(name: str, given: Any, *, is_list: bool, takes_16_bits: bool = False) -> None:
+    """Check one tensor, or one per group where operands are lists. Raises TypeError also for the other form."""
+    if not is_list:
+        if isinstance(given, list | tuple):
+            raise TypeError(f"{name} is {_kind(given)}; with offs or masked_m pass one tensor of all groups")
+        return check_operand(name, given, takes_16_bits=takes_16_bits)
+    if not isinstance(given, list | tuple):
+        fix = (
+            "offs= or masked_m= for one tensor of all groups"
+            if hasattr(given, "shape")
+            else "one tensor per group"
+        )
+        raise TypeError(f"{name} is {_kind(given)}; pass a list with one tensor per group, or {fix}")
+    if BLOCK_SCALED.issuperset(map(type, given)):
+        return
+    for g, one in enumerate(given):
+        check_operand(f"{name}[{g}]", one, takes_16_bits=takes_16_bits)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def activation_of(activation: Any) -> Activation:
+    """The activation of a record or a name. Raises TypeError for anything else."""
+    if isinstance(activation, str):
+        return Activation(activation)  # type: ignore[arg-type]
+    if not isinstance(activation, Activation):
+        raise TypeError(
+            f'activation={activation!r} is not an Activation; pass nvfp4_cute.Activation("silu"), or its name'
+        )
+    return activation
+
+
+def gate_up_of(w: Any) -> GateUp:
+    """The weights of a gated layer. Raises TypeError for anything else than GateUp."""
+    if not isinstance(w, GateUp):
+        raise TypeError(
+            f"w is a {type(w).__name__}; pass nvfp4_cute.GateUp(gate, up), or GateUp(both, layout=...) of one tensor"
+        )
+    return w

@@ -1,0 +1,115 @@
+"""gemv: c = alpha * A @ b over block-scaled operands, a batch of matrices and vectors in one launch."""
+
+from typing import Any
+
+import torch
+
+from nvfp4_cute import private_api
+from nvfp4_cute.backends.calls import call
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
+from nvfp4_cute.launch.simt import GemvTask, W4A16Task
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.operands import products
+from nvfp4_cute.operands.numbers_on_device import one_number_on
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
+from nvfp4_cute.operands.whole import batched_parts, check_rows_format, times
+from nvfp4_cute.ops.traced import refuse_gradients
+
+
+def gemv(
+    a: Any,
+    b: Any,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    alpha: Any = None,
+    *,
+    a_format: BlockFormat = NVFP4,
+    b_format: BlockFormat = NVFP4,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Multiply block-scaled matrices by such vectors: ``c[m, l] = alpha[l] * sum over k of A[m, k, l] * b[k, l]``.
+
+    Weight-only (W4A16): where ``b`` is float16 or bfloat16 [K] or [K, L] and ``b_scale`` None, the vector is not quantized;
+    K is a multiple of 32 then, and sums are added as ``gemm`` adds those of 16-bit activations.
+
+    ``gemv(w, v)`` takes BlockScaledTensors whole, their scales left out: ``w`` [M, K] or [L, M, K], ``v`` [K] or [L, 1, K]. Their
+    global scales are factors of the result, beside ``alpha``, and multiplied on the device. Formats are told as to ``gemm``.
+
+    Args:
+        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
+            nibble first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
+        b: [K/2] or [K/2, L], the same types; batches a multiple of 16 bytes apart.
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked ([L, rm, rk, 32, 4, 4], the
+            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; zero-copy), or [M, K/16(, L)]
+            with ``scale_layout="rowmajor"`` (converted, which allocates). Padding may hold anything.
+        b_scale: the same of a matrix with one row, that is [1, K/16(, L)] where row-major.
+        alpha: a number, or float32 on the operands' device: one element, or [L].
+        a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
+        out: [M] or [M, L], any strides, written in place; None allocates.
+        out_dtype: float16, bfloat16 or float32.
+        scale_layout: "blocked" or "rowmajor".
+        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
+            the sm_100a kernel, executed on the CPU; "emulator:sm_90a" and the like for another), or "reference".
+
+    Returns:
+        c: [M], or [M, L] where ``a`` has batches. A block of 16 is summed exactly; blocks are added in fp32, in an
+        order that depends on K alone (``kernels/simt/gemv.py`` states it); then alpha, in fp32; then one rounding to
+        ``out_dtype``. So a result never depends on M, on L, or on the GPU.
+
+    Example:
+        >>> w, v = quantize(torch.randn(256, 512)), quantize(torch.randn(512))
+        >>> gemv(w.data, v.data, w.scale, v.scale).shape
+        torch.Size([256])
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
+        UnsupportedTarget: no kernel for the GPU.
+        Nothing is written to ``out`` when a check fails.
+    """
+    if a_scale is None or b_scale is None:
+        is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3
+        a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
+        check_rows_format("b", b, b_scale, b_format)
+        b = b[0] if is_matrix else b
+        alpha = times(alpha, factor_a, factor_b)
+    if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
+        alpha = one_number_on(alpha, a)
+        refuse_gradients(a, b, a_scale, b_scale, alpha)
+        out = products.new_result(a, None, out_dtype) if out is None else out
+        torch.ops.nvfp4_cute.gemv_out(
+            a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend, a_format.name, b_format.name
+        )
+        return out
+    is_weight_only = b_scale is None
+    if alpha is not None:
+        alpha = one_number_on(alpha, a)
+
+    formats = a_format, b_format
+    settings = ("gemv", is_weight_only, alpha is None, out_dtype, scale_layout, formats)
+    inputs = [b, a, a_scale] if is_weight_only else [a, b, a_scale, b_scale]
+    if alpha is not None:
+        inputs.append(alpha)
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        """The task, and what it writes."""
+        if b_scale is None:
+            rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
+            product, result = products.check_weight_only(
+                b.unsqueeze(0), a, a_scale, alpha, a_format, rows, names, out_dtype, scale_layout
+            )
+            return W4A16Task(product), [result[0] if out is None else out]
+        if isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES:
+            raise ValueError(
+                f"b is {b.dtype} and has a b_scale; 16-bit b has none: pass b_scale=None, or quantize(b)"
+            )
+        product, result = products.check_gemv(
+            a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
+        )
+        return GemvTask(product), [result]
+
+    return call(backend, settings, inputs, [] if out is None else [out], check)[0]
