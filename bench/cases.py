@@ -248,6 +248,9 @@ def routed_rows(tokens: int, num_experts: int, top_k: int) -> tuple[int, ...]:
     return tuple(chosen[expert] for expert in range(num_experts))
 
 
+OTHER_SUITES = ("layers", "ep")
+"""Names that `bench` knows besides: whole layers, and layers over several GPUs."""
+
 SUITES: dict[str, Callable[[], list[Case]]] = {
     "competition": competition,
     "dense": dense,
@@ -311,7 +314,7 @@ def select(suites: tuple[str, ...] = (), containing: str = "", formats: Formats 
     """
     unknown = [name for name in suites if name not in SUITES]
     if unknown:
-        raise ValueError(f"suite {unknown[0]!r} is unknown; use {', '.join(SUITES)}")
+        raise ValueError(f"suite {unknown[0]!r} is unknown; use {', '.join((*SUITES, *OTHER_SUITES))}")
     cases = [case for name in suites or SUITES for case in SUITES[name]() if containing in str(case)]
     if not cases:
         raise ValueError(f"no case of {', '.join(suites or SUITES)} contains {containing!r}")
