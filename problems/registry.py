@@ -7,9 +7,8 @@ A folder ``problems/NAME`` holds
   ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
 - ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
-- ``submission.py``, where there is a kernel: ``custom_kernel(data)``; ``from_flat(tensors)``, which makes its argument of its
-  tensors one after another; and ``frozen_constants()``: name to Python expression of the constants that an export gives
-  other values;
+- ``submission.py``, where there is a kernel: ``custom_kernel(data)``; and ``frozen_constants()``, which names the constants
+  that an export gives other values, each with a Python expression;
 - ``torch_submission.py``: ``custom_kernel(data)`` answered by torch, to compare with.
 """
 

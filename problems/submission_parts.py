@@ -19,11 +19,6 @@ def sendable_errors(function):
     return call
 
 
-def from_flat(tensors):
-    """``custom_kernel``'s argument from its tensors one after another: of a problem whose argument is these."""
-    return tuple(tensors)
-
-
 def scale_address(scale) -> int:
     """Address of permuted scales [32, 4, rm, 4, rk, L], whose memory is used as it lies.
 

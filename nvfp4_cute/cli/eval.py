@@ -6,15 +6,10 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.competition import evaluate
 from nvfp4_cute.competition.protocol import TIMED_MODES
 from nvfp4_cute.competition.trace import evaluate as trace
-from nvfp4_cute.competition.watch import watch
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the file or the folder; return 0 if everything was accepted, else 1."""
-    return watch(args.submission, lambda: _run(args)) if args.watch else _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     if args.submission.is_dir():
         return _run_folder(args)
     options = ("solution", "rules", "rounds")
@@ -36,8 +31,6 @@ def _run(args: argparse.Namespace) -> int:
         low_memory=args.low_memory,
         timeout_s=args.timeout,
         ignore_rules=args.ignore_rules,
-        baseline=args.baseline,
-        tolerance_percent=args.tolerance,
     )
     return evaluate.run(request, as_json=args.json)
 
@@ -68,6 +61,5 @@ def _run_folder(args: argparse.Namespace) -> int:
         args.mode in TIMED_MODES,
         args.case,
         args.timeout,
-        args.baseline,
     )
     return trace.run(request, as_json=args.json)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from nvfp4_cute.cli import argument_types as types
-from nvfp4_cute.competition import export, formats
+from nvfp4_cute.competition import export
 from nvfp4_cute.competition.trace import export as trace_export
 from nvfp4_cute.competition.trace.folder import is_source
 from nvfp4_cute.formats.block_format import NVFP4_PAIR
@@ -13,7 +13,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR
 def run(args: argparse.Namespace) -> int:
     """Write the file or the folder; return 0."""
     if args.format is None:
-        args.format = trace_export.FOLDER if is_source(Path(args.problem)) else formats.GPU_MODE.name
+        args.format = trace_export.FOLDER if is_source(Path(args.problem)) else export.GPU_MODE
     if args.format in trace_export.FORMATS:
         if args.torch or args.config or args.gpu or args.map or args.formats != NVFP4_PAIR:
             raise ValueError(
@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.axes or args.returning:
         raise ValueError(f"--axes and --returning go with --format {' or '.join(trace_export.FORMATS)}")
-    if args.torch and (args.config or args.format != formats.GPU_MODE.name):
-        raise ValueError("--torch goes without --config and --format: it is a file to compare with")
+    if args.torch and args.config:
+        raise ValueError("--torch goes without --config: it is a file to compare with")
     try:
         output = types.output_file(str(args.output or "submission.py"))
     except argparse.ArgumentTypeError as error:
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         gpu=args.gpu,
         config=args.config,
         map_path=args.map,
-        form=formats.FORMATS[args.format],
         kind=export.TORCHS if args.torch else export.OURS,
         overwrite=args.force,
         formats=args.formats,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute.competition.bundle import Bundle, Line, Recipe, assemble
-from nvfp4_cute.competition.formats import GPU_MODE, Format
+from nvfp4_cute.competition.rules import check_export_rules, check_server_rules, header_text
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.planning.arch import family_of
@@ -18,6 +18,7 @@ from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.terminal import Progress
 
+GPU_MODE, ENTRY_POINT = "gpumode", "custom_kernel"
 # What older versions of CuTe DSL have elsewhere, or not at all.
 VERSIONS = "nvfp4_cute.kernels.common.versions"
 MOVED = {"cutlass.memory": VERSIONS, "cutlass.cute.arch.inline_ptx": VERSIONS}
@@ -60,7 +61,6 @@ def run(
     gpu: str | None,
     config: str | None,
     map_path: Path | None,
-    form: Format = GPU_MODE,
     kind: Kind = OURS,
     overwrite: bool = False,
     formats: Formats = NVFP4_PAIR,
@@ -72,7 +72,6 @@ def run(
         gpu: runner that the header names; None takes the problem's first.
         config: name of a KernelConfig for every shape, instead of the chosen ones.
         map_path: also write where every line comes from.
-        form: the harness that it is for; what a run needs besides is written beside ``output``.
         kind: what answers the problem.
         overwrite: whether files that exist are replaced.
         formats: of the operands, as :func:`make_submission` takes them.
@@ -80,20 +79,16 @@ def run(
     Raises:
         ValueError: no such problem, config, or runner, or the problem has no kernel; a file exists. Then nothing is written.
     """
-    companions = {output.parent / name: t for name, t in form.companions(registry.load(problem)).items()}
-    existing = [str(p) for p in (output, map_path, *companions) if p and p.exists() and not overwrite]
+    existing = [str(p) for p in (output, map_path) if p and p.exists() and not overwrite]
     if existing:
         raise ValueError(f"{', '.join(existing)} would be overwritten; name another file, or pass --force")
     with Progress(desc="export", unit="source file") as bar:
         bundle = make_submission(
-            problem, gpu=gpu, config=config, form=form, kind=kind, formats=formats, reads=bar.update
+            problem, gpu=gpu, config=config, kind=kind, formats=formats, reads=bar.update
         )
     output.write_text(bundle.text, encoding="utf-8")
     if map_path:
         map_path.write_text(bundle.map_text(), encoding="utf-8")
-    for path, text in companions.items():
-        path.write_text(text, encoding="utf-8")
-        print(f"{path}: what {form.name} needs beside it", file=sys.stderr)
     size = len(bundle.text.encode())
     print(f"{output}: {len(bundle.lines):,} lines, {size:,} bytes", file=sys.stderr)
     for number, line in enumerate(bundle.lines, start=1):
@@ -103,7 +98,7 @@ def run(
                 f"  line {number}: reworded a comment that a server would refuse ({place})", file=sys.stderr
             )
     if formats == NVFP4_PAIR:
-        print(f"try it: {form.how_to_run.format(output=output)}", file=sys.stderr)
+        print(f"try it: nvfp4-cute eval {output}", file=sys.stderr)
     else:
         print("custom_kernel takes operands of these formats; the harness makes NVFP4 ones", file=sys.stderr)
     return 0
@@ -114,7 +109,6 @@ def make_submission(
     *,
     gpu: str | None = None,
     config: str | None = None,
-    form: Format = GPU_MODE,
     kind: Kind = OURS,
     formats: Formats = NVFP4_PAIR,
     reads: Callable[[], object] = lambda: None,
@@ -136,20 +130,18 @@ def make_submission(
     if gpu is not None and gpu not in runners:
         raise ValueError(f"--gpu {gpu}: the leaderboard's runners are {', '.join(runners)}")
     frozen = _frozen(found, config, kind, formats)
-    body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, frozen), reads)
+    body = assemble(Recipe(root, (ENTRY_POINT,), NOT_EVERYWHERE, MOVED, frozen), reads)
     name = problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM")
     names = " x ".join(dict.fromkeys(format.title for format in formats))
     title = TITLE.format(formats=names, what=name, how=kind.how)
     licence = LICENCE.format(title=title, problem=problem, needs=kind.needs)
-    head = form.header(problem, gpu or runners[0]) + licence + "\n"
+    head = header_text(problem, gpu or runners[0]) + licence + "\n"
     lines = [Line(text, reasons=("header",)) for text in head.splitlines()]
-    footer = f"\n\n{form.footer}" if form.footer else ""
-    end = [Line(text, reasons=("how the harness calls",)) for text in footer.splitlines()]
-    bundle = Bundle((*lines, *body.lines, *end))
-    findings = form.check(bundle.text.encode())
+    bundle = Bundle((*lines, *body.lines))
+    findings = check_server_rules(bundle.text.encode()) + check_export_rules(bundle.text)
     if findings:
         listed = "\n".join(f"  {finding}" for finding in findings)
-        raise ValueError(f"the submission for {problem} breaks rules of {form.name}:\n{listed}")
+        raise ValueError(f"the submission for {problem} breaks rules of {GPU_MODE}:\n{listed}")
     return bundle
 
 

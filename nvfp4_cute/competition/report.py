@@ -36,16 +36,12 @@ class Row:
         result: what the harness said.
         sol_us: speed of light in microseconds: the published one, or by the same formula; None if it is unknown.
         work: what the case moves and computes; None if it is unknown.
-        baseline_us: its mean in an earlier result.
-        tolerance_percent: how much slower than that counts as slower.
     """
 
     name: str
     result: CaseResult
     sol_us: float | None
     work: Work | None
-    baseline_us: float | None = None
-    tolerance_percent: float = 0.0
 
     @property
     def mean_us(self) -> float | None:
@@ -66,18 +62,6 @@ class Row:
     def tflop_per_s(self) -> float | None:
         """Operations over mean."""
         return self.work.flops / self.mean_us / 1e6 if self.work and self.mean_us else None
-
-    @property
-    def change_percent(self) -> float | None:
-        """How much longer it takes than in the earlier result."""
-        if self.baseline_us is None or self.mean_us is None:
-            return None
-        return 100 * (self.mean_us / self.baseline_us - 1)
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether it became slower than is tolerated."""
-        return self.change_percent is not None and self.change_percent > self.tolerance_percent
 
 
 def rows(problem: Problem | None, results: Results) -> list[Row]:
@@ -118,10 +102,6 @@ def text(mode: str, results: Results, found: Sequence[Row], remarks: Sequence[st
         for row, line in zip(found, cells, strict=True):
             line += [row.result.source, *_times(row), _number(row.sol_us, 3), _number(row.percent_of_sol, 1)]
             line += [_number(row.gb_per_s, 0), _number(row.tflop_per_s, 1)]
-    if any(row.baseline_us is not None for row in found):
-        header += ["baseline us", "change %", ""]
-        for row, line in zip(found, cells, strict=True):
-            line += [_number(row.baseline_us, 3), _number(row.change_percent, 1), "SLOWER" * row.is_slower]
     lines = [text_table(header, cells, left=3)] if cells else []
     score = geomean_us(found)
     if score is not None:
@@ -176,9 +156,6 @@ def as_dict(
                 "percent_of_sol": row.percent_of_sol,
                 "gb_per_s": row.gb_per_s,
                 "tflop_per_s": row.tflop_per_s,
-                "baseline_us": row.baseline_us,
-                "change_percent": row.change_percent,
-                "slower": row.is_slower,
             }
             for row in found
         ],

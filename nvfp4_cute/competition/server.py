@@ -33,8 +33,7 @@ def objections(leaderboard: str, gpu: str, now: datetime | None = None) -> tuple
     now = now or datetime.now(timezone.utc)
     boards = fetch_boards()
     if boards is None:
-        known = registry.load(leaderboard).deadline if leaderboard in registry.names() else None
-        return ([_closed(leaderboard, known)] if known and known < now else []), False
+        return known_objections(leaderboard, now), False
     board = next((board for board in boards if board.name == leaderboard), None)
     if board is None:
         names = ", ".join(sorted(board.name for board in boards))
@@ -45,6 +44,12 @@ def objections(leaderboard: str, gpu: str, now: datetime | None = None) -> tuple
     if board.gpus and gpu.lower() not in (name.lower() for name in board.gpus):
         found.append(f"leaderboard {leaderboard} has no GPU {gpu}; it has {', '.join(board.gpus)}")
     return found, True
+
+
+def known_objections(leaderboard: str, now: datetime | None = None) -> list[str]:
+    """Why a submission would be refused as far as the deadlines that we know say; no server is asked."""
+    known = registry.load(leaderboard).deadline if leaderboard in registry.names() else None
+    return [_closed(leaderboard, known)] if known and known < (now or datetime.now(timezone.utc)) else []
 
 
 def fetch_boards() -> list[Board] | None:

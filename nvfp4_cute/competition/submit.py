@@ -115,6 +115,8 @@ def run(order: Order) -> int:
     if order.repeat < 1:
         raise ValueError(f"--repeat {order.repeat}: submit at least once")
     if order.dry_run:
+        for remark in server.known_objections(leaderboard):
+            print(f"nvfp4-cute submit: {remark}", file=sys.stderr)
         for mode in order.modes:
             print(shlex.join(command(order.path, leaderboard, gpu, mode, Path("results.txt"))))
         return 0

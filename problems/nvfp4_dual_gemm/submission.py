@@ -7,7 +7,6 @@ from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, frozen_configs, launch
-from nvfp4_cute.problems.submission_parts import from_flat as from_flat
 from nvfp4_cute.problems.submission_parts import sendable_errors
 
 from .spec import BENCHMARKS

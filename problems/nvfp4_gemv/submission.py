@@ -13,7 +13,6 @@ import torch
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.planning.arch import simt
-from nvfp4_cute.problems.submission_parts import from_flat as from_flat
 from nvfp4_cute.problems.submission_parts import scale_address, sendable_errors, table_pointer
 
 

@@ -6,7 +6,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, a_format_of, frozen_configs, launch
+from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, frozen_configs, launch
 from nvfp4_cute.problems.submission_parts import sendable_errors
 
 from .spec import BENCHMARKS
@@ -43,13 +43,3 @@ def custom_kernel(data):
     ]
     launch(groups, CONFIGS, DEFAULT_CONFIG, formats=FORMATS)
     return [group.c for group in groups]
-
-
-def from_flat(tensors):
-    """``custom_kernel``'s argument from its tensors one after another: seven a group, in the order of the argument."""
-    num_groups = len(tensors) // 7
-    abc, pairs = tensors[: 3 * num_groups], tensors[3 * num_groups :]
-    triples = [tuple(abc[i : i + 3]) for i in range(0, len(abc), 3)]
-    scales = [tuple(pairs[i : i + 2]) for i in range(0, len(pairs), 2)]
-    sizes = [(a.shape[0], b.shape[0], a_format_of(FORMATS).elements(a.shape[1]), 1) for a, b, _ in triples]
-    return triples, scales[:num_groups], scales[num_groups:], sizes

@@ -121,7 +121,7 @@ def test_arguments_that_make_no_sense_exit_with_2(arguments, capsys):
             f"argument --recordings: {__file__} is a file; name a folder",
         ),
         (f"quantize m --out {__file__}", f"argument --out: {__file__} is a file; name a folder"),
-        ("eval submission.py --baseline nowhere.json", "argument --baseline: there is no file nowhere.json"),
+        ("eval submission.py --task nowhere.yml", "argument --task: there is no file nowhere.yml"),
     ],
 )
 def test_what_is_wrong_with_an_argument_is_said_before_any_work(command, words, capsys):

@@ -8,7 +8,8 @@ from nvfp4_cute import problem
 from nvfp4_cute.bench import cases
 from nvfp4_cute.cli import sol
 from nvfp4_cute.cli.options import choices
-from nvfp4_cute.competition import formats, protocol
+from nvfp4_cute.competition import export as exports
+from nvfp4_cute.competition import protocol
 from nvfp4_cute.competition.trace import evaluate, export, matching, new
 from nvfp4_cute.prove import plan
 
@@ -23,7 +24,7 @@ KNOWN = {
     "MODES": protocol.MODES,
     "TRACE_DEVICES": evaluate.DEVICES,
     "TRACE_RULES": matching.RULES,
-    "EXPORTS": formats.FORMATS,
+    "EXPORTS": (exports.GPU_MODE,),
     "TRACE_EXPORTS": export.FORMATS,
     "KINDS": new.kinds(),
     "STEPS": plan.STEPS,

@@ -167,10 +167,10 @@ def test_command_writes_file_and_map(tmp_path, capsys):
 
 
 def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
-    """The submission, its map, and what a harness needs beside it; where one is there, none is written."""
-    output, lines, beside = (tmp_path / name for name in ("submission.py", "lines.tsv", "bench.py"))
-    command = ["export", "nvfp4_gemv", "--format", "pygpubench", "-o", str(output), "--map", str(lines)]
-    for there in (output, lines, beside):
+    """The submission and its map; where one is there, neither is written."""
+    output, lines = (tmp_path / name for name in ("submission.py", "lines.tsv"))
+    command = ["export", "nvfp4_gemv", "-o", str(output), "--map", str(lines)]
+    for there in (output, lines):
         there.write_text("mine")
         assert cli.main(command) == 2
         assert f"{there} would be overwritten" in capsys.readouterr().err
@@ -178,7 +178,22 @@ def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
         there.unlink()
     output.write_text("mine")
     assert cli.main([*command, "--force"]) == 0
-    assert output.read_text() != "mine" and lines.exists() and beside.exists()
+    assert output.read_text() != "mine" and lines.exists()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", registry.names())
+def test_torchs_product_passes(verdict, name):
+    text = export.make_submission(name, kind=export.TORCHS).text
+    assert rules.check_server_rules(text.encode()) == [] and "cutlass" not in text
+    case = min(registry.load(name).tests, key=lambda case: case.work.flops)
+    results = verdict(text, strict=True, problem=name, cases=[case])
+    assert results.passed, results
+
+
+def test_torchs_product_has_no_configs(capsys):
+    assert cli.main(["export", "nvfp4_gemm", "--torch", "--config", "t128x128x256_s4a2"]) == 2
+    assert "--torch goes without" in capsys.readouterr().err
 
 
 def test_a_problem_without_kernel_says_so(capsys):

@@ -70,8 +70,11 @@ def popcorn(tmp_path, monkeypatch):
 
 def test_dry_run_prints_the_command_and_does_nothing(file, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(server.registry, "names", lambda: ("nvfp4_gemv",))
     assert cli.main(["submit", str(file), "--dry-run", "--mode", "leaderboard"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    said = capsys.readouterr()
+    assert "leaderboard nvfp4_gemv is closed: its deadline was 2025-11" in said.err
+    assert said.out.splitlines() == [
         f"popcorn submit --no-tui --leaderboard nvfp4_gemv --gpu B200 --mode {mode} --output results.txt {file}"
         for mode in ("test", "benchmark", "leaderboard")
     ]
@@ -162,7 +165,7 @@ def test_the_server_is_asked_first(file, tmp_path, popcorn, boards, capsys, boar
     boards.append(board)
     popcorn()
     command = ["submit", str(file), "--history", str(tmp_path / "history")]
-    assert cli.main(command) == bool(message)
+    assert cli.main(command) == (2 if message else 0)
     assert message in capsys.readouterr().err and (tmp_path / "calls").exists() == (not message)
     assert cli.main([*command, "--force"]) == 0
 
@@ -200,6 +203,6 @@ def test_a_file_that_a_server_refuses_is_not_sent(file, capsys):
 
 def test_where_to_must_be_known(file, capsys):
     file.write_text("def custom_kernel(data):\n    return data\n")
-    assert cli.main(["submit", str(file), "--dry-run"]) == 1
+    assert cli.main(["submit", str(file), "--dry-run"]) == 2
     assert "--leaderboard" in capsys.readouterr().err
     assert submit.read_times_us("no times here") == []

@@ -10,7 +10,7 @@ WEIGHT_LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_fi
 MODES = ("test", "benchmark", "leaderboard", "profile")
 TRACE_DEVICES = ("auto", "cuda", "emulator", "cpu")
 TRACE_RULES = ("sol-execbench", "flashinfer-bench")
-EXPORTS = ("gpumode", "pygpubench", "kernelbench")
+EXPORTS = ("gpumode",)
 TRACE_EXPORTS = ("trace", "trace-set")
 KINDS = (
     "elementwise", "nvfp4_dual_gemm", "nvfp4_gemm", "nvfp4_gemv", "nvfp4_group_gemm", "nvfp4_grouped_gemm", "nvfp4_moe",

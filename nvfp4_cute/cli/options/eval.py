@@ -11,8 +11,7 @@ examples:
   nvfp4-cute eval submission.py                             the test shapes of the problem that its header names
   nvfp4-cute eval submission.py --strict                    and look for answers that are not computed
   nvfp4-cute eval submission.py --mode benchmark --json     times
-  nvfp4-cute eval submission.py --mode benchmark --baseline before.json    exit code 1 where a case became slower
-  nvfp4-cute eval submission.py --mode profile --case 2     ncu on a GPU; on the emulator what took the modelled time
+  nvfp4-cute eval submission.py --mode profile --case 2     what took the modelled time, on the emulator
   nvfp4-cute eval submission.py --harness ~/reference-kernels    the genuine harness, from your checkout
   nvfp4-cute eval gemm --mode benchmark                     a folder of FlashInfer-Bench or SOL-ExecBench, with its score
   nvfp4-cute eval gemm --solution other.json --device cpu   another solution of it, on the CPU
@@ -25,7 +24,7 @@ copies, C filled with NaN, every output checked in another process and looked at
 watched, calls timed one by one. Exit code 0: everything was accepted. Where KernelGuard is installed (kernelguard in PATH)
 its opinion is printed, too, and a file that it filters is refused as the service refuses it.
 A folder holds definition.json, workload.jsonl and solution.json, or spec.py, reference.py and kernel.py. Its score is
-1 / (1 + (t - SOL) / (baseline - SOL)), with the reference as baseline, or an earlier --json by --baseline.
+1 / (1 + (t - SOL) / (baseline - SOL)), with the reference as baseline.
 """
 
 
@@ -69,19 +68,6 @@ def add_parser(verbs: Verbs) -> None:
         "not the official timing",
     )
     parser.add_argument(
-        "--baseline",
-        type=types.input_file,
-        metavar="FILE",
-        help="compare with what an earlier --json printed",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=5.0,
-        metavar="PCT",
-        help="how much slower than the baseline fails (default %(default)s)",
-    )
-    parser.add_argument(
         "--timeout", type=types.positive, metavar="S", help="limit of the mode (emulator: none)"
     )
     parser.add_argument(
@@ -91,7 +77,6 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--rounds", type=types.positive, metavar="N", help="of a folder: inputs of each workload"
     )
-    parser.add_argument("--watch", action="store_true", help="again after every save, until Ctrl-C")
     parser.add_argument("--ignore-rules", action="store_true", help="run a file that a server would refuse")
     parser.add_argument("--json", action="store_true", help="for machines, times in microseconds")
     parser.set_defaults(run=lazily("eval"))

@@ -11,7 +11,6 @@ examples:
   nvfp4-cute export nvfp4_group_gemm                        writes submission.py
   nvfp4-cute export nvfp4_group_gemm --map lines.tsv        also where every line comes from
   nvfp4-cute export nvfp4_gemm --torch -o torch.py          torch's own product, to compare with
-  nvfp4-cute export nvfp4_gemm --format pygpubench          for another harness, with what it needs beside it
   nvfp4-cute export nvfp4_group_gemm --gpu NVIDIA --config t128x128x256_s5a2
   nvfp4-cute export nvfp4_gemm --formats mxfp8_e4m3,mxfp4   the same kernel for operands of other formats, which you make
   nvfp4-cute export nvfp4_gemm --format trace -o gemm       definition, workloads and solution for SOL-ExecBench

@@ -8,7 +8,7 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
 EXAMPLES = """\
 examples:
   nvfp4-cute new elementwise scale          spec.py, reference.py, kernel.py and test_kernel.py, small and right
-  nvfp4-cute eval scale --watch             again after every save, on the GPU here or on the emulator
+  nvfp4-cute eval scale                     on the GPU here or on the emulator
   nvfp4-cute export scale -o handed-in      for SOL-ExecBench and FlashInfer-Bench
   nvfp4-cute new nvfp4_gemv my_gemv         begin with a kernel of this project, in one file
 """

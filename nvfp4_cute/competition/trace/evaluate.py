@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -22,7 +22,6 @@ from nvfp4_cute.competition.protocol import EMULATED_ARCH
 from nvfp4_cute.competition.trace import folder as sources
 from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.matching import FLASHINFER_BENCH, RULES, SOL_EXECBENCH, Rules
-from nvfp4_cute.competition.trace.score import score
 from nvfp4_cute.competition.trace.session import PASSED, TIMEOUT, Result, Settings
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
 from nvfp4_cute.problems.trace_schema import WORKLOAD_FILE, Solution, Workload, read_folder, write_folder
@@ -52,7 +51,6 @@ class Request:
         timed: whether to time what is right.
         workload: only this one, counted from 0.
         timeout_s: limit of everything; None takes the rules' on a GPU and none elsewhere.
-        baseline: what an earlier ``--json`` printed: its times are the score's baseline.
     """
 
     folder: Path
@@ -63,7 +61,6 @@ class Request:
     timed: bool = False
     workload: int | None = None
     timeout_s: int | None = None
-    baseline: Path | None = None
 
 
 def run(request: Request, *, as_json: bool = False) -> int:
@@ -116,8 +113,7 @@ def _evaluate(request: Request) -> list[Result]:
             (Path(place) / path).write_text(text, encoding="utf-8")
         results, error = _in_process(settings, place, len(chosen), limit)
     missing = [Result(workload.name, *error) for workload in chosen[len(results) :]]
-    results += missing
-    return _scored(results, request.baseline) if request.baseline else results
+    return results + missing
 
 
 def _check(request: Request, workloads: list[Workload], solution: Solution) -> None:
@@ -185,31 +181,6 @@ def _collect(lines: TextIO, add: Callable[[Result], None], count: int) -> None:
             bar.update()
 
 
-def _scored(results: list[Result], baseline: Path) -> list[Result]:
-    """With the times of an earlier result as the baseline."""
-    try:
-        before = {entry["name"]: entry for entry in json.loads(baseline.read_text(encoding="utf-8"))}
-        times = {name: (entry["us"], entry["source"]) for name, entry in before.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--baseline {baseline}: not what `eval DIR --json` prints ({error!r})") from None
-
-    def scored() -> Iterator[Result]:
-        for result in results:
-            base_us, source = times.get(result.name, (None, ""))
-            if result.us is None or result.sol_us is None or base_us is None:
-                yield result
-            elif source != result.source:
-                raise ValueError(
-                    f"--baseline {baseline}: {result.name} was {source} there and is {result.source} here; times of two "
-                    "kinds say nothing of each other"
-                )
-            else:
-                value = score(result.us, base_us, result.sol_us)
-                yield replace(result, base_us=base_us, score=value)
-
-    return list(scored())
-
-
 def report(results: list[Result]) -> str:
     """A table, a note on the times, and what is wrong."""
     header = [
@@ -239,7 +210,9 @@ def report(results: list[Result]) -> str:
         ]
         for result in results
     ]
-    lines = [text_table(header, rows, left=2)]
+    # Without a GPU there is no baseline and no score, without a timing no speed of light: no column for them.
+    used = [index for index in range(len(header)) if index < 2 or any(row[index] for row in rows)]
+    lines = [text_table([header[i] for i in used], [[row[i] for i in used] for row in rows], left=2)]
     kinds = {result.source for result in results if result.status == PASSED}
     lines += [NOTES[kind] for kind in sorted(kinds)]
     scores = [result.score for result in results if result.score is not None]

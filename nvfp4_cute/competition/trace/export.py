@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nvfp4_cute.competition.trace import folder
 from nvfp4_cute.problems import trace_schema as schema
 
@@ -51,4 +53,10 @@ def run(
         file=sys.stderr,
     )
     print(f"try it: {how}", file=sys.stderr)
+    if axes is None and not torch.cuda.is_available():
+        sizes = ", ".join(definition.axes)
+        print(
+            f"without a GPU, sizes such as these take long: export again with --axes NAME=SIZE,... --force ({sizes})",
+            file=sys.stderr,
+        )
     return 0

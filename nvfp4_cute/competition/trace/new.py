@@ -38,7 +38,7 @@ def run(kind: str, target: Path) -> int:
     for name, text in files.items():
         (target / name).write_text(text, encoding="utf-8")
     print(f"{target}: {', '.join(files)}", file=sys.stderr)
-    print(f"change {target / folder.KERNEL_FILE}, then: nvfp4-cute eval {target} --watch", file=sys.stderr)
+    print(f"change {target / folder.KERNEL_FILE}, then: nvfp4-cute eval {target}", file=sys.stderr)
     print(f"to hand it in: nvfp4-cute export {target} -o {target.resolve().name}-trace", file=sys.stderr)
     return 0
 

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from nvfp4_cute import cli
-from nvfp4_cute.competition import watch
 from nvfp4_cute.competition.trace import folder, new
 
 
@@ -51,41 +50,7 @@ def test_a_problem_of_ours_in_files_of_their_own(kind, tmp_path):
 
 def test_nothing_is_overwritten_and_kinds_are_named(tmp_path, capsys):
     assert cli.main(["new", "elementwise", str(tmp_path)]) == 0
-    assert cli.main(["new", "elementwise", str(tmp_path)]) == 1
+    assert cli.main(["new", "elementwise", str(tmp_path)]) == 2
     assert "would be overwritten; name another folder" in capsys.readouterr().err
-    assert cli.main(["new", "nothing", str(tmp_path / "x")]) == 1
+    assert cli.main(["new", "nothing", str(tmp_path / "x")]) == 2
     assert f"kind 'nothing' is unknown; there are {', '.join(new.kinds())}" in capsys.readouterr().err
-
-
-def test_watching_runs_again_after_a_save_and_survives_errors(tmp_path, monkeypatch):
-    """An editor saves once while the watch looks away."""
-    source = tmp_path / "kernel.py"
-    source.write_text("1")
-    seen, saves = [], []
-    monkeypatch.setattr(watch.time, "sleep", lambda s: saves and source.write_text(saves.pop()))
-
-    def run():
-        seen.append(source.read_text())
-        saves.append(seen[-1] + "1")
-        if len(seen) == 1:
-            raise ValueError("a rule")
-        return len(seen)
-
-    assert watch.watch(tmp_path, run, runs=3) == 3
-    assert seen == ["1", "11", "111"] and saves == ["1111"]
-
-
-def test_a_file_that_is_still_being_written_is_waited_for(tmp_path, monkeypatch):
-    source = tmp_path / "kernel.py"
-    source.write_text("1")
-    steps = iter([lambda: None, lambda: source.write_text(""), lambda: source.write_text("12"), lambda: None])
-    monkeypatch.setattr(watch.time, "sleep", lambda s: next(steps)())
-    seen = []
-    watch.watch(tmp_path, lambda: seen.append(source.read_text()) or 0, runs=2)
-    assert seen == ["1", "12"]
-    assert next(steps, None) is None
-
-
-def test_interrupting_the_watch_keeps_the_last_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch.time, "sleep", lambda s: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert watch.watch(tmp_path, lambda: 1) == 1
