@@ -237,7 +237,7 @@ def test_which_checkpoints_are_taken(config, expected):
 def test_a_gpu_without_kernels_is_left_to_vllm(monkeypatch):
     from nvfp4_cute.models.vllm import config
 
-    for capability, expected in (((9, 0), "nvfp4_cute"), ((8, 9), None)):
+    for capability, expected in (((9, 0), "nvfp4_cute"), ((8, 9), "nvfp4_cute"), ((7, 5), None)):
         gpu = SimpleNamespace(
             is_cpu=lambda: False, is_cuda=lambda: True, get_device_capability=lambda c=capability: c
         )

@@ -48,7 +48,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     f"{LAYERS}.quantization.kv_cache": {"BaseKVCacheMethod": ()},
     f"{LAYERS}.vocab_parallel_embedding": {"ParallelLMHead": ()},
 }  # fmt: skip
-TESTED = "0.32"
+TESTED = "0.32 and 0.33"
 
 
 def faults() -> str | None:
@@ -59,7 +59,7 @@ def faults() -> str | None:
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return (
         f"nvfp4_cute: vLLM {_version()} lacks {', '.join(missing[:3])}{more}, which the plug-in needs; NVFP4 checkpoints go to "
-        f"vLLM's own kernels. It was tested with vLLM {TESTED}: install that, or a newer nvfp4-cute"
+        f"vLLM's own kernels. It was tested with vLLM {TESTED}: install one of these, or a newer nvfp4-cute"
     )
 
 
