@@ -313,9 +313,8 @@ def shape_reason(kind: str, m: int, n: int, *, cta_group: int, ws: bool = False)
     if ws:
         if cta_group != 1 or kind in BLOCK_SCALED_KINDS:
             return "weight-stationary instructions are dense and of cta_group::1"
-        rows, columns = WS_SHAPES
-        ok = m in rows and n in columns
-        return None if ok else f"shape {m}x{n}; legal are M in {rows}, N in {columns}"
+        ok = m in WS_SHAPES[0] and n in WS_SHAPES[1]
+        return None if ok else f"shape {m}x{n}; legal are M in {WS_SHAPES[0]}, N in {WS_SHAPES[1]}"
     rows, legal = next(
         (rows, columns) for kinds, group, rows, columns in SHAPES if kind in kinds and group == cta_group
     )

@@ -214,24 +214,25 @@ def _shift(
 def unpack(values: list[np.ndarray]) -> np.ndarray:
     """uint64 (32,) each -> uint32 (2 n, 32): the low halves of all, then the high halves."""
     halves = np.concatenate(values).view(np.uint32).reshape(-1, 2)
-    return np.ascontiguousarray(halves.T).reshape(-1, 32)
+    return np.ascontiguousarray(halves.T).reshape(-1, len(values[0]))
 
 
 def pack(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
     """uint32 (32,) each -> uint64 (n, 32)."""
-    bits = np.empty((len(high) * 32, 2), np.uint32)
+    width = len(high[0])
+    bits = np.empty((len(high) * width, 2), np.uint32)
     bits[:, 0], bits[:, 1] = np.concatenate(low), np.concatenate(high)
-    return bits.view(np.uint64).reshape(-1, 32)
+    return bits.view(np.uint64).reshape(-1, width)
 
 
 def pack_f16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
     """float32 (32,) each, as words -> uint32 (n, 32), as `cvt.rn.f16x2.f32` rounds."""
-    return nearest_words(pack(high, low).reshape(-1).view(np.float32), False).reshape(-1, 32)
+    return nearest_words(pack(high, low).reshape(-1).view(np.float32), False).reshape(-1, len(high[0]))
 
 
 def pack_bf16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
     """The same for `cvt.rn.bf16x2.f32`."""
-    return nearest_words(pack(high, low).reshape(-1).view(np.float32), True).reshape(-1, 32)
+    return nearest_words(pack(high, low).reshape(-1).view(np.float32), True).reshape(-1, len(high[0]))
 
 
 ROWS = {"unpack": unpack, "pack": pack, "f16x2": pack_f16, "bf16x2": pack_bf16}

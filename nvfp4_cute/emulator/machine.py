@@ -32,6 +32,7 @@ from nvfp4_cute.emulator.lanes import (
     Wait,
     mask_bits,
 )
+from nvfp4_cute.emulator.lockstep import Lockstep, runs_together, together_size
 from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import make_queue
 from nvfp4_cute.emulator.record import forms as form_log
@@ -121,7 +122,9 @@ class Machine:
             if self.recorder is not None:
                 origins = self.recorder.executed(origins, launch, self.memory)
             total = len(origins) * per_cluster
-            divided = parallel.can_divide(self, launch, origins)
+            # CTAs that run together are one piece of work: starting processes must pay for several.
+            pieces = origins[:: together_size(launch)] if self._runs_together(launch) else origins
+            divided = parallel.can_divide(self, launch, pieces)
             if self.checker is not None:
                 if not (divided and parallel.run_checked(self, launch, origins)):
                     self._run_checked(self.checker, launch, origins, report)
@@ -163,12 +166,45 @@ class Machine:
             shares = self.recorder.shares(launch, origins, self.sm_count)
             together = self.recorder.together(launch, self.sm_count)
         with np.errstate(all="ignore"):
+            if self._runs_together(launch):
+                self._run_together(launch, origins, finished)
+                return
             for share in shares:
                 self.waiting = share[::-1]
                 while self.waiting:
                     count = min(together, len(self.waiting))
                     self._run_clusters([Cluster(self, launch, self.waiting.pop()) for _ in range(count)])
                     finished()
+
+    def _runs_together(self, launch: Launch) -> bool:
+        """Whether warps of a launch run in lockstep: those that may, where nobody looks at single warps."""
+        watchers = self.queue, self.checker, self.recorder, self.forms
+        return all(watcher is None for watcher in watchers) and runs_together(launch)
+
+    def _run_together(
+        self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
+    ) -> None:
+        """Run CTAs in lockstep, and warps that cannot go on so one by one."""
+        lockstep, size = Lockstep(self, launch), together_size(launch)
+
+        def alone(origin: tuple[int, int, int], states: dict[int, Callable[[Warp], None]]) -> None:
+            cluster = Cluster(self, launch, origin)
+            together = 0
+            for warp in cluster.ctas[0].warps:
+                if warp.idx in states:
+                    states[warp.idx](warp)
+                    together += warp.executed
+                else:
+                    warp.done = True
+            self._run_clusters([cluster])
+            self.stats.instructions -= together  # counted already
+
+        self.waiting = origins[::-1]
+        while self.waiting:
+            group = [self.waiting.pop() for _ in range(min(size, len(self.waiting)))]
+            executed = lockstep.run(group, alone)  # which counts those alone by itself
+            self.stats.instructions += executed
+            finished()
 
     @property
     def immediate(self) -> bool:
@@ -182,7 +218,7 @@ class Machine:
     # ---- scheduling ----------------------------------------------------------------------------
     def _run_clusters(self, clusters: list[Cluster]) -> None:
         """Run clusters to their end, and with them those that they turn out to wait for."""
-        warps = [w for cluster in clusters for cta in cluster.ctas for w in cta.warps]
+        warps = [w for cluster in clusters for cta in cluster.ctas for w in cta.warps if not w.done]
         live, queue, checker = list(warps), self.queue, self.checker
         for cluster in clusters:
             if checker is not None:

@@ -66,14 +66,17 @@ _CONSTANTS: dict[tuple[np.dtype, int], np.ndarray] = {}
 
 
 def lane_constant(dtype: np.dtype, value: int, count: int = 32) -> np.ndarray:
-    """`value` in `count` lanes, remembered: NumPy combines two arrays in a third of the time that a scalar takes."""
+    """`value` in `count` lanes, remembered: NumPy combines two arrays in a third of the time that a scalar takes.
+
+    For more than 32 lanes it is one element, which combines with any number.
+    """
     found = _CONSTANTS.get((dtype, value))
     if found is None:
         if len(_CONSTANTS) > 4096:
             _CONSTANTS.clear()
         found = _CONSTANTS[dtype, value] = np.full(32, value, dtype)
         found.setflags(write=False)
-    return found if count == 32 else found[:count]
+    return found if count == 32 else found[: count if count < 32 else 1]
 
 
 class _Window:
@@ -207,7 +210,7 @@ class GlobalMemory:
     def lanes(self, addresses: np.ndarray, nbytes: int, write: bool) -> tuple[np.ndarray, np.ndarray]:
         """A view of `nbytes`-byte items (1, 2, 4, 8, or 16) and the index of each address in it.
 
-        `addresses`: uint64, at most 32, aligned to `nbytes`. Raises as `view` does.
+        `addresses`: uint64, aligned to `nbytes`. Raises as `view` does.
         """
         last, count = self._last, len(addresses)
         if last is not None and (last.writable or not write):

@@ -81,9 +81,7 @@ _LANE_MASKS = {
 }
 
 
-def fill_constants(
-    regs: list[Any], slots: dict[int, str], warp: int, block: Dim3, values: dict[str, Any]
-) -> None:
+def fill_constants(regs: Any, slots: dict[int, str], warp: int, block: Dim3, values: dict[str, Any]) -> None:
     """Put the special registers of warp number `warp` into their slots (slot -> name)."""
     for slot, name in slots.items():
         if name.startswith("%tid."):

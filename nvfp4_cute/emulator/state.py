@@ -227,6 +227,9 @@ class Warp:
         "looks", "num_active", "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
     )  # fmt: skip
 
+    warps = 1
+    """How many warps execute a step together (`lockstep.Wide`)."""
+
     def __init__(self, cta: "Cta", idx: int, lanes: int):
         """A warp at the entry point with its first `lanes` lanes alive."""
         self.cta, self.idx, self.code = cta, idx, cta.launch.code

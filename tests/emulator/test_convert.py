@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator.fronts.driver import run_ptx
+from nvfp4_cute.emulator.isa import convert
 from nvfp4_cute.errors import EmulatorError
 
 ALL16 = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
@@ -312,3 +313,21 @@ def test_f64_and_round_to_integral(elementwise) -> None:
 def test_refuses_unknown_forms(ptx_kernel, text: str) -> None:
     with pytest.raises(EmulatorError, match="not modelled"):
         run_ptx(ptx_kernel(text), args=[0], checked=False)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("satfinite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "rounding"),
+    [("e4m3", "rn"), ("e5m2", "rn"), ("e2m1", "rn"), ("e2m3", "rn"), ("e3m2", "rn"), ("ue8m0", "rz"), ("ue8m0", "rp")],
+)  # fmt: skip
+def test_steps_are_the_conversion(name, rounding, satfinite, relu):
+    """Around every step, at every special value and at random patterns the steps give what the arithmetic gives."""
+    firsts, codes = convert._steps(name, rounding, satfinite, relu)
+    special = np.array([0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF], np.uint32)
+    random = np.random.default_rng(0).integers(0, 1 << 32, 20000, np.uint32)
+    patterns = np.concatenate([firsts - np.uint32(1), firsts, firsts + np.uint32(1), special, random])
+    with np.errstate(all="ignore"):
+        values = convert._clamp(patterns.view(np.float32).astype(np.float64), False, relu)
+        want = convert._packed_encoder(name, rounding, satfinite)(values)
+    np.testing.assert_array_equal(codes.take(firsts.searchsorted(patterns, "right") - 1), want)

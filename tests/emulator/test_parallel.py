@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from nvfp4_cute.emulator import machine as machines
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.code import Code
@@ -22,6 +23,12 @@ def run(text, jobs, out, **options):
     machine = Machine(jobs=jobs, progress=lambda done, total: seen.append((done, total)))
     stats = run_ptx(text, grid=GRID, args=[out], machine=machine, **options)
     return stats, seen
+
+
+@pytest.fixture(autouse=True)
+def one_by_one(monkeypatch):
+    """No lockstep: there many CTAs are one piece of work, and launches of this size are not divided."""
+    monkeypatch.setattr(machines, "runs_together", lambda launch: False)
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def merge_lanes(active: np.ndarray, new: Any, old: Any, dtype: np.dtype) -> Any:
     """`new` in the active lanes, `old` in the others; stays uniform where the two agree."""
     if old is None or (new.__class__ is not np.ndarray and old.__class__ is not np.ndarray and new == old):
         return new
-    merged = np.empty(32, dtype)
+    merged = np.empty(len(active), dtype)
     merged[:] = old
     np.copyto(merged, new if new.__class__ is np.ndarray else dtype.type(new), where=active)
     return merged

@@ -16,6 +16,7 @@ from nvfp4_cute.emulator.isa import (
     merge_lanes,
     type_bytes,
 )
+from nvfp4_cute.emulator.lanes import LANES
 from nvfp4_cute.emulator.ptx import Inst, Operand
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def binary_step(
     dtype = b.dtypes[d]
     literal = b.template[y]
     # NumPy takes an array operand much faster than a Python int.
-    lanes = np.full(32, literal, b.dtypes[y]) if literal.__class__ is int else None
+    lanes = np.full(LANES, literal, b.dtypes[y]) if literal.__class__ is int else None
 
     def step(warp: "Warp") -> None:
         regs = warp.regs
@@ -52,7 +53,7 @@ def binary_step(
         if left.__class__ is int and right.__class__ is int:
             value = operation(left, right) & mask
         else:
-            value = operation(left, right if lanes is None else lanes)
+            value = operation(left, right if lanes is None or len(left) != LANES else lanes)
         if d in warp.protected:
             value = merge_lanes(warp.active, value, regs[d], dtype)
         regs[d] = value
@@ -74,7 +75,12 @@ def as_array(value: Any, dtype: Any) -> np.ndarray:
     """A dual value as 32 lanes (uniform values by broadcasting) of `dtype`."""
     if value.__class__ is np.ndarray:
         return value
-    return np.full(32, value, dtype)
+    return np.full(LANES, value, dtype)
+
+
+def as_lanes(value: Any, dtype: Any) -> np.ndarray:
+    """A dual value as an array that combines with any number of lanes: a uniform value has one element."""
+    return value if value.__class__ is np.ndarray else np.array([value], dtype)
 
 
 def per_lane(one: Callable[..., int], reads: Any, type_: str) -> "Callable[[Warp], Any]":
@@ -87,7 +93,8 @@ def per_lane(one: Callable[..., int], reads: Any, type_: str) -> "Callable[[Warp
         values = [r(warp) for r in reads]
         if all(v.__class__ is not np.ndarray for v in values):
             return one(*values) & mask
-        columns = [v.tolist() if v.__class__ is np.ndarray else [v] * 32 for v in values]
+        width = next(len(v) for v in values if v.__class__ is np.ndarray)
+        columns = [v.tolist() if v.__class__ is np.ndarray else [v] * width for v in values]
         return np.array([one(*lane) & mask for lane in zip(*columns, strict=True)], dtype)
 
     return compute
@@ -146,7 +153,7 @@ def cnot(inst: Inst, b: Builder) -> Step:
 def select(condition: Any, yes: Any, no: Any, dtype: Any) -> Any:
     """yes where condition, else no; uniform if the condition is."""
     if condition.__class__ is np.ndarray:
-        return np.where(condition, as_array(yes, dtype), as_array(no, dtype))
+        return np.where(condition, as_lanes(yes, dtype), as_lanes(no, dtype))
     return yes if condition else no
 
 
@@ -168,7 +175,7 @@ def integer_add_sub(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
 
     def compute(warp: "Warp") -> Any:
         wide = operation(
-            as_array(x(warp), np.int32).astype(np.int64), as_array(y(warp), np.int32).astype(np.int64)
+            as_lanes(x(warp), np.int32).astype(np.int64), as_lanes(y(warp), np.int32).astype(np.int64)
         )
         return np.clip(wide, -(1 << 31), (1 << 31) - 1).astype(np.int32)
 
@@ -287,7 +294,7 @@ def _quotient(x: Any, y: Any, type_: str) -> Any:
         quotient = abs(x) // abs(y)
         return quotient if (x < 0) == (y < 0) else -quotient
     dtype = np.dtype(type_[0].replace("b", "u").replace("s", "i") + str(type_bytes(type_)))
-    x, y = as_array(x, dtype), as_array(y, dtype)
+    x, y = as_lanes(x, dtype), as_lanes(y, dtype)
     zero = y == 0
     safe = np.where(zero, dtype.type(1), y)
     quotient = x // safe

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.isa import SIGNED, UNSIGNED, Builder, Mods, Step, handler, merge_lanes, type_bytes
-from nvfp4_cute.emulator.isa.arith import as_array, per_lane, put_step, same_width
+from nvfp4_cute.emulator.isa.arith import as_lanes, per_lane, put_step, same_width
+from nvfp4_cute.emulator.lanes import LANES
 from nvfp4_cute.emulator.ptx import Imm, Inst
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def shift(inst: Inst, b: Builder) -> Step:
             if u.__class__ is not np.ndarray and v.__class__ is not np.ndarray:
                 return u >> min(v, size - 1)
             signed = np.dtype(f"i{size // 8}").type
-            return as_array(u, signed) >> np.minimum(v, size - 1).astype(signed)
+            return as_lanes(u, signed) >> np.minimum(v, size - 1).astype(signed)
 
         return put_step(b, dest, arithmetic, type_)
     slot = same_width(b, value, type_)
@@ -51,7 +52,7 @@ def shift(inst: Inst, b: Builder) -> Step:
                 if u.__class__ is np.ndarray
                 else (u << v & mask if left else u >> v)
             )
-        u = as_array(u, dtype)
+        u = as_lanes(u, dtype)
         safe = np.minimum(v, size - 1).astype(dtype)
         return np.where(v >= size, dtype(0), u << safe if left else u >> safe)
 
@@ -65,7 +66,7 @@ def _shift_by_literal(inst: Inst, b: Builder, type_: str, count: int) -> Step:
     mask, dtype = (1 << size) - 1, b.dtypes[d]
     signed = inst.opcode == "shr" and type_[0] == "s"
     lane_type = SIGNED[size // 8] if signed else UNSIGNED[size // 8]
-    amount = np.full(32, min(count, size - 1), lane_type)
+    amount = np.full(LANES, min(count, size - 1), lane_type)
     shift_lanes = np.left_shift if inst.opcode == "shl" else np.right_shift
     vanishes = count == size and not signed
     half = 1 << (size - 1)
@@ -73,7 +74,8 @@ def _shift_by_literal(inst: Inst, b: Builder, type_: str, count: int) -> Step:
     def step(warp: "Warp") -> None:
         value = warp.regs[x]
         if value.__class__ is np.ndarray:
-            value = 0 if vanishes else shift_lanes(value.view(lane_type), amount).view(dtype)
+            by = amount if len(value) == LANES else amount[:1]
+            value = 0 if vanishes else shift_lanes(value.view(lane_type), by).view(dtype)
         elif signed:
             value = ((value ^ half) - half) >> count & mask
         else:
@@ -200,8 +202,8 @@ def lop3(inst: Inst, b: Builder) -> Step:
     def mixed(warp: "Warp") -> Any:
         if len({r(warp).__class__ is np.ndarray for r in reads}) == 1:
             return compute(warp)
-        x, y, z = (as_array(r(warp), UNSIGNED[4]) for r in reads)
-        value = np.zeros(32, np.uint32)
+        x, y, z = (as_lanes(r(warp), UNSIGNED[4]) for r in reads)
+        value = np.zeros(max(x.size, y.size, z.size), np.uint32)
         for i in terms:
             value |= (x if i & 4 else ~x) & (y if i & 2 else ~y) & (z if i & 1 else ~z)
         return value
@@ -268,9 +270,9 @@ def permute(inst: Inst, b: Builder) -> Step:
         else:
             picks = selector[:, None] >> _NIBBLES & np.uint32(15)
             if is_table:
-                return _pickable(x, y).take(picks).view(np.uint32).reshape(32)
+                return _pickable(x, y).take(picks).view(np.uint32).reshape(-1)
             indices, signed = (picks & np.uint32(7)).astype(np.intp), (picks & np.uint32(8)).astype(bool)
-        sources = np.empty((32, 2), np.uint32)
+        sources = np.empty((max(np.size(x), np.size(y), np.size(selector)), 2), np.uint32)
         sources[:, 0], sources[:, 1] = x, y
         if indices.ndim == 1:
             chosen = sources.view(np.uint8).take(indices, axis=1)
@@ -278,6 +280,6 @@ def permute(inst: Inst, b: Builder) -> Step:
             chosen = np.take_along_axis(sources.view(np.uint8), indices, axis=1)
         if signed is not None:
             chosen = np.where(signed, (chosen.view(np.int8) >> 7).view(np.uint8), chosen)
-        return chosen.view(np.uint32).reshape(32)
+        return chosen.view(np.uint32).reshape(-1)
 
     return put_step(b, inst.operands[0], fast, type_)

@@ -52,7 +52,8 @@ def extended(inst: Inst, b: Builder) -> Step:
             flag: Any = bool(wide >> bits)
             result: Any = wide & mask
         else:
-            columns = [v.tolist() if v.__class__ is np.ndarray else [v] * 32 for v in operands]
+            width = next(len(v) for v in operands if v.__class__ is np.ndarray)
+            columns = [v.tolist() if v.__class__ is np.ndarray else [v] * width for v in operands]
             wides = [one(list(lane[:-1]), lane[-1]) for lane in zip(*columns, strict=True)]
             flag = np.array([w >> bits != 0 for w in wides])
             result = np.array([w & mask for w in wides], UNSIGNED[bits // 8])

@@ -117,13 +117,13 @@ def _integer_to_integer(inst: Inst, b: Builder, mods: Mods, dest: str, source: s
 
 
 def _array(value: Any, dtype: Any = None) -> np.ndarray:
-    """A dual value as an array of 32 elements, or of 1 if it is uniform."""
+    """A dual value as an array of its lanes, or of 1 if it is uniform."""
     return value if value.__class__ is np.ndarray else np.array([value], dtype)
 
 
 def _dual(values: np.ndarray) -> Any:
     """Inverse of `_array` for unsigned words."""
-    return values if values.size == 32 else int(values[0])
+    return values if values.size > 1 else int(values[0])
 
 
 def _integer_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str) -> Step:
@@ -340,6 +340,8 @@ def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, round
     if source == "f32":
         if dest in ("f16x2", "bf16x2") and rounding == "rn" and not (relu or satfinite):
             return _pack_nearest(inst, b, dest)
+        if element <= 8:
+            return _pack_stepped(inst, b, element, register, _steps(narrow, rounding, satfinite, relu))
         pair = [_float_reader(b, o, "f32") for o in inst.operands[1:3]]
     else:
         pair = _packed_readers(b, inst, source)
@@ -350,6 +352,55 @@ def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, round
         return _dual(
             np.broadcast_to(word, np.broadcast_shapes(high.shape, low.shape)).astype(UNSIGNED[register])
         )
+
+    return put_step(b, inst.operands[0], compute, f"u{8 * register}")
+
+
+ZONES = ((0, 0x7F800000), (0x7F800001, 0x7FFFFFFF), (0x80000000, 0xFF800000), (0xFF800001, 0xFFFFFFFF))
+"""Patterns of binary32 between which codes rise: numbers, NaN, and both with a sign."""
+
+
+@lru_cache(64)
+def _steps(name: str, rounding: str, satfinite: bool, relu: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A conversion of binary32 to at most 8 bits as steps: patterns (uint32) from which on it gives another code, and the codes.
+
+    Within a zone the code never falls as the magnitude grows, so between two patterns of equal codes it is constant.
+    """
+    encode = _packed_encoder(name, rounding, satfinite)
+
+    def codes_of(patterns: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return encode(_clamp(patterns.astype(np.uint32).view(np.float32).astype(np.float64), False, relu))
+
+    firsts = [np.array([zone[0] for zone in ZONES], np.int64)]
+    low, high = (np.array(ends, np.int64) for ends in zip(*ZONES, strict=True))
+    while low.size:
+        differ = codes_of(low) != codes_of(high)
+        low, high = low[differ], high[differ]
+        firsts.append(high[high - low == 1])
+        wide = high - low > 1
+        low, high = low[wide], high[wide]
+        middle = (low + high) // 2
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+    found = np.unique(np.concatenate(firsts)).astype(np.uint32)
+    return found, codes_of(found)
+
+
+def _pack_stepped(
+    inst: Inst, b: Builder, element: int, register: int, steps: tuple[np.ndarray, np.ndarray]
+) -> Step:
+    """Two binary32 operands into elements of at most 8 bits each, by a search among `steps`."""
+    high, low = (b.read_as(o, "f32", "b32") for o in inst.operands[1:3])
+    firsts, codes = steps
+    dtype, shift = UNSIGNED[register], np.uint32(element)
+
+    def compute(warp: "Warp") -> Any:
+        x, y = high(warp), low(warp)
+        width = max(np.size(x), np.size(y))
+        bits = np.empty((2, width), np.uint32)
+        bits[0], bits[1] = x, y
+        pair = codes.take(firsts.searchsorted(bits, "right") - 1)
+        return _dual((pair[0] << shift | pair[1]).astype(dtype))
 
     return put_step(b, inst.operands[0], compute, f"u{8 * register}")
 
@@ -392,7 +443,7 @@ def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
         regs = warp.regs
         x, y = regs[high], regs[low]
         uniform = x.__class__ is int and y.__class__ is int
-        bits = np.empty(2 if uniform else 64, np.uint32)
+        bits = np.empty(2 if uniform else 2 * max(np.size(x), np.size(y)), np.uint32)
         bits[0::2], bits[1::2] = y, x
         words = nearest_words(bits.view(np.float32), bf16)
         if uniform or target is None or warp.protected:

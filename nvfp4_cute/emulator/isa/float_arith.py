@@ -183,7 +183,8 @@ class Lanes:
         """Inverse of load; rounds float32 to the narrow formats."""
         if (
             self.plain
-            and values.shape == (32,)
+            and values.ndim == 1
+            and values.size > 1
             and values.dtype == self.element
             and values.flags.c_contiguous
         ):
@@ -193,7 +194,7 @@ class Lanes:
         elif self.name == "bf16":
             values = floats.f32_to_bf16(np.ascontiguousarray(values, np.float32))
         bits = np.ascontiguousarray(values, self.element).reshape(-1).view(self.register)
-        return bits if bits.size == 32 else int(bits[0])
+        return bits if bits.size > 1 else int(bits[0])
 
 
 @lru_cache(1024)
@@ -232,6 +233,8 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
     unmodified = rounding == "rn" and not (ftz or sat or relu or nan or xorsign or magnitudes)
     if lanes.name == "f16" and unmodified and opcode in _HALF:
         return _plain_f16(inst, b, lanes)
+    if lanes.narrow and opcode in ("min", "max") and not (flushed or sat or relu or xorsign or magnitudes):
+        return _narrow_extreme(inst, b, lanes, nan)
 
     def step(warp: "Warp") -> None:
         args = [load(warp) for load in loads]
@@ -317,23 +320,50 @@ def _plain_f16(inst: Inst, b: Builder, lanes: Lanes) -> Step:
         regs = warp.regs
         values = [regs[slot] for slot in slots]
         uniform = not any(v.__class__ is np.ndarray for v in values)
-        args = [(v if v.__class__ is np.ndarray else _all(v, register)).view(f16) for v in values]
+        args = [(v if v.__class__ is np.ndarray else _one(v, register)).view(f16) for v in values]
+        if lanes.count > 1 and not uniform:
+            args = [x.reshape(-1, lanes.count) for x in args]
         result = operation(*args)
         nan = result != result
         if np.count_nonzero(nan):
             result.view(np.uint16)[nan] = 0x7FFF
-        bits = result.view(register)
+        bits = result.reshape(-1).view(register)
         put(warp, int(bits[0]) if uniform else bits)
 
     return step
 
 
-@lru_cache(1024)
-def _all(value: int, register: np.dtype) -> np.ndarray:
-    """The bits of a uniform register as those of 32 lanes, which nobody changes."""
-    array = np.full(32, value, register)
-    array.flags.writeable = False
-    return array
+def _narrow_extreme(inst: Inst, b: Builder, lanes: Lanes, nan: bool) -> Step:
+    """min/max{.NaN} of f16 and bf16 and their pairs, on codes: with the magnitude of negative ones inverted they are in order.
+
+    A NaN operand counts as the end of that order which the operation never chooses, or with .NaN always does.
+    """
+    slots = [arith.same_width(b, o, f"b{8 * lanes.bytes}") for o in inst.operands[1:]]
+    put = b.write(inst.operands[0], f"b{8 * lanes.bytes}")
+    pick = np.maximum if inst.opcode == "max" else np.minimum
+    infinity = np.int16(floats.FORMATS[lanes.name].inf or 0)
+    magnitude, lowest, highest = np.int16(0x7FFF), np.int16(-0x8000), np.int16(0x7FFF)
+    of_nan = highest if nan == (inst.opcode == "max") else lowest
+    sign_bits, register, one = np.int16(15), lanes.register, lanes.count
+
+    def ordered(value: Any) -> np.ndarray:
+        codes = (value if value.__class__ is np.ndarray else _one(value, register)).view(np.int16)
+        codes = codes.reshape(-1, one)
+        place = codes ^ (codes >> sign_bits & magnitude)
+        strange = (codes & magnitude) > infinity
+        return np.where(strange, of_nan, place) if np.count_nonzero(strange) else place
+
+    def step(warp: "Warp") -> None:
+        regs = warp.regs
+        place = reduce(pick, [ordered(regs[slot]) for slot in slots])
+        place = np.where(
+            place == lowest, highest, place
+        )  # only NaN is there; the canonical one is the highest code
+        codes = place ^ (place >> sign_bits & magnitude)
+        bits = np.ascontiguousarray(codes).reshape(-1).view(register)
+        put(warp, bits if bits.size > 1 else int(bits[0]))
+
+    return step
 
 
 def _unpack_f32(bits: int) -> float:
@@ -490,6 +520,6 @@ def test_property(inst: Inst, b: Builder) -> Step:
 
     def compute(warp: "Warp") -> Any:
         result = test(load(warp))
-        return result if result.size == 32 else bool(result[0])
+        return result if result.size > 1 else bool(result[0])
 
     return arith.put_step(b, inst.operands[0], compute, "pred")

@@ -86,7 +86,7 @@ def load(inst: Inst, b: Builder) -> Step:
         warp.polled = warp.polled or polling
         if is_uniform(space, where):
             memory, index = locate(warp, space, where, total, size, False)
-            warp.cta.machine.stats.load_bytes += total
+            warp.cta.machine.stats.load_bytes += total * warp.warps
             if count == 1:
                 value = memory.item(index)
                 writes[0](warp, value - full if value >= half else value)
@@ -160,7 +160,7 @@ def store(inst: Inst, b: Builder) -> Step:
             memory, index = locate(warp, space, where, total, size, True)
             for i, value in enumerate(values):
                 memory[index + i] = value[lane] if value.__class__ is np.ndarray else value
-            machine.stats.store_bytes += total
+            machine.stats.store_bytes += total * warp.warps
             return
         scatter(warp, space, where, values, dtype)
 

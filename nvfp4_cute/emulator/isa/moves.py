@@ -17,7 +17,7 @@ from nvfp4_cute.emulator.isa import (
     merge_lanes,
     type_bytes,
 )
-from nvfp4_cute.emulator.isa.arith import INTEGER_TYPES, as_array, put_step, same_width, select
+from nvfp4_cute.emulator.isa.arith import INTEGER_TYPES, as_array, as_lanes, put_step, same_width, select
 from nvfp4_cute.emulator.isa.floats import flush
 from nvfp4_cute.emulator.memory import lane_constant
 from nvfp4_cute.emulator.ptx import Inst, Operand, Pair, Sink, Vector
@@ -73,7 +73,8 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
             return sum(v << 8 * part * i for i, v in enumerate(values))
         if word is None:
             return _wide_words(values, element)
-        packed = np.empty(32 * count, element)
+        width = max(v.size for v in values if v.__class__ is np.ndarray)
+        packed = np.empty(width * count, element)
         for i, value in enumerate(values):
             packed[i::count] = value
         return packed.view(word)
@@ -89,7 +90,7 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
         if warp.protected or not all(v.__class__ is np.ndarray for v in values):
             general(warp)
             return
-        packed = np.empty(32 * count, element)
+        packed = np.empty(len(values[0]) * count, element)
         for i, value in enumerate(values):
             packed[i::count] = value
         regs[target] = packed.view(word)
@@ -135,7 +136,7 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
             for i, _, write in parts:
                 write(warp, elements[i::count].copy())
         else:
-            rows, regs = np.ascontiguousarray(value.view(dtype).reshape(32, count).T), warp.regs
+            rows, regs = np.ascontiguousarray(value.view(dtype).reshape(-1, count).T), warp.regs
             for i, d, _ in parts:
                 regs[d] = rows[i]
 
@@ -157,7 +158,7 @@ def select_by_predicate(inst: Inst, b: Builder) -> Step:
     def compute(warp: "Warp") -> Any:
         p = predicate(warp)
         if p.__class__ is np.ndarray:
-            return np.where(p, as_array(yes(warp), dtype), as_array(no(warp), dtype))
+            return np.where(p, as_lanes(yes(warp), dtype), as_lanes(no(warp), dtype))
         return yes(warp) if p else no(warp)
 
     return put_step(b, inst.operands[0], compute, bits)
@@ -269,10 +270,10 @@ def _set_predicate_fast(inst: Inst, b: Builder, type_: str) -> Step:
     flip = 1 << (8 * size - 1) if type_[0] == "s" and name not in ("eq", "ne") else 0
     dtype, lane_type = b.dtypes[d], SIGNED[size] if flip else UNSIGNED[size]
 
-    def lanes(value: Any) -> np.ndarray:
+    def lanes(value: Any, other: Any) -> np.ndarray:
         if value.__class__ is np.ndarray:
             return value.view(lane_type)
-        return lane_constant(lane_type, (value ^ flip) - flip)
+        return lane_constant(lane_type, (value ^ flip) - flip, len(other))
 
     def step(warp: "Warp") -> None:
         regs = warp.regs
@@ -283,7 +284,7 @@ def _set_predicate_fast(inst: Inst, b: Builder, type_: str) -> Step:
         elif u is None or v is None:
             raise TypeError("undefined register")
         else:
-            value = compare(lanes(u), lanes(v))
+            value = compare(lanes(u, v), lanes(v, u))
         if d in warp.protected:
             value = merge_lanes(warp.active, value, regs[d], dtype)
         regs[d] = value

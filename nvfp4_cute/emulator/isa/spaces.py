@@ -7,7 +7,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.addresses import LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
-from nvfp4_cute.emulator.lanes import LANE_IDS
+from nvfp4_cute.emulator.lanes import LANE_IDS, LANES
 from nvfp4_cute.emulator.memory import ITEM_DTYPES, ITEM_SHIFTS, SHARED_BASE, lane_constant
 from nvfp4_cute.emulator.state import Cta, Warp
 from nvfp4_cute.errors import EmulatorError
@@ -116,7 +116,7 @@ def resolve_one(warp: "Warp", space: str, address: int, nbytes: int, write: bool
 def _local_rows(warp: "Warp") -> np.ndarray:
     if warp.local is None:
         size = -(-max(warp.code.local_bytes, 16) // 16) * 16
-        warp.local = np.full((32, size), 0xFF, np.uint8)
+        warp.local = np.full((len(warp.active), size), 0xFF, np.uint8)
     return warp.local
 
 
@@ -186,11 +186,13 @@ def _shared_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndar
 
 def _addresses(warp: "Warp", where: Any) -> tuple[np.ndarray, np.ndarray]:
     """Addresses of the active lanes, and which lanes these are."""
+    width = len(warp.active)
     if where.__class__ is not np.ndarray:
-        where = np.full(32, where, np.uint64)
+        where = np.full(width, where, np.uint64)
+    lanes = LANE_IDS if width == LANES else np.arange(width, dtype=LANE_IDS.dtype)
     if warp.all_active:
-        return where, LANE_IDS
-    return where[warp.active], LANE_IDS[warp.active]
+        return where, lanes
+    return where[warp.active], lanes[warp.active]
 
 
 def _per_rank(warp: "Warp", space: str, addresses: np.ndarray) -> list[np.ndarray] | None:
@@ -223,13 +225,20 @@ def _parts(
 
 
 def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, count: int) -> np.ndarray:
-    """Load `count` elements per active lane; array (count, 32), zero in inactive lanes."""
+    """Load `count` elements per active lane; array (count, lanes), zero in inactive lanes."""
     addresses, lanes = _addresses(warp, where)
     warp.cta.machine.stats.load_bytes += total * len(addresses)
     if total > 16:
         _check_alignment(addresses, total)
         halves = [
-            gather(warp, space, as_u64(where) + np.uint64(16 * i), 16, element, 16 // element.itemsize)
+            gather(
+                warp,
+                space,
+                as_u64(where, len(warp.active)) + np.uint64(16 * i),
+                16,
+                element,
+                16 // element.itemsize,
+            )
             for i in range(total // 16)
         ]
         warp.cta.machine.stats.load_bytes -= total * len(addresses)
@@ -246,14 +255,14 @@ def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, 
     rows = rows.reshape(1, -1) if count == 1 else np.ascontiguousarray(rows.reshape(-1, count).T)
     if warp.all_active:
         return rows
-    full = np.zeros((count, 32), element)
+    full = np.zeros((count, len(warp.active)), element)
     full[:, warp.active] = rows
     return full
 
 
-def as_u64(where: Any) -> np.ndarray:
+def as_u64(where: Any, width: int = LANES) -> np.ndarray:
     """Dual address as 64-bit lanes."""
-    return where.astype(np.uint64) if where.__class__ is np.ndarray else np.full(32, where, np.uint64)
+    return where.astype(np.uint64) if where.__class__ is np.ndarray else np.full(width, where, np.uint64)
 
 
 def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.dtype) -> None:
@@ -263,11 +272,17 @@ def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.d
         _check_alignment(_addresses(warp, where)[0], total)
         step = 16 // dtype.itemsize
         for i in range(0, count, step):
-            scatter(warp, space, as_u64(where) + np.uint64(i * dtype.itemsize), values[i : i + step], dtype)
+            scatter(
+                warp,
+                space,
+                as_u64(where, len(warp.active)) + np.uint64(i * dtype.itemsize),
+                values[i : i + step],
+                dtype,
+            )
         return
     addresses, lanes = _addresses(warp, where)
     warp.cta.machine.stats.store_bytes += total * len(addresses)
-    table = np.empty(32 * count, dtype)
+    table = np.empty(len(warp.active) * count, dtype)
     for i, value in enumerate(values):
         table[i::count] = value
     items = table.view(ITEM_DTYPES[total])
