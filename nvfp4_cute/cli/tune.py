@@ -17,6 +17,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.launch.tuned import request_of
+from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.arch import mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import Form
@@ -144,7 +145,7 @@ def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], lis
     elif form == "masked":
         options["masked_m"] = torch.tensor(rows, dtype=torch.int32, device=device)
     name = "dual_gemm" if case.operation == "dual_gemm" else "gemm"
-    operation = getattr(nvfp4_cute, name if form == "batched" else f"grouped_{name}")
+    operation = getattr(parts, name if form == "batched" else f"grouped_{name}")
     return operation, list(_arranged(operands, form)), options
 
 
