@@ -68,6 +68,7 @@ class WarpMmaGemm:
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
         bias_dtype: of what is added to every column of one product; None where nothing is.
+        has_slabs: whether weights lie in slabs (``formats.slabs``).
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class WarpMmaGemm:
         weight_layout: str = "separate",
         has_limit: bool = False,
         bias_dtype: type | None = None,
+        has_slabs: bool = False,
     ):
         self.config = config
         self.form = form
@@ -95,6 +97,7 @@ class WarpMmaGemm:
         self.has_limit = has_limit
         self.bias_dtype = bias_dtype
         self.name = name
+        self.has_slabs = has_slabs
         self.tokens = config.cta_tile_shape_mnk[1]
         self.warps = warps_of(config)
         self.octets = self.tokens // OCTET
@@ -160,7 +163,16 @@ class WarpMmaGemm:
         """Find the CTA's share, and go through it."""
         tidx, _, _ = cute.arch.thread_idx()
         smem, warps = SmemAllocator(), self.warps
-        settings = self.layout, self.decoding, warps, extents.n, extents.k, self.form, self.tokens
+        settings = (
+            self.layout,
+            self.decoding,
+            warps,
+            extents.n,
+            extents.k,
+            self.form,
+            self.tokens,
+            self.has_slabs,
+        )
         loads = Loads(weights, rows, *settings)
         tokens = smem.allocate_tensor(
             Uint8, cute.make_layout(2 * loads.stage_bytes * warps.k), 128

@@ -132,6 +132,7 @@ class Loads:
         n, k: extents, an entry a slot.
         form: how groups' tokens lie: of "masked" and "batched" ones in batches.
         max_tokens: of a tile.
+        has_slabs: whether weights lie in slabs (``formats.slabs``), not in rows.
     """
 
     weights: list
@@ -143,6 +144,7 @@ class Loads:
     k: list
     form: str
     max_tokens: int
+    has_slabs: bool
 
     @property
     def has_batches(self) -> bool:
@@ -231,15 +233,19 @@ class Loads:
         atom, in_band = unit // self.layout.atom_units, self.layout.octet(unit) * OCTET + lane.group
         offset = k_step * STEP_BYTES + lane.quad * VECTOR_BYTES
         first_row = atom * (BANDS * BAND_ROWS) + in_band
+        # The last step of a row may be shorter, and so are its parts of a slab.
+        row_bytes = k * self.decoding.format.element.bits // 8
+        step_bytes = cutlass.min(row_bytes - k_step * STEP_BYTES, STEP_BYTES)
+        in_slab = k_step * (STEP_BYTES * OCTET) + lane.group * step_bytes + lane.quad * VECTOR_BYTES
         for band in cutlass.range_constexpr(BANDS):
             operand, rows = self.layout.band(unit, band)
             weights, row = self.weights[operand], first_row + rows * BAND_ROWS
-            address = (
-                select_slot(weights.data, slot)
-                + Int64(self._batch(slot)) * weights.batch_pitch
-                + Int64(row) * select_slot(weights.pitch, slot)
-                + offset
-            )
+            pitch = select_slot(weights.pitch, slot)
+            in_operand = Int64(row) * pitch + offset
+            if cutlass.const_expr(self.has_slabs):
+                in_operand = Int64(row - lane.group) * pitch + in_slab
+            batch = Int64(self._batch(slot)) * weights.batch_pitch
+            address = select_slot(weights.data, slot) + batch + in_operand
             loaded = load_or_zeros(address, is_inside & (row < n), READ_ONCE)
             for w in cutlass.range_constexpr(VECTOR_WORDS):
                 words[w, band, half] = loaded[w]

@@ -12,6 +12,7 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, weights_of
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.formats.slabs import from_slabs
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.entries import GroupsTask, address_places, entries
 from nvfp4_cute.launch.plan import check_list_groups
@@ -99,7 +100,14 @@ class WeightOnlyTask(GroupsTask):
             return self.config
         problem, gpu = self.problem, self.gpu
         how = (weights_of(problem.gate), problem.form == "ragged", problem.b_format)
-        return choose_weight_only(gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how)
+        return choose_weight_only(
+            gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how, has_slabs=self.has_slabs
+        )
+
+    @property
+    def has_slabs(self) -> bool:
+        """Whether weights lie in slabs (``formats.slabs``)."""
+        return self.operands.b[0].has_slabs
 
     @cached_property
     def _schedule(self) -> TileSchedule:
@@ -123,7 +131,7 @@ class WeightOnlyTask(GroupsTask):
             check_list_groups(groups, weights_of(problem.gate))
         form, formats = problem.form, (problem.gate, problem.b_format, problem.bias_dtype)
         variant = (groups, dtype, out_dtype, problem.has_alpha, form, *formats)
-        return WeightOnlyKey(arch, self.chosen, *variant).validated()
+        return WeightOnlyKey(arch, self.chosen, *variant, has_slabs=self.has_slabs).validated()
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
@@ -248,7 +256,8 @@ def _batches(tensor: torch.Tensor) -> torch.Tensor:
 
 def _weights_of_group(x: Operand, part: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[N, bytes] and the bytes of their scales, of one batch."""
-    return _batches(x.data)[part], x.scale if x.scale.ndim == 1 else x.scale[part]
+    data = _batches(x.data)[part]
+    return from_slabs(data) if x.has_slabs else data, x.scale if x.scale.ndim == 1 else x.scale[part]
 
 
 def pitches(tensor: torch.Tensor) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, FP8_128x128
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.formats.slabs import from_slabs, to_slabs
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.planning.arch import warp_mma
 from nvfp4_cute.planning.config import KernelConfig
@@ -36,6 +37,32 @@ def compute(arch="sm_90a", mode="eager", **arguments):
         backends.run_task(f"emulator:{arch}", made)
     expected.reference()
     return made.out, expected.out
+
+
+def in_slabs(made):
+    """The same task with its weights in slabs."""
+    sides = {
+        name: tuple(replace(x, data=to_slabs(x.data), has_slabs=True) for x in getattr(made.operands, name))
+        for name in ("b", "b2")
+    }
+    return replace(made, operands=replace(made.operands, **sides))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("format", [NVFP4, MXFP8[0], FP8_128x128], ids=lambda format: format.name)
+@pytest.mark.parametrize("k", [384, 352])
+@pytest.mark.parametrize("num_b", [1, 2])
+def test_slabs(format, k, num_b):
+    """Weights in slabs give the bits of weights in rows; the last part of a slab may be short."""
+    gate = Gate("relu2", None, "separate") if num_b == 2 and format is not FP8_128x128 else None
+    k = 384 if format is FP8_128x128 else k
+    shape = dict(form="ragged", rows=(0, 4, 9), n=136, k=k, gate=gate, format=format)
+    rows, slabs = task(chosen=config(), **shape), in_slabs(task(chosen=config(), **shape))
+    with observe(check=True):
+        for made in (rows, slabs):
+            backends.run_task("emulator:sm_90a", made)
+    assert_bitwise_equal(slabs.out[0], rows.out[0])
+    assert torch.equal(from_slabs(slabs.operands.b[0].data), rows.operands.b[0].data)
 
 
 def check(**arguments):
