@@ -1,8 +1,7 @@
 """Weights in slabs of eight rows: the order in which the warps of ``kernels/warp_mma`` read them.
 
 A slab holds eight consecutive rows: 64 bytes of each of them, row after row, then the next 64 bytes. A load of a warp is then one run
-of 512 bytes, and consecutive loads follow each other. Rows of 64 bytes far apart take an H200's memory 10 to 20 % longer. The last
-part of a slab is shorter where rows are not multiples of 64 bytes. The tensor keeps its shape; scales stay where they are.
+of 512 bytes, and consecutive loads follow each other. The last part of a slab is shorter where rows are not multiples of 64 bytes. The tensor keeps its shape; scales stay where they are.
 """
 
 import torch
@@ -12,27 +11,38 @@ SLAB_ROWS, PART_BYTES = 8, 64
 
 def to_slabs(data: torch.Tensor) -> torch.Tensor:
     """Copies weights [..., N, row bytes] into slabs, a contiguous tensor of the same shape. N is a multiple of 8."""
-    return _exchanged(data, SLAB_ROWS, False)
+    rows, whole = _rows_of_slabs(data)
+    parts = rows[:, :, :whole].unflatten(2, (-1, PART_BYTES)).transpose(1, 2) if whole else rows[:, :, :0]
+    return _like(data, torch.cat([parts.flatten(1), rows[:, :, whole:].flatten(1)], 1))
 
 
 def from_slabs(data: torch.Tensor) -> torch.Tensor:
     """Copies weights out of slabs: the inverse of :func:`to_slabs`."""
-    return _exchanged(data, SLAB_ROWS, True)
+    rows, whole = _rows_of_slabs(data)
+    flat, size = rows.flatten(1), SLAB_ROWS * whole
+    parts = (
+        flat[:, :size].unflatten(1, (-1, SLAB_ROWS, PART_BYTES)).transpose(1, 2).flatten(2)
+        if whole
+        else rows[:, :, :0]
+    )
+    rest = (
+        flat[:, size:].unflatten(1, (SLAB_ROWS, rows.shape[2] - whole))
+        if rows.shape[2] > whole
+        else rows[:, :, :0]
+    )
+    return _like(data, torch.cat([parts, rest], 2))
 
 
-def _exchanged(data: torch.Tensor, rows: int, back: bool) -> torch.Tensor:
-    *lead, n, row_bytes = data.shape
-    if n % rows:
-        raise ValueError(f"{n} rows are not whole slabs of {rows}: pad the weights, or keep them in rows")
-    whole = row_bytes // PART_BYTES * PART_BYTES
-    slabs = data.contiguous().view(torch.uint8).reshape(-1, rows * row_bytes)
-    shape = (rows, whole // PART_BYTES, PART_BYTES)
-    if back:
-        first = slabs[:, : rows * whole].reshape(-1, shape[1], rows, PART_BYTES).transpose(1, 2)
-        rest = slabs[:, rows * whole :].reshape(-1, rows, row_bytes - whole)
-        made = torch.cat([first.reshape(-1, rows, whole), rest], 2)
-    else:
-        plain = slabs.view(-1, rows, row_bytes)
-        first = plain[:, :, :whole].reshape(-1, *shape).transpose(1, 2).reshape(-1, rows * whole)
-        made = torch.cat([first, plain[:, :, whole:].reshape(-1, rows * (row_bytes - whole))], 1)
-    return made.reshape(*lead, n, row_bytes).view(data.dtype)
+def _rows_of_slabs(data: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Bytes [slabs, 8, row bytes], and how many of a row are in whole parts. Raises ValueError for rows left over."""
+    if data.shape[-2] % SLAB_ROWS:
+        raise ValueError(
+            f"{data.shape[-2]} rows are not whole slabs of {SLAB_ROWS}: pad the weights, or keep them in rows"
+        )
+    rows = data.contiguous().view(torch.uint8)
+    return rows.view(-1, SLAB_ROWS, rows.shape[-1]), rows.shape[-1] // PART_BYTES * PART_BYTES
+
+
+def _like(data: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Bytes in the shape and dtype of ``data``."""
+    return made.contiguous().view(*data.shape[:-1], -1).view(data.dtype)
