@@ -1,7 +1,8 @@
 """Weights in slabs of eight rows: the order in which the warps of ``kernels/warp_mma`` read them.
 
-A slab holds eight consecutive rows: 64 bytes of each of them, row after row, then the next 64 bytes. A load of a warp is then one run
-of 512 bytes, and consecutive loads follow each other. The last part of a slab is shorter where rows are not multiples of 64 bytes. The tensor keeps its shape; scales stay where they are.
+A slab holds eight consecutive rows: 64 bytes of each of them, row after row, then the next 64 bytes. A load of a warp is
+then one run of 512 bytes, and consecutive loads follow each other. The last part of a slab is shorter where rows are not
+multiples of 64 bytes. The tensor keeps its shape; scales stay where they are.
 """
 
 import torch
