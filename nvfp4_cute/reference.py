@@ -12,6 +12,7 @@ import torch
 from nvfp4_cute.formats.block_format import INT8, INT8_PAIR, NVFP4, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.codecs import decode_blocks
 from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
+from nvfp4_cute.formats.slabs import in_rows
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)
@@ -269,7 +270,7 @@ def weight_only_reference(
         ``[M, N]`` of ``out_dtype``.
     """
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
-    of_columns = None
+    of_columns, (b, b_format) = None, in_rows(b, b_format)
     if b_format == INT8 and acc_dtype == torch.float32:
         of_columns = _rowmajor_scale(b, b_scale, scale_layout, INT8)
         b_scale = torch.ones_like(of_columns)
@@ -306,7 +307,9 @@ def weight_only_dual_reference(
     Returns:
         ``[M, N]`` of ``out_dtype``.
     """
+    (b1, plain), b2 = in_rows(b1, b_format), None if b2 is None else in_rows(b2, b_format)[0]
     products: list[Any] = [(b1, b1_scale), (b2, b2_scale)]
+    b_format = plain
     if weight_layout != "separate":
         products = list(separate_weights(b1, b1_scale, weight_layout, scale_layout, b_format))
     gate, up = (

@@ -68,7 +68,6 @@ class WarpMmaGemm:
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
         bias_dtype: of what is added to every column of one product; None where nothing is.
-        has_slabs: whether weights lie in slabs (``formats.slabs``).
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class WarpMmaGemm:
         weight_layout: str = "separate",
         has_limit: bool = False,
         bias_dtype: type | None = None,
-        has_slabs: bool = False,
     ):
         self.config = config
         self.form = form
@@ -97,7 +95,6 @@ class WarpMmaGemm:
         self.has_limit = has_limit
         self.bias_dtype = bias_dtype
         self.name = name
-        self.has_slabs = has_slabs
         self.tokens = config.cta_tile_shape_mnk[1]
         self.warps = warps_of(config)
         self.octets = self.tokens // OCTET
@@ -171,7 +168,6 @@ class WarpMmaGemm:
             extents.k,
             self.form,
             self.tokens,
-            self.has_slabs,
         )
         loads = Loads(weights, rows, *settings)
         tokens = smem.allocate_tensor(

@@ -132,7 +132,6 @@ class Loads:
         n, k: extents, an entry a slot.
         form: how groups' tokens lie: of "masked" and "batched" ones in batches.
         max_tokens: of a tile.
-        has_slabs: whether weights lie in slabs (``formats.slabs``), not in rows.
     """
 
     weights: list
@@ -144,7 +143,6 @@ class Loads:
     k: list
     form: str
     max_tokens: int
-    has_slabs: bool
 
     @property
     def has_batches(self) -> bool:
@@ -242,7 +240,7 @@ class Loads:
             weights, row = self.weights[operand], first_row + rows * BAND_ROWS
             pitch = select_slot(weights.pitch, slot)
             in_operand = Int64(row) * pitch + offset
-            if cutlass.const_expr(self.has_slabs):
+            if cutlass.const_expr(self.decoding.format.order == "slabs"):
                 in_operand = Int64(row - lane.group) * pitch + in_slab
             batch = Int64(self._batch(slot)) * weights.batch_pitch
             address = select_slot(weights.data, slot) + batch + in_operand

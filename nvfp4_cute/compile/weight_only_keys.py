@@ -28,7 +28,6 @@ class WeightOnlyKey:
         gate: of a dual GEMM, its limit True where there is one; None where there is one product.
         b_format: of the weights.
         bias_dtype: of what is added to every column; None where nothing is.
-        has_slabs: whether weights lie in slabs (``formats.slabs``), which kernels of warps alone read.
     """
 
     arch: str
@@ -41,7 +40,6 @@ class WeightOnlyKey:
     gate: Gate | None = None
     b_format: BlockFormat = NVFP4
     bias_dtype: torch.dtype | None = None
-    has_slabs: bool = False
 
     def validated(self) -> "WeightOnlyKey":
         """The same with a resolved config, without a CTA count and without what does not change the code.
@@ -71,7 +69,6 @@ class WeightOnlyKey:
         """Readable, unique; the kernel's symbol starts with it."""
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         operation, suffix = "weight_only_gemm", "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
-        suffix += "_slabs" * self.has_slabs
         if self.gate is not None:
             operation = f"weight_only_dual_gemm_{self.gate.activation}"
             suffix += "_limit" * (self.gate.limit is not None)
@@ -95,7 +92,6 @@ class WeightOnlyKey:
             self.b_format,
             *combined,
             bias_dtype=cutlass_dtype(self.bias_dtype),
-            **({"has_slabs": True} if self.has_slabs else {}),
         )
 
 

@@ -17,7 +17,7 @@ turns bytes into elements, or sizes into bytes, asks the record, so that another
 Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of two values in a byte the even k is the low nibble.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
@@ -101,6 +101,7 @@ class BlockFormat:
         block_rows: rows that share one.
         has_global_scale: whether a float32 factor of the whole tensor belongs to it.
         scale_layout: as kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
+        order: of data in memory: "rows", or "slabs" of eight rows (:mod:`nvfp4_cute.formats.slabs`), for weights alone.
     """
 
     name: str
@@ -110,6 +111,7 @@ class BlockFormat:
     block_rows: int = 1
     has_global_scale: bool = False
     scale_layout: ScaleLayout = "blocked"
+    order: Literal["rows", "slabs"] = "rows"
 
     def __str__(self) -> str:
         """The name."""
@@ -135,6 +137,16 @@ class BlockFormat:
             return "int4_format(...)"
         # Extents of a block have a small x between them.
         return self.title.replace("1X128", "1x128").replace("128X128", "128x128")
+
+    @property
+    def in_slabs(self) -> "BlockFormat":
+        """The same format with data in slabs."""
+        return SLABS[self.name] if self.order == "rows" else self
+
+    @property
+    def in_rows(self) -> "BlockFormat":
+        """The same format with data in rows."""
+        return format_named(self.name.removesuffix(SLABS_SUFFIX))
 
     @property
     def has_zero_points(self) -> bool:
@@ -337,6 +349,14 @@ INT4_FORMATS = {
 }
 
 
+# Formats whose data lie in slabs, by the names of those with data in rows.
+SLABS_SUFFIX = "_slabs"
+SLABS = {
+    name: replace(f, name=name + SLABS_SUFFIX, order="slabs") for name, f in (FORMATS | INT4_FORMATS).items()
+}
+_SLABS_BY_NAME = {f.name: f for f in SLABS.values()}
+
+
 def int4_format(
     block_k: int = 128, scale_dtype: "str | torch.dtype" = "bfloat16", *, zero_points: bool = False
 ) -> BlockFormat:
@@ -371,7 +391,7 @@ def int4_format(
 
 def format_named(name: str, argument: str = "format") -> BlockFormat:
     """The record of a name. Raises ValueError for another name, with the names there are."""
-    found = FORMATS.get(name) or INT4_FORMATS.get(name)
+    found = FORMATS.get(name) or INT4_FORMATS.get(name) or _SLABS_BY_NAME.get(name)
     if found is None:
         raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")
     return found

@@ -7,6 +7,8 @@ multiples of 64 bytes. The tensor keeps its shape; scales stay where they are.
 
 import torch
 
+from nvfp4_cute.formats.block_format import BlockFormat
+
 SLAB_ROWS, PART_BYTES = 8, 64
 
 
@@ -32,6 +34,11 @@ def from_slabs(data: torch.Tensor) -> torch.Tensor:
         else rows[:, :, :0]
     )
     return _like(data, torch.cat([parts, rest], 2))
+
+
+def in_rows(data: torch.Tensor, format: BlockFormat) -> tuple[torch.Tensor, BlockFormat]:
+    """Returns weights in rows, copied where they lie in slabs, and their format."""
+    return (from_slabs(data), format.in_rows) if format.order == "slabs" else (data, format)
 
 
 def _rows_of_slabs(data: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -12,7 +12,6 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, weights_of
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS
-from nvfp4_cute.formats.slabs import from_slabs
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.entries import GroupsTask, address_places, entries
 from nvfp4_cute.launch.plan import check_list_groups
@@ -100,14 +99,7 @@ class WeightOnlyTask(GroupsTask):
             return self.config
         problem, gpu = self.problem, self.gpu
         how = (weights_of(problem.gate), problem.form == "ragged", problem.b_format)
-        return choose_weight_only(
-            gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how, has_slabs=self.has_slabs
-        )
-
-    @property
-    def has_slabs(self) -> bool:
-        """Whether weights lie in slabs (``formats.slabs``)."""
-        return self.operands.b[0].has_slabs
+        return choose_weight_only(gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how)
 
     @cached_property
     def _schedule(self) -> TileSchedule:
@@ -131,7 +123,7 @@ class WeightOnlyTask(GroupsTask):
             check_list_groups(groups, weights_of(problem.gate))
         form, formats = problem.form, (problem.gate, problem.b_format, problem.bias_dtype)
         variant = (groups, dtype, out_dtype, problem.has_alpha, form, *formats)
-        return WeightOnlyKey(arch, self.chosen, *variant, has_slabs=self.has_slabs).validated()
+        return WeightOnlyKey(arch, self.chosen, *variant).validated()
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
@@ -237,7 +229,7 @@ def product_task(product: Product, gpu: Gpu) -> Task:
         return W4A16Task(product)
     fitting = (f for f in weight_only_families(gpu.arch) if (None, b.format) in f.PAIRS)
     size = (rounded_rows(m), b.rows, k, batches, gpu.num_sms, b.format)
-    if not any(family.is_faster_than_few_rows(*size) for family in fitting):
+    if b.format.order == "rows" and not any(family.is_faster_than_few_rows(*size) for family in fitting):
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha, sizes = one_each(product.alpha, batches), ((m, b.rows, k),) * batches
@@ -256,8 +248,7 @@ def _batches(tensor: torch.Tensor) -> torch.Tensor:
 
 def _weights_of_group(x: Operand, part: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[N, bytes] and the bytes of their scales, of one batch."""
-    data = _batches(x.data)[part]
-    return from_slabs(data) if x.has_slabs else data, x.scale if x.scale.ndim == 1 else x.scale[part]
+    return _batches(x.data)[part], x.scale if x.scale.ndim == 1 else x.scale[part]
 
 
 def pitches(tensor: torch.Tensor) -> tuple[int, int]:

@@ -18,7 +18,6 @@ class Operand:
         rows: M or N of one batch.
         k: K in elements.
         batches: operands of one size in ``data``; 1 where it has two dimensions.
-        has_slabs: whether ``data`` lies in slabs (``formats.slabs``), not in rows.
     """
 
     data: torch.Tensor
@@ -27,7 +26,6 @@ class Operand:
     rows: int
     k: int
     batches: int = 1
-    has_slabs: bool = False
 
     @property
     def pitch(self) -> int:

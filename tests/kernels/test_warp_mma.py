@@ -13,7 +13,7 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.formats.block_format import INT4_FORMATS, INT8, MXFP4, MXFP8, NVFP4, FP8_128x128
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.formats.slabs import from_slabs, to_slabs
+from nvfp4_cute.formats.slabs import to_slabs
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.planning.arch import warp_mma
 from nvfp4_cute.planning.config import KernelConfig
@@ -40,12 +40,15 @@ def compute(arch="sm_90a", mode="eager", **arguments):
 
 
 def in_slabs(made):
-    """The same task with its weights in slabs."""
+    """Returns the task with its weights in slabs."""
     sides = {
-        name: tuple(replace(x, data=to_slabs(x.data), has_slabs=True) for x in getattr(made.operands, name))
+        name: tuple(
+            replace(x, data=to_slabs(x.data), format=x.format.in_slabs) for x in getattr(made.operands, name)
+        )
         for name in ("b", "b2")
     }
-    return replace(made, operands=replace(made.operands, **sides))
+    problem = replace(made.problem, b_format=made.problem.b_format.in_slabs)
+    return replace(made, problem=problem, operands=replace(made.operands, **sides))
 
 
 @pytest.mark.sampled(2)
@@ -62,7 +65,9 @@ def test_slabs(format, k, num_b):
         for made in (rows, slabs):
             backends.run_task("emulator:sm_90a", made)
     assert_bitwise_equal(slabs.out[0], rows.out[0])
-    assert torch.equal(from_slabs(slabs.operands.b[0].data), rows.operands.b[0].data)
+    expected = in_slabs(task(chosen=config(), **shape))
+    expected.reference()
+    torch.testing.assert_close(expected.out[0], slabs.out[0], rtol=2e-6, atol=2e-6, equal_nan=True)
 
 
 def check(**arguments):

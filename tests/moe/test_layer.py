@@ -278,3 +278,22 @@ def check_on_gpu(seed):
 def test_gpu_random_layers(first):
     for seed in range(first, first + 10):
         check_on_gpu(seed)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("target", ["A100 80GB", "B200", "RTX 5090"])
+def test_16_bit_rows_of_every_gpu(target):
+    """Weight-only layers of experts take four launches on every GPU, and weights in slabs give the same bits."""
+    generator = torch.Generator().manual_seed(7)
+    w13, w2 = (
+        ExpertWeights.quantize(torch.randn(4, n, k, generator=generator).bfloat16() / 16)
+        for n, k in ((256, 256), (256, 128))
+    )
+    x, logits = torch.randn(5, 256, generator=generator).bfloat16(), torch.randn(5, 4, generator=generator)
+    ids, weights = route(logits.bfloat16(), 2)
+    options = {"activations": "16bit", "backend": f"emulator:{target}"}
+    with observe(check=True) as observer:
+        got = moe(x, ids, weights, w13, w2, **options)
+    assert len(observer.stats) == 4
+    torch.testing.assert_close(got, moe(x, ids, weights, w13, w2, activations="16bit"), rtol=0.02, atol=1e-3)
+    assert torch.equal(moe(x, ids, weights, w13.in_slabs(), w2.in_slabs(), **options), got)

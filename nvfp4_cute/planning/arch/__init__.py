@@ -95,11 +95,8 @@ def choose_weight_only(
     num_b: int = 1,
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
-    has_slabs: bool = False,
 ) -> KernelConfig:
     """Returns the config of the fastest family of ``arch``. Takes the arguments of ``WeightOnlyFamily.choose``.
-
-    ``has_slabs``: weights lie in slabs (``formats.slabs``), which one family reads.
 
     Raises UnsupportedTarget where there is none, UnsupportedProblem where K suits none of them.
     """
@@ -117,7 +114,7 @@ def choose_weight_only(
 
     family = fitting[0]
     few = warp_mma.mean_rows(sizes, is_ragged) <= warp_mma.MOST_ROWS_BESIDE_WGMMA
-    if warp_mma in fitting and (few or has_slabs):
+    if warp_mma in fitting and few:
         family = warp_mma
     return family.choose(sizes, num_sms, num_b, is_ragged, b_format)
 

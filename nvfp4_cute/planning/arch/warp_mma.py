@@ -18,7 +18,9 @@ ARCHS = (*sm80.ARCHS, "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_
 KERNEL = "warp_mma.grouped_gemm.WarpMmaGemm"
 OPTIONS = ("stream_k",)
 PAIRS = tuple(
-    (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
+    (None, b_format)
+    for in_rows in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
+    for b_format in (in_rows, in_rows.in_slabs)
 )
 WARP_SIZE = 32
 # A warp's weight rows; of each of them bytes in a step, and values of 4 bits.
