@@ -140,12 +140,12 @@ class BlockFormat:
 
     @property
     def in_slabs(self) -> "BlockFormat":
-        """The same format with data in slabs."""
+        """Returns this format with data in slabs."""
         return SLABS[self.name] if self.order == "rows" else self
 
     @property
     def in_rows(self) -> "BlockFormat":
-        """The same format with data in rows."""
+        """Returns this format with data in rows."""
         return format_named(self.name.removesuffix(SLABS_SUFFIX))
 
     @property
