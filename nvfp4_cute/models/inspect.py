@@ -160,7 +160,7 @@ def what_runs(kind: Kind) -> str:
             name = "INT8" if scheme.weights == INT8.name else "FP8"
             return f"{f'Experts{name}' if is_experts else 'QuantizedLinear'}, weight-only"
     if scheme.weights == INT4 and is_experts and scheme.activations is None:
-        return "ExpertsINT4"
+        return "MoE, weight-only"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "QuantizedLinear"
     if scheme.weights in ("nvfp4", "mxfp4"):

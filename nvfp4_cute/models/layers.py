@@ -45,10 +45,9 @@ from nvfp4_cute.nn.experts import (
 )
 from nvfp4_cute.nn.experts_8bit import Experts8Bit
 from nvfp4_cute.nn.fp8 import ExpertsFP8, has_fp8_products
-from nvfp4_cute.nn.int4 import ExpertsINT4
 from nvfp4_cute.nn.int8 import ExpertsINT8
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
-from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.moe import MoE, MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
@@ -182,8 +181,8 @@ def experts_module(
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
-) -> SortedExperts | RoutedExperts | ExpertsINT4 | Experts8Bit:
-    """The same of the experts of a layer: MoENVFP4, ExpertsINT4, ExpertsFP8 or ExpertsINT8 where one of them computes it.
+) -> SortedExperts | RoutedExperts | Experts8Bit:
+    """The same of the experts of a layer: MoE, ExpertsFP8 or ExpertsINT8 where one of them computes it.
 
     Others are what ``nn.experts`` has, and so are those whose rows have an order or factors of their own.
 
@@ -237,7 +236,7 @@ def _whole_experts(
     dtype: torch.dtype,
     device: torch.device | str,
     backend: str,
-) -> RoutedExperts | ExpertsINT4 | Experts8Bit | None:
+) -> RoutedExperts | Experts8Bit | None:
     """Experts that one call of ``moe`` computes; None where it does not take them."""
     name: Any
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
@@ -249,10 +248,16 @@ def _whole_experts(
     if stored.scheme.activations is None and name in ACTIVATIONS:
         first, second = (as_int4(_moved(w, device)) for w in (stored.w13, stored.w2))
         if first is not None and second is not None:
-            return ExpertsINT4(
-                first, second, stored.w13_bias, stored.w2_bias, name, limit=limit, has_gate=stored.has_gate,
-                dtype=dtype, backend=backend,
+            own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # of rows, and so of biases
+            bias13, bias2 = (
+                None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias)
+            )
+            layer = MoE.from_quantized(
+                first, second, bias13=bias13, bias2=bias2, activations="16bit", activation=name, limit=limit,
+                weight_layout="concatenated" if stored.has_gate else "none",
+                dtype=own, backend=backend,
             )  # fmt: skip
+            return RoutedExperts(layer)
     return _experts_8bit(stored, _function_of(activation), dtype=dtype, device=device, backend=backend)
 
 

@@ -319,6 +319,8 @@ class RoutedExperts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """As of SortedExperts."""
+        if not topk_ids.numel():
+            return torch.zeros_like(x)
         ids, weights = kernel_ids(topk_ids), topk_weights.float().contiguous()
         return self.experts(_kernel_rows(x), ids, weights).to(x.dtype)
 

@@ -30,7 +30,7 @@ from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare
 from nvfp4_cute.nn.seen import Seen
 from nvfp4_cute.nn.state import NamesFormats
-from nvfp4_cute.nn.weights import as_words, scales_of, zeros
+from nvfp4_cute.nn.weights import as_words, kept_bias, scales_of, zeros
 from nvfp4_cute.operands.rules import check_choice, global_scales
 from nvfp4_cute.problem import Activation, check_limit
 
@@ -101,7 +101,8 @@ class MoE(NamesFormats):
 
     Args:
         num_experts: E, of this process. hidden_size: H. intermediate_size: I. Both multiples of 32.
-        format: of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8.
+        format: of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8. Int4 may have blocks of one size in
+            w13 and of another in w2: a pair.
         activations: as of ``moe``: "nvfp4" or "16bit" beside NVFP4 weights, "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit" beside
             MX ones, "16bit" beside others. None: the first of these.
         activation, limit, weight_layout: as of ``moe``.
@@ -175,7 +176,7 @@ class MoE(NamesFormats):
         hidden_size: int,
         intermediate_size: int,
         *,
-        format: BlockFormat | str = NVFP4,
+        format: BlockFormat | str | tuple[BlockFormat | str, BlockFormat | str] = NVFP4,
         activations: Activations | None = None,
         activation: Activation = "silu",
         limit: float | None = None,
@@ -193,8 +194,8 @@ class MoE(NamesFormats):
         backend: str = "auto",
     ):
         super().__init__()
-        format = as_format("format", format)
-        _check_format("format", format, self.FORMATS)
+        formats = _pair(format, self.FORMATS)
+        format = formats[1]
         activations = activations or ROWS[format][0]
         if activations not in ROWS[format]:
             raise ValueError(
@@ -227,15 +228,16 @@ class MoE(NamesFormats):
         )
         self.activations = activations
         self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
-        self.formats = (format, format)
+        self.formats = formats
         self.first_expert, self.backend = first_expert, backend
         self.parallel = parallel
         if process_group is not None and placement is None and parallel == "experts":
             placement = Placement.even(num_experts * process_group.size(), process_group.size())
         self.process_group, self.placement, self.capacity = process_group, placement, capacity
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
-        for name, n, k in (("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)):
-            data, scale = zeros(format, (num_experts,), n, k, device)
+        sizes = ("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)
+        for (name, n, k), own in zip(sizes, formats, strict=True):
+            data, scale = zeros(own, (num_experts,), n, k, device)
             self.register_buffer(name, data)
             self.register_buffer(f"{name}_scale", scale)
         for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
@@ -308,18 +310,18 @@ class MoE(NamesFormats):
         options_of.refuse(options, (*DECIDED, "format"), "w13")
         check_expert_weights("w13", w13)
         check_expert_weights("w2", w2)
-        if w13.format != w2.format:
-            raise ValueError(
-                f"w13 is {w13.format.title} and w2 {w2.format.title}; quantize both to one format"
-            )
+        formats = _pair((w13.format, w2.format), cls.FORMATS)
         w13, w2 = (_as_kernels_read(w, cls.FORMATS) for w in (w13, w2))
         experts, hidden_size, row_bytes = w2.data.shape
         has_bias = bias13 is not None or bias2 is not None
+        for name, bias in (("bias13", bias13), ("bias2", bias2)):
+            if bias is not None:
+                check_is_tensor(name, bias)
         if has_bias:
             options.setdefault("dtype", next(b.dtype for b in (bias13, bias2) if b is not None))
         width = w2.format.elements(row_bytes)
         module = cls(
-            experts, hidden_size, width, format=w2.format, bias=has_bias, device=w2.data.device, **options
+            experts, hidden_size, width, format=formats, bias=has_bias, device=w2.data.device, **options
         )
         given, fitting = list(w13.shape), [experts, module.w13.shape[1], hidden_size]
         if given != fitting:
@@ -343,7 +345,8 @@ class MoE(NamesFormats):
             module.alpha2.copy_(torch.ones_like(module.alpha2) if factor is None else factor)
         for name, bias in (("bias13", bias13), ("bias2", bias2)):
             if bias is not None:
-                getattr(module, name).copy_(bias.detach())
+                own = getattr(module, name)
+                own.copy_(kept_bias(name, bias, tuple(own.shape), own.device, own.dtype))
         module._compare_alphas()
         return module
 
@@ -364,7 +367,8 @@ class MoE(NamesFormats):
         self._seen = seen  # last: another thread takes what is found when this says that it is current
 
     def _weights(self, name: str) -> ExpertWeights:
-        data, scale, format = getattr(self, name), getattr(self, f"{name}_scale"), self.formats[0]
+        format = self.formats[0] if name == "w13" else self.formats[1]
+        data, scale = getattr(self, name), getattr(self, f"{name}_scale")
         return ExpertWeights(data, scales_of(scale, format), None, format)
 
     def _alphas(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -484,8 +488,8 @@ class MoE(NamesFormats):
         """Sizes, and what lies between the products."""
         return (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
-            f"format={self.formats[0]}, activations={self.activations!r}, activation={self.activation!r}, "
-            f"weight_layout={self.weight_layout!r}"
+            f"format={' and '.join(dict.fromkeys(map(str, self.formats)))}, activations={self.activations!r}, "
+            f"activation={self.activation!r}, weight_layout={self.weight_layout!r}"
         )
 
     def _align_rows(self) -> None:
@@ -536,6 +540,17 @@ class MoENVFP4(MoE):
     """
 
     FORMATS = (NVFP4,)
+
+
+def _pair(format: Any, known: tuple[BlockFormat, ...]) -> tuple[BlockFormat, BlockFormat]:
+    """Formats of w13 and w2. Raises ValueError for two that products of one layer do not take."""
+    first, second = format if isinstance(format, tuple) else (format, format)
+    formats = as_format("format", first), as_format("format", second)
+    for one in formats:
+        _check_format("format", one, known)
+    if formats[0] != formats[1] and not all(one.is_int4 for one in formats):
+        raise ValueError(f"w13 is {formats[0].title} and w2 {formats[1].title}; quantize both to one format")
+    return formats
 
 
 def _check_format(name: str, format: BlockFormat, formats: tuple[BlockFormat, ...]) -> None:

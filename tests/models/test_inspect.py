@@ -72,7 +72,7 @@ def test_folders_that_are_none(tmp_path, capsys):
     [
         ("[128, 256]", None, "QuantizedLinear, weight-only"),
         ("[128, 256]", "fp8", "QuantizedLinear, weight-only; activations rounded to fp8 before"),
-        ("8 x [256, 128]", None, "ExpertsINT4"),
+        ("8 x [256, 128]", None, "MoE, weight-only"),
         (
             "8 x [256, 128]",
             "int8",

@@ -125,7 +125,7 @@ def test_int4(tmp_path, source, tool, orders):
     with vllm_tokens.engine(folder) as llm:
         assert llm.llm_engine.vllm_config.model_config.quantization == "nvfp4_cute"
         kinds = {type(m).__name__ for m in vllm_tokens.model_of(llm).modules()}
-        assert {"QuantizedLinear", "ExpertsINT4" if source == MOE else "QuantizedLinear"} <= kinds
+        assert {"QuantizedLinear", "MoE" if source == MOE else "QuantizedLinear"} <= kinds
         check_in_lockstep(folder, llm)
 
 

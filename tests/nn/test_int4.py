@@ -8,8 +8,7 @@ from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.nn import weight_only
-from nvfp4_cute.nn.experts import DecodedExperts
-from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.experts import DecodedExperts, RoutedExperts
 from nvfp4_cute.nn.linear import QuantizedLinear
 
 EMULATED = "emulator:sm_90a"
@@ -84,9 +83,11 @@ def test_what_is_refused():
         layer(rows(3, 64))
     with pytest.raises(TypeError, match="x is torch.float64"):
         layer(rows(3, 128, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"w13 has shape \[2, 64, 128\]; expected \[2, 256, 64\]"):
-        ExpertsINT4(weights(2, 64, 128), weights(2, 64, 128))
-    experts = ExpertsINT4(weights(2, 256, 128), weights(2, 128, 128))
+    with pytest.raises(ValueError, match=r"w13\) is \[2, 64, 128\] and .* asks for gate_up \[2, 256, 64\]"):
+        nv.MoE.from_quantized(weights(2, 64, 128, format=KIMI), weights(2, 64, 128, format=KIMI))
+    with pytest.raises(ValueError, match="w13 is INT4_32_BFLOAT16 and w2 NVFP4; quantize both to one format"):
+        nv.MoE.from_quantized(weights(2, 256, 128, format=KIMI), nv.quantize(torch.ones(2, 128, 128)))
+    experts = RoutedExperts(nv.MoE.from_quantized(weights(2, 256, 128), weights(2, 128, 128)))
     ids, factors = torch.zeros(3, 1).int(), torch.ones(3, 1)
     with pytest.raises(TypeError, match="dtype of x"):
         experts(torch.zeros(3, 128).int(), ids, factors)
@@ -95,11 +96,12 @@ def test_what_is_refused():
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED, marks=pytest.mark.slow)])
-def test_experts(backend):
+@pytest.mark.parametrize("second", [KIMI, AWQ], ids=str)
+def test_experts(backend, second):
     """Beside sums over decoded weights; an id of no expert adds nothing."""
-    w13, w2 = weights(3, 256, 64, format=KIMI), weights(3, 64, 128, format=KIMI, seed=1)
+    w13, w2 = weights(3, 256, 64, format=KIMI), weights(3, 64, 128, format=second, seed=1)
     bias13, bias2 = rows(3, 256), rows(3, 64)
-    layer = ExpertsINT4(w13, w2, bias13, bias2, backend=backend)
+    layer = RoutedExperts(nv.MoE.from_quantized(w13, w2, bias13=bias13, bias2=bias2, backend=backend))
     x, ids, factors = rows(5, 64), torch.tensor([[0, 2], [1, 0], [2, 2], [-1, 1], [0, 1]]), torch.rand(5, 2)
     y, first, second = layer(x, ids, factors), w13.dequantize(), w2.dequantize()
     expected = torch.zeros(5, 64)
@@ -125,10 +127,11 @@ def test_modules_of_a_checkpoint():
         "e", SCHEME, stored(2, 256, 64), None, stored(2, 64, 128), None, None, None, None, None, True
     )
     options = {"dtype": torch.bfloat16, "device": "cpu"}
-    assert isinstance(layers.experts_module(experts, "silu", **options), ExpertsINT4)
+    module = layers.experts_module(experts, "silu", **options).experts
+    assert isinstance(module, nv.MoE) and all(format.is_int4 for format in module.formats)
     assert isinstance(layers.experts_module(experts, "silu", decode=True, **options), DecodedExperts)
     assert isinstance(
         layers.experts_module(experts, "silu", backend="emulator:sm_100a", **options), DecodedExperts
     )
     assert what_runs(Kind("a", SCHEME, "[200, 256]")) == "QuantizedLinear, weight-only"
-    assert what_runs(Kind("e", SCHEME, "2 x [256, 64]")).startswith("ExpertsINT4 on sm_90a and on the CPU")
+    assert what_runs(Kind("e", SCHEME, "2 x [256, 64]")).startswith("MoE, weight-only")

@@ -4,9 +4,17 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import PersistentMLP, QuantizedLinear, UnsupportedProblem, dequantize, quantize
+from nvfp4_cute import (
+    MoE,
+    PersistentMLP,
+    QuantizedLinear,
+    UnsupportedProblem,
+    dequantize,
+    int4_format,
+    quantize,
+)
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.int4 import ExpertsINT4
+from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.int8 import ExpertsINT8
 
 K, N = 96, 40
@@ -64,8 +72,11 @@ def test_other_layers_are_exported_for_any_number_of_rows(layer):
     if layer == "table":
         module, inputs = QuantizedEmbedding(quantize(torch.randn(9, 64))), lambda n: (torch.arange(n) % 9,)
     else:
-        kind = ExpertsINT8 if layer == "experts" else ExpertsINT4
-        module = kind.from_experts(torch.randn(2, 256, 128), torch.randn(2, 128, 128))
+        weights = torch.randn(2, 256, 128), torch.randn(2, 128, 128)
+        if layer == "experts":
+            module = ExpertsINT8.from_experts(*weights)
+        else:
+            module = RoutedExperts(MoE.from_experts(*weights, format=int4_format()))
         inputs = lambda n: (torch.randn(n, 128).bfloat16(), torch.arange(n)[:, None] % 2, torch.rand(n, 1))
     given = inputs(20)
     batch = torch.export.Dim("batch", min=2, max=1000)

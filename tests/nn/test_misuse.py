@@ -3,17 +3,32 @@
 import pytest
 import torch
 
-from nvfp4_cute import FP8_128x128, MoENVFP4, QuantizedLinear, UnsupportedProblem, int4_format, quantize
+from nvfp4_cute import (
+    FP8_128x128,
+    MoE,
+    MoENVFP4,
+    QuantizedLinear,
+    UnsupportedProblem,
+    int4_format,
+    quantize,
+)
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
+from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.fp8 import ExpertsFP8
-from nvfp4_cute.nn.int4 import ExpertsINT4
 from nvfp4_cute.nn.int8 import ExpertsINT8
 
 REFUSALS = (TypeError, ValueError, UnsupportedProblem)
 X = torch.linspace(-2, 2, 4 * 128).view(4, 128).bfloat16()
 IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), torch.full((4, 2), 0.5)
-OF_32 = {"format": int4_format(32)}
+
+
+def int4_experts(gate_up, down, **options):
+    """MoE with int4 weights, for rows and weights as models have them."""
+    options = {"format": int4_format(32), "dtype": torch.bfloat16} | options
+    return RoutedExperts(MoE.from_experts(gate_up, down, **options))
+
+
 WRONG = {
     "x": {
         "None": lambda: None,
@@ -70,10 +85,10 @@ def test_experts_without_a_choice_give_zeros():
     assert torch.equal(experts(X, IDS[:, :0], WEIGHTS[:, :0]), torch.zeros_like(X))
 
 
-@pytest.mark.parametrize("kind", [ExpertsINT8, ExpertsINT4])
+@pytest.mark.parametrize("kind", [ExpertsINT8.from_experts, int4_experts])
 def test_choices_as_routers_give_them(kind):
     """Of few bits, which do not hold the number of experts; not contiguous; of factors that are expanded, or have 16 bits."""
-    experts = kind.from_experts(some(128, 64, 32), some(128, 32, 32), **OF_32 if kind is ExpertsINT4 else {})
+    experts = kind(some(128, 64, 32), some(128, 32, 32))
     x, ids = X[:, :32].contiguous(), torch.tensor([[0, 127], [-1, 3], [127, -1], [5, 5]])
     expected = experts(x, ids, WEIGHTS)
     for dtype in (torch.int8, torch.int16, torch.int32):
@@ -83,12 +98,10 @@ def test_choices_as_routers_give_them(kind):
     assert not experts(x, ids[:, :0], WEIGHTS[:, :0]).any()
 
 
-@pytest.mark.parametrize("kind", [ExpertsINT8, ExpertsINT4])
+@pytest.mark.parametrize("kind", [ExpertsINT8.from_experts, int4_experts])
 def test_biases_of_experts(kind):
     """Any floats and strides are taken, and no gradient follows them; what is no number a column is refused when a layer is made."""
-    make = lambda bias: kind.from_experts(
-        some(2, 64, 32), some(2, 32, 32), bias13=bias, **OF_32 if kind is ExpertsINT4 else {}
-    )
+    make = lambda bias: kind(some(2, 64, 32), some(2, 32, 32), bias13=bias)
     bias, x = some(2, 64).bfloat16(), X[:, :32].contiguous()
     expected = make(bias)(x, IDS, WEIGHTS)
     for other in (bias.double(), torch.nn.Parameter(bias.clone()), bias.t().contiguous().t()):

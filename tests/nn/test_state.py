@@ -13,8 +13,8 @@ from nvfp4_cute.formats.block_format import INT8, int4_format
 from nvfp4_cute.formats.int4 import int4_tensor
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.fp8 import ExpertsFP8
-from nvfp4_cute.nn.int4 import ExpertsINT4
 from nvfp4_cute.nn.int8 import ExpertsINT8
+from nvfp4_cute.nn.moe import MoE
 from nvfp4_cute.nn.state import description
 
 
@@ -37,7 +37,7 @@ LAYERS = {
     ),
     "ExpertsFP8": experts_fp8,
     "ExpertsINT8": lambda: ExpertsINT8.from_experts(some(2, 64, 32), some(2, 32, 32)),
-    "ExpertsINT4": lambda: ExpertsINT4.from_experts(some(2, 256, 128), some(2, 128, 128)),
+    "MoE, INT4": lambda: MoE.from_experts(some(2, 256, 128), some(2, 128, 128), format=int4_format()),
     "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),
     "MXFP8 table": lambda: QuantizedEmbedding(quantize(some(5, 64), format=MXFP8_E4M3)),
@@ -51,7 +51,7 @@ CODES = [
         "QuantizedLinear, INT4": ("weight",),
         "ExpertsFP8": ("w13", "w2"),
         "ExpertsINT8": ("w13", "w2"),
-        "ExpertsINT4": ("w13", "w2"),
+        "MoE, INT4": ("w13", "w2"),
         "MoENVFP4": ("w13", "w13_scale", "w2_scale"),
         "NVFP4 table": ("weight", "weight_scale"),
         "MXFP8 table": ("weight", "weight_scale"),
@@ -61,8 +61,8 @@ CODES = [
 PACKED = [
     ("QuantizedLinear", "weight"),
     ("QuantizedLinear, INT4", "weight"),
-    ("ExpertsINT4", "w13"),
-    ("ExpertsINT4", "w2"),
+    ("MoE, INT4", "w13"),
+    ("MoE, INT4", "w2"),
     ("MoENVFP4", "w13"),
     ("NVFP4 table", "weight"),
 ]
@@ -203,7 +203,7 @@ def test_experts_without_memory_give_results_without_memory(layer):
     assert y.is_meta and y.shape == x.shape and y.dtype == x.dtype
 
 
-@pytest.mark.parametrize("layer", ["ExpertsFP8", "ExpertsINT8", "ExpertsINT4"])
+@pytest.mark.parametrize("layer", ["ExpertsFP8", "ExpertsINT8", "MoE, INT4"])
 def test_experts_name_their_formats(layer):
     """Bits of another format, and a later version, are refused; a state dict without the name is read; meta ones are not read."""
     state = made(layer).state_dict()

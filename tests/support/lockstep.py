@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 
 from nvfp4_cute.nn.experts import RoutedExperts, SortedExperts
-from nvfp4_cute.nn.int4 import ExpertsINT4
 from nvfp4_cute.nn.linear import QuantizedLinear
 
 UNIT = 2.0**-24
@@ -35,7 +34,7 @@ class Readers:
 
 def quantized_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Layers whose weights have 4 bits."""
-    kinds = QuantizedLinear | RoutedExperts | SortedExperts | ExpertsINT4
+    kinds = QuantizedLinear | RoutedExperts | SortedExperts
     return [m for m in model.modules() if isinstance(m, kinds)]
 
 
