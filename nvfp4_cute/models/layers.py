@@ -17,6 +17,7 @@ from nvfp4_cute.formats.block_format import (
     TMA_ALIGN_BYTES,
     BlockFormat,
     FP8_1x128,
+    FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
@@ -43,16 +44,15 @@ from nvfp4_cute.nn.experts import (
     SortedExperts,
     swiglu_oai,
 )
-from nvfp4_cute.nn.experts_8bit import Experts8Bit
-from nvfp4_cute.nn.fp8 import ExpertsFP8, has_fp8_products
-from nvfp4_cute.nn.int8 import ExpertsINT8
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.moe import MoE, MoENVFP4
 from nvfp4_cute.nn.products import KERNEL_DTYPE
+from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
+FP8_PAIR = (FP8_1x128, FP8_128x128)
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations that ``activations`` is about
 LayerActivations = Literal[Activations, "by_rows"]
 
@@ -181,8 +181,8 @@ def experts_module(
     backend: str = "auto",
     keep_two_factors: bool = False,
     decode: bool = False,
-) -> SortedExperts | RoutedExperts | Experts8Bit:
-    """The same of the experts of a layer: MoE, ExpertsFP8 or ExpertsINT8 where one of them computes it.
+) -> SortedExperts | RoutedExperts | QuantizedExperts:
+    """The same of the experts of a layer: MoE or QuantizedExperts where one of them computes it.
 
     Others are what ``nn.experts`` has, and so are those whose rows have an order or factors of their own.
 
@@ -236,7 +236,7 @@ def _whole_experts(
     dtype: torch.dtype,
     device: torch.device | str,
     backend: str,
-) -> RoutedExperts | Experts8Bit | None:
+) -> RoutedExperts | QuantizedExperts | None:
     """Experts that one call of ``moe`` computes; None where it does not take them."""
     name: Any
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
@@ -245,20 +245,25 @@ def _whole_experts(
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
             return RoutedExperts(layer)
+    first, second = (_direct(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
+    if first is None or second is None or not _has_whole_blocks(stored, first.format):
+        return None
     if stored.scheme.activations is None and name in ACTIVATIONS:
-        first, second = (as_int4(_moved(w, device)) for w in (stored.w13, stored.w2))
-        if first is not None and second is not None:
-            own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # of rows, and so of biases
-            bias13, bias2 = (
-                None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias)
-            )
-            layer = MoE.from_quantized(
-                first, second, bias13=bias13, bias2=bias2, activations="16bit", activation=name, limit=limit,
-                weight_layout="concatenated" if stored.has_gate else "none",
-                dtype=own, backend=backend,
-            )  # fmt: skip
-            return RoutedExperts(layer)
-    return _experts_8bit(stored, _function_of(activation), dtype=dtype, device=device, backend=backend)
+        own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # of rows, and so of biases
+        bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
+        whole = MoE.from_quantized(
+            first, second, bias13=bias13, bias2=bias2, activations="16bit", activation=name, limit=limit,
+            weight_layout="concatenated" if stored.has_gate else "none", dtype=own, backend=backend,
+        )  # fmt: skip
+        return RoutedExperts(whole)
+    if first.format.is_int4:
+        return None
+    bias13, bias2 = (None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias))
+    return QuantizedExperts(
+        first, second, bias13, bias2, _function_of(activation),
+        activations=None if stored.scheme.activations is not None else "16bit",
+        has_gate=stored.has_gate, backend=backend,
+    )  # fmt: skip
 
 
 def _function_of(activation: str | tuple[str, float] | Activation) -> str | Activation:
@@ -318,7 +323,7 @@ def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTenso
     """The weights as a kernel multiplies them by activations in FP8, or in 16 bits; None where there is none for them."""
     if scheme.activations is None:
         return as_fp8(weight)
-    if scheme.activations != FP8_1x128.name or not has_fp8_products(backend, weight.data.device):
+    if scheme.activations != FP8_1x128.name or not has_products(backend, weight.data.device, FP8_PAIR):
         return None
     return as_fp8(weight)
 
@@ -330,29 +335,6 @@ def _int8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTens
     if scheme.activations != INT8.name or not has_products(backend, weight.data.device, INT8_PAIR):
         return None
     return as_int8(weight)
-
-
-def _experts_8bit(
-    stored: StoredExperts,
-    activation: str | Activation,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    backend: str,
-) -> Experts8Bit | None:
-    """Experts whose weights have 8 bits; None where no kernel multiplies these by their activations."""
-    activations = None if stored.scheme.activations is not None else "16bit"
-    kinds: tuple[tuple[type[Experts8Bit], Any], ...] = ((ExpertsFP8, _fp8), (ExpertsINT8, _int8))
-    for kind, convert in kinds:
-        w13, w2 = (convert(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2))
-        if w13 is None or w2 is None or not _has_whole_blocks(stored, w13.format):
-            continue
-        bias13, bias2 = (
-            None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias)
-        )
-        options: Any = {"activations": activations, "has_gate": stored.has_gate, "backend": backend}
-        return kind(w13, w2, bias13, bias2, activation, **options)
-    return None
 
 
 def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:

@@ -72,6 +72,10 @@ class KeepsBits(Picklable):
     BLOCK_FACTORS: ClassVar[tuple[str, ...]] = ()
     """The same of blocks: that of a block of zeros may be 0."""
 
+    @property
+    def _block_factors(self) -> tuple[str, ...]:
+        return self.BLOCK_FACTORS
+
     def _load_from_state_dict(
         self, state_dict, prefix, metadata, strict, missing, unexpected, errors
     ) -> None:
@@ -81,7 +85,8 @@ class KeepsBits(Picklable):
             if buffer.dtype.itemsize == 1 or not buffer.dtype.is_floating_point
         ]
         found += [factor_fault(state_dict, prefix + name) for name in self.FACTORS]
-        found += [factor_fault(state_dict, prefix + name, allows_zero=True) for name in self.BLOCK_FACTORS]
+        names = self._block_factors
+        found += [factor_fault(state_dict, prefix + name, allows_zero=True) for name in names]
         faults = [fault for fault in found if fault is not None]
         if faults:
             errors.extend(faults)

@@ -10,9 +10,10 @@ from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import DecodedExperts
-from nvfp4_cute.nn.fp8 import ExpertsFP8, has_fp8_products
 from nvfp4_cute.nn.linear import QuantizedLinear
+from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
+from nvfp4_cute.nn.weights import has_products
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
 BACKENDS = ("reference", EMULATED[0], *(pytest.param(e, marks=pytest.mark.slow) for e in EMULATED[1:]))
@@ -99,7 +100,7 @@ def test_what_a_linear_layer_refuses():
     with pytest.raises(ValueError, match="backend='gpu' is unknown"):
         QuantizedLinear.from_quantized(weights(128, 256), backend="gpu")
     with pytest.raises(ValueError, match="backend='gpu' is unknown"):
-        ExpertsFP8(weights(2, 256, 128), weights(2, 128, 128), backend="gpu")
+        QuantizedExperts(weights(2, 256, 128), weights(2, 128, 128), backend="gpu")
 
 
 def expected(w13, w2, x, ids, factors, is_fused=False, is_rounded=True):
@@ -120,7 +121,7 @@ def test_experts(backend):
     """Bits of the layer are those of each token by itself; an expert without rows, and choices that are none."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
     ids, factors = torch.tensor([[0, 3], [3, 1], [1, 0], [3, 0], [1, 3]]), torch.rand(5, 2)
-    layer = ExpertsFP8(w13, w2, backend=backend)
+    layer = QuantizedExperts(w13, w2, backend=backend)
     assert layer.is_fused(x.device) == (backend in EMULATED)
     is_rounded = backend not in (
         "emulator:sm_90a",
@@ -132,7 +133,7 @@ def test_experts(backend):
         assert torch.equal(got, want)
     # A sum that rounds otherwise may move a hidden value to its FP8 neighbour.
     assert (got - want).float().norm() < 0.01 * want.float().norm()
-    assert (ExpertsFP8(w13, w2)(x, torch.full_like(ids, 4), factors) == 0).all()
+    assert (QuantizedExperts(w13, w2)(x, torch.full_like(ids, 4), factors) == 0).all()
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED[0], marks=pytest.mark.slow)])
@@ -142,11 +143,11 @@ def test_experts_with_16_bit_activations(backend):
     ids, factors = torch.tensor([[0, 3], [3, -1], [-1, 0], [3, 7], [0, 3]]), torch.rand(5, 2)
     decoded = [w.dequantize().float() for w in (w13, w2)]
     want = DecodedExperts([*decoded[0].chunk(2, 1), decoded[1]], [None] * 3)(x, ids, factors).float()
-    got = ExpertsFP8(w13, w2, activations="16bit", backend=backend)(x, ids, factors)
+    got = QuantizedExperts(w13, w2, activations="16bit", backend=backend)(x, ids, factors)
     assert (got.float() - want).norm() < 0.01 * want.norm()
-    made = ExpertsFP8.from_experts(decoded[0], decoded[1], activations="16bit")
+    made = QuantizedExperts.from_experts(decoded[0], decoded[1], nv.FP8_128x128, activations="16bit")
     assert torch.equal(made.w13_scale_inv, nv.quantize(decoded[0], format=nv.FP8_128x128).scale)
-    assert made.activations == "16bit" and ExpertsFP8(w13, w2).activations == "fp8"
+    assert made.activations == "16bit" and QuantizedExperts(w13, w2).activations == "fp8"
 
 
 def test_weights_beside_16_bit_activations_of_a_checkpoint():
@@ -160,14 +161,16 @@ def test_weights_beside_16_bit_activations_of_a_checkpoint():
     )
     sides = stored(2, 256, 128), None, stored(2, 128, 128)
     experts = experts_module(StoredExperts("e", scheme, *sides, *[None] * 5, True), "silu", **options)
-    assert isinstance(experts, ExpertsFP8) and experts.activations == "16bit"
+    assert isinstance(experts.experts, nv.MoE) and experts.experts.activations == "16bit"
+    experts = experts_module(
+        StoredExperts("e", scheme, *sides, *[None] * 5, True), lambda g, u: g * u, **options
+    )
+    assert isinstance(experts, QuantizedExperts) and experts.activations == "16bit"
     kinds = [
         Kind("e", scheme, "2 x [256, 128]", k_sizes={128}),
         Kind("q", scheme, "[200, 192]", k_sizes={192}),
     ]
-    assert what_runs(kinds[0]) == "ExpertsFP8, weight-only" and what_runs(kinds[1]).startswith(
-        "decoded to 16 bits"
-    )
+    assert what_runs(kinds[0]) == "MoE, weight-only" and what_runs(kinds[1]).startswith("decoded to 16 bits")
 
 
 def test_modules_of_a_checkpoint(monkeypatch):
@@ -177,7 +180,7 @@ def test_modules_of_a_checkpoint(monkeypatch):
     layer, x = linear_module(linear, None, **options), rows(4, 256)
     assert isinstance(layer, QuantizedLinear) and layer.format == nv.FP8_128x128
     with monkeypatch.context() as patched:
-        patched.setattr(layers, "has_fp8_products", lambda *args: False)
+        patched.setattr(layers, "has_products", lambda *args: False)
         decoded = linear_module(linear, None, **options)
     assert isinstance(decoded, RoundedInput)
     torch.testing.assert_close(layer(x).float(), decoded(x).float(), rtol=2e-2, atol=0.2)
@@ -190,9 +193,9 @@ def test_modules_of_a_checkpoint(monkeypatch):
         w13, w2 = stored(2, 2 * width, 128), stored(2, 128, width)
         return StoredExperts("experts", SCHEME, w13, None, w2, None, None, None, None, None, True)
 
-    assert isinstance(experts_module(experts(128), "silu", **options), ExpertsFP8)
-    assert all(has_fp8_products(backend, torch.device("cpu")) for backend in EMULATED)
-    monkeypatch.setattr(layers, "has_fp8_products", lambda *args: False)
+    assert isinstance(experts_module(experts(128), "silu", **options), QuantizedExperts)
+    assert all(has_products(backend, torch.device("cpu"), layers.FP8_PAIR) for backend in EMULATED)
+    monkeypatch.setattr(layers, "has_products", lambda *args: False)
     assert isinstance(experts_module(experts(128), "silu", **options), DecodedExperts)
 
 
@@ -214,17 +217,21 @@ def test_weights_that_do_not_fit_are_refused():
             r"bias has shape \[1\]; expected \[128\]",
             lambda: QuantizedLinear.from_quantized(weights(128, 128), torch.zeros(1)),
         ),
-        (TypeError, "w2 is None; pass a BlockScaledTensor", lambda: ExpertsFP8(w13, None)),
-        (ValueError, r"w13 is FP8_128X128 of shape \[128, 128\]", lambda: ExpertsFP8(weights(128, 128), w2)),
+        (TypeError, "w2 is None; pass a BlockScaledTensor", lambda: QuantizedExperts(w13, None)),
+        (
+            ValueError,
+            r"w13 is FP8_128X128 of shape \[128, 128\]",
+            lambda: QuantizedExperts(weights(128, 128), w2),
+        ),
         (
             ValueError,
             r"expected \[2, 128, 128\].*has_gate=False",
-            lambda: ExpertsFP8(w13, w2, has_gate=False),
+            lambda: QuantizedExperts(w13, w2, has_gate=False),
         ),
         (
             ValueError,
             r"bias13 has shape \[2, 128\]; expected",
-            lambda: ExpertsFP8(w13, w2, torch.zeros(2, 128)),
+            lambda: QuantizedExperts(w13, w2, torch.zeros(2, 128)),
         ),
     ]
     for error, text, make in wrong:
@@ -238,13 +245,15 @@ def test_experts_of_one_launch_for_gate_and_up(activation):
     """Where there is such a kernel: products that are not rounded before the activation. Graphs and empty experts as elsewhere."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
     ids, factors = torch.tensor([[0, 3], [3, -1], [-1, 0], [3, 7], [0, 3]]), torch.rand(5, 2)
-    fused = ExpertsFP8(w13, w2, activation=activation, backend="emulator:sm_120a")
-    assert fused.is_fused(x.device) and not ExpertsFP8(w13, w2, activation=activation).is_fused(x.device)
-    assert not ExpertsFP8(w13, w2, torch.zeros(4, 512), backend="emulator:sm_120a").is_fused(x.device)
-    assert not ExpertsFP8(w13, w2, activation=lambda gate, up: up, backend="emulator:sm_120a").is_fused(
+    fused = QuantizedExperts(w13, w2, activation=activation, backend="emulator:sm_120a")
+    assert fused.is_fused(x.device) and not QuantizedExperts(w13, w2, activation=activation).is_fused(
         x.device
     )
-    reference = ExpertsFP8(w13, w2, activation=activation)
+    assert not QuantizedExperts(w13, w2, torch.zeros(4, 512), backend="emulator:sm_120a").is_fused(x.device)
+    assert not QuantizedExperts(w13, w2, activation=lambda gate, up: up, backend="emulator:sm_120a").is_fused(
+        x.device
+    )
+    reference = QuantizedExperts(w13, w2, activation=activation)
     rounded_twice = reference(x, ids, factors).float()
     reference.is_fused = lambda device: True
     want, got = reference(x, ids, factors).float(), fused(x, ids, factors).float()

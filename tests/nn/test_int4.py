@@ -91,7 +91,7 @@ def test_what_is_refused():
     ids, factors = torch.zeros(3, 1).int(), torch.ones(3, 1)
     with pytest.raises(TypeError, match="dtype of x"):
         experts(torch.zeros(3, 128).int(), ids, factors)
-    with pytest.raises(ValueError, match=r"topk_ids \[2, 1\] .*expected \[T, H\]"):
+    with pytest.raises(ValueError, match="ids has 2 rows and x 3"):
         experts(rows(3, 128), ids[:2], factors)
 
 
@@ -130,8 +130,7 @@ def test_modules_of_a_checkpoint():
     module = layers.experts_module(experts, "silu", **options).experts
     assert isinstance(module, nv.MoE) and all(format.is_int4 for format in module.formats)
     assert isinstance(layers.experts_module(experts, "silu", decode=True, **options), DecodedExperts)
-    assert isinstance(
-        layers.experts_module(experts, "silu", backend="emulator:sm_100a", **options), DecodedExperts
-    )
+    module = layers.experts_module(experts, "silu", backend="emulator:sm_100a", **options).experts
+    assert isinstance(module, nv.MoE), "every architecture multiplies 16-bit rows of all experts"
     assert what_runs(Kind("a", SCHEME, "[200, 256]")) == "QuantizedLinear, weight-only"
     assert what_runs(Kind("e", SCHEME, "2 x [256, 64]")).startswith("MoE, weight-only")

@@ -14,8 +14,8 @@ from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredWe
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn.experts import DecodedExperts
-from nvfp4_cute.nn.int8 import ExpertsINT8
 from nvfp4_cute.nn.linear import QuantizedLinear
+from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.rounded import RoundedInput
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
@@ -158,7 +158,7 @@ def test_experts(backend, has_gate):
     w13, w2 = weights(4, 2 * 48 if has_gate else 48, 80), weights(4, 80, 48, seed=1)
     bias13, bias2, x = rows(4, w13.shape[1]), rows(4, 80), rows(5, 80)
     activation = "silu" if has_gate else "relu2"
-    layer = ExpertsINT8(w13, w2, bias13, bias2, activation, has_gate=has_gate, backend=backend)
+    layer = QuantizedExperts(w13, w2, bias13, bias2, activation, has_gate=has_gate, backend=backend)
     want = experts_by_hand(w13, w2, bias13, bias2, x, has_gate)
     assert torch.equal(layer(x, IDS, FACTORS), want)
     assert layer(x[:0], IDS[:0], FACTORS[:0]).shape == (0, 80)
@@ -170,12 +170,12 @@ def test_experts_from_weights():
     gate_up, down = (
         torch.randn(s, generator=torch.Generator().manual_seed(5)) for s in ((4, 96, 80), (4, 80, 48))
     )
-    layer, x = ExpertsINT8.from_experts(gate_up, down), rows(5, 80)
-    quantized = ExpertsINT8(nv.quantize(gate_up, format=nv.INT8), nv.quantize(down, format=nv.INT8))
+    layer, x = QuantizedExperts.from_experts(gate_up, down, nv.INT8), rows(5, 80)
+    quantized = QuantizedExperts(nv.quantize(gate_up, format=nv.INT8), nv.quantize(down, format=nv.INT8))
     assert torch.equal(layer(x, IDS, FACTORS), quantized(x, IDS, FACTORS))
     assert torch.equal(layer(x.float(), IDS, FACTORS).bfloat16(), layer(x, IDS, FACTORS))
     assert not layer.waits(x.device) and "4 of 80 x 48" in repr(layer)
-    biased = ExpertsINT8.from_experts(gate_up, down, bias2=rows(4, 80))
+    biased = QuantizedExperts.from_experts(gate_up, down, nv.INT8, bias2=rows(4, 80))
     moved = copy.deepcopy(biased).to(torch.float16)
     assert moved.w13.dtype == torch.int8 and moved.w2_scale.dtype == torch.float32
     assert moved.bias2.dtype == torch.float16 and biased.bias2.dtype == torch.bfloat16
@@ -186,7 +186,7 @@ def test_experts_from_weights():
 def test_experts_in_a_graph(activations):
     """A compiled layer is one graph, for any number of tokens, and gives the same bits."""
     layer, x = (
-        ExpertsINT8(weights(4, 96, 80), weights(4, 80, 48, seed=1), activations=activations),
+        QuantizedExperts(weights(4, 96, 80), weights(4, 80, 48, seed=1), activations=activations),
         rows(5, 80),
     )
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -199,7 +199,7 @@ def test_experts_with_16_bit_activations(monkeypatch):
     """The grouped product where there is one, else one of every expert's: the same bits, close to decoded weights."""
     w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
     bias13, bias2 = rows(4, 128), rows(4, 64)
-    layer = ExpertsINT8(w13, w2, bias13, bias2, activations="16bit")
+    layer = QuantizedExperts(w13, w2, bias13, bias2, activations="16bit")
     y = layer(x, IDS, FACTORS)
     decoded = [w.dequantize().float() for w in (w13, w2)]
     want = DecodedExperts([*decoded[0].chunk(2, 1), decoded[1]], [*bias13.chunk(2, 1), bias2])(
@@ -215,7 +215,7 @@ def test_experts_with_16_bit_activations(monkeypatch):
 def test_experts_with_16_bit_activations_on_the_emulator(arch):
     w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
     layers_of = [
-        ExpertsINT8(w13, w2, activations="16bit", backend=b) for b in (f"emulator:{arch}", "reference")
+        QuantizedExperts(w13, w2, activations="16bit", backend=b) for b in (f"emulator:{arch}", "reference")
     ]
     got, want = (layer(x, IDS, FACTORS).float() for layer in layers_of)
     assert (got - want).norm() < 0.01 * want.norm()
@@ -223,17 +223,19 @@ def test_experts_with_16_bit_activations_on_the_emulator(arch):
 
 def test_what_experts_refuse():
     w13, w2 = weights(2, 96, 80), weights(2, 80, 48)
-    with pytest.raises(ValueError, match=r"w13 is MXFP4 of shape .*expected \[E, 2 I, H\] of INT8"):
-        ExpertsINT8(nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4), w2)
+    with pytest.raises(ValueError, match=r"w13 is MXFP4 of shape .*expected \[E, 2 I, H\] of FP8_128X128"):
+        QuantizedExperts(nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4), w2)
+    with pytest.raises(ValueError, match=r"w2 is MXFP4 of shape .*expected \[E, H, I\] of INT8"):
+        QuantizedExperts(w13, nv.quantize(torch.ones(2, 96, 64), format=nv.MXFP4))
     with pytest.raises(
         ValueError, match=r"w13 has shape \[2, 96, 80\]; expected \[2, 48, 80\], .*has_gate=False"
     ):
-        ExpertsINT8(w13, w2, has_gate=False)
+        QuantizedExperts(w13, w2, has_gate=False)
     with pytest.raises(ValueError, match=r"bias2 has shape \[2, 8\]; expected \[2, 80\]"):
-        ExpertsINT8(w13, w2, None, torch.zeros(2, 8))
+        QuantizedExperts(w13, w2, None, torch.zeros(2, 8))
     with pytest.raises(ValueError, match="activations='fp8' is not supported; use 'int8' or '16bit'"):
-        ExpertsINT8(w13, w2, activations="fp8")
-    layer = ExpertsINT8(w13, w2)
+        QuantizedExperts(w13, w2, activations="fp8")
+    layer = QuantizedExperts(w13, w2)
     with pytest.raises(ValueError, match=r"topk_ids \[2, 2\] .*expected \[T, H\]"):
         layer(rows(5, 80), IDS[:2], FACTORS)
     with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
@@ -257,20 +259,20 @@ def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
     quantization |= {"config_groups": {"group_0": GROUP}, "ignore": ["lm_head"]}
     found = Checkpoint(write(tmp_path, tensors, quantization)).read_experts("model.mlp.experts")
     layer = experts_module(found, "silu", **OPTIONS)
-    assert isinstance(layer, ExpertsINT8)
+    assert isinstance(layer, QuantizedExperts)
     assert torch.equal(layer.w13, w13.data) and torch.equal(layer.w13_scale, w13.scale.bfloat16().float())
     assert isinstance(experts_module(found, "silu", decode=True, **OPTIONS), DecodedExperts)
     kind = Kind("experts", found.scheme, "2 x [96, 80]", k_sizes={80, 48})
-    assert what_runs(kind).startswith("ExpertsINT8 on sm_90a, sm_100a")
+    assert what_runs(kind).startswith("QuantizedExperts on sm_90a, sm_100a")
     assert (
         what_runs(Kind("experts", Scheme("int8", "int8", None), "2 x [96, 64]", k_sizes={64}))
-        == "ExpertsINT8, weight-only"
+        == "MoE, weight-only"
     )
     weight_only = StoredExperts(
         "e", Scheme("int-quantized", "int8", None), as_stored(weights(2, 64, 64)), None, as_stored(weights(2, 64, 32)),
         None, None, None, None, None, True,
     )  # fmt: skip
-    assert experts_module(weight_only, "silu", **OPTIONS).activations == "16bit"
+    assert experts_module(weight_only, "silu", **OPTIONS).experts.activations == "16bit"
     monkeypatch.setattr(layers, "has_products", lambda *args: False)
     decoded = experts_module(found, "silu", **OPTIONS)
     assert isinstance(decoded, DecodedExperts)

@@ -5,6 +5,7 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import (
+    INT8,
     MoE,
     PersistentMLP,
     QuantizedLinear,
@@ -15,7 +16,7 @@ from nvfp4_cute import (
 )
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import RoutedExperts
-from nvfp4_cute.nn.int8 import ExpertsINT8
+from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 
 K, N = 96, 40
 WAYS = [{}, {"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}]
@@ -74,7 +75,7 @@ def test_other_layers_are_exported_for_any_number_of_rows(layer):
     else:
         weights = torch.randn(2, 256, 128), torch.randn(2, 128, 128)
         if layer == "experts":
-            module = ExpertsINT8.from_experts(*weights)
+            module = QuantizedExperts.from_experts(*weights, INT8)
         else:
             module = RoutedExperts(MoE.from_experts(*weights, format=int4_format()))
         inputs = lambda n: (torch.randn(n, 128).bfloat16(), torch.arange(n)[:, None] % 2, torch.rand(n, 1))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nvfp4_cute import (
+    INT8,
     FP8_128x128,
     MoE,
     MoENVFP4,
@@ -15,12 +16,15 @@ from nvfp4_cute import (
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import RoutedExperts
-from nvfp4_cute.nn.fp8 import ExpertsFP8
-from nvfp4_cute.nn.int8 import ExpertsINT8
+from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 
 REFUSALS = (TypeError, ValueError, UnsupportedProblem)
 X = torch.linspace(-2, 2, 4 * 128).view(4, 128).bfloat16()
 IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), torch.full((4, 2), 0.5)
+
+
+def int8_experts(gate_up, down, **options):
+    return QuantizedExperts.from_experts(gate_up, down, INT8, **options)
 
 
 def int4_experts(gate_up, down, **options):
@@ -64,11 +68,13 @@ def some(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 8
 
 
-@pytest.fixture(scope="module", params=["ExpertsFP8", "MoENVFP4"])
+@pytest.fixture(scope="module", params=["QuantizedExperts", "MoENVFP4"])
 def experts(request):
     if request.param == "MoENVFP4":
         return MoENVFP4.from_experts(some(2, 256, 128), some(2, 128, 128))
-    return ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
+    return QuantizedExperts(
+        *(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128)))
+    )
 
 
 @pytest.mark.parametrize("name, what", [(name, what) for name, cases in WRONG.items() for what in cases])
@@ -81,11 +87,13 @@ def test_experts_refuse(experts, name, what):
 
 
 def test_experts_without_a_choice_give_zeros():
-    experts = ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
+    experts = QuantizedExperts(
+        *(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128)))
+    )
     assert torch.equal(experts(X, IDS[:, :0], WEIGHTS[:, :0]), torch.zeros_like(X))
 
 
-@pytest.mark.parametrize("kind", [ExpertsINT8.from_experts, int4_experts])
+@pytest.mark.parametrize("kind", [int8_experts, int4_experts])
 def test_choices_as_routers_give_them(kind):
     """Of few bits, which do not hold the number of experts; not contiguous; of factors that are expanded, or have 16 bits."""
     experts = kind(some(128, 64, 32), some(128, 32, 32))
@@ -98,7 +106,7 @@ def test_choices_as_routers_give_them(kind):
     assert not experts(x, ids[:, :0], WEIGHTS[:, :0]).any()
 
 
-@pytest.mark.parametrize("kind", [ExpertsINT8.from_experts, int4_experts])
+@pytest.mark.parametrize("kind", [int8_experts, int4_experts])
 def test_biases_of_experts(kind):
     """Any floats and strides are taken, and no gradient follows them; what is no number a column is refused when a layer is made."""
     make = lambda bias: kind(some(2, 64, 32), some(2, 32, 32), bias13=bias)

@@ -12,9 +12,8 @@ from nvfp4_cute import MXFP8_E4M3, FP8_128x128, MoENVFP4, QuantizedLinear, quant
 from nvfp4_cute.formats.block_format import INT8, int4_format
 from nvfp4_cute.formats.int4 import int4_tensor
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
-from nvfp4_cute.nn.fp8 import ExpertsFP8
-from nvfp4_cute.nn.int8 import ExpertsINT8
 from nvfp4_cute.nn.moe import MoE
+from nvfp4_cute.nn.quantized_experts import QuantizedExperts
 from nvfp4_cute.nn.state import description
 
 
@@ -23,7 +22,9 @@ def some(*shape):
 
 
 def experts_fp8():
-    return ExpertsFP8(*(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128))))
+    return QuantizedExperts(
+        *(quantize(some(2, n, k), format=FP8_128x128) for n, k in ((256, 128), (128, 128)))
+    )
 
 
 LAYERS = {
@@ -36,7 +37,7 @@ LAYERS = {
         quantize(some(64, 128), format=int4_format(128))
     ),
     "ExpertsFP8": experts_fp8,
-    "ExpertsINT8": lambda: ExpertsINT8.from_experts(some(2, 64, 32), some(2, 32, 32)),
+    "ExpertsINT8": lambda: QuantizedExperts.from_experts(some(2, 64, 32), some(2, 32, 32), INT8),
     "MoE, INT4": lambda: MoE.from_experts(some(2, 256, 128), some(2, 128, 128), format=int4_format()),
     "MoENVFP4": lambda: MoENVFP4.from_experts(some(2, 64, 32), some(2, 32, 32)),
     "NVFP4 table": lambda: QuantizedEmbedding(quantize(some(5, 64))),

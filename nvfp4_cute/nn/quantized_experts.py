@@ -1,14 +1,15 @@
-"""Experts with weights of 8 bits and float32 scales: what FP8 and INT8 have in common."""
+"""Experts with weights of 8 bits and float32 scales, FP8 or INT8."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_ROWS, INT8, BlockFormat, FP8_128x128, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.nn.activations import check_activations, rows_format
 from nvfp4_cute.nn.experts import (
     Activation,
     SortedExperts,
@@ -16,30 +17,47 @@ from nvfp4_cute.nn.experts import (
 )
 from nvfp4_cute.nn.state import NamesFormats
 from nvfp4_cute.nn.weights import check_weight, kept_bias
-from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.ops.parts import composed_dual
 from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 
+FORMATS = (FP8_128x128, INT8)
 # Activations of a gate that kernels of a dual GEMM compute, too, and what they cut both products to.
 FUSED_LIMITS: dict[Any, float | None] = {"silu": None, "gelu_tanh": None, "swiglu_oai": 7.0}
 
 
-class Experts8Bit(SortedExperts, NamesFormats):
-    """Experts with W in 8 bits; rows are quantized before each product, or stay in 16 bits. There is no backward pass.
+class QuantizedExperts(SortedExperts, NamesFormats):
+    """Experts with FP8 or INT8 weights that ``MoE`` does not take: rows are quantized to 8 bits, or an activation is a function.
 
-    Two products of all experts, which a CUDA graph can hold. Of 16-bit rows there is a kernel for sm_90a; elsewhere each expert
-    has products of its own, whose number of rows the host reads.
+    Rows are quantized before each product (FP8: in blocks of 128 values; INT8: each row by its largest magnitude / 127), or
+    stay in 16 bits. Integer sums are exact, so all backends give the same products of INT8. A CUDA graph can hold the call. There
+    is no backward pass.
 
-    A subclass states:
-        ROWS, WEIGHTS: formats that are multiplied. BLOCK_FACTORS: names of the buffers of scales, of w13 and of w2. ACTIVATIONS:
-        choices; the first is of ROWS, "16bit" is of 16-bit rows.
+    State dict:
+        w13, w2: float8_e4m3fn or int8 [E, 2 I, H] and [E, H, I].
+        FP8: w13_scale_inv, w2_scale_inv: float32 [E, ceil(2 I / 128), H / 128] and [E, ceil(H / 128), I / 128], which multiply.
+        INT8: w13_scale, w2_scale: float32 [E, 2 I, 1] and [E, H, 1], which multiply.
+        bias13, bias2: where there are. _extra_state: names of the formats and a version, uint8 bytes of JSON. A state dict
+            without it is read as well.
+
+    Args:
+        w13: FP8_128x128 or INT8 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate.
+        w2: the same format, [E, H, I].
+        bias13, bias2: [E, 2 I] and [E, H], or None.
+        activation: see SortedExperts. has_gate: whether there is a gate.
+        activations: "fp8" or "int8", the one of the weights, which None stands for; or "16bit".
+        backend: see ``gemm``.
+
+    Example:
+        >>> layer = QuantizedExperts.from_experts(torch.randn(4, 256, 64), torch.randn(4, 64, 128), "int8")
+        >>> ids, weights = torch.tensor([[0, 3], [1, 2]]), torch.full((2, 2), 0.5)
+        >>> layer(torch.randn(2, 64).bfloat16(), ids, weights).shape
+        torch.Size([2, 64])
+
+    Raises:
+        TypeError, ValueError: weights are not of three dimensions and of one format, sizes do not fit, or a choice is unknown.
     """
-
-    ROWS: ClassVar[BlockFormat]
-    WEIGHTS: ClassVar[BlockFormat]
-    ACTIVATIONS: ClassVar[tuple[str, ...]]
 
     w13: torch.Tensor
     w2: torch.Tensor
@@ -58,39 +76,41 @@ class Experts8Bit(SortedExperts, NamesFormats):
         has_gate: bool = True,
         backend: str = "auto",
     ):
-        check_choice("activations", activations or self.ACTIVATIONS[0], self.ACTIVATIONS)
-        check_weight("w13", w13, "[E, 2 I, H]", self.WEIGHTS)
-        check_weight("w2", w2, "[E, H, I]", self.WEIGHTS)
+        format = w13.format if getattr(w13, "format", None) in FORMATS else FP8_128x128
+        activations = check_activations(activations, format)
+        check_weight("w13", w13, "[E, 2 I, H]", format)
+        check_weight("w2", w2, "[E, H, I]", format)
         backends.resolve(backend, w13.device)
         experts, hidden, rows = expert_sizes(w13.shape, w2.shape, has_gate)
         bias13 = kept_bias("bias13", bias13, (experts, rows), w13.device)
         bias2 = kept_bias("bias2", bias2, (experts, hidden), w13.device)
         super().__init__(experts, activation)
-        self.activations = activations or self.ACTIVATIONS[0]
-        self.has_gate, self.backend = has_gate, backend
-        self.formats = (self.WEIGHTS, self.WEIGHTS)
+        self.activations, self.has_gate, self.backend = activations, has_gate, backend
+        self.formats = (format, format)
         for name, weight in (("w13", w13), ("w2", w2)):
-            self.register_buffer(name, weight.data.view(self.WEIGHTS.data_dtypes[-1]))
+            self.register_buffer(name, weight.data.view(format.data_dtypes[-1]))
             self.register_buffer(self._scale_name(name), weight.scale)
         self.register_buffer("bias13", bias13)
         self.register_buffer("bias2", bias2)
 
     @classmethod
-    def from_experts(cls, gate_up: torch.Tensor, down: torch.Tensor, **options: Any) -> "Experts8Bit":
+    def from_experts(
+        cls, gate_up: torch.Tensor, down: torch.Tensor, format: BlockFormat | str, **options: Any
+    ) -> "QuantizedExperts":
         """The layer with weights quantized, on their device.
 
         Args:
             gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
-            options: of the constructor, but weights.
+            format: of the weights. options: of the constructor, but weights.
 
         Raises:
             What ``quantize`` and the constructor do.
         """
-        w13, w2 = (quantize(weights, format=cls.WEIGHTS) for weights in (gate_up, down))
+        w13, w2 = (quantize(weights, format=as_format("format", format)) for weights in (gate_up, down))
         return cls(w13, w2, **options)
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """As of SortedExperts."""
+        """See SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
         if self.is_fused(rows.device):
             y = self._product_of_rows(offs, "w2", *self._hidden(offs, rows), rows.dtype)
@@ -103,22 +123,22 @@ class Experts8Bit(SortedExperts, NamesFormats):
         fits = self.has_gate and self.bias13 is None and self.w13.shape[1] % (2 * ATOM_ROWS) == 0
         if self.activations == "16bit" or not (is_known and fits):
             return False
-        return composed_dual.is_fused((self.ROWS, self.WEIGHTS), self.backend, device)
+        return composed_dual.is_fused((self._rows, self.formats[0]), self.backend, device)
 
     def _hidden(self, offs: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden activations of all experts, whose rows end at ``offs``, quantized: by the same launch where one does it."""
         weight, scale = self._weight("w13")
-        q = quantize(x, format=self.ROWS, backend=self.backend)
+        q = quantize(x, format=self._rows, backend=self.backend)
         activation: Any = self.activation
-        quantizes = composed_dual.is_fused((self.ROWS, self.WEIGHTS), self.backend, x.device, self.ROWS)
-        out_dtype: Any = self.ROWS.name if quantizes else x.dtype
+        quantizes = composed_dual.is_fused((self._rows, self.formats[0]), self.backend, x.device, self._rows)
+        out_dtype: Any = self._rows.name if quantizes else x.dtype
         h = grouped_dual_gemm(
-            q.data, weight, None, q.scale, scale, offs=offs, a_format=self.ROWS, b_format=self.WEIGHTS, activation=activation,
+            q.data, weight, None, q.scale, scale, offs=offs, a_format=self._rows, b_format=self.formats[0], activation=activation,
             limit=FUSED_LIMITS[activation], weight_layout="concatenated", out_dtype=out_dtype, backend=self.backend,
         )  # fmt: skip
         if quantizes:
             return h
-        q = quantize(h, format=self.ROWS, backend=self.backend)
+        q = quantize(h, format=self._rows, backend=self.backend)
         return q.data, q.scale
 
     def _layer(
@@ -133,9 +153,9 @@ class Experts8Bit(SortedExperts, NamesFormats):
         """Of all experts, whose rows end at ``offs``."""
         if self.activations == "16bit":
             weight, scale = self._weight(name)
-            options: Any = {"b_format": self.WEIGHTS, "out_dtype": x.dtype, "backend": self.backend}
+            options: Any = {"b_format": self.formats[0], "out_dtype": x.dtype, "backend": self.backend}
             return grouped_gemm(x, weight, None, scale, offs, **options)
-        q = quantize(x, format=self.ROWS, backend=self.backend)
+        q = quantize(x, format=self._rows, backend=self.backend)
         return self._product_of_rows(offs, name, q.data, q.scale, x.dtype)
 
     def _product_of_rows(
@@ -144,7 +164,7 @@ class Experts8Bit(SortedExperts, NamesFormats):
         """The same of quantized rows."""
         weight, weight_scale = self._weight(name)
         return grouped_gemm(
-            data, weight, scale, weight_scale, offs, a_format=self.ROWS, b_format=self.WEIGHTS, out_dtype=dtype,
+            data, weight, scale, weight_scale, offs, a_format=self._rows, b_format=self.formats[0], out_dtype=dtype,
             backend=self.backend,
         )  # fmt: skip
 
@@ -152,9 +172,17 @@ class Experts8Bit(SortedExperts, NamesFormats):
         """Values and scales."""
         return getattr(self, name), getattr(self, self._scale_name(name))
 
+    @property
+    def _rows(self) -> BlockFormat:
+        """What rows are quantized to."""
+        return rows_format(self.formats[0])
+
+    @property
+    def _block_factors(self) -> tuple[str, ...]:
+        return self._scale_name("w13"), self._scale_name("w2")
+
     def _scale_name(self, name: str) -> str:
-        of_w13, of_w2 = self.BLOCK_FACTORS
-        return of_w13 if name == "w13" else of_w2
+        return f"{name}_scale_inv" if self.formats[0] == FP8_128x128 else f"{name}_scale"
 
     def extra_repr(self) -> str:
         """Sizes, and how rows are multiplied."""
