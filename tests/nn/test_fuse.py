@@ -193,15 +193,19 @@ def test_gated_mlp_on_the_emulator(options):
 
 
 def test_without_a_launch_for_both():
-    """16-bit activations on another GPU: one product of gate and up, and the activation function."""
+    """Layers that multiply in different ways: one product of gate and up, and the activation function."""
     block = Block().bfloat16()
-    replace_linears(block, backend="emulator:sm_100a", activations="16bit")
+    replace_linears(block, backend="emulator:sm_90a", activations="16bit")
+    down = block.mlp.down_proj
+    block.mlp.down_proj = QuantizedLinear.from_quantized(
+        down.quantized_weight, down.bias, input_scale=0.01, backend="emulator:sm_90a"
+    )
     alone = copy.deepcopy(block.mlp)
     ours, x = fused(block), rows(3)
     assert not ours.mlp.is_fused
     with observe() as observer:
         got = ours.mlp(x)
-    assert len(observer.stats) == 2
+    assert len(observer.stats) == 3, "gate and up, quantize, down"
     assert_bitwise_equal(got, alone(x))
 
 

@@ -297,6 +297,7 @@ def test_refusals():
         (lambda: MoENVFP4(E, 40, I), UnsupportedProblem, "hidden_size=40"),
         (lambda: MoENVFP4(E, H, I, format=MXFP4), ValueError, "format is MXFP4; use nvfp4$"),
         (lambda: MoE(E, H, I, format=4), TypeError, "format=4 is not a format"),
+        (lambda: MoE(E, H, I, format="mxfp5"), ValueError, "format='mxfp5' is unknown"),
         (
             lambda: MoE(E, H, I, format=MXFP4, activations="nvfp4"),
             ValueError,
