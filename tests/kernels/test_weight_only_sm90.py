@@ -10,7 +10,7 @@ from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
-from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
@@ -164,7 +164,6 @@ def test_refusals():
     common = (1, torch.bfloat16, torch.bfloat16, False, "ragged")
     for settings, part in (
         ({"decode_first": True}, "use decode_first=False"),
-        ({"stream_k": True}, "use stream_k=False"),
         ({"multicast_n": 2, "split_k": 2}, "use multicast_n=1"),
         ({"multicast_n": 4}, "use multicast_n=1"),
         ({"split_k": 8}, "use split_k=4"),
@@ -179,8 +178,8 @@ def test_refusals():
     ):
         with pytest.raises(ConfigError, match=part):
             WeightOnlyKey("sm_90a", chosen, *common).validated()
-    with pytest.raises(UnsupportedTarget, match="sm_100a"):
-        WeightOnlyKey("sm_100a", config(64), *common).validated()
+    with pytest.raises(ConfigError, match="sm_100a: weights are on the M side"):
+        WeightOnlyKey("sm_100a", config(32), *common).validated()
     with pytest.raises(UnsupportedProblem, match="quantize them"):
         WeightOnlyKey("sm_90a", config(64), 1, torch.bfloat16, "nvfp4", False, "ragged").validated()
 
