@@ -60,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def cute_emulate() -> int:
+    """Run the command `cute-emulate`: the verb `emulate` by a name of its own."""
+    return main(["emulate", *sys.argv[1:]])
+
+
 def build_parser(complete: Iterable[str] = VERBS) -> argparse.ArgumentParser:
     """Build the parser of every verb; its `run` default is a function of the parsed arguments.
 

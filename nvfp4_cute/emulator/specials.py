@@ -1,5 +1,6 @@
 """Special registers: what a warp reads from %tid, %ctaid, %laneid and their kind."""
 
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,8 +91,11 @@ def fill_constants(regs: Any, slots: dict[int, str], warp: int, block: Dim3, val
             regs[slot] = warp if name == "%warpid" else values[name]
 
 
+@lru_cache(4096)
 def _thread_index(warp: int, block: Dim3, axis: int) -> Any:
+    """%tid of a warp along an axis: uniform, or of its lanes; all CTAs share it, so nobody may write it."""
     linear = LANE_IDS + np.uint32(warp * LANES)
     index = (linear, linear // np.uint32(block[0]), linear // np.uint32(block[0] * block[1]))[axis]
     index = index % np.uint32(block[axis]) if axis < 2 else index
+    index.setflags(write=False)
     return int(index[0]) if (index == index[0]).all() else index

@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -134,6 +135,16 @@ def test_a_failing_assertion_gives_its_traceback(script):
     assert done.returncode == 1 and done.stdout == "__main__ ['assert']\n"
     assert "AssertionError: beside the script: the sum is 2.0" in done.stderr
     assert 'ends.py", line 7, in work' in done.stderr and "script.py" not in done.stderr
+
+
+def test_the_command_of_its_own(script):
+    """`cute-emulate`, as pyproject.toml installs it."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (target,) = re.findall(r'^cute-emulate = "(.+)"$', text, re.MULTILINE)
+    module, _, function = target.partition(":")
+    program = f"import sys; from {module} import {function}; sys.exit({function}())"
+    done = run_python("-c", program, "--arch", "sm_120a", script, "exit", "7")
+    assert (done.returncode, done.stdout) == (7, "__main__ ['exit', '7']\n")
 
 
 def test_exit_codes_and_arguments_are_the_scripts_own(script):
