@@ -84,7 +84,7 @@ EMULATOR_ROWS = (
     ("fused",),
     ("code",),
     ("check", "record"),
-    ("compiled", "parallel", "machine"),
+    ("compiled", "parallel", "lockstep", "machine"),
     ("fronts",),
 )
 """Lowest first; all other modules of the emulator are below. Parts of one row do not import each other's folders."""

@@ -3,7 +3,7 @@
 Steps of instructions that each lane executes for itself (arithmetic, conversions, moves, global memory) take any number of lanes.
 Shuffles and votes are executed warp by warp. Kernels of such instructions alone run so: their warps neither share memory nor wait
 for each other, hence any order of them is one that a GPU may choose. A branch whose way differs from warp to warp divides the
-warps. Those whose own lanes differ, and those that meet an error, go on one by one.
+warps. Warps whose own lanes differ, and warps that meet an error, go on one by one.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Wide:
 
     Attributes:
         members: the warps, in the order in which they would run one after the other.
-        regs, active, num_active, all_active, protected, code, local: as of a `Warp`, with 32 lanes for each member.
+        regs, active, num_active, all_active, protected, code, local: those of a `Warp`, with 32 lanes for each member.
         pc: where they are.  executed: instructions so far.
     """
 

@@ -107,7 +107,7 @@ def run(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> None:
 
 
 def run_checked(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> bool:
-    """The same under the hazard checker, if there is nothing to report.
+    """Run them under the hazard checker, if there is nothing to report.
 
     Clusters that do not communicate can only harm each other by touching what another one writes, so each process
     checks its own clusters, and what they touched is compared.

@@ -48,7 +48,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def other_arch(said: str) -> str | None:
-    """The architecture that CuTe DSL's refusal asks for (``sm_90a``); None if the text is no such refusal."""
+    """The architecture that CuTe DSL's refusal asks for (``sm_90a``); None for any other text."""
     refusal = REFUSAL.search(said)
     wanted = re.search(r"sm_\d+[af]?", refusal["wanted"]) if refusal else None
     if wanted is None:
