@@ -128,7 +128,8 @@ def test_list_masked_and_batched(backend):
     down = weights_of(128, 384, seed=5)
     assert nv.gemm(got[2], down, backend=backend).shape == (66, 128)
     x, w, sizes = tokens_of(3, 50, 256), weights_of(3, 256, 256), torch.tensor([3, 0, 50], dtype=torch.int32)
-    data, scale = nv.grouped_gemm(x, w, masked_m=sizes, out_dtype=NAME, backend=backend)
+    made = nv.grouped_gemm(x, w, masked_m=sizes, out_dtype=NAME, backend=backend)
+    data, scale = made.data, made.scale
     exact = nv.grouped_gemm(x, w, masked_m=sizes, out_dtype=torch.float32)
     for g, size in enumerate(sizes.tolist()):
         check(data[g, :size], scale[g, :size], exact[g, :size])
