@@ -10,13 +10,10 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import (
-    FORMATS,
     INT8,
-    INT8_PAIR,
     NVFP4,
     TMA_ALIGN_BYTES,
     BlockFormat,
-    FP8_1x128,
     FP8_128x128,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
@@ -26,12 +23,10 @@ from nvfp4_cute.models.checkpoints.stored import (
     StoredExperts,
     StoredLinear,
     StoredWeight,
-    as_fp8,
-    as_int4,
-    as_int8,
     as_nvfp4,
+    as_tensor,
 )
-from nvfp4_cute.nn.activations import Activations, mode_of, must_keep_16_bits
+from nvfp4_cute.nn.activations import Activations, mode_of, must_keep_16_bits, rows_format
 from nvfp4_cute.nn.by_rows import by_rows, experts_by_rows
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
@@ -52,7 +47,6 @@ from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
-FP8_PAIR = (FP8_1x128, FP8_128x128)
 FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations that ``activations`` is about
 LayerActivations = Literal[Activations, "by_rows"]
 
@@ -158,16 +152,13 @@ def embedding_module(
     if isinstance(tied, QuantizedLinear) and tied.format == NVFP4:
         return QuantizedEmbedding(tied.quantized_weight, dtype=dtype, backend=backend)
     weight = _moved(stored.weight, device)
-    format = FORMATS.get(weight.format)
-    if decode or format is None or format.scale.bits != 8:
+    table = as_tensor(weight)
+    if decode or table is None or table.format.scale.bits != 8:
         n, k = weight.shape
         layer = torch.nn.Embedding(n, k, device="meta", dtype=dtype)
         values = tied.weight if isinstance(tied, torch.nn.Linear) else weight.dequantize(dtype)
         layer.weight = torch.nn.Parameter(values.detach(), requires_grad=False)
         return layer
-    table = BlockScaledTensor(
-        weight.data, weight.scale, weight.global_scale, weight.shape, "rowmajor", format=format
-    )
     return QuantizedEmbedding(table, dtype=dtype, backend=backend)
 
 
@@ -316,25 +307,17 @@ def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.de
 
 def _direct(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
     """Weights in FP8, INT8 or int4 as kernels multiply them by activations of the scheme; None where none does."""
-    return _fp8(weight, scheme, backend) or _int8(weight, scheme, backend) or as_int4(weight)
-
-
-def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
-    """The weights as a kernel multiplies them by activations in FP8, or in 16 bits; None where there is none for them."""
-    if scheme.activations is None:
-        return as_fp8(weight)
-    if scheme.activations != FP8_1x128.name or not has_products(backend, weight.data.device, FP8_PAIR):
+    tensor = as_tensor(weight)
+    if tensor is None or tensor.format.is_int4:
+        return tensor
+    format = tensor.format
+    if format not in (FP8_128x128, INT8):
         return None
-    return as_fp8(weight)
-
-
-def _int8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
-    """The same by activations in INT8, or in 16 bits, whose kernel takes K in steps of its own."""
     if scheme.activations is None:
-        return None if weight.shape[-1] % W4A16_K_STEP else as_int8(weight)
-    if scheme.activations != INT8.name or not has_products(backend, weight.data.device, INT8_PAIR):
-        return None
-    return as_int8(weight)
+        return None if weight.shape[-1] % W4A16_K_STEP else tensor
+    rows = rows_format(format)
+    has_kernel = scheme.activations == rows.name and has_products(backend, weight.data.device, (rows, format))
+    return tensor if has_kernel else None
 
 
 def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:

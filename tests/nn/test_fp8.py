@@ -5,7 +5,7 @@ import torch
 
 import nvfp4_cute as nv
 from nvfp4_cute.models import layers
-from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_fp8
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_tensor
 from nvfp4_cute.models.inspect import Kind, what_runs
 from nvfp4_cute.models.layers import experts_module, linear_module
 from nvfp4_cute.nn import weight_only
@@ -186,7 +186,7 @@ def test_modules_of_a_checkpoint(monkeypatch):
     torch.testing.assert_close(layer(x).float(), decoded(x).float(), rtol=2e-2, atol=0.2)
     cut = stored(200, 256)
     cut = StoredWeight(cut.format, cut.data[:, :200], cut.scale, None, (200, 200))
-    assert as_fp8(cut) is None
+    assert as_tensor(cut) is None
     assert isinstance(linear_module(StoredLinear("q", SCHEME, cut, None), None, **options), RoundedInput)
 
     def experts(width):
@@ -194,7 +194,9 @@ def test_modules_of_a_checkpoint(monkeypatch):
         return StoredExperts("experts", SCHEME, w13, None, w2, None, None, None, None, None, True)
 
     assert isinstance(experts_module(experts(128), "silu", **options), QuantizedExperts)
-    assert all(has_products(backend, torch.device("cpu"), layers.FP8_PAIR) for backend in EMULATED)
+    assert all(
+        has_products(backend, torch.device("cpu"), (nv.FP8_1x128, nv.FP8_128x128)) for backend in EMULATED
+    )
     monkeypatch.setattr(layers, "has_products", lambda *args: False)
     assert isinstance(experts_module(experts(128), "silu", **options), DecodedExperts)
 

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from nvfp4_cute.formats import block_format
-from nvfp4_cute.formats.block_format import INT4_FORMATS, FP8_128x128
+from nvfp4_cute.formats.block_format import FORMATS, INT4_FORMATS, NVFP4, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize
-from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1, decode_s8, decode_ue8m0
+from nvfp4_cute.formats.codecs import decode_e4m3, decode_s8
 
 # Names of formats: those of formats.block_format, and "fp8": e4m3 with a float32 scale for the tensor or for a row.
 # Schemes have "int4" for all formats of int4_format, which weights name.
@@ -69,20 +69,15 @@ class StoredWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Values [..., N, K]: products in float32, which are exact but for a last factor of float32, rounded to ``dtype``."""
-        if self.format == "nvfp4":
-            return dequantize(self.nvfp4(), dtype)
-        int4 = as_int4(self)
-        if int4 is not None:
-            return dequantize(int4, dtype)
+        tensor = as_tensor(self)
+        if tensor is not None:
+            return dequantize(tensor, dtype)
+        # What no tensor here is: one scale for a row of FP8, and rows that end within a block.
         n, k = self.shape[-2:]
-        decode = {INT8: decode_s8, **dict.fromkeys(PACKED, decode_packed_e2m1)}.get(self.format, decode_e4m3)
-        values = decode(self.data)
-        if self.format in ("mxfp4", "mxfp8_e4m3"):
-            factors = decode_ue8m0(self.scale).repeat_interleave(BLOCK_K[self.format], -1)
-        elif self.format == "fp8_128x128":
-            factors = self.scale.repeat_interleave(128, -1)[..., :k].repeat_interleave(128, -2)[..., :n, :]
-        else:
-            factors = self.scale
+        values = decode_s8(self.data) if self.format == INT8 else decode_e4m3(self.data)
+        factors = self.scale
+        if self.format == FP8_128x128.name:
+            factors = factors.repeat_interleave(128, -1)[..., :k].repeat_interleave(128, -2)[..., :n, :]
         return (values * factors).to(dtype)
 
     def split(self, rows: Sequence[int]) -> list["StoredWeight"]:
@@ -97,31 +92,13 @@ class StoredWeight:
         return NVFP4Tensor(self.data, self.scale, self.global_scale, self.shape, "rowmajor")
 
 
-def as_int4(weight: StoredWeight) -> BlockScaledTensor | None:
-    """The weights as a tensor of int4 with row-major scales, without a copy; None where they are of another format."""
-    format = INT4_FORMATS.get(weight.format)
-    if format is None:
+def as_tensor(weight: StoredWeight) -> BlockScaledTensor | None:
+    """The weights as a tensor of their format, without a copy; None for FP8 with a scale per row, and for rows of cut blocks."""
+    format = FORMATS.get(weight.format) or INT4_FORMATS.get(weight.format)
+    if format is None or weight.shape[-1] % format.k_multiple:
         return None
-    return BlockScaledTensor(weight.data, weight.scale, None, weight.shape, "rowmajor", format=format)
-
-
-def as_fp8(weight: StoredWeight) -> BlockScaledTensor | None:
-    """The weights as a tensor of FP8_128x128, without a copy; None where they are of another format, or K is cut from a block."""
-    if weight.format != FP8_128x128.name or weight.shape[-1] % FP8_128x128.block_k:
-        return None
-    return BlockScaledTensor(
-        weight.data, weight.scale, None, weight.shape, FP8_128x128.scale_layout, format=FP8_128x128
-    )
-
-
-def as_int8(weight: StoredWeight) -> BlockScaledTensor | None:
-    """The weights as a tensor of INT8, without a copy; None where they are of another format, or rows are not whole units."""
-    format = block_format.INT8
-    if weight.format != format.name or weight.shape[-1] % format.k_multiple:
-        return None
-    return BlockScaledTensor(
-        weight.data, weight.scale, None, weight.shape, format.scale_layout, format=format
-    )
+    kind = NVFP4Tensor if format == NVFP4 else partial(BlockScaledTensor, format=format)
+    return kind(weight.data, weight.scale, weight.global_scale, tuple(weight.shape), "rowmajor")
 
 
 def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:
