@@ -165,7 +165,7 @@ def choose(
     """Returns the config for a problem. Takes the arguments of ``WeightOnlyFamily.choose``.
 
     Tokens of a tile by the mean of groups with rows, then warps by how many steps a CTA would have. Measured on an H200,
-    2026-11-29: 55 products of five matrices and six layers of experts, every candidate (bf16, NVFP4, cold L2, CUDA graphs).
+    2026-11-29: ``bench/notes/2026-11-29-h200-warp-mma.md``.
     """
     live = [size for size in sizes if min(size) > 0]
     if not live:
