@@ -167,7 +167,11 @@ class Loads:
     @property
     def thread_pieces(self) -> int:
         """Pieces of a turn that one thread loads."""
-        return max(self._pieces // self.warps.rows // WARP_SIZE, 1)
+        return -(-self._pieces // (self.warps.rows * WARP_SIZE))
+
+    def has_idle_threads(self, i: int) -> bool:
+        """Whether some threads have no piece ``i``."""
+        return (i + 1) * self.warps.rows * WARP_SIZE > self._pieces
 
     @property
     def _pieces(self) -> int:
@@ -198,7 +202,7 @@ class Loads:
             half, token, piece = self.piece(lane, i)
             k_piece = self.k_step(place, lane, half) * self.step_pieces + piece
             is_there = (place.step + half < place.end) & (token < place.rows) & (k_piece * PIECE_K < k)
-            if cutlass.const_expr(self._pieces < self.warps.rows * WARP_SIZE):
+            if cutlass.const_expr(self.has_idle_threads(i)):
                 is_there = is_there & (half < STEPS_OF_TURN)
             address = base + Int64(place.row + token) * pitch + k_piece * PIECE_BYTES
             words = load_or_zeros(address, is_there, KEEP)
@@ -212,11 +216,10 @@ class Loads:
             half, token, piece = self.piece(lane, i)
             pairs = self.decoding.token_pairs([x[w, i] for w in range(VECTOR_WORDS)])
             row = (half * self.max_tokens + token) * self.row_bytes
-            is_idle = self._pieces < self.warps.rows * WARP_SIZE
             inline_ptx(
                 "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
                 read_only_args=[stage + row + swizzled(token, piece) * PIECE_BYTES, *pairs],
-                predicate=half < STEPS_OF_TURN if is_idle else None,
+                predicate=half < STEPS_OF_TURN if self.has_idle_threads(i) else None,
             )
 
     @cute.jit

@@ -102,6 +102,11 @@ def test_every_tile_has_the_same_bits_for_every_number_of_ctas(tokens):
         check(form="ragged", rows=(13, 40), n=200, k=640, chosen=config(tokens, *warps, num_cta))
 
 
+def test_more_pieces_of_tokens_than_threads():
+    """24 tokens of 128 bytes are one and a half pieces of 16 bytes a thread."""
+    check(form="ragged", rows=(8, 3, 24), n=40, k=640, chosen=config(24, 8), dtype=torch.float16, format=INT8)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
