@@ -135,7 +135,8 @@ def check_gemm(
     check_batched_shapes({"a": a, "b": b} | plain, "a [M, K/2], b [N, K/2] and out [M, N]")
     k_a, k_b = (fmt.elements(x.shape[1]) for fmt, x in zip(formats, (a, b), strict=True))
     if k_a != k_b:
-        raise ValueError(f"a has K={k_a} and b has K={k_b}; both must have the same K")
+        fix = "; is b transposed? It is [N, K]" if b.shape[0] == k_a else ""
+        raise ValueError(f"a has K={k_a} and b has K={k_b}; both must have the same K{fix}")
     batches = num_batches(a)
     if batches == 0:
         raise ValueError("a has L=0 batches; pass at least one")

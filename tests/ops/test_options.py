@@ -1,9 +1,11 @@
 """Public operations: block-scaled tensors in, the bits of the operations on parts out; at most ten arguments; typed."""
 
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.ops import parts as on_parts
 from nvfp4_cute.planning.config import KernelConfig
 
+ROOT = Path(__file__).resolve().parents[2]
 G, N, K = 2, 128, 128
 OFFS = torch.tensor([40, 47], dtype=torch.int32)
 MASKED = torch.tensor([40, 3], dtype=torch.int32)
@@ -107,6 +110,11 @@ def test_gate_and_up(backend):
     )
     (listed,) = nv.grouped_dual_gemm([x], nv.GateUp([gate], [up]), backend=backend)
     same(listed, nv.dual_gemm(x, nv.GateUp(gate, up), backend=backend))
+
+
+def test_transposed_weights_are_named():
+    with pytest.raises(ValueError, match=r"a has K=128 and b has K=256.*is b transposed\? It is \[N, K\]"):
+        nv.gemm(tensors(40, K), tensors(K, 256))
 
 
 def test_options():
@@ -220,5 +228,12 @@ def test_type_checkers_accept_examples_and_refuse_others(tmp_path):
     ):
         (tmp_path / f"t{number}.py").write_text(text)
         command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"t{number}.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=os.environ | {"MYPYPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert (done.returncode == 0) == (number == 0), done.stdout
