@@ -347,6 +347,7 @@ def main(
             os.chdir(settings.folder)
             sys.path.insert(0, settings.folder)
         contain.confine([*folders, Path.cwd()] if settings.folder else folders)
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         arena.take_second_half()
         Player(arena, judge, gpu, settings).serve()
     except BaseException:

@@ -374,6 +374,7 @@ _host: Host
 def start(settings: Settings) -> None:
     """Initializer of the process."""
     global _host
+    torch.set_num_threads(1)  # a fork of a process with a pool of OpenMP threads waits for them for ever
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid == os.getppid():
         contain.die_with(os.getppid())

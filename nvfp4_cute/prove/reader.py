@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.prove import browser_page, picture, report
+from nvfp4_cute.prove import picture, report
 from nvfp4_cute.prove.predictions import file_name
 from nvfp4_cute.prove.rows import CONSTANTS_HEADER, TIMES_HEADER, constant_rows, time_rows
 from nvfp4_cute.terminal import text_table
@@ -36,13 +36,12 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
     """Write the report, its pages and its picture into a folder; return what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     name = stem(found)
-    written = [folder / f"{name}.json", folder / f"{name}.md", folder / f"{name}.html"]
+    written = [folder / f"{name}.json", folder / f"{name}.md"]
     drawn = picture.svg(found)
     # A reader never sees half of a file.
     texts = (
         json.dumps(found, indent=1) + "\n",
         page(found),
-        browser_page.page(found, _title(found), _conditions(found), short(found)),
     )
     for path, text in zip(written, texts, strict=True):
         partial = path.with_name(path.name + ".partial")

@@ -18,7 +18,7 @@ examples:
 steps: probes (rules of the silicon that documents leave open, each in a process of its own; what they show decides which
 configs are chosen), configs, problems (bit for bit against the reference), constants (what the timing model takes), timed
 (cases and a layer of experts beside torch and beside predictions that were made before), host (what calls cost, and a soak).
-A run that is interrupted goes on where it was. The report (prove-<gpu>.json, .md, .html, .svg) names no host, no user and no
+A run that is interrupted goes on where it was. The report (prove-<gpu>.json, .md, .svg) names no host, no user and no
 folder: attach it to an issue.
 """
 
