@@ -4,6 +4,8 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from nvfp4_cute import cli
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.prove import cases, machine, moe, predictions, reader, report, silicon
