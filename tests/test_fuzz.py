@@ -10,7 +10,6 @@ from fuzz.calls import ARCHS, MEMBERS, OPERATIONS, SMALLER, Call, Limits, draw
 from fuzz.compare import failure_of, outcome
 from fuzz.rounds import Plan, Round, pieces
 
-import nvfp4_cute as nv
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 from nvfp4_cute.ops import parts
 
@@ -126,7 +125,7 @@ def test_a_wrong_bit_a_crash_and_a_refusal_of_one_backend_are_found(monkeypatch)
                 fault(result)
             return result
 
-        monkeypatch.setitem(vars(nv), "gemv", gemv)
+        monkeypatch.setitem(vars(parts), "gemv", gemv)
         return failure_of(call, "faulty")
 
     def crash(_):
@@ -148,6 +147,6 @@ def test_an_output_that_is_written_before_a_refusal_is_found(monkeypatch):
         raise ValueError("b is too blue")
 
     monkeypatch.setitem(gemv.__globals__, "__name__", "nvfp4_cute.faulty")  # whose lines may refuse
-    monkeypatch.setitem(vars(nv), "gemv", gemv)
+    monkeypatch.setitem(vars(parts), "gemv", gemv)
     assert failure_of(first_of("gemv"), "right") is None
     assert "wrote to out" in failure_of(first_of("gemv"), "faulty")

@@ -17,6 +17,7 @@ from expert_layers import mx_weights, some_layer
 
 import nvfp4_cute as nv
 from nvfp4_cute.cli.check import Dice
+from nvfp4_cute.experts import layer
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import (
     INT8,
@@ -103,7 +104,7 @@ class Call:
 
     def run(self, arguments: Arguments, backend: str) -> Any:
         """What the operation returns for a copy (``copied``) of the arguments, which it may write to."""
-        home = parts if hasattr(parts, self.operation) else nv
+        home = layer if self.operation == "moe" else parts if hasattr(parts, self.operation) else nv
         return getattr(home, self.operation)(**arguments, backend=backend)
 
     @property
