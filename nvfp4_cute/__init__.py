@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.formats.int4 import int4_tensor as int4_tensor
     from nvfp4_cute.models.transformers import load as load
     from nvfp4_cute.nn.fused import fuse as fuse
+    from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.linear import QuantizedLinear as QuantizedLinear
     from nvfp4_cute.nn.moe import MoE as MoE
     from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
@@ -79,6 +80,7 @@ _MODULES = {
     "INT8": "formats.block_format",
     "RankError": "errors",
     "KernelConfig": "planning.config",
+    "LinearNVFP4": "nn.linear",
     "QuantizedLinear": "nn.linear",
     "MXFP4": "formats.block_format",
     "MXFP8_E4M3": "formats.block_format",

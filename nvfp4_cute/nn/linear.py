@@ -540,3 +540,7 @@ class QuantizedLinear(state.Picklable):
         if self.shared is not None:
             self.shared[0].changed()
         return self
+
+
+class LinearNVFP4(QuantizedLinear):
+    """:class:`QuantizedLinear` by another name: weights are NVFP4 where no format is given."""
