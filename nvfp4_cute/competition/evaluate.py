@@ -168,6 +168,7 @@ def evaluate(request: Request) -> protocol.Results:
         results = runner.run_harness(
             command(request.mode), folder, {**variables, **seed}, limit, writable if problem is None else None
         )
+        results = named(results, request.submission)
         return _without_times(results) if problem is None and arch else results
 
 
@@ -186,6 +187,12 @@ def _import_step(request: Request, genuine_task: Task | None, arch: str | None) 
         failure.log["error"].replace(f"{base}/submission.py", str(request.submission)).replace(f"{base}/", "")
     )
     return replace(failure, log={**failure.log, "error": error})
+
+
+def named(results: protocol.Results, submission: Path) -> protocol.Results:
+    """Messages with the file's own name where they name a line of its copy."""
+    own = lambda text: text.replace("submission.py, line ", f"{submission.name}, line ")
+    return replace(results, cases=tuple(replace(case, message=own(case.message)) for case in results.cases))
 
 
 def _without_times(results: protocol.Results) -> protocol.Results:

@@ -227,6 +227,12 @@ def test_values_cross_as_they_are():
             wire.from_tree(wrong, take)
 
 
+def test_a_message_names_the_users_file():
+    case = CaseResult("", False, "Encountered KeyError: 'oops'\n submission.py, line 9, in custom_kernel: x")
+    (shown,) = evaluate.named(protocol.Results((case,), False), Path("/somewhere/mine.py")).cases
+    assert shown.message.endswith("\n mine.py, line 9, in custom_kernel: x")
+
+
 def test_texts_are_shown_without_what_a_terminal_obeys():
     assert (
         wire.printable("a\x1b[31mred\x1b[0m\x1b]0;title\x07\x9b2J\u2028b\r\n\tc")
