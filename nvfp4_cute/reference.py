@@ -336,6 +336,7 @@ def expand_operand(
     Returns:
         float64 ``[rows, K]``. A NaN scale makes the values of its block NaN, 16 of NVFP4.
     """
+    data, format = in_rows(data, format)
     return _expand(data, _rowmajor_scale(data, scale, scale_layout, format), format)
 
 
@@ -357,6 +358,7 @@ def _accumulate(
     a, b, a_scale, b_scale, scale_layout: ScaleLayout, a_format: BlockFormat, b_format: BlockFormat
 ) -> torch.Tensor:
     """Float64 ``[M, N]``; B is expanded a piece at a time, so that the copy stays small."""
+    b, b_format = in_rows(b, b_format)
     if a.ndim != 2 or b.ndim != 2 or a_format.elements(a.shape[1]) != b_format.elements(b.shape[1]):
         raise ValueError(
             f"a is [M, K/2] and b is [N, K/2] with the same K; got {tuple(a.shape)} and {tuple(b.shape)}"

@@ -31,6 +31,7 @@ from nvfp4_cute.formats.codecs import (
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.pickling import restored
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.formats.slabs import in_rows
 from nvfp4_cute.formats.zero_points import quantize_with_zero_points
 
 Self = TypeVar("Self", bound="BlockScaledTensor")
@@ -594,7 +595,8 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
         raise TypeError(f"dtype={dtype}: dequantize to float32, float16, bfloat16 or float64")
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     scale = _to_rows(rowmajor_scale(t), t.format, t.shape)
-    expanded = decode_blocks(t.data, scale, t.format, compute)
+    data, format = in_rows(t.data, t.format)
+    expanded = decode_blocks(data, scale, format, compute)
     if t.global_scale is not None:
         factor = t.global_scale.to(compute)
         expanded = expanded * (factor[..., None, None] if factor.ndim else factor)

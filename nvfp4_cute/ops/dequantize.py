@@ -60,7 +60,8 @@ def _is_for_kernel(t: BlockScaledTensor) -> bool:
     """Whether a kernel reads it as it lies."""
     batches = t.shape[:-2]
     return (
-        (t.format.scale.bits == 8 or t.format.is_int4)
+        t.format.order == "rows"
+        and (t.format.scale.bits == 8 or t.format.is_int4)
         and t.data.is_contiguous()
         and t.scale.is_contiguous()
         and t.data.data_ptr() % ALIGN_BYTES == 0
