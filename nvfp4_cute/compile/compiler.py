@@ -4,7 +4,7 @@ The only host module, beside the backends, that imports cutlass; it does so when
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,8 @@ import numpy as np
 
 from nvfp4_cute import private_api
 from nvfp4_cute.compile.host_code import pass_maps_in_place
+from nvfp4_cute.compile.native import NativeFunction, check
+from nvfp4_cute.compile.object_file import UnsupportedObject
 from nvfp4_cute.emulator import scratch
 from nvfp4_cute.emulator.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, prepare_cutlass, shim_is_built
@@ -26,7 +28,7 @@ class CompiledKernel:
 
     Attributes:
         key: what was compiled: a KernelKey, or the key of a task.
-        function: host function of CuTe DSL; takes a launch table and a stream.
+        function: host function, NativeFunction or CuTe DSL's own; ``Launcher`` calls it.
         ptx: PTX text. cubin: machine code.
         object_code: object file of the host code, with the cubin inside, which ``function`` was loaded from.
     """
@@ -62,16 +64,25 @@ def compile_kernel(key: Any) -> CompiledKernel:
 def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> CompiledKernel:
     """The kernel of an object file that was compiled for ``key`` (``CompiledKernel.object_code``): milliseconds.
 
-    Needs the DSL's runtime, which links the host code, and no CUDA toolkit. The file must be trusted.
+    Needs the DSL's runtime library and no CUDA toolkit. The file must be trusted.
     """
+    for device in active_emulators:  # they execute the text, and the object file holds machine code only
+        device.learn(ptx, cubin)
+    content = object_file.read_bytes()
+    try:
+        function: Any = NativeFunction(content, key.to_name())
+    except UnsupportedObject:
+        function = _load_with_dsl(object_file, key.to_name())
+    return CompiledKernel(key, function, ptx, cubin, content)
+
+
+def _load_with_dsl(object_file: Path, prefix: str) -> Any:
+    """The host function as CuTe DSL loads it, on any machine that it supports."""
     import cutlass.cute as cute
 
     if shim_is_built():
         prepare_cutlass()
-    for device in active_emulators:  # they execute the text, and the object file holds machine code only
-        device.learn(ptx, cubin)
-    function = cute.runtime.load_module(str(object_file))[key.to_name()]
-    return CompiledKernel(key, function, ptx, cubin, object_file.read_bytes())
+    return cute.runtime.load_module(str(object_file))[prefix]
 
 
 def compile_jit(
@@ -136,17 +147,25 @@ class Launcher:
     def __init__(self, function: Any, table: np.ndarray):
         """``function``: of a CompiledKernel.  ``table``: int64, contiguous; read anew by every call."""
         self._table = table
-        self._executor = function.to(None)
         # Native code takes the address of every argument: of the table's address, and of the stream's handle.
         self._values = np.array([table.ctypes.data, 0], np.int64)
         self._arguments = [self._values.ctypes.data, self._values[1:].ctypes.data]
-        # With the address of the result, what the executor, which is this launcher's alone, packs anew for every call.
-        self._packed = self._executor._get_invoke_packed_args(self._arguments)
-        self._native, self._result = self._executor.capi_func, self._executor.cuda_result
+        if isinstance(function, NativeFunction):
+            function.prepare()
+            self._native, self._result = function.call, ctypes.c_int32()
+            self._packed = (ctypes.c_void_p * 3)(*self._arguments, ctypes.addressof(self._result))
+            self._explain: Callable[[], object] = lambda: check(self._result.value)
+        else:
+            executor = function.to(None)
+            # With the address of the result, what the executor, which is this launcher's alone, packs anew for every call.
+            self._packed = executor._get_invoke_packed_args(self._arguments)
+            self._native, self._result = executor.capi_func, executor.cuda_result
+            # Once more, by the way that says what is wrong.
+            self._explain = lambda: executor.run_compiled_program(self._arguments)
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream (``torch.cuda.Stream.cuda_stream``) of the current device."""
         self._values[1] = stream
         self._native(self._packed)
-        if self._result.value:  # once more, by the way that says what is wrong
-            self._executor.run_compiled_program(self._arguments)
+        if self._result.value:
+            self._explain()

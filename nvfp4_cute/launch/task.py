@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
+from nvfp4_cute.compile.compiler import CompiledKernel, Launcher
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.workspace import Workspace, attach
@@ -62,9 +62,7 @@ class Launch:
 
     def enqueue(self, stream: int) -> None:
         """Launch on a stream of the current device. Copies no data and waits for nothing."""
-        import cuda.bindings.driver as cuda
-
-        self.kernel.function(table_pointer(self.table.ctypes.data), cuda.CUstream(stream))
+        Launcher(self.kernel.function, self.table)(stream)
 
 
 class Task(Protocol):

@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -13,12 +16,14 @@ import torch
 from new_process import forking
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import QuantizedLinear, cli, quantize
+from nvfp4_cute import QuantizedLinear, cli, gemv, grouped_gemm, quantize
 from nvfp4_cute.cli import compile as ahead
 from nvfp4_cute.cli import doctor
-from nvfp4_cute.compile import cache, disk_cache
+from nvfp4_cute.compile import cache, disk_cache, object_file
 from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.compile.native import NativeFunction
+from nvfp4_cute.compile.object_file import UnsupportedObject
 from nvfp4_cute.compile.simt_keys import GemvKey
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 from nvfp4_cute.errors import CacheError
@@ -258,6 +263,77 @@ def test_a_loaded_grouped_gemm_computes(monkeypatch, tmp_path):
     for compiled_out, loaded_out, expected in zip(*results, reference, strict=True):
         assert_bitwise_equal(loaded_out, compiled_out)
         assert_bitwise_equal(loaded_out, expected)
+
+
+WARM_START = """
+    import ctypes, sys, time
+    from pathlib import Path
+    import numpy as np, torch
+    start = time.process_time()
+    from nvfp4_cute.compile import compiler, disk_cache
+    from nvfp4_cute.compile.simt_keys import GemvKey
+    from nvfp4_cute.emulator.fronts import launch_shim
+    disk_cache.compile_kernel = None
+    kernel = disk_cache.fetch(Path(sys.argv[1]), GemvKey("sm_100a", torch.float16, False))
+    took, grids = time.process_time() - start, []
+    # In the place of a GPU: what the shim calls for launches, for attributes of the device, and for tensor maps.
+    launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(
+        lambda record: grids.append(ctypes.c_uint32.from_address(record + 8).value) or FAILS
+    )
+    attribute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)(lambda value, which: 0)
+    shim = ctypes.CDLL(launch_shim.shim_path())
+    shim.nvfp4_cute_set_callbacks(launch, attribute, None)
+    launch_shim.active_emulators.append(None)
+    table = np.ones(64, np.int64)
+    launcher = compiler.Launcher(kernel.function, table)
+    try:
+        launcher(0), launcher(0)
+    except RuntimeError as error:
+        print(error)
+    print(len(grids), "cutlass" in sys.modules, took)
+"""
+
+
+@pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
+@pytest.mark.parametrize("fails", [0, 701])
+def test_a_warm_start_imports_no_dsl(entry, fails):
+    """A new process loads a kernel and launches it, or says what CUDA said; torch aside it needs less than a second."""
+    code = textwrap.dedent(WARM_START).replace("FAILS", str(fails))
+    command = [sys.executable, "-c", code, str(entry.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    *said, last = done.stdout.splitlines()
+    launches, imported, took = last.split()
+    assert imported == "False" and float(took) < 1
+    if fails:
+        assert launches == "1" and "CUDA error 701, cudaErrorLaunchOutOfResources" in said[0]
+    else:
+        assert launches == "2" and not said
+
+
+@pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
+def test_an_object_that_only_the_dsl_can_load(entry, monkeypatch):
+    """Of another machine, cut, or with relocations that are not known: refused, and loaded by the DSL, to the same results."""
+    content = (entry / disk_cache.OBJECT).read_bytes()
+    for changed in (
+        b"",
+        content[:7],
+        content.replace(b"\x7fELF\x02", b"\x7fELF\x01", 1),
+        content[:18] + b"\xb7\0" + content[20:],
+    ):
+        with pytest.raises(UnsupportedObject):
+            NativeFunction(changed, KEY.to_name())
+    with monkeypatch.context() as patch:
+        patch.setattr(object_file, "R_X86_64_GOTOFF64", -1)
+        with pytest.raises(UnsupportedObject, match="relocation 25"):
+            NativeFunction(content, KEY.to_name())
+        kernel = disk_cache.fetch(entry.parent, KEY)
+        assert not isinstance(kernel.function, NativeFunction)
+        monkeypatch.setattr(cache, "_kernels", {(KEY, True): kernel})
+        a, b = (quantize(torch.randint(-3, 4, (rows, 256)).float()) for rows in (8, 1))
+        operands = a.data, b.data[0], a.scale, b.scale
+        emulated = gemv(*operands, out_dtype=torch.float16, backend="emulator:sm_100a")
+    assert_bitwise_equal(emulated, gemv(*operands, out_dtype=torch.float16, backend="reference"))
 
 
 def test_off_keeps_nothing(monkeypatch, compiled):

@@ -37,6 +37,14 @@ def shim_is_built() -> bool:
     return importlib.util.find_spec(SHIM_MODULE) is not None
 
 
+def load_shim(runtime: str) -> ctypes.CDLL:
+    """Load the launch shim, which calls CuTe DSL's ``runtime`` library while no Emulator is active. Idempotent."""
+    # Global, and first: programs that load the DSL's runtime library globally, too, then still launch through the shim.
+    shim = ctypes.CDLL(shim_path(), mode=ctypes.RTLD_GLOBAL)
+    shim.nvfp4_cute_set_runtime(runtime.encode())
+    return shim
+
+
 def prepare_cutlass() -> None:
     """Put the launch shim between CuTe DSL and its runtime library, so that its functions can launch on an Emulator.
 
@@ -61,8 +69,7 @@ def prepare_cutlass() -> None:
             "CuTe DSL compiled a function in this process before the launch shim was in place: call "
             "nvfp4_cute.emulator.fronts.launch_shim.prepare_cutlass() before the first compilation, or use a process of its own"
         )
-    # Global, and first: programs that load the DSL's runtime library globally, too, then still launch through the shim.
-    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL).nvfp4_cute_set_runtime(libraries[0].encode())
+    load_shim(libraries[0])
     # Version 4.5 has no second DSL.
     for dsl in filter(None, (CuTeDSL, getattr(cutlass_dsl, "CuteExperimentalDSL", None))):
         dsl._get_dsl().envar.shared_libs = os.pathsep.join([path, *libraries])
