@@ -313,7 +313,7 @@ def test_a_warm_start_imports_no_dsl(entry, fails):
 
 @pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
 def test_an_object_that_only_the_dsl_can_load(entry, monkeypatch):
-    """Of another machine, cut, or with relocations that are not known: refused, and loaded by the DSL, to the same results."""
+    """Refuses objects of another machine, cut ones, and unknown relocations; the DSL loads those, to the same results."""
     content = (entry / disk_cache.OBJECT).read_bytes()
     for changed in (
         b"",
