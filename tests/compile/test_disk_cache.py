@@ -16,7 +16,7 @@ import torch
 from new_process import forking
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import QuantizedLinear, cli, gemv, grouped_gemm, quantize
+from nvfp4_cute import QuantizedLinear, cli, quantize
 from nvfp4_cute.cli import compile as ahead
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import cache, disk_cache, object_file
@@ -30,7 +30,7 @@ from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch import table_task
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.ops.global_scale import find_global_scale
-from nvfp4_cute.ops.parts import grouped_gemm
+from nvfp4_cute.ops.parts import gemv, grouped_gemm
 from nvfp4_cute.ops.quantize import find_and_quantize
 from nvfp4_cute.planning.arch import base, sm90, sm100
 from nvfp4_cute.problem import WeightLayout
