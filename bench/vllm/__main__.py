@@ -28,6 +28,17 @@ def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def write_page(found: dict[str, Any], file: Path) -> None:
+    """Write the page and its picture next to the JSON file; the page alone if matplotlib is not installed."""
+    picture = file.with_suffix(".png")
+    try:
+        page.picture(found, picture)
+    except ValueError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+        picture = Path()
+    file.with_suffix(".md").write_text(page.page(found, picture.name))
+
+
 def main() -> int:
     """Run what is asked for; return 0, or 1 if an engine failed."""
     parser = argparse.ArgumentParser(
@@ -55,7 +66,7 @@ def main() -> int:
     if args.read:
         found = merged([json.loads(one.read_text()) for one in args.read])
         file.write_text(json.dumps(found, indent=1))
-        file.with_suffix(".md").write_text(page.page(found))
+        write_page(found, file)
         return 0
     found = json.loads(file.read_text()) if file.exists() else {"machine": page.machine(), "engines": {}}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -72,7 +83,7 @@ def main() -> int:
             found["serve"] = serve(Path(folder), end - time.monotonic(), args.out)
             print(json.dumps(found["serve"]), flush=True)
             file.write_text(json.dumps(found, indent=1))
-    file.with_suffix(".md").write_text(page.page(found))
+    write_page(found, file)
     failed = [name for name, record in found["engines"].items() if "error" in record]
     for name in failed:
         print(f"{name}: {found['engines'][name]['error']}", file=sys.stderr)

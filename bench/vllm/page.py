@@ -2,9 +2,11 @@
 
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.bench.vllm.plan import METHODS
+from nvfp4_cute.model import plot
 
 MODELS = {
     "qwen3-8b": "Qwen3-8B, dense",
@@ -42,8 +44,8 @@ def line(record: dict[str, Any]) -> str:
     )
 
 
-def page(found: dict[str, Any]) -> str:
-    """Markdown."""
+def page(found: dict[str, Any], picture_name: str = "") -> str:
+    """Returns the page in Markdown. picture_name: file name of the picture next to it, if there is one."""
     machine_of, engines = found["machine"], found["engines"].values()
     versions = ", ".join(f"{name} {version}" for name, version in machine_of.items() if name != "gpu")
     lines = [
@@ -58,6 +60,8 @@ def page(found: dict[str, Any]) -> str:
         'time from the call of `LLM` with an empty cache, next to other engines that start. "vLLM\'s choice" is what vLLM takes '
         "by itself.",
     ]
+    if picture_name:
+        lines += ["", f"![Decoding speed relative to bf16]({picture_name})"]
     for model, title in MODELS.items():
         records = [r for r in engines if r.get("job", {}).get("model") == model]
         if records:
@@ -67,6 +71,43 @@ def page(found: dict[str, Any]) -> str:
         lines += ["", "## `vllm serve`", "", _served(found["serve"])]
     lines += _profiles(engines)
     return "\n".join(lines) + "\n"
+
+
+def picture(found: dict[str, Any], path: Path) -> None:
+    """Draw decoding speed relative to bf16: the faster of W4A16 and W4A4, computed by the plug-in and by vLLM's own methods.
+
+    Raises ValueError if matplotlib is not installed.
+    """
+    records = [r for r in found["engines"].values() if "decode_ms" in r]
+    labels: list[str] = []
+    series: dict[str, list[float | None]] = {
+        "NVFP4, this package": [],
+        "NVFP4, vLLM's own kernels": [],
+        "bf16": [],
+    }
+    for model, title in MODELS.items():
+        times = [(r["job"], r["decode_ms"]) for r in records if r["job"]["model"] == model]
+        for batch in dict.fromkeys(b for _, ms in times for b in ms):
+            ours, theirs, base = (
+                min(
+                    (min(ms[batch]) for job, ms in times if batch in ms and _contender(job) == who),
+                    default=None,
+                )
+                for who in series
+            )
+            if base is not None:
+                labels.append(f"{title.split(',')[0]}, {batch} sequence{'s' * (batch != '1')}")
+                for name, ms_of in zip(series, (ours, theirs, base), strict=True):
+                    series[name].append(base / ms_of if ms_of else None)
+    where = found["machine"].get("gpu", "CPU")
+    title = f"Decoding in vLLM {found['machine'].get('vllm', '')} on one {where}, measured"
+    plot.bars(path, title, labels, series, unit="tokens per second, relative to bf16")
+
+
+def _contender(job: dict[str, Any]) -> str:
+    if job["scheme"] == "bf16":
+        return "bf16"
+    return "NVFP4, this package" if job["method"] == "plugin" else "NVFP4, vLLM's own kernels"
 
 
 def _table(records: list[dict[str, Any]]) -> list[str]:
