@@ -33,7 +33,7 @@ def svg(report: dict[str, Any]) -> str | None:
         f'<text x="12" y="20" font-size="14">{escape(gpu)}: times, measured; predicted before by the model</text>',
     ]
     for index, (name, colour) in enumerate(COLOURS.items()):
-        x = LABEL + 160 * index
+        x: float = LABEL + 160 * index
         lines.append(f'<circle cx="{x + 5}" cy="33" r="4" fill="{colour}"/>')
         lines.append(f'<text x="{x + 14}" y="37">{"torch, the fastest" if name == "torch" else name}</text>')
     for us in _ticks(low, high):
@@ -52,9 +52,9 @@ def svg(report: dict[str, Any]) -> str | None:
         for number, (name, us) in enumerate(bar.items()):
             if us is None:
                 continue
-            x, middle = place(us), y + number * BAR + BAR / 2
-            lines.append(f'<circle cx="{x:.1f}" cy="{middle}" r="3.5" fill="{COLOURS[name]}"/>')
-            lines.append(f'<text x="{x + 7:.1f}" y="{middle + 3}" font-size="9">{us:.3g}</text>')
+            x, centre = place(us), y + number * BAR + BAR / 2
+            lines.append(f'<circle cx="{x:.1f}" cy="{centre}" r="3.5" fill="{COLOURS[name]}"/>')
+            lines.append(f'<text x="{x + 7:.1f}" y="{centre + 3}" font-size="9">{us:.3g}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
