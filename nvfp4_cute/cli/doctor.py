@@ -287,9 +287,11 @@ def _format_lines(formats: Formats) -> Iterator[str]:
     yield f"{weight_only}: a has 16 bits; layers whose checkpoint quantizes a are weight-only there, and say so"
     weights = (None, formats[1])
     if weights in simt.W4A16_PAIRS:
-        grouped = ", ".join(a for f in WEIGHT_ONLY_FAMILIES if weights in f.PAIRS for a in f.ARCHS)
-        more = f"; grouped and dual products on {grouped}" if grouped else ""
-        yield f"16-bit a x {formats[1]}: gemm and gemv on every GPU{more}"
+        grouped = {
+            arch for family in WEIGHT_ONLY_FAMILIES if weights in family.PAIRS for arch in family.ARCHS
+        }
+        where = ", ".join(arch for arch in simt.ARCHS if arch in grouped)
+        yield f"16-bit a x {formats[1]}: gemm and gemv on every GPU; grouped and dual products on {where or 'none'}"
 
 
 def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:

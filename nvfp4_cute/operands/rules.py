@@ -24,7 +24,6 @@ from nvfp4_cute.formats.block_format import (
     FP8_1x128,
     FP8_128x128,
     ScaleLayout,
-    as_format,
 )
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import check_is_tensor
@@ -152,7 +151,8 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
     Raises TypeError for what is no format, UnsupportedProblem where scales are rows and may not be.
     """
     for name, fmt in formats.items():
-        as_format(name, fmt)
+        if not isinstance(fmt, BlockFormat):
+            raise TypeError(f"{name}={fmt!r} is no BlockFormat; pass a record such as nvfp4_cute.MXFP4")
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales: only gemm, grouped_gemm and dual GEMMs of weights that are not "

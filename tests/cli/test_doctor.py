@@ -124,7 +124,10 @@ def test_report_says_where_a_pair_of_formats_runs(machine, capsys):
         and "quantize a to MXFP4" in text
     )
     for b in (int4_format(128), INT8):
-        line = f"  16-bit a x {b}: gemm and gemv on every GPU; grouped and dual products on sm_90a\n"
+        line = (
+            f"  16-bit a x {b}: gemm and gemv on every GPU; grouped and dual products on sm_80, sm_86, sm_89, sm_90a, "
+            "sm_100a, sm_103a, sm_110a, sm_120a, sm_121a\n"
+        )
         assert line in doctor.report((b, b))[0]
 
 

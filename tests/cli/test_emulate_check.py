@@ -76,7 +76,7 @@ def test_the_repaired_kernel_is_clean_in_every_mode(emulate, mode):
 
 def test_an_unknown_mode_names_the_known_ones(emulate):
     done = emulate("--mode", "late", "yes")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert 'must be "eager", "lazy", or "random:SEED"' in done.stderr
 
 

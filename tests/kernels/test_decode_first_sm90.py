@@ -103,7 +103,7 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     """Sums have to pass between clusters; those of no tile are waited for in vain."""
     poison, given = 0x5A, []
 
-    def allocate(index, nbytes):
+    def allocate(index, nbytes, counters):
         given.append(torch.full((nbytes,), poison, dtype=torch.uint8))
         return workspace.Workspace(given[0], given[0].data_ptr(), nbytes)
 

@@ -159,10 +159,11 @@ def test_fault(monkeypatch, fault, mode):
 def released_behind_uses(ptx: str) -> str:
     """No tcgen05.wait::ld; the accumulator is handed back when the slice has been converted, and not before."""
     match = matches(ptx, RELEASE, NUM_RELEASES)[1]
-    arrive = f"elect.sync _|LATE, -1;\n@LATE mbarrier.arrive.shared.b64 _, {match[1]}, 1;\n"
+    *_, not_yet, _ = re.findall(r"@(%p\d+) bra", ptx[: match.start()])  # not an accumulator's last slice
+    arrive = f"@{not_yet} bra KEPT;\nelect.sync _|LATE, -1;\n@LATE mbarrier.arrive.shared.b64 _, {match[1]}, 1;\nKEPT:\n"
     last = list(re.finditer(r"cvt\.rn\.(?:bf16x2|f16x2|bf16|f16)\.f32[^;]*;\n", ptx[match.end() :]))
     after = next(
-        a for a, b in zip(last, last[1:], strict=False) if b.start() - a.end() > 200
+        a for a, b in zip(last, last[1:], strict=False) if b.start() - a.end() > 1000
     )  # the slice's last one
     place = match.end() + after.end()
     ptx = ptx[: match.start()] + ptx[match.end() : place] + arrive + ptx[place:]

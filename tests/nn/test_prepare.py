@@ -71,7 +71,7 @@ def test_no_number_of_tokens_takes_a_kernel_that_is_not_prepared(activations):
         ids = torch.zeros((n, 3), dtype=torch.int32)
         layer(torch.empty(n, 256).bfloat16(), ids, torch.ones(n, 3))
 
-    assert set(prepared) == set(prepare.kernels_of(call, range(1, 91)))
+    assert set(prepare.kernels_of(call, range(1, 91))) <= set(prepared)
 
 
 def test_planning_launches_and_compiles_nothing(monkeypatch):
