@@ -33,7 +33,7 @@ def watch() -> Iterator[list[CompiledKernel]]:
 
 
 class NotCompiled(Exception):  # noqa: N818, no error: what ``planning`` asks for
-    """Inside ``planning``, a kernel was asked for that this process does not have."""
+    """Inside ``planning``, a kernel was asked for: no launch is made, whether or not this process has the kernel."""
 
 
 @contextmanager
@@ -69,13 +69,12 @@ def get_kernel(key: Any, *, for_emulator: bool = False, folder: Path | None = No
             symbols are resolved when a function is compiled.
         folder: of compiled kernels; None for the one that the environment names.
     """
-    entry = (key, for_emulator)
-    kernel = _kernels.get(entry)
     asked = planned.keys.get()
     if asked is not None:
         asked[key] = None
-        if kernel is None:
-            raise NotCompiled(key.to_name())
+        raise NotCompiled(key.to_name())
+    entry = (key, for_emulator)
+    kernel = _kernels.get(entry)
     if kernel is None:
         with _lock:  # two threads that miss together compile once
             kernel = _kernels.get(entry)

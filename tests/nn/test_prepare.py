@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nvfp4_cute.compile import cache, disk_cache, parallel
+from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import GemvKey, QuantizeKey
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.nn import prepare
@@ -71,7 +72,20 @@ def test_no_number_of_tokens_takes_a_kernel_that_is_not_prepared(activations):
         ids = torch.zeros((n, 3), dtype=torch.int32)
         layer(torch.empty(n, 256).bfloat16(), ids, torch.ones(n, 3))
 
-    assert set(prepare.kernels_of(call, range(1, 91))) <= set(prepared)
+    assert set(prepared) == set(prepare.kernels_of(call, range(1, 91)))
+
+
+def test_kernels_that_the_process_has_are_asked_for_again(monkeypatch):
+    """Plans are remembered with their kernels, by calls of before and by the first time that kernels are asked for."""
+
+    class Everything(dict):
+        def get(self, entry, default=None):
+            return object()
+
+    monkeypatch.setattr(cache, "_kernels", Everything())
+    layer = experts("nvfp4")
+    first, second = (prepare.expert_kernels(layer, 256, 16, 3, 90, torch.bfloat16, "cpu") for _ in range(2))
+    assert first == second and any(isinstance(key, KernelKey) for key in first)
 
 
 def test_planning_launches_and_compiles_nothing(monkeypatch):
