@@ -1,1 +1,1 @@
-"""A functional emulator of NVIDIA GPUs for PTX as CuTe DSL emits it."""
+"""A functional emulator of NVIDIA GPUs for the PTX that CuTe DSL emits."""

@@ -1,12 +1,13 @@
-"""Windows of the generic address space, and how an address of a cluster's shared memory is made."""
+"""Windows of the generic address space, and the addresses of a cluster's shared memory."""
 
 import platform
 
 
 def user_address_end(machine: str) -> int:
-    """Where addresses of a process end on a kind of machine, as ``platform.machine()`` names it.
+    """Returns the end of a process's address space on a kind of machine, named as by ``platform.machine()``.
 
-    Linux gives a process 2**47 bytes on x86-64. On 64-bit Arm it gives 2**48, and 2**52 where the kernel was built so.
+    Linux gives a process 2**47 bytes on x86-64. On 64-bit Arm it gives 2**48 bytes, or 2**52 if the kernel was built
+    with them.
     """
     return 1 << (47 if machine in ("x86_64", "AMD64") else 52)
 

@@ -1,8 +1,8 @@
-"""Bank conflicts: how many cycles each instruction's accesses take in the banks of shared memory.
+"""Bank conflicts: cycles that each instruction's accesses take in the banks of shared memory.
 
-Shared memory has 32 banks of 4 bytes (CUDA C++ programming guide, shared memory). A warp's access is served in passes
+Shared memory has 32 banks of 4 bytes (CUDA C++ programming guide, shared memory). It serves a warp's access in passes
 of at most 128 bytes: 32 lanes of up to 4 bytes, 16 lanes of 8, 8 lanes of 16, and one pass for each 8-row matrix of
-ldmatrix and stmatrix. A pass takes as many cycles as the most loaded bank has different words; lanes that name one word
+ldmatrix and stmatrix. A pass takes one cycle per different word in its most loaded bank; lanes that address one word
 share it. A conflict-free pass takes one cycle.
 """
 
@@ -16,10 +16,12 @@ BANKS, WORD_BYTES, PASS_BYTES = 32, 4, 128
 
 @dataclass(frozen=True)
 class Accesses:
-    """What one instruction asked of the banks, over all warps.
+    """Accesses to shared memory by one instruction, over all warps.
 
     Attributes:
-        count: accesses of warps.  passes: cycles that they would take without conflicts.  cycles: those they take.
+        count: accesses, one per warp that executes the instruction.
+        passes: cycles without conflicts.
+        cycles: cycles with conflicts.
         ways: cycles of the worst pass; 1 is conflict-free.
     """
 
@@ -29,7 +31,7 @@ class Accesses:
     ways: int = 0
 
     def __add__(self, other: "Accesses") -> "Accesses":
-        """Both together."""
+        """Returns the sum of both counts; the worst pass is that of the worse one."""
         return Accesses(
             self.count + other.count,
             self.passes + other.passes,
@@ -38,7 +40,7 @@ class Accesses:
         )
 
     def __sub__(self, other: "Accesses") -> "Accesses":
-        """What is left without `other`; the worst pass stays what it was."""
+        """Returns the counts without those of `other`; `ways` stays."""
         return Accesses(
             self.count - other.count, self.passes - other.passes, self.cycles - other.cycles, self.ways
         )
@@ -48,27 +50,27 @@ class BankUse(dict[str, Accesses]):
     """Accesses to shared memory by instruction (``PTX line 55 `ld.shared...` (file.py:12)``)."""
 
     def count(self, place: str, accesses: Accesses) -> None:
-        """Count more of an instruction."""
+        """Counts more accesses of the instruction at `place`."""
         self[place] = self.get(place, Accesses()) + accesses
 
     def __add__(self, other: "BankUse") -> "BankUse":
-        """Both together."""
+        """Returns the accesses of both counters, by instruction."""
         total = BankUse(self)
         for place, accesses in other.items():
             total.count(place, accesses)
         return total
 
     def __sub__(self, earlier: "BankUse") -> "BankUse":
-        """What came after an earlier reading of the same counter."""
+        """Returns the accesses since an earlier state of this counter."""
         new = {place: accesses - earlier.get(place, Accesses()) for place, accesses in self.items()}
         return BankUse({place: accesses for place, accesses in new.items() if accesses.count})
 
     def conflicts(self) -> "BankUse":
-        """Instructions of which some pass took more than one cycle."""
+        """Returns the instructions with a pass of more than one cycle."""
         return BankUse({place: accesses for place, accesses in self.items() if accesses.ways > 1})
 
     def table(self) -> str:
-        """A line for each instruction, in the order of their first access."""
+        """Returns one line per instruction, in the order of the first accesses."""
         lines = [f"{'accesses':>12} {'cycles':>12} {'without conflicts':>18}  instruction"]
         for place, use in self.items():
             verdict = "conflict-free" if use.ways == 1 else f"{use.ways}-way conflicts"
@@ -77,11 +79,11 @@ class BankUse(dict[str, Accesses]):
 
 
 def cycles_of(offsets: np.ndarray, nbytes: int) -> Accesses:
-    """One access of a warp.
+    """Counts one access of a warp.
 
     Args:
-        offsets: bytes in shared memory that the active lanes address, aligned to the access.
-        nbytes: of a lane.
+        offsets: byte offsets in shared memory that the active lanes address, aligned to the access.
+        nbytes: bytes per lane.
     """
     start = int(offsets.min()) // PASS_BYTES * PASS_BYTES
     return _cycles((offsets - start).astype(np.int64).tobytes(), nbytes)

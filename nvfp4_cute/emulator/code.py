@@ -1,4 +1,4 @@
-"""An entry compiled to steps: basic blocks, and which registers are live where.
+"""An entry compiled to steps: its basic blocks, and the registers that are live at each place.
 
 Liveness decides what a divergent write must preserve. A group of lanes that writes a register may overwrite all 32
 lanes unless a group waiting elsewhere still reads the old value, that is, unless the register is live where that
@@ -38,8 +38,8 @@ class Code:
         steps / insts: one per instruction, by index (the program counter).
         reads / writes: register slots that each instruction touches.
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
-        polls: whether warps may wait for words of global memory; known where timed.
-        registers: of a thread at the entry, where setmaxnreg changes them and directives bound them.
+        polls: whether warps may wait for words of global memory; known only on a timed machine.
+        registers: registers of a thread at the entry, if setmaxnreg changes them and directives bound them.
     """
 
     def __init__(
@@ -51,11 +51,13 @@ class Code:
         noted: bool = False,
         wrappers: Sequence[Wrapper] = (),
     ):
-        """Compile every instruction of `entry`.
+        """Compiles every instruction of `entry`.
 
-        late: asynchronous operations may happen after their issue.  noted: a record is kept of each.
-        wrappers: put around the step of every instruction, one
-        after the other (`compiled.compiled` knows those of the package).
+        Args:
+            late: asynchronous operations may happen after their issue.
+            noted: a record is kept of each asynchronous operation.
+            wrappers: functions that wrap the step of every instruction, applied in order; `compiled.compiled` passes
+                those of the package.
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
@@ -69,8 +71,8 @@ class Code:
         self.symbols = self._place_symbols(program)
         self.builder = Builder(entry.labels, self.symbols, entry.tables, architecture(program.target))
         self.steps: list[Step] = []
-        self._bare: list[Step] = []  # the same, before anything was put around them
-        self._fusible: list[Step] = []  # the same, watched
+        self._bare: list[Step] = []  # steps without any wrapper
+        self._fusible: list[Step] = []  # steps with nothing around them but looks
         self._looks: dict[int, list[tuple[Watching, Look]]] = {}
         self._runs: dict[tuple[int, int], Step] = {}
         self.reads: list[frozenset[int]] = []
@@ -163,13 +165,17 @@ class Code:
 
     @property
     def loops(self) -> list[tuple[int, int]]:
-        """First instruction of each loop, and the one after it: those from the target of a branch back to the branch."""
+        """First instruction of each loop, and the instruction after it.
+
+        A loop reaches from the target of a backward branch to the branch.
+        """
         return [(to, pc + 1) for pc, targets in enumerate(self._successors) for to in targets if to <= pc]
 
     def watch(self, pc: int, active: Watching, look: Look) -> None:
-        """Have `look(warp)` called before an instruction, whenever `active(warp)`.
+        """Calls `look(warp)` before an instruction, whenever `active(warp)` is true.
 
-        It changes no registers and no memory, so where several instructions become one function, all looks may come first.
+        A look changes no registers and no memory, so when several instructions become one function, all looks may come
+        first.
         """
         step = self.steps[pc]
 
@@ -192,9 +198,9 @@ class Code:
 
     # ---- running -------------------------------------------------------------------------------
     def tail(self, pc: int) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-        """Steps from `pc` to the end of its basic block, the index of the first instruction of each, and the index after them.
+        """Returns the steps from `pc` to the end of its basic block, their first instructions, and the index after the block.
 
-        A step is that of an instruction, or of a run of them.
+        A step executes one instruction or a run of them.
         """
         found = self.tails[pc]
         if found is None:
@@ -217,12 +223,12 @@ class Code:
         return found
 
     def _end(self, pc: int) -> int:
-        """The index after the basic block of `pc`."""
+        """Returns the index after the basic block of `pc`."""
         index = np.searchsorted(self.leaders, pc, side="right")
         return self.leaders[index] if index < len(self.leaders) else len(self.steps)
 
     def _plain(self, pc: int) -> Plain | None:
-        """The instruction as a part of a run; None if it cannot be, or more than looks has been put around its step."""
+        """Returns the instruction as part of a run, or None if wrappers other than looks change its step."""
         if self.steps[pc] is not self._fusible[pc]:
             return None
         return plain(
@@ -263,7 +269,7 @@ class Code:
         return live
 
     def _solve(self) -> dict[int, int]:
-        """Live registers at every block start: the usual backward fixed point, on ints as bit sets."""
+        """Computes the live registers at every block start: the usual backward fixed point, on ints as bit sets."""
         blocks = []
         for start in self.leaders:
             end = self._end(start)
@@ -287,7 +293,7 @@ class Code:
         return live
 
     def undefined(self, warp: "Warp", pc: int) -> list[int]:
-        """Slots of registers that instruction `pc` reads and nobody wrote."""
+        """Returns the slots of registers that instruction `pc` reads and that were never written."""
         return [slot for slot in sorted(self.reads[pc]) if warp.regs[slot] is None]
 
 
@@ -299,7 +305,7 @@ def _bits(slots: Iterable[int]) -> int:
 
 
 def _guarded(step: Step, slot: int, wanted: bool, writes: frozenset[int]) -> Step:
-    """`step` under a predicate: skipped, run, or run for the lanes whose predicate holds."""
+    """Returns `step` under a predicate: skipped, run, or run for the lanes whose predicate holds."""
 
     def run(warp: "Warp") -> "Wait | Signal | int | None":
         predicate = warp.regs[slot]
@@ -325,7 +331,7 @@ def _guarded(step: Step, slot: int, wanted: bool, writes: frozenset[int]) -> Ste
 
 
 def _refreshing(step: Step, dynamic: tuple[tuple[int, str], ...]) -> Step:
-    """`step` after its clock-like special registers were read anew."""
+    """Returns `step` preceded by a fresh read of its clock-like special registers."""
 
     def run(warp: "Warp") -> "Wait | Signal | int | None":
         for slot, name in dynamic:

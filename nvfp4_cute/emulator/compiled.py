@@ -1,4 +1,4 @@
-"""An entry compiled for a machine: with what watches its instructions put around their steps."""
+"""An entry compiled for a machine, with the wrappers that watch its instructions."""
 
 from nvfp4_cute.emulator.check.bank_watch import counted
 from nvfp4_cute.emulator.check.early_release import prepare_uses
@@ -21,15 +21,17 @@ def compiled(
     count_banks: bool = False,
     forms: bool = False,
 ) -> Code:
-    """Compile an entry.
+    """Compiles an entry.
 
     Args:
-        late: asynchronous operations may happen after their issue.  checked: for a machine that looks for hazards.
-        timed: for a machine that records what takes time.
-        count_banks: for one that counts bank conflicts.  forms: for one that notes forms.
+        late: asynchronous operations may happen after their issue.
+        checked: the machine looks for hazards.
+        timed: the machine records everything that takes time.
+        count_banks: the machine counts bank conflicts.
+        forms: the machine notes the forms of hardware use.
 
     Raises:
-        EmulatorError: as `Code` raises it.
+        EmulatorError: see `Code`.
     """
     choices = (
         (count_banks, counted),

@@ -1,8 +1,8 @@
-"""Resources of a compiled kernel, read from its cubin: registers, stack and shared memory, without CUDA's own tools.
+"""Resources of a compiled kernel, read from its cubin without CUDA's own tools: registers, stack and shared memory.
 
-Format: 64-bit ELF; the section ``.nv.info`` holds attribute records (format byte, attribute byte, 16-bit size, payload)
-as printed by ``cuobjdump -elf``; the payload of the two attributes used here is (symbol index, value), 32 bits each. The
-sections ``.symtab`` and ``.strtab`` name the symbols.
+Format: 64-bit ELF. The section ``.nv.info`` holds attribute records (format byte, attribute byte, 16-bit size, payload)
+as ``cuobjdump -elf`` prints them. The payload of the two attributes used here is (symbol index, value), 32 bits each.
+The sections ``.symtab`` and ``.strtab`` name the symbols.
 """
 
 import struct
@@ -38,12 +38,12 @@ _FLAGS_AT, _ABI_AT, _OLD_ABI = 0x30, 8, 7
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel needs, or the most that one of several does.
+    """Resources of one kernel, or the maximum over several kernels.
 
     Attributes:
-        registers: 32-bit registers a thread.
-        stack_bytes: local memory a thread; anything above 0 is a spill or a dynamically indexed array.
-        code_bytes: size of the machine code, of all of them.
+        registers: 32-bit registers per thread.
+        stack_bytes: local memory per thread; a value above 0 means spills or a dynamically indexed array.
+        code_bytes: size of the machine code, summed over the kernels.
     """
 
     registers: int
@@ -53,13 +53,14 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class PlacedLoad:
-    """A load of global memory in a kernel's text.
+    """A load from global memory in a kernel's machine code.
 
     Attributes:
-        nbytes: of a lane.  allocates: whether L1 is to keep them.
-        multiplied: mma.sync in front of it.
-        waited: mma.sync in front of the first instruction behind it that waits for its scoreboard, in the loop that it is in, if
-            there is one. An instruction waits for everything that a scoreboard counts.
+        nbytes: bytes per lane.
+        allocates: whether L1 keeps the bytes.
+        multiplied: mma.sync instructions before it.
+        waited: mma.sync instructions before the first later instruction that waits for its scoreboard, in the loop that
+            contains it, if there is one. Such an instruction waits for everything that the scoreboard counts.
     """
 
     nbytes: int
@@ -70,12 +71,12 @@ class PlacedLoad:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a kernel's text.
+    """A part of a kernel's machine code.
 
     Attributes:
-        instructions: without padding.
-        stalls: cycles that they keep a warp from issuing the next one, after what its control word says.
-        products: mma.sync and wgmma.
+        instructions: number of instructions, without padding.
+        stalls: cycles for which their control words keep a warp from issuing the next instruction.
+        products: mma.sync and wgmma instructions.
     """
 
     instructions: int = 0
@@ -85,14 +86,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class MachineCode:
-    """What the assembler made of one kernel.
+    """Machine code that the assembler made of one kernel.
 
     Attributes:
-        registers: 32-bit registers a thread.
-        whole: all of it.  main: loops that multiply, without loops around them.
-        loads: of global memory, in order.  products: mma.sync that it has.
-        stack_bytes: local memory a thread; anything above 0 is a spill or a dynamically indexed array.
-        local_accesses: instructions that load or store it.  code_bytes: size of the machine code.
+        registers: 32-bit registers per thread.
+        whole: the complete code.
+        main: loops that multiply, without the loops around them.
+        loads: loads from global memory, in order.
+        products: number of mma.sync instructions.
+        stack_bytes: local memory per thread; a value above 0 means spills or a dynamically indexed array.
+        local_accesses: instructions that load from or store to local memory.
+        code_bytes: size of the machine code.
     """
 
     registers: int
@@ -106,7 +110,7 @@ class MachineCode:
 
 
 def read_resources(cubin: bytes) -> KernelResources:
-    """Resources of the kernels in ``cubin``. Raises ValueError where it is not a cubin."""
+    """Resources of the kernels in ``cubin``. Raises ValueError if it is not a cubin."""
     sections = _sections(cubin)
     code = _code(sections)
     values = {_EIATTR_REGCOUNT: 0, _EIATTR_FRAME_SIZE: 0}
@@ -119,7 +123,7 @@ def read_resources(cubin: bytes) -> KernelResources:
 
 
 def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
-    """Every kernel in ``cubin`` by name. Raises ValueError where it is not a cubin."""
+    """Machine code of every kernel in ``cubin``, by name. Raises ValueError if it is not a cubin."""
     sections = dict(_sections(cubin))
     symbols, names = sections.get(".symtab", b""), sections.get(".strtab", b"")
     found = {}
@@ -156,10 +160,11 @@ def _stretch(words: Sequence[tuple[int, int]], multiplies: Sequence[bool], place
 
 
 def main_loops(known: Sequence[tuple[int, int]], multiplies: Sequence[bool]) -> list[int]:
-    """Instructions of loops that multiply, of those that have no such loop inside.
+    """Returns the instructions of the innermost loops that multiply.
 
     Args:
-        known: of each loop its first instruction, and the one behind it.  multiplies: of every instruction, whether it does.
+        known: first instruction of each loop, and the instruction after it.
+        multiplies: whether each instruction multiplies.
     """
     found = sorted(
         {loop for loop in known if any(multiplies[slice(*loop)])}, key=lambda loop: loop[1] - loop[0]
@@ -172,7 +177,12 @@ def main_loops(known: Sequence[tuple[int, int]], multiplies: Sequence[bool]) -> 
 
 
 def placed_loads(words: Sequence[tuple[int, int]], splits: bool = True) -> Iterator[PlacedLoad]:
-    """Of a kernel's machine code: both halves of every instruction, the low one first. ``splits``: as of ``loops``."""
+    """Yields the loads of a kernel's machine code.
+
+    Args:
+        words: both halves of every instruction, the low half first.
+        splits: see ``loops``.
+    """
     before = [0, *accumulate(low & _OPCODE == _MMA_SYNC for low, _ in words)]
     around = list(loops(words, splits))
     for place, (low, high) in enumerate(words):
@@ -185,9 +195,11 @@ def placed_loads(words: Sequence[tuple[int, int]], splits: bool = True) -> Itera
 
 
 def loops(words: Sequence[tuple[int, int]], splits: bool = True) -> Iterator[tuple[int, int]]:
-    """First instruction of each loop, and the one behind it: those between a branch and where it goes back to.
+    """Yields the first instruction of each loop, and the instruction after it.
 
-    ``splits``: whether the low bits of a branch's distance stand apart, as they do from sm_90 on.
+    A loop reaches from a backward branch's target to the branch.
+
+    ``splits``: whether the low bits of a branch's distance are stored apart, as they are from sm_90 on.
     """
     for place, (low, high) in enumerate(words):
         if low & _OPCODE == _BRANCH:
@@ -199,30 +211,30 @@ def loops(words: Sequence[tuple[int, int]], splits: bool = True) -> Iterator[tup
 
 
 def _splits_distances(cubin: bytes) -> bool:
-    """Whether ``cubin`` is for sm_90 or later: files of the older kind have the architecture in the low byte of their flags."""
+    """Whether ``cubin`` is for sm_90 or later. Older files have the architecture in the low byte of their flags."""
     return cubin[_ABI_AT] != _OLD_ABI or cubin[_FLAGS_AT] >= 90
 
 
 def read_opcodes(cubin: bytes) -> list[int]:
-    """Opcode of every machine instruction of the only kernel in ``cubin``: the low 12 bits of its 16 bytes.
+    """Returns the opcode of every machine instruction of the only kernel in ``cubin``: the low 12 bits of its 16 bytes.
 
-    Raises ValueError where it is not a cubin with one kernel.
+    Raises ValueError unless ``cubin`` is a cubin with one kernel.
     """
     return [word & 0xFFF for word in read_instructions(cubin)]
 
 
 def read_instructions(cubin: bytes, kernel: str = "") -> list[int]:
-    """Every machine instruction of the only kernel in ``cubin`` whose name begins with ``kernel``: 128 bits.
+    """Returns every machine instruction (128 bits) of the only kernel in ``cubin`` whose name begins with ``kernel``.
 
-    Raises ValueError where it is not a cubin with one such kernel.
+    Raises ValueError unless ``cubin`` is a cubin with one such kernel.
     """
     return [low | high << 64 for low, high in struct.iter_unpack("<QQ", _only_code(_sections(cubin), kernel))]
 
 
 def read_branch_targets(cubin: bytes, kernel: str = "") -> dict[int, list[int]]:
-    """Where each indirect branch of that kernel may go: byte offsets in the code, by the branch's own.
+    """Returns the possible targets of each indirect branch of a kernel: byte offsets in the code, by the branch's offset.
 
-    A record is branch, 0, number of targets, targets: 32 bits each.
+    A record is (branch, 0, number of targets, targets), 32 bits each.
     """
     found = {}
     for name, data in _sections(cubin):

@@ -1,10 +1,10 @@
-"""Errors that an emulated program causes, told apart by what kind of rule it broke."""
+"""Errors that an emulated program causes, by the kind of rule that it broke."""
 
 from nvfp4_cute.errors import EmulatorError
 
 
 class Fault(EmulatorError):
-    """A broken rule of the machine. `kind`: what the hazard report calls it."""
+    """A broken rule of the machine. `kind`: its name in the hazard report."""
 
     kind = "rule"
 
@@ -16,7 +16,7 @@ class BoundsFault(Fault):
 
 
 class AlignmentFault(Fault):
-    """A misaligned address, descriptor, or size."""
+    """A misaligned address, descriptor, or size, in shared or global memory."""
 
     kind = "alignment"
 
@@ -34,7 +34,7 @@ class MbarrierFault(Fault):
 
 
 class RegisterFault(Fault):
-    """A register read before the asynchronous operation that writes it is waited for, or never written."""
+    """A register that is read before its asynchronous writer has been awaited, or that was never written."""
 
     kind = "register"
 
@@ -46,6 +46,6 @@ class HangFault(Fault):
 
 
 class SiliconFault(Fault):
-    """A broken rule of the chip that is no part of an instruction's description (`silicon`)."""
+    """A broken rule of the chip (`silicon`) that the description of the instruction does not state."""
 
     kind = "silicon"

@@ -1,11 +1,11 @@
-"""Runs of plain instructions as one step: Python generated for what their registers hold.
+"""Runs of plain instructions as one step: Python code generated for the values that their registers hold.
 
-A run is consecutive instructions of a basic block that read and write registers and do nothing else. Most of them are address
-arithmetic on values that all lanes share; others come in rows of the same instruction on other registers, as an epilogue has
-them. After a run was executed a few times, a function is generated for what its inputs are (one value for all lanes, or 32):
-shared values become plain Python expressions, and independent instructions of one form become one NumPy call. Their order
-changes only where no register is concerned. What has no such function, lanes that wait elsewhere and still need what the run
-overwrites among them, executes the steps one by one.
+A run is a sequence of instructions of one basic block that only read and write registers. Most of them compute
+addresses from values that all lanes share. Others are rows of one instruction on different registers, as in an
+epilogue. After a run has been executed a few times, a function is generated for the classes of its inputs (one value
+for all lanes, or 32 values). Shared values become plain Python expressions, and independent instructions of one form
+become one NumPy call. The order of instructions changes only where no register depends on it. A run executes its steps
+one by one if it has no such function, for example while waiting lanes still need a register that it overwrites.
 """
 
 from collections import defaultdict
@@ -42,10 +42,10 @@ HELD = {int: ONE, bool: BOOL, np.ndarray: LANES}
 
 
 class InRun(Exception):
-    """An instruction of a run failed: `pc`, and its error."""
+    """An instruction of a run failed. `pc`: the instruction; the second argument is its error."""
 
     def __init__(self, pc: int, error: Exception):
-        """Taken apart by the machine."""
+        """`pc`: index of the instruction. `error`: the exception that it raised."""
         super().__init__(pc)
         self.pc, self.error = pc, error
 
@@ -55,12 +55,16 @@ class Plain:
     """An instruction that only reads and writes registers.
 
     Attributes:
-        pc / step: where it is, and what executes it.  reads / writes: slots.
-        shared: the expression of its result where its operands are ints and bools, with `{0}` for the first one, or "".
+        pc: index of the instruction.
+        step: function that executes it.
+        reads: slots that it reads.
+        writes: slots that it writes.
+        shared: expression of its result for operands that are ints and bools, with `{0}` for the first operand, or "".
         sources: operands of the expression: slots, or literals as text.
         predicate: the expression is a bool.
-        choice: it takes an operand as it is, the only one or one of the first two, whatever these hold.
-        rows: how several of its form are executed at once, or "".  parts: slots of its operands, as the form has them.
+        choice: the result is one of its first two operands, or its only one, whatever these hold.
+        rows: how to execute several instructions of its form at once, or "".
+        parts: slots of its operands, in the order of the form.
     """
 
     pc: int
@@ -76,7 +80,7 @@ class Plain:
 
 
 class _Form:
-    """What is known of one instruction while it is looked at."""
+    """One instruction during its analysis."""
 
     def __init__(self, inst: Inst, b: Builder):
         self.inst, self.b = inst, b
@@ -86,7 +90,7 @@ class _Form:
         self.others = tuple(m for m in inst.mods if m not in TYPE_BYTES)
 
     def source(self, operand: Operand, type_: str) -> int | str | None:
-        """A slot of the type's width, or the text of a literal; None for anything else."""
+        """Returns a slot of the type's width, the text of a literal, or None for any other operand."""
         if isinstance(operand, Imm):
             if operand.kind != "int":
                 return None
@@ -105,7 +109,7 @@ def _mask(type_: str) -> int:
 
 
 def _signed(type_: str) -> str:
-    """`{}` of a type as a signed int."""
+    """Returns the expression of `{}`, an unsigned value of the type, as a signed int."""
     half = 1 << 8 * TYPE_BYTES[type_] - 1
     return f"(({{}} ^ {half}) - {half})"
 
@@ -113,7 +117,7 @@ def _signed(type_: str) -> str:
 def plain(
     inst: Inst, b: Builder, pc: int, step: Step, reads: Sequence[int], writes: Sequence[int]
 ) -> Plain | None:
-    """The instruction as a part of a run; None if it does more than compute, or its form is not one of the common ones."""
+    """Returns the instruction as part of a run, or None if it does more than compute or has an uncommon form."""
     if inst.pred is not None or not writes:
         return None
     form = _Form(inst, b)
@@ -133,7 +137,7 @@ def plain(
 
 
 def _rows(form: _Form) -> tuple[str, tuple[int, ...]]:
-    """How several instructions of the form are executed at once, and the slots: (word, low, high) or (word, high, low)."""
+    """Returns how to execute several instructions of the form at once, and the slots: (word, low, high) or (word, high, low)."""
     inst = form.inst
     if len(inst.operands) < 2:
         return "", ()
@@ -156,7 +160,7 @@ def _rows(form: _Form) -> tuple[str, tuple[int, ...]]:
 
 
 def _expression(form: _Form) -> tuple[str, list[tuple[Operand, str]], str] | None:
-    """(expression of its operands, these with their types, type of the result) of an instruction, or None."""
+    """Returns (expression, its operands with their types, type of the result) of an instruction, or None."""
     inst, type_, others = form.inst, form.type, form.others
     rest = list(inst.operands[1:])
     typed = [(operand, type_) for operand in rest]
@@ -226,12 +230,12 @@ def pack(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
 
 
 def pack_f16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
-    """float32 (32,) each, as words -> uint32 (n, 32), as `cvt.rn.f16x2.f32` rounds."""
+    """float32 (32,) each, as words -> uint32 (n, 32), rounded as by `cvt.rn.f16x2.f32`."""
     return nearest_words(pack(high, low).reshape(-1).view(np.float32), False).reshape(-1, len(high[0]))
 
 
 def pack_bf16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
-    """The same for `cvt.rn.bf16x2.f32`."""
+    """float32 (32,) each, as words -> uint32 (n, 32), rounded as by `cvt.rn.bf16x2.f32`."""
     return nearest_words(pack(high, low).reshape(-1).view(np.float32), True).reshape(-1, len(high[0]))
 
 
@@ -243,7 +247,8 @@ class Run:
     """A step that executes a run.
 
     Attributes:
-        functions: by the classes of its inputs; how often these have been seen until there is one, None if there is none.
+        functions: state by the classes of the inputs: a function, the number of executions so far, or None if no
+            function is possible.
     """
 
     def __init__(self, instructions: Sequence[Plain]):
@@ -258,10 +263,12 @@ class Run:
         self.functions: dict[tuple[type, ...], Any] = {}
 
     def step(self, alone: Sequence[tuple[int, Step]], looks: "Sequence[tuple[Any, Sequence[Any]]]") -> Step:
-        """What a warp calls.
+        """Returns the step that a warp calls.
 
-        alone: of each instruction its place, and its step if it is executed by itself.
-        looks: what is called before a function, where a predicate of the warp holds, by instruction; the steps have it.
+        Args:
+            alone: index of each instruction, and its step when it is executed by itself.
+            looks: functions to call before a generated function if a predicate of the warp holds, by instruction; steps
+                contain them.
         """
         inputs, writes, functions = self.inputs, self.writes, self.functions
 
@@ -283,7 +290,7 @@ class Run:
         return run
 
     def generate(self, classes: tuple[type, ...]) -> "Callable[[Warp, list[Any]], None] | None":
-        """The function for these classes of the inputs; None where it would be the steps again, or one is not known."""
+        """Generates the function for these classes of the inputs; None if it would only repeat the steps."""
         holds = {slot: HELD.get(cls, "") for slot, cls in zip(self.inputs, classes, strict=True)}
         if "" in holds.values():
             return None
@@ -299,9 +306,9 @@ class Run:
         return found
 
     def _rearranged(self, holds: dict[int, str]) -> list[list[Plain]]:
-        """The instructions in an order that registers allow, those of one form that become one call together."""
-        level_of: dict[int, int] = {}  # by slot, of the instructions after its last write
-        read_at: dict[int, int] = defaultdict(int)  # by slot, of those after all reads since
+        """Reorders the instructions as far as registers allow, so that those of one form become one call."""
+        level_of: dict[int, int] = {}  # by slot: level after its last write
+        read_at: dict[int, int] = defaultdict(int)  # by slot: level after all reads since then
         levels: dict[int, dict[Any, list[Plain]]] = defaultdict(dict)
         for one in self.instructions:
             level = max(
@@ -335,7 +342,7 @@ def _one_by_one(warp: "Warp", steps: "Sequence[tuple[int, Any]]") -> None:
 
 
 def result_of(one: Plain, holds: dict[int, str]) -> str:
-    """What the target of an instruction holds after it."""
+    """Returns the class of the value in an instruction's target register."""
     inputs = [holds[s] if isinstance(s, int) else ONE for s in (one.sources or one.reads)]
     if one.choice and _shared(one, holds):
         return inputs[0] if len(set(inputs[:2])) == 1 else UNKNOWN
@@ -347,7 +354,7 @@ def result_of(one: Plain, holds: dict[int, str]) -> str:
 
 
 def _shared(one: Plain, holds: dict[int, str]) -> bool:
-    """Whether an instruction may be computed by its expression."""
+    """Whether the expression of an instruction may compute it."""
     if not one.shared:
         return False
     inputs = [holds[s] if isinstance(s, int) else ONE for s in one.sources]
@@ -357,7 +364,7 @@ def _shared(one: Plain, holds: dict[int, str]) -> bool:
 
 
 class _Source:
-    """Lines of the function that is being generated; `gains`: whether it does something better than the steps."""
+    """Lines of the function that is being generated. `gains`: whether any line is faster than the steps."""
 
     def __init__(self, holds: dict[int, str]):
         self.holds = holds
@@ -366,7 +373,7 @@ class _Source:
         self.gains = False
 
     def add(self, group: list[Plain]) -> None:
-        """One instruction, or several of one form."""
+        """Adds one instruction, or several of one form."""
         if len(group) > 1:
             self._rows(group)
         elif _shared(group[0], self.holds):
