@@ -1,4 +1,4 @@
-"""Matrix descriptors, instruction descriptors, and where matrices lie in tensor memory.
+"""Matrix descriptors, instruction descriptors, and the places of matrices in tensor memory.
 
 Everything here is a pure function of immediate values; the results that matter for speed (index maps) are cached.
 Sections of the PTX ISA: "Shared memory descriptor", "Instruction descriptor", "Canonical layouts", "Data path layout
@@ -25,7 +25,7 @@ DENSE_KINDS = ("f16", "tf32", "f8f6f4", "i8")
 class _Swizzle(NamedTuple):
     mode: str
     atom: str
-    row_bytes: int  # of a row of the swizzle atom
+    row_bytes: int  # bytes per row of the swizzle atom
 
 
 _SWIZZLE_CODES = {
@@ -42,10 +42,10 @@ class SmemDescriptor(NamedTuple):
 
     Attributes:
         start: address of the first row.
-        leading, stride: the two offsets; what they mean depends on the layout.
+        leading, stride: the two offsets; their meaning depends on the layout.
         swizzle: permutation of 16- or 32-byte units.
-        pattern: what the address of a byte exceeds that in an aligned swizzle pattern by, 128 * the base offset.
-        absolute: `leading` is the address where rows go on after the end of the swizzle row.
+        pattern: distance of the swizzle pattern from an aligned one in bytes, 128 * the base offset.
+        absolute: `leading` is the address of the rows that continue after the end of the swizzle row.
     """
 
     start: int
@@ -56,18 +56,18 @@ class SmemDescriptor(NamedTuple):
     absolute: bool = False
 
     def place(self, linear: np.ndarray) -> np.ndarray:
-        """Shared-memory addresses of bytes at linear addresses: the swizzle, relative to where its pattern starts."""
+        """Returns the shared-memory addresses of bytes at linear addresses, swizzled relative to the start of the pattern."""
         return swizzle_address(linear - self.pattern, self.swizzle.mode, self.swizzle.atom) + self.pattern
 
 
 @lru_cache(4096)
 def decode_smem_descriptor(value: int) -> SmemDescriptor:
-    """Decode a 64-bit descriptor.
+    """Decodes a 64-bit descriptor.
 
-    Bits: 0-13 start/16, 16-29 leading-dimension offset/16, 32-45 stride-dimension offset/16, 46-48 constant 1,
-    49-51 base offset, 52 absolute leading dimension, 61-63 swizzle (0 none, 1 128B with 32B atom, 2 128B, 4 64B,
-    6 32B). The base offset is (address of the pattern / 128) mod 8 where a swizzle pattern does not start at a multiple
-    of its size; the ISA gives the formula only, and that the permutation is relative to the pattern is the assumption.
+    Bits: 0-13 start/16, 16-29 leading-dimension offset/16, 32-45 stride-dimension offset/16, 46-48 constant 1, 49-51
+    base offset, 52 absolute leading dimension, 61-63 swizzle (0 none, 1 128B with 32B atom, 2 128B, 4 64B, 6 32B). The
+    base offset is (address of the pattern / 128) mod 8 if a swizzle pattern does not start at a multiple of its size.
+    The ISA gives only this formula; we assume that the permutation is relative to the pattern.
 
     Raises:
         EmulatorError: a reserved value.
@@ -87,7 +87,7 @@ def decode_smem_descriptor(value: int) -> SmemDescriptor:
 class Gather(NamedTuple):
     """An index map into shared memory and the byte range that it touches, for the bounds check.
 
-    A swizzle may reach a little beyond the linear range, so the range is that of the final addresses.
+    The range is that of the final addresses, because a swizzle may reach a little beyond the linear range.
     """
 
     indices: np.ndarray
@@ -96,7 +96,7 @@ class Gather(NamedTuple):
 
     @classmethod
     def of(cls, addresses: np.ndarray, unit: int) -> "Gather":
-        """Map of units of `unit` bytes at the given byte addresses; read-only."""
+        """Returns the map of units of `unit` bytes at the given byte addresses; read-only."""
         indices = addresses // unit
         indices.setflags(write=False)
         low, high = int(addresses.min()), int(addresses.max())
@@ -105,11 +105,11 @@ class Gather(NamedTuple):
 
 @lru_cache(4096)
 def k_major_chunks(descriptor: int, rows: int, row_bytes: int = OPERAND_ROW_BYTES) -> Gather:
-    """The 16-byte chunks of a K-major operand; indices (address / 16) of shape (rows, row_bytes / 16).
+    """Returns the 16-byte chunks of a K-major operand: indices (address / 16) of shape (rows, row_bytes / 16).
 
-    Swizzled: start + (r/8)*stride + (r%8)*W + kb with W = 32, 64 or 128, then the swizzle XOR on the absolute
-    address. Not swizzled: start + (r/8)*stride + (r%8)*16 + (kb/16)*leading. With an absolute leading dimension, what
-    lies beyond the first W-byte row is found at the start of the rows of a second matrix, at that address.
+    Swizzled: start + (r/8)*stride + (r%8)*W + kb with W = 32, 64 or 128, then the swizzle XOR on the absolute address.
+    Not swizzled: start + (r/8)*stride + (r%8)*16 + (kb/16)*leading. With an absolute leading dimension, the bytes after
+    the first W-byte row are those at the start of the rows of a second matrix at that address.
     """
     d = decode_smem_descriptor(descriptor)
     if d.swizzle.atom != "16B":
@@ -128,7 +128,7 @@ def k_major_chunks(descriptor: int, rows: int, row_bytes: int = OPERAND_ROW_BYTE
 
 @lru_cache(4096)
 def mn_major_bytes(descriptor: int, rows: int, element_bytes: int) -> Gather:
-    """The bytes of an MN-major operand; indices (address) of shape (rows, 32 / element_bytes, element_bytes).
+    """Returns the bytes of an MN-major operand: indices (address) of shape (rows, 32 / element_bytes, element_bytes).
 
     With b = mn * element_bytes. Swizzled: start + (b/W)*leading + (k/8)*stride + (k%8)*W + b%W, then the XOR. The
     128-byte swizzle with 32-byte atom has groups of 4 in k. Not swizzled: the roles of the two offsets are swapped,
@@ -151,7 +151,7 @@ class InstructionDescriptor(NamedTuple):
     Attributes:
         m: rows of D over all CTAs of the group.
         n: columns of D.
-        a_format: element format of A, as `numerics.ElementType` names it.
+        a_format: element format of A, a name of `numerics.ElementType`.
         b_format: element format of B.
         d_type: "f32", "f16", or "s32".
         negate_a: use -A.
@@ -160,9 +160,9 @@ class InstructionDescriptor(NamedTuple):
         b_mn_major: B is MN-major.
         scale_type: "ue4m3" or "ue8m0" (block-scaled kinds), else None.
         a_sf_id: first scale byte of A in its tensor-memory words.
-        b_sf_id: the same for B.
+        b_sf_id: first scale byte of B in its tensor-memory words.
         saturate: clamp integer sums to the range of int32.
-        row_bytes: bytes of K of a row of A or B in shared memory.
+        row_bytes: bytes of a row of A or B in shared memory along K.
     """
 
     m: int
@@ -198,7 +198,7 @@ _D_TYPES = {"f16": {0: "f16", 1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "tf32":
 def decode_instruction_descriptor(
     value: int, kind: str, *, cta_group: int = 1, scale_block: int | None = None, ws: bool = False
 ) -> InstructionDescriptor:
-    """Decode the instruction descriptor of a tcgen05.mma and check it against the rules of its kind.
+    """Decodes the instruction descriptor of a tcgen05.mma and checks it against the rules of its kind.
 
     Dense kinds: 2 sparse, 3 saturate, 4-5 D format, 7-9/10-12 A/B format, 13/14 negate, 15/16 MN-major, 17-22 N/8,
     24-28 M/16, 30-31 a hint for the reuse of B. Block-scaled kinds: 4-5 B scale id, 23 scale type (0 ue4m3, 1 ue8m0),
@@ -222,7 +222,7 @@ def decode_instruction_descriptor(
         raise refuse("a reserved bit is set")
     if (not scaled and (value >> 29 & 1 or (value >> 30 and not ws))) or (kind == "mxf8f6f4" and value >> 31):
         raise refuse("a reserved bit is set, or B reuse shifts without .ws")
-    # The B format of the 4-bit kinds has two bits; the next is reserved, and kernels set it.
+    # The B format of the 4-bit kinds has two bits. The next bit is reserved, but kernels set it.
     formats, codes = _FORMATS[kind], (value >> 7 & 7, value >> 10 & (3 if fp4 else 7))
     if any(code not in formats for code in codes):
         raise refuse(f"element format codes {codes}, legal are {sorted(formats)}")
@@ -254,7 +254,7 @@ def decode_instruction_descriptor(
 def _check_operands(
     d: InstructionDescriptor, kind: str, d_code: int, cta_group: int, refuse: Callable[[str], EmulatorError]
 ) -> None:
-    """Formats, majors and signs that a kind does not have."""
+    """Raises EmulatorError for formats, majors and signs that a kind does not have."""
     if not d.d_type:
         raise refuse(f"D format code {d_code}")
     if (d.a_mn_major or d.b_mn_major) and kind in ("mxf4", "mxf4nvf4"):
@@ -274,7 +274,7 @@ def _check_operands(
 def _check_scales(
     d: InstructionDescriptor, kind: str, scale_block: int | None, refuse: Callable[[str], EmulatorError]
 ) -> None:
-    """Legal scale types and byte selectors: (kind, block) -> types, and the selectors that leave room for all."""
+    """Raises EmulatorError for scale types that a kind lacks, and for byte selectors that leave no room for all scales."""
     types = {
         ("mxf8f6f4", 32): ("ue8m0",),
         ("mxf4", 32): ("ue8m0",),
@@ -284,7 +284,7 @@ def _check_scales(
     if d.scale_type not in types:
         raise refuse(f"scale type {d.scale_type} with blocks of {scale_block}; legal are {types or 'none'}")
     ids: tuple[int, ...] = (0,) if scale_block == 16 else (0, 2) if kind != "mxf8f6f4" else (0, 1, 2, 3)
-    if d.row_bytes != OPERAND_ROW_BYTES:  # the scales of K=96 may go on in the next words
+    if d.row_bytes != OPERAND_ROW_BYTES:  # the scales of K=96 may continue in the next words
         ids = (0, 2) if scale_block == 16 else (0, 1, 2, 3)
     if d.a_sf_id not in ids or d.b_sf_id not in ids:
         raise refuse(f"scale ids {d.a_sf_id}, {d.b_sf_id}; legal are {ids}")
@@ -309,7 +309,7 @@ WS_SHAPES = (32, 64, 128), (64, 128, 256)
 
 
 def shape_reason(kind: str, m: int, n: int, *, cta_group: int, ws: bool = False) -> str | None:
-    """Why M x N is not a shape of this kind, or None."""
+    """Returns why M x N is not a shape of this kind, or None if it is."""
     if ws:
         if cta_group != 1 or kind in BLOCK_SCALED_KINDS:
             return "weight-stationary instructions are dense and of cta_group::1"
@@ -328,7 +328,7 @@ def shape_reason(kind: str, m: int, n: int, *, cta_group: int, ws: bool = False)
 
 # ---- accumulators ------------------------------------------------------------------------------------------------
 class AccumulatorBlock(NamedTuple):
-    """A rectangle of D: where its rows and columns lie in the tensor memory of one CTA of the group."""
+    """A rectangle of D: the place of its rows and columns in the tensor memory of one CTA of the group."""
 
     cta: int
     rows: slice
@@ -341,7 +341,7 @@ class AccumulatorBlock(NamedTuple):
 def accumulator_blocks(
     m: int, n: int, cta_group: int, ws: bool, base_lane: int
 ) -> tuple[AccumulatorBlock, ...]:
-    """The rectangles that make up D (layouts A to G of the PTX ISA), one 32-bit column per element.
+    """Returns the rectangles that make up D (layouts A to G of the PTX ISA), with one 32-bit column per element.
 
     Raises:
         EmulatorError: a base lane that the layout does not allow.
@@ -378,10 +378,10 @@ def accumulator_blocks(
 
 @lru_cache(64)
 def tensor_operand_lanes(m: int, cta_group: int, ws: bool, base_lane: int) -> np.ndarray:
-    """Lanes of the rows of A in one CTA's tensor memory, int (replicas, rows): the replicas must be equal.
+    """Returns the lanes of the rows of A in one CTA's tensor memory: int (replicas, rows). All replicas must be equal.
 
-    The rows lie where those of D do. Where a row of D is spread over several groups of lanes (M=128 of a pair, .ws with
-    M below 128), each group needs A whole. For .ws that is inferred from the pair, whose layout CUTLASS gives.
+    The rows have the lanes of D's rows. If a row of D is spread over several groups of lanes (M=128 of a pair, .ws with
+    M below 128), each group needs all of A. For .ws this is inferred from the pair, whose layout CUTLASS gives.
 
     Raises:
         EmulatorError: a base lane that the layout does not allow.
@@ -399,11 +399,11 @@ def tensor_operand_lanes(m: int, cta_group: int, ws: bool, base_lane: int) -> np
 
 @lru_cache(256)
 def zero_columns(descriptor: int, m: int, n: int) -> np.ndarray:
-    """Which columns of B a zero-column mask descriptor replaces by zeros: bool (N,).
+    """Returns the columns of B that a zero-column mask descriptor replaces by zeros: bool (N,).
 
-    Each sub-mask, of N * M / 128 columns, starts with `first span` (1: zeros) and alternates spans of `skip + 1` zeros
-    and `use + 1` used columns; its first `start count` columns are dropped. As the ISA's examples have it, zeros come in
-    runs of the skip span and used columns in runs of the use span.
+    Each sub-mask covers N * M / 128 columns. It starts with `first span` (1: zeros) and alternates spans of `skip + 1`
+    zeros and `use + 1` used columns; its first `start count` columns are dropped. As in the ISA's examples, zeros come
+    in runs of the skip span and used columns in runs of the use span.
 
     Raises:
         EmulatorError: a column shift, whose effect the ISA leaves open, or a reserved bit.
@@ -426,14 +426,14 @@ def zero_columns(descriptor: int, m: int, n: int) -> np.ndarray:
 
 # ---- scale factors -----------------------------------------------------------------------------------------------
 class ScalePlaces(NamedTuple):
-    """Where the scale bytes of an operand lie in tensor memory.
+    """Places of the scale bytes of an operand in tensor memory.
 
     Attributes:
-        columns: columns from the first to the last that is read.
+        columns: number of columns from the first to the last that is read.
         words: int (replicas, rows, count): flat index, 128 lanes by `columns`, of each scale's word.
-        bytes: int (count,): the scale's byte in its word.
+        bytes: int (count,): index of the scale's byte in its word.
         first: int (rows, count): flat index of each scale's byte in the first replica.
-        replicas: shape (groups, replicas, 32) of lanes: all of a group feed the same rows.
+        replicas: shape (groups, replicas, 32) of lanes: all lanes of a group hold the same rows.
         words_of_rows: the scales of a row are the four bytes of one word.
     """
 
@@ -447,11 +447,11 @@ class ScalePlaces(NamedTuple):
 
 @lru_cache(512)
 def scale_places(rows: int, count: int, sf_id: int, halves: bool = False) -> ScalePlaces:
-    """Places of the `count` scales of each of `rows` rows, the first at byte `sf_id` of its word.
+    """Returns the places of the `count` scales of each of `rows` rows; the first scale is byte `sf_id` of its word.
 
-    Row r has its words in lane r % 32 and column r / 32, the same in all four groups of 32 lanes. Four scales fill a
-    word; further ones (K=96) go on in the words of the next group of 4 columns for each 128 rows. `halves`: the rows of
-    B of a pair with M=128, whose two halves lie in lanes 0 to 63 and 64 to 127, each twice.
+    Row r has its words in lane r % 32 and column r / 32, repeated in all four groups of 32 lanes. Four scales fill a
+    word. Further scales (K=96) continue in the words of the next 4 columns per 128 rows. `halves`: the rows of B of a
+    pair with M=128, whose two halves lie in lanes 0 to 63 and 64 to 127, each twice.
     """
     index = np.arange(count) + sf_id
     later = index // 4 * 4 * -(-rows // 128)
@@ -478,22 +478,22 @@ def read_scales(words: np.ndarray, column: int, places: ScalePlaces) -> np.ndarr
     Args:
         words: uint32 (128, 512) tensor memory.
         column: first column.
-        places: of the bytes, relative to that column.
+        places: places of the bytes, relative to that column.
 
     Returns:
         uint8 (rows, count).
 
     Raises:
-        EmulatorError: the groups of 32 lanes, each of which feeds its own part of the data path, disagree.
+        EmulatorError: the copies in the groups of 32 lanes differ. Each group feeds its own part of the data path.
     """
     near = words[:, column : column + places.columns].tobytes()
     groups, replicas, _ = places.replicas
     size = len(near) // groups
-    # Bytes, because NumPy takes ten times as long to compare arrays of this size.
+    # Compares bytes objects, because NumPy takes ten times as long to compare arrays of this size.
     parts = [near[start : start + size] for start in range(0, len(near), size)]
     if all(part == part[: size // replicas] * replicas for part in parts):
         return np.frombuffer(near, np.uint8).take(places.first)
-    # Words that no scale lies in may differ.
+    # Words without a scale may differ.
     found = np.frombuffer(near, np.uint32)[places.words]
     if (found[1:] != found[0]).any():
         raise EmulatorError(
@@ -505,7 +505,7 @@ def read_scales(words: np.ndarray, column: int, places: ScalePlaces) -> np.ndarr
 
 # ---- tcgen05.cp --------------------------------------------------------------------------------------------------
 class CopyShape(NamedTuple):
-    """A shape of tcgen05.cp: source rows, bytes of each, and for each replica the destination lane of each row."""
+    """A shape of tcgen05.cp: source rows, bytes per row, and the destination lane of each row in each replica."""
 
     rows: int
     row_bytes: int
@@ -531,7 +531,7 @@ COPY_SHAPES = _copy_shapes()
 
 
 def unpack_elements(data: np.ndarray, bits: int) -> np.ndarray:
-    """Codes of 4- or 6-bit elements, which fill the first bytes of each group of 16: (..., 16 n) uint8 -> the same shape.
+    """Returns the codes of 4- or 6-bit elements, which fill the first bytes of each group of 16: uint8 (..., 16 n), same shape.
 
     Each group of 16 elements takes 16 bytes: 8 of data and 8 of padding, or 12 and 4.
     """
@@ -556,7 +556,7 @@ fills tensor memory with tcgen05.cp.
 
 # ---- tcgen05.ld and .st ------------------------------------------------------------------------------------------
 class LoadShape(NamedTuple):
-    """A shape of tcgen05.ld/st: registers per repetition, the largest repetition, and the lanes it covers."""
+    """A shape of tcgen05.ld/st: registers per repetition, the largest repetition, and the lanes that it covers."""
 
     registers: int
     most: int
@@ -574,7 +574,7 @@ LOAD_SHAPES = {
 
 @lru_cache(256)
 def load_map(shape: str, repeat: int, half_split: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Lane and column, relative to the address, of register r of thread t: two arrays (registers, 32).
+    """Returns lane and column, relative to the address, of register r of thread t: two arrays (registers, 32).
 
     Args:
         shape: a key of LOAD_SHAPES.

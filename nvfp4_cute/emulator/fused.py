@@ -290,7 +290,7 @@ class Run:
         return run
 
     def generate(self, classes: tuple[type, ...]) -> "Callable[[Warp, list[Any]], None] | None":
-        """Generates the function for these classes of the inputs; None if it would only repeat the steps."""
+        """Generates the function for these input classes; None if one is unknown or the steps are as good."""
         holds = {slot: HELD.get(cls, "") for slot, cls in zip(self.inputs, classes, strict=True)}
         if "" in holds.values():
             return None

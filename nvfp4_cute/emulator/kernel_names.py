@@ -1,4 +1,4 @@
-"""Names of kernels as people chose them, out of those that CuTe DSL makes of them."""
+"""Names of kernels as their authors chose them, extracted from the names that CuTe DSL generates."""
 
 import re
 
@@ -6,7 +6,7 @@ NAME_CHARACTERS = 40
 
 
 def short_name(kernel: str, characters: int = NAME_CHARACTERS) -> str:
-    """The part of a mangled kernel name that people chose: function, or class of the kernel object."""
+    """Returns the part of a mangled kernel name that its author chose: function, or class of the kernel object."""
     text = re.sub(r"^kernel_cutlass_", "", kernel)
     for pattern in (
         r"^(\w+?)_kernel_cutlass_",  # with a prefix of its own

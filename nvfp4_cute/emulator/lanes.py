@@ -1,4 +1,4 @@
-"""The 32 lanes of a warp: masks of them, the groups that they fall into, and what makes a group wait."""
+"""The 32 lanes of a warp: masks, groups of lanes, and the conditions that make a group wait."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,39 +15,39 @@ NOTHING: frozenset[int] = frozenset()
 
 
 class Wait(Protocol):
-    """Why a warp cannot go on. The step that returned it is called again once `ready()` is true."""
+    """Reason why a warp cannot continue. Its step is called again once `ready()` is true."""
 
     def ready(self) -> bool:
-        """True when trying again may succeed."""
+        """Whether another attempt may succeed."""
         ...
 
     def describe(self) -> str:
-        """What is missing, for the hang report."""
+        """Returns what is missing, for the hang report."""
         ...
 
 
 @dataclass
 class Condition:
-    """A Wait made of a predicate and a text (called when a hang is reported)."""
+    """A Wait made of a predicate and a function that returns its text when a hang is reported."""
 
     test: Callable[[], bool]
     text: Callable[[], str]
 
     def ready(self) -> bool:
-        """The predicate's value now."""
+        """Evaluates the predicate."""
         return self.test()
 
     def describe(self) -> str:
-        """The text now."""
+        """Calls the text function."""
         return self.text()
 
 
 class RuleWait(Condition):
-    """A Condition whose hang is a broken rule of the chip, which the text names."""
+    """A Condition whose hang means that a rule of the chip is broken; the text names the rule."""
 
 
 class Signal:
-    """A step's way to say that control did something other than fall through, jump, or wait."""
+    """A step's result when control does something other than fall through, jump, or wait."""
 
 
 REGROUP = Signal()
@@ -56,7 +56,7 @@ REGROUP = Signal()
 
 @dataclass
 class Group:
-    """Lanes of a warp that share a program counter but are not running; `wait` if they are blocked there."""
+    """Lanes of a warp that share a program counter but are not running. `wait`: what blocks them there, if anything."""
 
     pc: int
     mask: np.ndarray
@@ -64,12 +64,12 @@ class Group:
 
 
 def mask_bits(mask: np.ndarray) -> int:
-    """A 32-lane bool mask as an integer."""
+    """Returns a 32-lane bool mask as an integer."""
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def bits_mask(bits: int) -> np.ndarray:
-    """An integer as a 32-lane bool mask."""
+    """Returns an integer as a 32-lane bool mask."""
     if bits == 0xFFFFFFFF:
         return ALL_LANES
     return np.unpackbits(np.frombuffer(bits.to_bytes(4, "little"), np.uint8), bitorder="little").view(bool)

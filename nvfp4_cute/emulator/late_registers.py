@@ -1,4 +1,4 @@
-"""Registers that asynchronous operations write: what they hold until then, and steps that cope with it."""
+"""Registers that asynchronous operations write: their contents until then, and steps that handle them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ Step = Callable[["Warp"], Any]
 
 
 class Steps(Protocol):
-    """The instructions of an entry, their steps, and the slots that they touch (`code.Code`)."""
+    """An entry's instructions, their steps, and the slots that they touch (`code.Code`)."""
 
     builder: Any
     steps: list[Any]
@@ -27,21 +27,21 @@ class Steps(Protocol):
 
     @property
     def insts(self) -> Sequence[Inst]:
-        """By program counter, as all others."""
+        """Instructions by program counter, like all other attributes."""
         ...
 
 
 class Deferred:
-    """What a register holds while the operation that will write it is under way."""
+    """Content of a register whose writing operation is under way."""
 
     __slots__ = ("index", "operation")
 
     def __init__(self, operation: "Operation | Replay", index: int):
-        """The register gets ``operation.result[index]``."""
+        """The register will hold ``operation.result[index]``."""
         self.operation, self.index = operation, index
 
     def get(self) -> Any:
-        """The value. Using a register of a tcgen05.ld waits for the load, as the hardware's scoreboard does.
+        """Returns the value. Using a register of a tcgen05.ld waits for the load, as the hardware's scoreboard does.
 
         Raises:
             RegisterFault: a wgmma accumulator before wgmma.wait_group.
@@ -55,9 +55,9 @@ class Deferred:
 
 
 class Replay:
-    """A mov of registers that are not there yet, done when its result is used.
+    """A mov of registers that are not written yet; it is executed when its result is used.
 
-    Compilers put moves that pack registers between tcgen05.ld and tcgen05.wait::ld; they become nothing in machine
+    Compilers put moves that pack registers between tcgen05.ld and tcgen05.wait::ld. These moves disappear in machine
     code, so they must not count as uses.
     """
 
@@ -65,13 +65,13 @@ class Replay:
     awaited = True
 
     def __init__(self, warp: "Warp", step: Step, sources: Sequence[int], targets: Sequence[int]):
-        """Keep the sources as they are now."""
+        """Captures the sources' current contents."""
         self.warp, self.step, self.sources, self.targets = warp, step, sources, targets
         self.values = [warp.regs[slot] for slot in sources]
         self.result: Any = None
 
     def finish(self) -> None:
-        """Execute the move with the sources' values, leaving all registers as they are."""
+        """Executes the move with the captured sources and leaves all registers as they are."""
         if self.result is not None:
             return
         regs, slots = self.warp.regs, (*self.sources, *self.targets)
@@ -79,7 +79,7 @@ class Replay:
         for slot, value in zip(self.sources, self.values, strict=True):
             regs[slot] = value.get() if value.__class__ is Deferred else value
         for slot in self.targets:
-            regs[slot] = None  # all lanes moved, wherever some of them wait now: nothing old is left
+            regs[slot] = None  # all lanes moved, even those that wait now: no old value is left
         self.step(self.warp)
         self.result = [regs[slot] for slot in self.targets]
         for slot, value in zip(slots, saved, strict=True):
@@ -87,7 +87,7 @@ class Replay:
 
 
 def must_be_awaited(operation: "Operation | Replay") -> None:
-    """Raise RegisterFault if what an operation writes may not be used yet: a wgmma accumulator before wgmma.wait_group."""
+    """Raises RegisterFault if the result of an operation may not be used yet: a wgmma accumulator before wgmma.wait_group."""
     if operation.engine is Engine.WGMMA and not operation.awaited:
         raise RegisterFault(
             "reads an accumulator of a wgmma.mma_async that no wgmma.wait_group has waited for"
@@ -95,14 +95,14 @@ def must_be_awaited(operation: "Operation | Replay") -> None:
 
 
 def defer(operation: Operation, warp: "Warp", slots: Sequence[int | None]) -> None:
-    """Put promises into the registers that an operation will write (None: a sink)."""
+    """Puts a `Deferred` into each register that an operation will write (None: a sink)."""
     for index, slot in enumerate(slots):
         if slot is not None:
             warp.regs[slot] = Deferred(operation, index)
 
 
 def settle(warp: "Warp", slots: Iterable[int]) -> None:
-    """Replace promises by values."""
+    """Replaces each `Deferred` by its value."""
     regs = warp.regs
     for slot in slots:
         value = regs[slot]
@@ -117,17 +117,16 @@ LATE_WRITERS = {("tcgen05", "ld"), ("wgmma", "mma_async")}
 
 
 def prepare_noted(code: Steps) -> None:
-    """Rewrite the steps of an entry for operations that are noted: issuing steps note where they are."""
+    """Rewrites the issuing steps of an entry so that each operation notes where it was issued."""
     for pc, inst in enumerate(code.insts):
         if inst.opcode in ISSUERS or inst.mods[:1] == ("async",):  # st.async, red.async
             code.steps[pc] = _noting(code.steps[pc], pc)
 
 
 def prepare_late(code: Steps) -> None:
-    """Rewrite the steps of an entry for operations that happen after their issue.
+    """Rewrites the steps of an entry for operations that happen after their issue.
 
-    Steps that touch registers which operations write late settle them first, where their predicate holds; moves pass the
-    promises on.
+    Steps that touch late-written registers first settle them if their predicate holds. Moves pass on the `Deferred`.
     """
     for pc, passes_on, slots in late_uses(code):
         if passes_on:
@@ -138,10 +137,13 @@ def prepare_late(code: Steps) -> None:
 
 
 def late_uses(code: Steps) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
-    """Instructions that touch slots which late writers may have written; of such a writer, what it reads and does not write.
+    """Yields the instructions that touch slots which late writers may have written.
+
+    A late writer counts only with the slots that it reads and does not write.
 
     Yields:
-        Where one is, whether it is a move that passes such values on, and the slots: those that it reads, those that it writes.
+        Index of the instruction, whether it is a move that passes such values on, and the slots: those that it reads,
+        then those that it writes.
     """
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
     writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in LATE_WRITERS}
@@ -155,12 +157,12 @@ def late_uses(code: Steps) -> Iterator[tuple[int, bool, tuple[int, ...]]]:
 
 
 def always(warp: "Warp") -> bool:
-    """True."""
+    """Returns True: the predicate of an instruction without one."""
     return True
 
 
 def executes(code: Steps, pc: int) -> "Callable[[Warp], bool]":
-    """Whether the predicate of an instruction holds in an active lane; `always` for one without."""
+    """Returns a test of whether an instruction's predicate holds in an active lane; `always` for one without a predicate."""
     guard = code.insts[pc].pred
     if guard is None:
         return always
@@ -169,7 +171,7 @@ def executes(code: Steps, pc: int) -> "Callable[[Warp], bool]":
 
 
 def reached_slots(code: Steps, writers: set[int], moves: set[int]) -> set[int]:
-    """Slots that may hold what the writers wrote: their targets, and those of moves from such slots."""
+    """Returns the slots that may hold late-written values: targets of the writers, and of moves from such slots."""
     late: set[int] = set()
     for pc in writers:
         late |= code.writes[pc]
@@ -203,13 +205,13 @@ def _settling(step: Step, slots: tuple[int, ...], runs: "Callable[[Warp], bool]"
 
 
 def copies(inst: Inst) -> bool:
-    """Whether a mov is from a register to another one of the same type."""
+    """Whether a mov copies a register to another register of the same type."""
     dest, source = inst.operands
     return isinstance(dest, Reg) and isinstance(source, Reg) and dest.type == source.type
 
 
 def _copying_on(step: Step, sources: list[int], targets: list[int]) -> Step:
-    """A copy of one register: the promise goes to both."""
+    """Returns a step that copies one register; both then hold the same `Deferred`."""
     (source,), (target,) = sources, targets
 
     def run(warp: "Warp") -> Any:
@@ -245,7 +247,7 @@ def _passing_on(step: Step, sources: list[int], targets: list[int]) -> Step:
 
 
 def resolved(values: Sequence[Any]) -> np.ndarray:
-    """uint32 (registers, 32) of captured registers, once the operations that write them have happened."""
+    """Returns uint32 (registers, 32), the values of captured registers after the operations that write them."""
     words = np.empty((len(values), 32), np.uint32)
     for row, value in zip(words, values, strict=True):
         row[:] = value.operation.result[value.index] if value.__class__ is Deferred else value

@@ -1,9 +1,10 @@
-"""Warps at one program counter executed together: one NumPy operation computes an instruction for all their lanes.
+"""Warps at one program counter executed together: one NumPy operation computes an instruction for all of their lanes.
 
-Steps of instructions that each lane executes for itself (arithmetic, conversions, moves, global memory) take any number of lanes.
-Shuffles and votes are executed warp by warp. Kernels of such instructions alone run so: their warps neither share memory nor wait
-for each other, hence any order of them is one that a GPU may choose. A branch whose way differs from warp to warp divides the
-warps. Warps whose own lanes differ, and warps that meet an error, go on one by one.
+Steps of instructions that each lane executes for itself (arithmetic, conversions, moves, global memory) accept any
+number of lanes. Shuffles and votes run warp by warp. Only kernels made of such instructions run in lockstep: their
+warps neither share memory nor wait for each other, so any order of them is one that a GPU may choose. A branch that
+warps take differently divides the warps. Warps whose own lanes diverge, and warps that raise an error, continue one by
+one.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def lane_wise(inst: Inst) -> bool:
 
 
 def runs_together(launch: Launch) -> bool:
-    """Whether warps of a launch may run together: whole warps of CTAs that share nothing and do not see one another."""
+    """Whether the warps of a launch may run together: full warps, in CTAs that share nothing and do not see one another."""
     code = launch.code
     return (
         launch.cluster == (1, 1, 1)
@@ -64,27 +65,28 @@ def runs_together(launch: Launch) -> bool:
 
 
 def together_size(launch: Launch) -> int:
-    """CTAs that run together."""
+    """Number of CTAs that run together."""
     return max(1, MOST_WARPS * LANES // launch.threads)
 
 
 class Apart(Exception):
-    """Warps cannot take the next step together."""
+    """Raised when warps cannot take the next step together."""
 
 
 class Wide:
-    """Warps that run together. Steps take it for a warp of many lanes.
+    """Warps that run together. Steps use it like one warp with many lanes.
 
     Attributes:
         members: the warps, in the order in which they would run one after the other.
-        regs, active, num_active, all_active, protected, code, local: those of a `Warp`, with 32 lanes for each member.
-        pc: where they are.  executed: instructions so far.
+        regs, active, num_active, all_active, protected, code, local: as in `Warp`, with 32 lanes per member.
+        pc: current program counter.
+        executed: instructions so far.
     """
 
     groups: tuple[()] = ()
 
     def __init__(self, cta: Any, code: Any, members: Sequence[Member], regs: list[Any], pc: int = 0):
-        """`cta`: has the machine and the launch."""
+        """`cta`: provides the machine and the launch."""
         self.cta, self.code, self.members, self.regs, self.pc = cta, code, list(members), regs, pc
         self.active = np.ones(LANES * len(members), bool)
         self.num_active, self.all_active = self.active.size, True
@@ -95,32 +97,32 @@ class Wide:
 
     @property
     def warps(self) -> int:
-        """Members with active lanes."""
+        """Number of members with active lanes."""
         if self.all_active:
             return len(self.members)
         return int(np.count_nonzero(self.active.reshape(-1, LANES).any(axis=1)))
 
     def first_lane(self) -> int:
-        """First active lane of the last member that has one: what it stores to a place stays there."""
+        """First active lane of the last member that has one. Its store to a shared place is the one that remains."""
         rows = self.active.reshape(-1, LANES)
         last = int(np.flatnonzero(rows.any(axis=1))[-1])
         return LANES * last + int(rows[last].argmax())
 
     def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
-        """End all lanes."""
+        """Ends all lanes."""
         if not mask.all():
             raise Apart
         self.done = True
         return REGROUP
 
     def split(self, *args: Any) -> Signal:
-        """Lanes go different ways."""
+        """Raises `Apart`: lanes take different branches."""
         raise Apart
 
     split_once = scatter = split
 
     def rows_of(self, value: Any, rows: Any) -> Any:
-        """A register of some members."""
+        """Returns the part of a register that belongs to some members."""
         if value.__class__ is not np.ndarray:
             return value
         return np.ascontiguousarray(value.reshape(len(self.members), LANES, *value.shape[1:])[rows]).reshape(
@@ -128,7 +130,7 @@ class Wide:
         )
 
     def some(self, rows: np.ndarray, pc: int) -> "Wide":
-        """Some of the members (their numbers), which go on at `pc`."""
+        """Returns the members with the given numbers as a new `Wide` that continues at `pc`."""
         regs = self.code.builder.template.copy()
         for slot in self.code.live_at(pc):
             regs[slot] = self.rows_of(self.regs[slot], rows)
@@ -138,7 +140,7 @@ class Wide:
         return part
 
     def put_into(self, row: int, warp: Warp) -> None:
-        """Give a warp the state of a member."""
+        """Copies the state of a member into a warp."""
         for slot in self.code.live_at(self.pc):
             value = self.rows_of(self.regs[slot], [row])
             if (
@@ -153,7 +155,7 @@ class Wide:
 
 
 def start(machine: Any, launch: Launch, origins: Sequence[Origin]) -> Wide:
-    """All warps of the CTAs at `origins`, at the entry point."""
+    """Returns all warps of the CTAs at `origins`, at the entry point."""
     code: Any = launch.code
     warps = launch.threads // LANES
     cta = SimpleNamespace(machine=machine, launch=launch)
@@ -181,7 +183,7 @@ def start(machine: Any, launch: Launch, origins: Sequence[Origin]) -> Wide:
 
 
 def _joined(values: list[Any], dtype: np.dtype) -> Any:
-    """Values of a register in each member as one: uniform if all are, and agree."""
+    """Joins the values of a register over the members; uniform if all are uniform and equal."""
     first = values[0]
     if first.__class__ is not np.ndarray and all(
         v.__class__ is not np.ndarray and v == first for v in values
@@ -195,20 +197,20 @@ def _joined(values: list[Any], dtype: np.dtype) -> Any:
 
 
 class Lockstep:
-    """Runs warps of one launch together as long as they go the same way."""
+    """Runs the warps of one launch together as long as they take the same branches."""
 
     def __init__(self, machine: Any, launch: Launch):
-        """`launch`: one that `runs_together`."""
+        """`launch`: a launch that `runs_together`."""
         self.machine, self.launch = machine, launch
         self.code: Any = launch.code
         self._tails: dict[int, tuple[list[Any], tuple[int, ...]]] = {}
         self._scratch: Warp | None = None
 
     def run(self, origins: Sequence[Origin], alone: Any) -> int:
-        """Run the CTAs at `origins`.
+        """Runs the CTAs at `origins`.
 
-        `alone(origin, states)`: runs warps of a CTA by themselves, by index; a state's function gives a warp what it has.
-        Returns the instructions that warps executed together.
+        `alone(origin, states)` runs warps of a CTA by themselves. `states` maps warp indices to functions that load a
+        warp's state. Returns the number of instructions that warps executed together.
         """
         executed, work = 0, [start(self.machine, self.launch, origins)]
         while work:
@@ -226,7 +228,7 @@ class Lockstep:
         return executed
 
     def _parts(self, wide: Wide) -> tuple[list[np.ndarray], list[int]]:
-        """Members that go on together, by the way that they take at a branch, and those that go on one by one."""
+        """Returns the members that continue together, by the branch that they take, and those that continue one by one."""
         everybody, inst = list(range(len(wide.members))), self.code.insts[wide.pc]
         predicate = None if inst.pred is None else wide.regs[self.code.builder.slot(inst.pred[0], "pred")]
         if len(everybody) < FEWEST_WARPS or inst.opcode != "bra" or predicate.__class__ is not np.ndarray:
@@ -237,12 +239,12 @@ class Lockstep:
         return [way for way in ways if way.size], np.flatnonzero(~(yes | no)).tolist()
 
     def _run(self, wide: Wide) -> bool:
-        """Run to the end; False where the members have to go on apart, at `wide.pc`."""
+        """Runs to the end. Returns False if the members have to continue apart, at `wide.pc`."""
         pc = wide.pc
         for _ in range(PATIENCE):
             steps, places = self._tail(pc)
             result: Any = None
-            number = -1  # of the step under way
+            number = -1  # index of the current step
             try:
                 for step in steps:
                     number += 1
@@ -281,7 +283,7 @@ class Lockstep:
         return found
 
     def _each(self, pc: int, step: Any) -> Any:
-        """A step that executes an instruction warp by warp."""
+        """Returns a step that executes an instruction warp by warp."""
         reads, writes = sorted(self.code.reads[pc]), sorted(self.code.writes[pc])
         dtypes = self.code.builder.dtypes
 
@@ -300,7 +302,7 @@ class Lockstep:
         return run
 
     def _warp(self) -> Warp:
-        """A warp whose registers stand for those of one member after the other."""
+        """Returns a warp whose registers are set to those of one member after the other."""
         if self._scratch is None:
             cta: Any = SimpleNamespace(machine=self.machine, launch=self.launch)
             self._scratch = Warp(cta, 0, LANES)

@@ -1,11 +1,12 @@
 """The machine: grid -> clusters -> CTAs -> warps, their scheduling, divergence, and hang detection.
 
-One cluster runs at a time, all its CTAs together. Warps take turns; a warp runs until it blocks (a step returned a
-`Wait`), exits, or used up its turn. Where asynchronous work happens at issue, a turn also ends when a warp is the first
-of several to find a phase of an mbarrier complete: else it could run through phases that the others never see.
+One cluster runs at a time, with all of its CTAs. Warps take turns; a warp runs until it blocks (a step returned a
+`Wait`), exits, or has used up its turn. If asynchronous work happens at issue, a turn also ends when a warp is the
+first of several to find a phase of an mbarrier complete. Otherwise it could run through phases that the others never
+see.
 
 Within a warp, lanes with the same program counter form a group; the group with the lowest program counter runs first,
-and groups that meet merge. A group that blocks lets the others run.
+and groups that reach the same program counter merge. When a group blocks, the others run.
 """
 
 import itertools
@@ -53,12 +54,14 @@ class Machine:
     """Runs launches one after the other.
 
     Attributes:
-        memory: global memory.  stats: counters.  changes: grows with every effect that another warp could see.
+        memory: global memory.
+        stats: counters.
+        changes: grows with every effect that another warp could see.
         progress: called with (finished CTAs, all CTAs of the launch) after each cluster.
-        queue: asynchronous operations under way; None where they happen at issue and leave no record.
-        checker: finds hazards; None where nobody asked for that.
-        recorder: notes what takes time; None where nobody asked for that.
-        forms: notes what forms kernels use; None where nobody asked for that.
+        queue: asynchronous operations under way; None if they happen at issue and leave no record.
+        checker: finds hazards, or None.
+        recorder: records everything that takes time, or None.
+        forms: notes the forms of hardware use in kernels, or None.
     """
 
     def __init__(
@@ -72,11 +75,14 @@ class Machine:
         check: bool = False,
         count_banks: bool = False,
     ):
-        """`instruction_limit`: instructions of one warp after which the launch is called a runaway.
+        """Makes a machine without launches.
 
-        `jobs`: cores that a large launch may use; None takes all that the process has. `mode`: when asynchronous
-        operations happen, as `modes.make_queue` says. `check`: look for hazards. `count_banks`: count bank conflicts
-        of shared memory.
+        Args:
+        instruction_limit: instructions of one warp after which the launch counts as a runaway.
+        jobs: cores that a large launch may use; None means all cores of the process.
+        mode: when asynchronous operations happen, see `modes.make_queue`.
+        check: look for hazards.
+        count_banks: count bank conflicts of shared memory.
         """
         self.sm_count = sm_count
         self.memory = memory or GlobalMemory()
@@ -92,12 +98,12 @@ class Machine:
         self.recorder: Recorder | None = None
         self.forms = form_log.current()
         if self.forms is not None:
-            self.jobs = 1  # what another process notes would be lost
+            self.jobs = 1  # notes of another process would be lost
         if self.queue is not None:
             self.queue.failed, self.queue.checker = _located, self.checker
 
     def run(self, launch: Launch) -> None:
-        """Run a launch to completion.
+        """Runs a launch to completion.
 
         Raises:
             EmulatorError: the kernel broke a rule, hung, or ran away; names kernel, CTA, warp, and PTX line.
@@ -122,7 +128,7 @@ class Machine:
             if self.recorder is not None:
                 origins = self.recorder.executed(origins, launch, self.memory)
             total = len(origins) * per_cluster
-            # CTAs that run together are one piece of work: starting processes must pay for several.
+            # CTAs that run together are one piece of work; starting processes pays only for several pieces.
             pieces = origins[:: together_size(launch)] if self._runs_together(launch) else origins
             divided = parallel.can_divide(self, launch, pieces)
             if self.checker is not None:
@@ -145,7 +151,7 @@ class Machine:
         origins: list[tuple[int, int, int]],
         finished: Callable[[], None],
     ) -> None:
-        """Run clusters and raise what the checker found, with the error that stopped the launch if there was one."""
+        """Runs clusters and raises the checker's findings, from the error that stopped the launch if there was one."""
         checker.begin_launch(launch, self.memory)
         failure: EmulatorError | None = None
         try:
@@ -160,7 +166,7 @@ class Machine:
     def run_clusters(
         self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
     ) -> None:
-        """Run clusters one after the other, or side by side where a recorder asks for that; `finished` is called after each."""
+        """Runs clusters one after the other, or side by side if a recorder asks for that. Calls `finished` after each."""
         shares, together = [origins], 1
         if self.recorder is not None:
             shares = self.recorder.shares(launch, origins, self.sm_count)
@@ -177,14 +183,14 @@ class Machine:
                     finished()
 
     def _runs_together(self, launch: Launch) -> bool:
-        """Whether warps of a launch run in lockstep: those that may, where nobody looks at single warps."""
+        """Whether the warps of a launch run in lockstep: they may, and nobody watches single warps."""
         watchers = self.queue, self.checker, self.recorder, self.forms
         return all(watcher is None for watcher in watchers) and runs_together(launch)
 
     def _run_together(
         self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
     ) -> None:
-        """Run CTAs in lockstep, and warps that cannot go on so one by one."""
+        """Runs CTAs in lockstep, and warps that cannot stay in lockstep one by one."""
         lockstep, size = Lockstep(self, launch), together_size(launch)
 
         def alone(origin: tuple[int, int, int], states: dict[int, Callable[[Warp], None]]) -> None:
@@ -202,7 +208,7 @@ class Machine:
         self.waiting = origins[::-1]
         while self.waiting:
             group = [self.waiting.pop() for _ in range(min(size, len(self.waiting)))]
-            executed = lockstep.run(group, alone)  # which counts those alone by itself
+            executed = lockstep.run(group, alone)  # includes the instructions of `alone`
             self.stats.instructions += executed
             finished()
 
@@ -212,12 +218,12 @@ class Machine:
         return self.queue is None or self.queue.immediate
 
     def cancel_cluster(self) -> tuple[int, int, int] | None:
-        """Take the next cluster that has not started out of the grid; its first CTA's coordinates, or None."""
+        """Takes the next cluster that has not started out of the grid. Returns its first CTA's coordinates, or None."""
         return self.waiting.pop() if self.waiting else None
 
     # ---- scheduling ----------------------------------------------------------------------------
     def _run_clusters(self, clusters: list[Cluster]) -> None:
-        """Run clusters to their end, and with them those that they turn out to wait for."""
+        """Runs clusters to their end, together with the clusters that they turn out to wait for."""
         warps = [w for cluster in clusters for cta in cluster.ctas for w in cta.warps if not w.done]
         live, queue, checker = list(warps), self.queue, self.checker
         for cluster in clusters:
@@ -255,7 +261,7 @@ class Machine:
             self.stats.instructions += sum(w.executed for w in warps)
 
     def _retry_spins(self, live: list[Warp]) -> bool:
-        """Every warp is blocked or spinning: let the spinning ones look once more. False if nothing can go on."""
+        """Lets spinning warps read memory once more when every warp is blocked or spins. Returns False if none can continue."""
         for warp in live:
             if _polls(warp):
                 warp.wait = None
@@ -267,10 +273,10 @@ class Machine:
         return any(w.wait is None or w.wait.ready() for w in live)
 
     def _next_resident(self, clusters: list[Cluster], live: list[Warp]) -> Cluster:
-        """The next cluster of the grid, if the stuck ones poll memory and a device of this size runs it beside them.
+        """Returns the next cluster of the grid if stuck warps poll memory and a device of this size runs it at the same time.
 
         Raises:
-            HangFault: nobody can help the stuck warps.
+            HangFault: no other cluster can help the stuck warps.
         """
         launch = clusters[0].launch
         resident = sum(len(cluster.ctas) for cluster in clusters)
@@ -291,9 +297,10 @@ class Machine:
         raise fault(hang_report(live) + why)
 
     def _poison_registers(self, warp: Warp, pc: int) -> bool:
-        """Give registers that an instruction reads and nobody wrote a value. False if there are none.
+        """Poisons registers that an instruction reads and that were never written. Returns False if there are none.
 
-        PTX leaves it open, and compilers use what predicated loads of rows outside a tensor did not write. All ones are NaN.
+        PTX leaves their value open. Compilers read registers that predicated loads of rows outside a tensor did not
+        write. The poison, all ones, is NaN.
         """
         undefined = warp.code.undefined(warp, pc)
         for slot in undefined:
@@ -303,7 +310,7 @@ class Machine:
         return bool(undefined)
 
     def _run_warp(self, warp: Warp, turn: int) -> None:
-        """Let a warp run for `turn` basic blocks, or until it blocks or ends."""
+        """Runs a warp for `turn` basic blocks, or until it blocks or ends."""
         tails = warp.code.tails
         pc = warp.pc
         for _ in range(turn):
@@ -365,7 +372,7 @@ class Machine:
             )
 
     def _regroup(self, warp: Warp, pc: int) -> int:
-        """Choose the group to run among the current one (at `pc`, if it has lanes) and the waiting ones."""
+        """Chooses the next group among the current one (at `pc`, if it has lanes) and the waiting ones."""
         groups = warp.groups
         if warp.num_active and pc >= 0:
             if len(groups) == 1 and groups[0].pc == pc:
@@ -396,7 +403,7 @@ class Machine:
         return chosen.pc
 
     def _block(self, warp: Warp, wait: Wait) -> bool:
-        """The current group is blocked at warp.pc. True if another group of the warp may go on."""
+        """Blocks the current group at warp.pc. Returns True if another group of the warp may continue."""
         if not warp.groups:
             warp.wait = wait
             return False
@@ -409,7 +416,7 @@ class Machine:
         self.changes += 1
 
     def _spins(self, warp: Warp, pc: int) -> bool:
-        """True if the running lanes are back in the state of an earlier look at memory, and nothing changed since."""
+        """Whether the running lanes are back in the state of an earlier read of memory, and nothing changed since."""
         looks = warp.looks
         if pc < 0:
             looks.clear()
@@ -456,13 +463,13 @@ class _AnyGroup:
 
 
 def _polls(warp: Warp) -> bool:
-    """Whether a warp, or lanes of it, are blocked because they poll memory that nobody changes."""
+    """Whether a warp, or some of its lanes, is blocked because it polls memory that no other warp changes."""
     groups = warp.groups if isinstance(warp.wait, _AnyGroup) else ()
     return isinstance(warp.wait, _Spin) or any(isinstance(g.wait, _Spin) for g in groups)
 
 
 def hang_report(warps: list[Warp]) -> str:
-    """What every live warp waits for; one line for the warps of a CTA that wait for the same."""
+    """Returns what every live warp waits for, with one line for all warps of a CTA that wait for the same thing."""
     kernel = short_name(warps[0].code.entry.name)
     lines = [f"kernel {kernel} hangs: every live warp is blocked"]
     alike: dict[tuple[str, str], list[int]] = {}

@@ -1,7 +1,7 @@
 """Storage of the emulated machine: global, shared, and tensor memory, and mbarrier objects.
 
-Everything starts as poison (NaN bit patterns), and everything is bounds checked: a kernel that reads what nobody
-wrote computes NaN, and one that leaves its storage gets an EmulatorError that names the place.
+All storage starts as poison (NaN bit patterns) and is bounds checked. A kernel that reads unwritten storage computes
+NaN; a kernel that leaves its storage gets an EmulatorError that names the place.
 """
 
 import bisect
@@ -46,7 +46,7 @@ class Range:
 
 
 def host_view(address: int, nbytes: int) -> np.ndarray:
-    """uint8 view of host memory; the caller vouches for the range."""
+    """uint8 view of host memory. The caller guarantees that the range is mapped."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
@@ -66,9 +66,9 @@ _CONSTANTS: dict[tuple[np.dtype, int], np.ndarray] = {}
 
 
 def lane_constant(dtype: np.dtype, value: int, count: int = 32) -> np.ndarray:
-    """`value` in `count` lanes, remembered: NumPy combines two arrays in a third of the time that a scalar takes.
+    """`value` in `count` lanes, cached: NumPy combines two arrays in a third of the time that a scalar takes.
 
-    For more than 32 lanes it is one element, which combines with any number.
+    For more than 32 lanes the result has one element, which broadcasts to any number.
     """
     found = _CONSTANTS.get((dtype, value))
     if found is None:
@@ -80,7 +80,7 @@ def lane_constant(dtype: np.dtype, value: int, count: int = 32) -> np.ndarray:
 
 
 class _Window:
-    """Host memory [start, end) as arrays of items of every size, made when first needed."""
+    """Host memory [start, end) as arrays of items of each size, made on first use."""
 
     __slots__ = ("_items", "end", "start", "view", "writable")
 
@@ -90,7 +90,7 @@ class _Window:
         self._items: dict[int, tuple[np.ndarray, int]] = {}
 
     def items(self, nbytes: int) -> tuple[np.ndarray, int]:
-        """Aligned items of `nbytes`, and the address of the first."""
+        """Returns aligned items of `nbytes`, and the address of the first item."""
         found = self._items.get(nbytes)
         if found is None:
             skipped = -self.start % nbytes
@@ -103,13 +103,13 @@ class _Window:
 class GlobalMemory:
     """Host memory seen as global memory: device addresses are host addresses.
 
-    With no ranges registered every address is trusted (the process may crash as a GPU would). Once ranges are
+    Without registered ranges every address is trusted, and the process may crash as on a GPU. Once ranges are
     registered, an access outside all of them raises.
     """
 
     def __init__(self) -> None:
         """Start without ranges."""
-        self._registered: dict[int, Range] = {}  # by start, in the order of their registration
+        self._registered: dict[int, Range] = {}  # by start, in registration order
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._windows: dict[int, _Window] = {}
@@ -119,7 +119,7 @@ class GlobalMemory:
     def add_range(
         self, name: str, addr: int, nbytes: int, writable: bool = True, *, own: bool = False
     ) -> None:
-        """Register a live allocation under a name that error messages use. Replaces one at the same address.
+        """Registers a live allocation under a name for error messages. Replaces a range at the same address.
 
         `own`: a buffer of the machine itself, which does not turn checking on.
         """
@@ -140,18 +140,18 @@ class GlobalMemory:
 
     @property
     def registered(self) -> tuple[Range, ...]:
-        """The same in the order of their registration."""
+        """Registered ranges in registration order."""
         return tuple(self._registered.values())
 
     def remove_range(self, addr: int) -> None:
-        """Forget the range that starts at `addr`."""
+        """Forgets the range that starts at `addr`."""
         index = bisect.bisect_left(self._starts, addr)
         if index < len(self._starts) and self._starts[index] == addr:
             del self._ranges[index], self._starts[index], self._registered[addr]
             self._forget()
 
     def clear_ranges(self) -> None:
-        """Forget all ranges: every address is trusted again."""
+        """Forgets all ranges, so every address is trusted again."""
         self._registered.clear()
         self._ranges.clear()
         self._starts.clear()
@@ -160,12 +160,12 @@ class GlobalMemory:
 
     @property
     def is_checked(self) -> bool:
-        """Whether accesses are held to the registered ranges."""
+        """Whether accesses are checked against the registered ranges."""
         return self._checked
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """After the block the writable ranges hold what they held before it."""
+        """Context manager that restores the contents of the writable ranges at the end of the block."""
         views = [
             host_view(start, end - start) for start, end in _united(r for r in self._ranges if r.writable)
         ]
@@ -178,9 +178,10 @@ class GlobalMemory:
 
     @contextmanager
     def shared(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-        """Within the block the writable ranges lie in memory that forked processes share; then they are copied back.
+        """Context manager that moves the writable ranges into memory shared with forked processes, and copies them back at the
+        end.
 
-        The value lists what will be copied, (to, from); who empties it leaves memory as it was.
+        The value lists the pending copies as (to, from). Empty it to leave memory as it was.
         """
         self._forget()
         moved: list[tuple[np.ndarray, np.ndarray]] = []
@@ -208,9 +209,9 @@ class GlobalMemory:
         self._last = None
 
     def lanes(self, addresses: np.ndarray, nbytes: int, write: bool) -> tuple[np.ndarray, np.ndarray]:
-        """A view of `nbytes`-byte items (1, 2, 4, 8, or 16) and the index of each address in it.
+        """Returns a view of `nbytes`-byte items (1, 2, 4, 8, or 16) and the index of each address in it.
 
-        `addresses`: uint64, aligned to `nbytes`. Raises as `view` does.
+        `addresses`: uint64, aligned to `nbytes`. Raises like `view`.
         """
         last, count = self._last, len(addresses)
         if last is not None and (last.writable or not write):
@@ -226,12 +227,12 @@ class GlobalMemory:
         return view, ((addresses - np.uint64(origin)) >> np.uint64(ITEM_SHIFTS[nbytes])).view(np.int64)
 
     def by_range(self, addresses: np.ndarray) -> list[np.ndarray]:
-        """Positions of addresses grouped by the registered range that they begin in, or by what lies before it."""
+        """Groups the positions of addresses by the last registered range that starts at or below each."""
         owners = np.searchsorted(np.array(self._starts, np.uint64), addresses, side="right")
         return [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
 
     def items(self, address: int, nbytes: int, size: int, write: bool) -> tuple[np.ndarray, int]:
-        """A view of `size`-byte items and the index of the one at `address`, where `nbytes` are accessed."""
+        """Returns a view of `size`-byte items and the index of the one at `address`, for an access of `nbytes`."""
         last = self._last
         if (
             last is None
@@ -254,7 +255,7 @@ class GlobalMemory:
         return window.view[addr - window.start : addr - window.start + nbytes]
 
     def _window(self, low: int, high: int, write: bool) -> "_Window":
-        """A window that contains [low, high); checks as `view` does."""
+        """Returns a window that contains [low, high); checks like `view`."""
         last = self._last
         if last is not None and last.start <= low and high <= last.end and (last.writable or not write):
             return last
@@ -283,7 +284,7 @@ class GlobalMemory:
         return f"{access} is outside every live range; nearest: {where}{self._overflowed(addr)}"
 
     def _overflowed(self, addr: int) -> str:
-        """Whether an address lies a multiple of 2^32 bytes beside a place in a range, as offsets do that overflow 32 bits."""
+        """Returns a hint if an address lies a multiple of 2^32 bytes from a range, as after a 32-bit offset overflow."""
         for found in self._ranges:
             times = (addr - found.start) >> OFFSET_BITS
             if (
@@ -299,7 +300,7 @@ class GlobalMemory:
 
 
 def _united(ranges: Iterable[Range]) -> list[tuple[int, int]]:
-    """[start, end) intervals that cover ranges sorted by start; overlapping ones become one."""
+    """Returns [start, end) intervals that cover ranges sorted by start; overlapping ones become one."""
     found: list[tuple[int, int]] = []
     for item in ranges:
         if found and item.start < found[-1][1]:
@@ -310,12 +311,12 @@ def _united(ranges: Iterable[Range]) -> list[tuple[int, int]]:
 
 
 class SharedMemory:
-    """Shared memory of one CTA. `bytes[offset]` with the reserved first 1024 bytes included."""
+    """Shared memory of one CTA. `bytes[offset]` counts from the start, including the reserved first 1024 bytes."""
 
     def __init__(self, nbytes: int):
         """`nbytes`: usable bytes (static + dynamic), without the reserved area."""
         self.size = SHARED_BASE + nbytes
-        # Rounded up so that the widest (16-byte) view covers it.
+        # Rounds up so that the widest (16-byte) view covers all bytes.
         self._storage = np.full((self.size + 15) // 16 * 16, 0xFF, np.uint8)
         self.bytes = self._storage[: self.size]
         self.views = {
@@ -343,21 +344,22 @@ class SharedMemory:
 
 
 class Later(Protocol):
-    """Work on columns of tensor memory that has been put off until somebody looks at them."""
+    """Pending work on columns of tensor memory, done when somebody reads or writes them."""
 
     first: int
     last: int
     """Its columns are first..last - 1."""
 
     def settle(self) -> None:
-        """Do it."""
+        """Does the work."""
         ...
 
 
 class ScaleCopy:
-    """Scale factors on their way to four columns, the same in all four groups of 32 lanes (`tcgen05.cp.32x128b.warpx4`).
+    """Pending copy of scale factors to four columns, equal in all four groups of 32 lanes (`tcgen05.cp.32x128b.warpx4`).
 
-    Kernels copy the factors of a product and multiply; then the copy is read as it came, and never spread over the lanes.
+    Kernels copy the factors of a product and then multiply. The product reads the pending copy directly, so the factors
+    are never spread over the lanes.
     """
 
     __slots__ = ("first", "last", "rows", "tmem")
@@ -369,7 +371,7 @@ class ScaleCopy:
         self.tmem, self.first, self.last, self.rows = tmem, column, column + self.COLUMNS, rows
 
     def settle(self) -> None:
-        """Write the words."""
+        """Writes the words."""
         words = self.tmem.columns(self.first, self.COLUMNS)
         words.reshape(4, 32, -1)[:, :, self.first : self.last] = self.rows
 
@@ -378,14 +380,15 @@ class TensorMemory:
     """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations.
 
     Attributes:
-        allocations: columns by the first one.  promised: (first, columns) of those that the leader of a pair has made for
-            this CTA, too, and that it has not come to.
-        later: by first column, products (see `isa.accumulation`) and scale factors that are not in `words` yet. No two
-            have columns in common.
+        allocations: number of columns by the first column.
+        promised: (first, columns) of allocations that the leader of a pair made for this CTA and that it has not
+            claimed.
+        later: pending products (see `isa.accumulation`) and scale factors by first column. They are not in `words` yet,
+            and no two have columns in common.
     """
 
     def __init__(self) -> None:
-        """Start with nothing allocated."""
+        """Starts without allocations."""
         self.later: dict[int, Later] = {}
         self._words: np.ndarray | None = None
         self.allocations: dict[int, int] = {}
@@ -394,7 +397,9 @@ class TensorMemory:
             set()
         )  # rectangles that were checked since `owned` changed
         self.may_allocate = True
-        self.freed: list[tuple[int, int, str]] = []  # base, columns, and who gave them back, newest last
+        self.freed: list[
+            tuple[int, int, str]
+        ] = []  # base, columns, and the warp that freed them, newest last
         self.promised: list[tuple[int, int]] = []
 
     @property
@@ -403,7 +408,7 @@ class TensorMemory:
         return self.columns(0, TMEM_COLS)
 
     def columns(self, column: int, count: int) -> np.ndarray:
-        """`words`, of which only these columns may be touched."""
+        """Returns `words` for use of only these columns."""
         if self.later:
             self.settle(column, column + count)
         if self._words is None:
@@ -411,18 +416,18 @@ class TensorMemory:
         return self._words
 
     def settle(self, first: int, last: int) -> None:
-        """Do what was put off on columns first..last - 1."""
+        """Does the pending work on columns first..last - 1."""
         for later in [one for one in self.later.values() if first < one.last and one.first < last]:
             del self.later[later.first]
             later.settle()
 
     def put_off(self, later: Later) -> None:
-        """Do something when its columns are looked at."""
+        """Adds pending work, to be done when its columns are used."""
         self.settle(later.first, later.last)
         self.later[later.first] = later
 
     def copy_scales(self, column: int, rows: np.ndarray) -> None:
-        """Write uint32 (32, 4) to four columns of all groups of 32 lanes."""
+        """Writes uint32 (32, 4) to four columns of all groups of 32 lanes."""
         found = self.later.get(column)
         if isinstance(found, ScaleCopy):
             found.rows = rows
@@ -430,7 +435,7 @@ class TensorMemory:
             self.put_off(ScaleCopy(self, column, rows))
 
     def copied_scales(self, column: int, count: int) -> list[np.ndarray] | None:
-        """What `copy_scales` last wrote to these columns and nobody looked at, four columns each; None if it did not."""
+        """Returns the pending `copy_scales` of these columns, four columns each, or None if there is none."""
         rows = []
         for first in range(column, column + count, ScaleCopy.COLUMNS):
             copy = self.later.get(first)
@@ -459,10 +464,10 @@ class TensorMemory:
         return None
 
     def claim(self, ncols: int) -> int | None:
-        """The columns that the leader of the pair has allocated for this CTA; None if it has not.
+        """Returns the columns that the leader of the pair has allocated for this CTA, or None if it has not.
 
         Raises:
-            EmulatorError: as `alloc`; or the leader allocated another number.
+            EmulatorError: see `alloc`; also if the leader allocated another number of columns.
         """
         self._check_alloc(ncols)
         if not self.promised:
@@ -486,12 +491,13 @@ class TensorMemory:
         self.allocations[base] = ncols
 
     def dealloc(self, base: int, ncols: int, who: str = "somebody") -> None:
-        """Give columns back. `who`: for the message if they are used afterwards.
+        """Frees columns. `who`: the warp, for the message if the columns are used afterwards.
 
-        The same columns may be given back again: every warp of an epilogue of cuDNN's frees, and runs (`gemm_amax`).
+        Columns may be freed twice: every warp of one of cuDNN's epilogues (`gemm_amax`) frees them, and that kernel
+        runs.
 
         Raises:
-            EmulatorError: there is no such allocation, and was none.
+            EmulatorError: there is no such allocation, and there was none.
         """
         if self.freed_by(base, ncols):
             return
@@ -505,13 +511,13 @@ class TensorMemory:
         self.freed.append((base, ncols, who))
 
     def freed_by(self, base: int, ncols: int) -> str:
-        """Who gave back exactly these columns, if nobody has allocated any of them since; else nothing."""
+        """Returns who freed exactly these columns, or "" if any of them has been allocated since."""
         if self.owned[base : base + ncols].any():
             return ""
         return next((who for *freed, who in reversed(self.freed) if freed == [base, ncols]), "")
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int) -> None:
-        """Raise EmulatorError unless the rectangle lies inside allocated columns."""
+        """Raises EmulatorError unless the rectangle lies inside allocated columns."""
         rectangle = lane, nlanes, column, ncols
         if rectangle in self._live:
             return
@@ -537,8 +543,8 @@ class TensorMemory:
 class Mbarrier:
     """One mbarrier object: phase, pending arrivals, and transaction bytes in flight (PTX ISA, mbarrier).
 
-    `record`: what the hazard checker keeps about it. `found`: of each warp that waited for a phase, how many phases were
-    complete when it last found one so.
+    `record`: notes of the hazard checker. `found`: maps each warp that waited for a phase to the number of complete
+    phases when it last found one complete.
     """
 
     __slots__ = ("count", "found", "offset", "pending", "phase", "record", "tx")
@@ -550,7 +556,7 @@ class Mbarrier:
         self.init(count)
 
     def init(self, count: int) -> None:
-        """Start at phase 0 with `count` expected arrivals."""
+        """Starts at phase 0 with `count` expected arrivals."""
         if not 1 <= count <= MAX_COUNT:
             raise MbarrierFault(
                 f"mbarrier smem+{self.offset:#x}: init count {count} is not in 1..{MAX_COUNT}"
@@ -561,7 +567,7 @@ class Mbarrier:
         self.found: dict[Any, int] = {}
 
     def arrive(self, n: int = 1) -> None:
-        """Count `n` arrivals; completes the phase when none is pending and no bytes are in flight."""
+        """Counts `n` arrivals; completes the phase when none is pending and no bytes are in flight."""
         if n < 1 or n > self.pending:
             raise MbarrierFault(
                 f"mbarrier smem+{self.offset:#x}: {n} arrivals with {self.pending} of {self.count} pending "
@@ -571,19 +577,19 @@ class Mbarrier:
         self._complete()
 
     def expect_tx(self, nbytes: int) -> None:
-        """Announce `nbytes` of asynchronous data for this phase."""
+        """Announces `nbytes` of asynchronous data for this phase."""
         self.tx += nbytes
         self._check_tx()
         self._complete()  # data may have landed before it was announced
 
     def complete_tx(self, nbytes: int) -> None:
-        """Account for `nbytes` of data that landed."""
+        """Subtracts `nbytes` of data that arrived."""
         self.tx -= nbytes
         self._check_tx()
         self._complete()
 
     def arrive_drop(self, n: int = 1) -> None:
-        """Arrive, and expect `n` fewer arrivals in later phases."""
+        """Arrives, and expects `n` fewer arrivals in later phases."""
         self.count -= n
         self.arrive(n)
 
@@ -592,9 +598,9 @@ class Mbarrier:
         return (self.phase & 1) != (parity & 1)
 
     def found_by(self, warp: Any) -> bool:
-        """Note that a warp found the newest phase complete. True if it is the first, and others may have to see it, too.
+        """Notes that a warp found the newest phase complete. Returns True if it is the first of several warps that may wait.
 
-        These are warps that have waited here before; if nobody has, it may be any.
+        The others are warps that have waited here before; if there are none, any warp may be one.
         """
         found = self.found
         others = len(found) > 1 or warp not in found
@@ -612,11 +618,11 @@ class Mbarrier:
 
     @staticmethod
     def phase_of(token: int) -> int:
-        """The phase that a state token was taken in."""
+        """Returns the phase in which a state token was taken."""
         return token >> 20
 
     def describe(self) -> str:
-        """State for a hang report."""
+        """Returns the state for a hang report."""
         return f"phase {self.phase}, pending {self.pending} of {self.count} arrivals, {self.tx} tx bytes outstanding"
 
     def _complete(self) -> None:
