@@ -45,10 +45,10 @@ ARM_TESTS := tests/formats tests/emulator tests/compile/test_disk_cache.py tests
 PYTEST := -m pytest --disable-plugin-autoload -p xdist -p timeout -p hypothesispytest
 # No kernel is compiled in these.
 QUICK := tests/test_style.py tests/test_env.py tests/test_reference.py tests/formats tests/operands \
-  tests/planning tests/gpus tests/model tests/ops/test_misuse.py
+  tests/planning tests/gpus tests/roofline tests/ops/test_misuse.py
 # What the API reference describes: the public names, and modules that the pages send people to.
 API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cute.formats.silu nvfp4_cute.formats.block_format \
-  nvfp4_cute.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
+  nvfp4_cute.models.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test test-all fuzz test-dsl test-arm test-dsls test-transformers test-trace test-vllm test-pins docs lint format clean
@@ -79,7 +79,7 @@ test-transformers: $(HF)/installed  ## whole models through transformers, on the
 	$(HF)/bin/python $(PYTEST) -n auto --dist worksteal tests/models tests/examples $(ARGS)
 
 test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, products of torchao's tensors
-	$(TRACE)/bin/python $(PYTEST) -n auto --dist worksteal tests/competition/trace tests/test_torch_api.py $(ARGS)
+	$(TRACE)/bin/python $(PYTEST) -n auto --dist worksteal tests/competition/trace tests/models/test_torch_api.py $(ARGS)
 
 test-vllm: $(VLLM_ENV)/installed  ## the plug-in in vLLM, on the CPU
 	$(VLLM_ENV)/bin/python $(PYTEST) -n 0 tests/models/test_vllm.py $(ARGS)

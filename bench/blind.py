@@ -4,10 +4,9 @@
     nvfp4-cute bench --against h100.json                               on that GPU: measures them, and compares
 
 The launches are those of a set of ``blind_calls``, Triton's matrix product where Triton is installed, and CUTLASS's kernels where
-NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few
-rows, 16-bit rows, quantization, and layers, every one as its user calls it. A prediction is what CUDA events around a replayed
-graph of the call say on a cold L2 (``model.modelled.modelled_chain``); from a measured time is taken what an empty interval takes
-beyond the probe's. What the emulator recorded of a call may be kept (``--recordings``): it is modelled again in seconds as long
+NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few rows, 16-bit rows, quantization, and layers, every one as its user calls it.
+A prediction is what CUDA events around a replayed graph of the call say on a cold L2 (``roofline.modelled.modelled_chain``).
+Measured times are reduced by what an empty interval takes beyond the probe's. What the emulator recorded of a call may be kept (``--recordings``): it is modelled again in seconds as long
 as nothing but the timing model has changed.
 """
 
@@ -36,7 +35,7 @@ from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.model.modelled import modelled_launches, recorded_chain
+from nvfp4_cute.roofline.modelled import modelled_launches, recorded_chain
 from nvfp4_cute.terminal import Progress, text_table
 
 MAKER = "nvfp4-cute bench --predict"

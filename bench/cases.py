@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
-from nvfp4_cute.model import footprint
-from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.operands.rules import check_quantized_columns
 from nvfp4_cute.problem import RESULT_FORMATS, OutDtype, result_format
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
 from nvfp4_cute.problems.nvfp4_group_gemm import spec as group_gemm_spec
+from nvfp4_cute.roofline import footprint
+from nvfp4_cute.roofline import speed_of_light as light
 
 ROWS = (1, 8, 32, 128)
 """Rows of the activations of a linear layer: decode of 1 to 128 sequences."""

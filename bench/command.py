@@ -12,11 +12,11 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.tuned import Request
-from nvfp4_cute.model.plot import bars
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.arch import mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.roofline.plot import bars
 
 RESULTS = Path(__file__).parent / "results"
 PEER_NOTE = (

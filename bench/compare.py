@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.bench.report import Time
-from nvfp4_cute.model.plot import bars
+from nvfp4_cute.roofline.plot import bars
 from nvfp4_cute.terminal import text_table
 
 WIDTH = 20

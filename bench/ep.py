@@ -43,8 +43,8 @@ from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.symmetric import BufferLayout, buffers_of
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.model.plot import stacked_bars
 from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.roofline.plot import stacked_bars
 from nvfp4_cute.tuning.stopwatch import cold_l2
 
 RESULTS = Path(__file__).parent / "results"

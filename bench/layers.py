@@ -4,8 +4,8 @@
     python -m nvfp4_cute.bench.layers --against bench/results/h100_moe.json [--results layers.json]
 
 A layer is called by its own API on the emulator, every launch is recorded, and all are replayed as a CUDA graph on a cold L2
-(``model.modelled.modelled_chain``). Activations of experts are NVFP4. ``--results`` keeps each time as soon as it is there; what
-the file has is not modelled again. Pages: ``bench.layers_page``. The second command compares modelled layers with those that
+(``roofline.modelled.modelled_chain``). Activations of experts are NVFP4. ``--results`` keeps each time as soon as it is there;
+what the file has is not modelled again. Pages: ``bench.layers_page``. The second command compares modelled layers with those that
 ``bench.moe`` measured on an H100.
 """
 
@@ -27,8 +27,8 @@ from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import H100_SXM, lookup
-from nvfp4_cute.model import speed_of_light as light
-from nvfp4_cute.model.modelled import modelled_chain, modelled_launches, recorded_chain
+from nvfp4_cute.roofline import speed_of_light as light
+from nvfp4_cute.roofline.modelled import modelled_chain, modelled_launches, recorded_chain
 from nvfp4_cute.timing.result import ChainTiming
 
 TARGETS = ("B200", "B300", "RTX 5090", "RTX PRO 6000", "GB10")

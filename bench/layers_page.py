@@ -18,7 +18,7 @@ from nvfp4_cute.bench.layers import (
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.moe import MODELS
 from nvfp4_cute.gpus.targets import Target, lookup
-from nvfp4_cute.model.plot import curves
+from nvfp4_cute.roofline.plot import curves
 
 RESULTS = Path(__file__).parent / "results"
 PAGE, PICTURE = "layers.md", "layers.png"

@@ -16,11 +16,11 @@ from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
-from nvfp4_cute.model import speed_of_light as light
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
 from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.problem import NVFP4
+from nvfp4_cute.roofline import speed_of_light as light
+from nvfp4_cute.roofline.modelled import modelled_times
 
 LAYERS = 18
 # (rows, N): decode of some and of many sequences.

@@ -16,11 +16,11 @@ from nvfp4_cute.bench.report import MODELLED, Time, Timer
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus.power import sustained_us
 from nvfp4_cute.gpus.targets import Target, lookup
-from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.roofline.modelled import modelled_times
 
 VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
 MOST_FLOPS = 2e13
-"""16384^3 is 8.8e12: some tiles of each CTA are replayed (``model.modelled``), and all of one are executed, in minutes."""
+"""16384^3 is 8.8e12: some tiles of each CTA are replayed (``roofline.modelled``), and all of one are executed, in minutes."""
 FEW_FLOPS, FEW_FLOPS_BY_WARPS = 1e11, 1e9
 """Of launches with less every CTA is executed, in seconds, and their time is the mean over layouts of memory, which moves it by
 less than a percent; of others, and of gemv, one for all that do alike work. The second one is for GPUs whose warps multiply

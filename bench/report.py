@@ -12,7 +12,7 @@ from typing import Any
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.terminal import text_table
 
 MEASURED, MODELLED, PUBLISHED = "measured", "modelled", "published"

@@ -12,10 +12,10 @@ from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, select
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.gpus.targets import B200
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.roofline.modelled import modelled_times
 from nvfp4_cute.timing.result import Timing
 
 FP16_BYTES = 2

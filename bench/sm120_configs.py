@@ -19,11 +19,11 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.planning.arch import sm120
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
+from nvfp4_cute.roofline.modelled import modelled_times
 
 # Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
 OMMA = 0x47F

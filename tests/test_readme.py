@@ -139,7 +139,7 @@ def test_every_target_with_a_kernel_is_in_the_table():
 
 
 def test_speed_of_light_table_is_what_the_command_prints():
-    page = (ROOT / "nvfp4_cute/model/GUIDE.md").read_text()
+    page = (ROOT / "nvfp4_cute/roofline/GUIDE.md").read_text()
     shown = [line.split("|")[2:8] for line in page.splitlines() if "groups, sum of M" in line]
     rows = sol.competition_rows(targets.B200, "nvfp4_group_gemm")
     assert len(shown) == len(rows)

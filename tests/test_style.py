@@ -40,11 +40,11 @@ LAYERS = (
     ("backends",),
     ("ops",),
     ("experts",),
-    ("torch_api",),
     ("nn",),
-    ("model",),
+    ("roofline",),
     ("tuning",),
     ("models",),
+    ("torch_api",),
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),

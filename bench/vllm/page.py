@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nvfp4_cute.bench.vllm.plan import METHODS
-from nvfp4_cute.model import plot
+from nvfp4_cute.roofline import plot
 
 MODELS = {
     "qwen3-8b": "Qwen3-8B, dense",

@@ -15,16 +15,16 @@ from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.launch.plan import Plan
-from nvfp4_cute.model.speed_of_light import (
-    COMPETITION_FP4_FLOPS_PER_S,
-    COMPETITION_HBM_BYTES_PER_S,
-    grouped_gemm_us,
-)
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
+from nvfp4_cute.roofline.speed_of_light import (
+    COMPETITION_FP4_FLOPS_PER_S,
+    COMPETITION_HBM_BYTES_PER_S,
+    grouped_gemm_us,
+)
 from nvfp4_cute.terminal import bar
 
 INTRODUCTION = """\

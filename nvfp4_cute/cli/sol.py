@@ -16,9 +16,6 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.launch.simt import check_weights
-from nvfp4_cute.model import footprint
-from nvfp4_cute.model import speed_of_light as light
-from nvfp4_cute.model.plot import roofline
 from nvfp4_cute.operands.rules import check_formats, check_quantized_columns, check_result_of_pair
 from nvfp4_cute.planning.arch import weight_only_families
 from nvfp4_cute.planning.arch.simt import W4A16_PAIRS
@@ -27,6 +24,9 @@ from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
 from nvfp4_cute.problems.nvfp4_group_gemm import spec as group_gemm_spec
+from nvfp4_cute.roofline import footprint
+from nvfp4_cute.roofline import speed_of_light as light
+from nvfp4_cute.roofline.plot import roofline
 from nvfp4_cute.terminal import text_table
 
 PROBLEMS: dict[str, Sequence[Any]] = {

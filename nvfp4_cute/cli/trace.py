@@ -10,8 +10,8 @@ from pathlib import Path
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.problems import registry
+from nvfp4_cute.roofline.modelled import modelled_times
 from nvfp4_cute.terminal import Progress
 from nvfp4_cute.timing import trace
 from nvfp4_cute.timing.result import ChainTiming, Timing

@@ -23,9 +23,9 @@ from nvfp4_cute import env
 from nvfp4_cute.competition import protocol, worker
 from nvfp4_cute.competition.protocol import Stats
 from nvfp4_cute.competition.wire import printable
-from nvfp4_cute.model.speed_of_light import competition_us
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
+from nvfp4_cute.roofline.speed_of_light import competition_us
 
 # Inputs of a case in strict mode, and how often each is called.
 STRICT_INPUTS = 3

@@ -14,8 +14,8 @@ from nvfp4_cute.competition.protocol import (
     parse_case,
 )
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
-from nvfp4_cute.model.speed_of_light import Work, competition_us
 from nvfp4_cute.problems.registry import Problem
+from nvfp4_cute.roofline.speed_of_light import Work, competition_us
 from nvfp4_cute.terminal import text_table
 
 NS_PER_US = 1e3

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.model.plot import bars
+from nvfp4_cute.roofline.plot import bars
 
 WAYS = {
     "bf16": "bf16", "fp8": "fp8", "16bit": "NVFP4, 16-bit activations", "nvfp4": "NVFP4, 4-bit activations",

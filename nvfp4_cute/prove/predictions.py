@@ -22,8 +22,8 @@ from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.model.modelled import modelled_chain
 from nvfp4_cute.prove import cases, moe
+from nvfp4_cute.roofline.modelled import modelled_chain
 from nvfp4_cute.terminal import Progress
 
 SCHEMA = 1

@@ -8,10 +8,10 @@ import torch
 from nvfp4_cute.bench import measured
 from nvfp4_cute.compile import cache
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.prove import cases, moe
 from nvfp4_cute.prove.outcome import NOT_HERE, PASSED, REFUSED, WRONG, Job, Outcome
 from nvfp4_cute.prove.predictions import digests
+from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.tuning import stopwatch
 
 LAYER_SETS = 2

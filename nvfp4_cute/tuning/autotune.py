@@ -146,7 +146,7 @@ def modelled_us(
     compute: Callable[..., object], tried: Sequence[KernelConfig], target: Target
 ) -> dict[KernelConfig, float]:
     """Modelled times on a GPU. ``compute`` takes a backend and a ``config``."""
-    from nvfp4_cute.model import modelled  # with all of the emulator, which takes a while to import
+    from nvfp4_cute.roofline import modelled  # with all of the emulator, which takes a while to import
 
     times = {}
     for config in Progress(tried, desc=f"model {target.name}", unit="config"):

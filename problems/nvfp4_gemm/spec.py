@@ -6,9 +6,9 @@ L = 1 throughout.
 
 from datetime import datetime, timezone
 
-from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
 from nvfp4_cute.problems.matrix_case import MatrixCase
+from nvfp4_cute.roofline import speed_of_light as light
 
 RTOL = ATOL = 1e-3
 HARNESS = harness_rules.BACK_TO_BACK

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
+from nvfp4_cute.roofline import speed_of_light as light
 
 SEED = 1111
 RTOL = ATOL = 1e-3

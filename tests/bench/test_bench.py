@@ -22,12 +22,12 @@ from nvfp4_cute.formats.block_format import (
     FP8_128x128,
 )
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
 from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
 from nvfp4_cute.reference import grouped_gemm_reference
+from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.tuning import autotune, stopwatch
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from nvfp4_cute.bench import layers, layers_page
 from nvfp4_cute.bench.layers import Cell
 from nvfp4_cute.bench.moe import Model
 from nvfp4_cute.gpus.targets import lookup
-from nvfp4_cute.model import modelled
+from nvfp4_cute.roofline import modelled
 
 TINY = Model(experts=16, top_k=4, hidden=256, width=256)
 

@@ -14,9 +14,9 @@ from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.cli import trace
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
-from nvfp4_cute.model.modelled import modelled_times
-from nvfp4_cute.model.speed_of_light import grouped_gemm, physical_floor
 from nvfp4_cute.ops import parts
+from nvfp4_cute.roofline.modelled import modelled_times
+from nvfp4_cute.roofline.speed_of_light import grouped_gemm, physical_floor
 
 
 def test_unknown_case_is_refused(capsys):

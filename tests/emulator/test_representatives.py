@@ -13,8 +13,6 @@ from nvfp4_cute.emulator.record.events import ClusterTrace, Op
 from nvfp4_cute.emulator.record.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
-from nvfp4_cute.model import tile_work
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.parts import gemv, grouped_gemm
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
@@ -22,6 +20,8 @@ from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.roofline import tile_work
+from nvfp4_cute.roofline.modelled import modelled_times
 
 INPUT, OUT = 1 << 20, 1 << 30
 

@@ -11,8 +11,8 @@ from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op, Pac
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.model.modelled import modelled_times
-from nvfp4_cute.model.speed_of_light import physical_floor
+from nvfp4_cute.roofline.modelled import modelled_times
+from nvfp4_cute.roofline.speed_of_light import physical_floor
 from nvfp4_cute.timing.replay import replay, replay_chain
 
 B200 = constants_of(targets.B200)

@@ -12,7 +12,7 @@ from nvfp4_cute.bench.report import MODELLED, Report, Row, Time
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.power import POWER, PROBE, sustained_us
 from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.timing.result import Timing
 
 RATES = {"bf16": 4096, "fp8": 8192}

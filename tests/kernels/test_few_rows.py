@@ -16,13 +16,13 @@ from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.simt import few_rows_task
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.ops.parts import gemm
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.reference import expand_operand
+from nvfp4_cute.roofline.modelled import modelled_times
 
 SM90 = "emulator:sm_90a"
 NAN_CODE = 0x7F

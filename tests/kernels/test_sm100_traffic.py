@@ -11,12 +11,12 @@ from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.isa import tma
 from nvfp4_cute.emulator.record import effects
 from nvfp4_cute.gpus.targets import B200
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.parts import dual_gemm, grouped_gemm
 from nvfp4_cute.planning.arch.sm100 import smem_plan
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.roofline.modelled import modelled_times
 
 FP16_BYTES = 2
 # Scales of 128 rows and 64 columns of NVFP4 results share sectors: a warp, of 32 of the rows, fills a quarter of each.

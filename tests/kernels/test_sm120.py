@@ -15,10 +15,10 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
-from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.planning.arch import sm120
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
+from nvfp4_cute.roofline.modelled import modelled_times
 
 EMULATOR = "emulator:sm_120a"
 TILES = [

@@ -11,7 +11,7 @@ from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.gpus.targets import B200
-from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.roofline.modelled import modelled_times
 
 MOST = 1.05
 CASES = [

@@ -7,8 +7,8 @@ import torch
 from oracle import bits, poisoned
 
 from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1
-from nvfp4_cute.model.speed_of_light import grouped_gemm_us
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
+from nvfp4_cute.roofline.speed_of_light import grouped_gemm_us
 
 CASE = spec.TESTS[4]
 ALL_CASES = pytest.mark.parametrize("case", spec.TESTS + spec.BENCHMARKS, ids=lambda case: case.name)

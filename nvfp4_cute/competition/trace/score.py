@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.model.speed_of_light import Floor, Operand, Product, Work, physical_floor
 from nvfp4_cute.problems.trace_schema import DTYPES, Definition
+from nvfp4_cute.roofline.speed_of_light import Floor, Operand, Product, Work, physical_floor
 
 # The narrowest element of the inputs -> the format whose rate the products are computed at.
 MATH = {"float4_e2m1": "nvfp4", "float4_e2m1fn_x2": "nvfp4", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}

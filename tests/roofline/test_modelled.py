@@ -1,4 +1,4 @@
-"""model.modelled: launches of many tiles, of which some are replayed."""
+"""roofline.modelled: launches of many tiles, of which some are replayed."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
 from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork, begun, in_the_middle
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.model import modelled
+from nvfp4_cute.roofline import modelled
 from nvfp4_cute.timing.replay import replay, replay_chain
 
 B200 = constants_of(targets.B200)

@@ -5,8 +5,8 @@ import torch
 
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.model import footprint
-from nvfp4_cute.model.footprint import FORMATS, MOE_MODELS, Weights, linear, matrix_bytes, moe_layer
+from nvfp4_cute.roofline import footprint
+from nvfp4_cute.roofline.footprint import FORMATS, MOE_MODELS, Weights, linear, matrix_bytes, moe_layer
 
 
 @pytest.mark.parametrize("n, k", [(128, 256), (130, 80), (1, 16), (384, 64)])

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch.nn.functional import ScalingType, SwizzleType
 
 import nvfp4_cute
-from nvfp4_cute import torch_api
 from nvfp4_cute.emulator.fronts import torch_products
 from nvfp4_cute.emulator.fronts.torch_scaled_mm import scaled_mm as exact_scaled_mm
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4
 from nvfp4_cute.formats.block_scaled import quantize
+from nvfp4_cute.models import torch_api
 
 BLOCKED, PLAIN = SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE
 RECIPES = {format: recipe for (recipe, _), format in torch_api.FORMATS.items()}

@@ -1,4 +1,4 @@
-"""model.row_work: CTAs of launches around the products of a layer of experts, a few of which stand for all."""
+"""roofline.row_work: CTAs of launches around the products of a layer of experts, a few of which stand for all."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from nvfp4_cute.emulator.record.representatives import choose, everyone
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.routing import route
-from nvfp4_cute.model import row_work
+from nvfp4_cute.roofline import row_work
 from nvfp4_cute.timing.clock import Chain
 
 TOKENS, EXPERTS, TOP_K = 21, 16, 4

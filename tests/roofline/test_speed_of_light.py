@@ -12,8 +12,8 @@ from nvfp4_cute.cli import sol
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import TARGETS
-from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.roofline import speed_of_light as light
 
 # How long an example takes depends on what else runs on the machine.
 AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

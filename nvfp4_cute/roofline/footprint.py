@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.model.speed_of_light import tensor_bytes
+from nvfp4_cute.roofline.speed_of_light import tensor_bytes
 
 FORMATS = ("fp16", "fp8", "nvfp4")
 GLOBAL_SCALE_BYTES = {"fp16": 0, "fp8": 4, "nvfp4": 4}

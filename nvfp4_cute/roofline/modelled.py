@@ -12,10 +12,10 @@ from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Launch, Task
-from nvfp4_cute.model import row_work, tile_work
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.roofline import row_work, tile_work
 from nvfp4_cute.timing.clock import Chain
 from nvfp4_cute.timing.replay import replay_chain
 from nvfp4_cute.timing.result import ChainTiming, Timing
@@ -23,7 +23,7 @@ from nvfp4_cute.timing.result import ChainTiming, Timing
 REPLAYED_STEPS, REPLAYED_TILES = 320, range(4, 11)
 """Of a grouped GEMM whose clusters have many tiles, the first ones of each are replayed, and as many in the middle, when L2 has
 what was loaded before: so many steps of the main loop, and so many tiles. Those behind the first ones take what half of those in
-the middle took. Full replays say 1 to 3 % more (``tests/model/test_modelled.py``)."""
+the middle took. Full replays say 1 to 3 % more (``tests/roofline/test_modelled.py``)."""
 
 
 OTHER_INPUTS = 0.05

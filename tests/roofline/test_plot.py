@@ -2,8 +2,8 @@
 
 import pytest
 
-from nvfp4_cute.model import plot
 from nvfp4_cute.prove import picture
+from nvfp4_cute.roofline import plot
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
