@@ -3,11 +3,12 @@
     nvfp4-cute bench --predict h100.json --target H100 [--jobs 32]     models every launch, with the commit that did so
     nvfp4-cute bench --against h100.json                               on that GPU: measures them, and compares
 
-The launches are those of a set of ``blind_calls``, Triton's matrix product where Triton is installed, and CUTLASS's kernels where
-NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few rows, 16-bit rows, quantization, and layers, every one as its user calls it.
-A prediction is what CUDA events around a replayed graph of the call say on a cold L2 (``roofline.modelled.modelled_chain``).
-Measured times are reduced by what an empty interval takes beyond the probe's. What the emulator recorded of a call may be kept (``--recordings``): it is modelled again in seconds as long
-as nothing but the timing model has changed.
+The launches are those of a set of ``blind_calls``, Triton's matrix product where Triton is installed, and CUTLASS's kernels
+where NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few rows, 16-bit rows, quantization, and layers, every one as its
+user calls it. A prediction is what CUDA events around a replayed graph of the call say on a cold L2
+(``roofline.modelled.modelled_chain``). Measured times are reduced by what an empty interval takes beyond the probe's. What the
+emulator recorded of a call may be kept (``--recordings``): it is modelled again in seconds as long as nothing but the timing
+model has changed.
 """
 
 import json

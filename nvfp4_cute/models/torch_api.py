@@ -244,7 +244,7 @@ def enable(*, prefer: bool = False) -> Iterator[None]:
     """Within the block, torch's own functions multiply what torch cannot, on CPU and CUDA tensors.
 
     Torch is asked first, unless ``prefer``; what it refuses goes to the functions above, and next time at once. Where these
-    refuse, too, torch's error is raised. Keep it for good with ``contextlib.ExitStack().enter_context(enable())``; closing
+    also refuse, torch's error is raised. Keep it for good with ``contextlib.ExitStack().enter_context(enable())``; closing
     that stack takes it back.
 
     Args:
