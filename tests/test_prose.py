@@ -25,7 +25,6 @@ PENDING = {
     "nvfp4_cute/models": 70,
     "nvfp4_cute/nn": 76,
     "nvfp4_cute/operands": 32,
-    "nvfp4_cute/ops": 41,
     "nvfp4_cute/planning": 71,
     "nvfp4_cute/prove": 13,
     "nvfp4_cute/roofline": 8,

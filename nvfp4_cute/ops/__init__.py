@@ -1,1 +1,1 @@
-"""The public operations: check, plan, dispatch. No device code."""
+"""The public operations. Each checks its operands, plans the launch and dispatches it; device code is in ``kernels``."""

@@ -1,4 +1,4 @@
-"""dequantize: block-scaled tensors to floats."""
+"""``dequantize``: converts block-scaled tensors to floats."""
 
 import torch
 
@@ -12,18 +12,21 @@ from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES
 from nvfp4_cute.operands.rules import MAX_BATCHES
 
-# A lane loads eight values by one instruction.
+# A lane loads eight bytes with one instruction.
 ALIGN_BYTES = 8
 
 
 def dequantize(
     t: BlockScaledTensor, dtype: torch.dtype = torch.float32, *, backend: str = "auto"
 ) -> torch.Tensor:
-    """Expand to ``dtype``, exactly as ``formats.dequantize`` specifies.
+    """Convert a block-scaled tensor to floats, exactly as ``formats.dequantize`` specifies.
 
-    float16 and bfloat16 results on a GPU (or on the emulator) take one kernel launch, which reads 4.5 bits a value of NVFP4 and
-    writes 16. Others, CPU tensors, FP8 with float32 scales, and tensors with gaps between rows take ``formats.dequantize``,
-    whatever the backend. The bits are the same.
+        >>> dequantize(quantize(torch.ones(40, 512)), torch.bfloat16).shape
+        torch.Size([40, 512])
+
+    float16 and bfloat16 results on a GPU (or on the emulator) take one kernel launch, which reads 4.5 bits per NVFP4 value and
+    writes 16. ``formats.dequantize`` computes everything else with torch operations, whatever the backend: float32 and float64
+    results, CPU tensors, FP8 with float32 scales, and tensors with gaps between rows. Both give the same bits.
 
     Args:
         t: [..., K], of any format.
@@ -33,12 +36,9 @@ def dequantize(
     Returns:
         [..., K] of ``dtype``, contiguous, on the device of ``t``.
 
-    Example:
-        >>> dequantize(quantize(torch.ones(40, 512)), torch.bfloat16).shape
-        torch.Size([40, 512])
-
     Raises:
-        TypeError: as ``formats.dequantize``. UnsupportedTarget: no kernel for the GPU.
+        TypeError: ``t`` or ``dtype`` is of a type that ``formats.dequantize`` refuses.
+        UnsupportedTarget: the GPU has no kernel.
     """
     if private_api.is_traced() or not isinstance(t, BlockScaledTensor):
         return block_scaled.dequantize(t, dtype)
@@ -57,7 +57,7 @@ def dequantize(
 
 
 def _is_for_kernel(t: BlockScaledTensor) -> bool:
-    """Whether a kernel reads it as it lies."""
+    """Returns whether a kernel can read the tensor in place."""
     batches = t.shape[:-2]
     return (
         t.format.order == "rows"
@@ -71,7 +71,7 @@ def _is_for_kernel(t: BlockScaledTensor) -> bool:
 
 
 def _check(t: BlockScaledTensor, dtype: torch.dtype) -> tuple[DequantizeTask, list[torch.Tensor]]:
-    """The task, and what it writes."""
+    """Returns the checked task and the tensor that it writes."""
     _check_memory(t)
     out = torch.empty(t.shape, dtype=dtype, device=t.device)
     return DequantizeTask(t, out), [out]

@@ -1,4 +1,4 @@
-"""dual_gemm and grouped_dual_gemm: both projections of a gated layer and its activation in one launch."""
+"""``dual_gemm`` and ``grouped_dual_gemm``: both projections of a gated layer and its activation in one launch."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -72,22 +72,24 @@ def dual_gemm(
 
     Args:
         a: [M, K] or [L, M, K], block-scaled, or float16 or bfloat16 [M, K] or [M, K, L].
-        w: weights of both projections, [N, K] or [L, N, K] each, or of both in one tensor; see :class:`nvfp4_cute.GateUp`.
+        w: weights of both projections, [N, K] or [L, N, K] each, or both in one tensor; see :class:`nvfp4_cute.GateUp`.
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
-        out: [M, N] or [M, N, L], written in place; quantized a BlockScaledTensor. None allocates.
+        out: [M, N] or [M, N, L], written in place; a BlockScaledTensor for quantized results. None allocates.
         out_dtype: float16, bfloat16, float32 or the name of a format, such as "nvfp4".
-        out_global_scale: of an "nvfp4" result: a number, or float32 of one element.
-        backend, options: as in ``gemm``.
+        out_global_scale: global scale of an "nvfp4" result: a number, or float32 with one element.
+        backend, options: see :func:`gemm`.
 
     Returns:
-        [M, N], or [M, N, L] where ``a`` has batches. Both products accumulate in fp32 and stay on the chip; factors and
-        activation are fp32, with the GPU's approximate exponential and reciprocal
-        (``reference.grouped_dual_gemm_reference`` bounds the error); one rounding to ``out_dtype``.
+        [M, N], or [M, N, L] where ``a`` has batches. Both products accumulate in fp32 and stay on the chip. Alphas and the
+        activation are applied in fp32, with the GPU's approximate exponential and reciprocal
+        (``reference.grouped_dual_gemm_reference`` bounds the error). The result is rounded once, to ``out_dtype``.
 
-    Padding columns of blocked scales (K not a multiple of 64, of MX formats of 128) must be finite: NaN there spoils whole rows.
+    Padding columns of blocked scales must be finite; a NaN there spoils whole rows. There are such columns where K is not a
+    multiple of 64 (MX formats: 128).
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: with rule, value and fix; ``out`` is unchanged.
+        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: the message names rule, value and fix, and
+        ``out`` is unchanged.
     """
     how, act, w = options_of(options), activation_of(activation), gate_up_of(w)
     check_operand("a", a, takes_16_bits=True)
@@ -207,19 +209,21 @@ def grouped_dual_gemm(
         >>> grouped_dual_gemm(a, GateUp(gate, up), offs=offs).shape
         torch.Size([47, 256])
 
-    With float32 scales, weights are "separate" or "concatenated", and results have 16 or 32 bits, or are FP8_1x128. FP8_1x128
-    with FP8_128x128 has such a kernel on every GPU. INT8 takes two launches and torch's operations.
+    FP8 and INT8 weights are "separate" or "concatenated", and their results have 16 or 32 bits or are FP8_1x128. The pair
+    FP8_1x128 and FP8_128x128 has a fused kernel on every GPU. INT8 takes two launches, followed by torch operations.
 
     Args:
-        a, offs, masked_m, out, out_dtype, out_global_scale, backend, options: as in ``grouped_gemm``.
-        w: ragged, masked: weights [G, N, K]. List: lists with one [N_g, K] per group. See :class:`nvfp4_cute.GateUp`.
+        a, offs, masked_m, out, out_dtype, out_global_scale, backend, options: see :func:`grouped_gemm`.
+        w: weights, [G, N, K] in the ragged and masked forms, and lists with one [N_g, K] per group in the list form. See
+            :class:`nvfp4_cute.GateUp`.
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
 
     Returns:
-        As ``grouped_gemm``, rounded as ``dual_gemm`` does it.
+        Results in the shapes of ``grouped_gemm``, computed and rounded as in ``dual_gemm``.
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: with rule, value and fix; ``out`` is unchanged.
+        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: the message names rule, value and fix, and
+        ``out`` is unchanged.
     """
     how, act, w = options_of(options), activation_of(activation), gate_up_of(w)
     is_list = offs is None and masked_m is None

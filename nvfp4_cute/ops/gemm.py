@@ -1,4 +1,4 @@
-"""gemm: C = alpha * A @ B^T + bias over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
+"""``gemm``: C = alpha * A @ B^T + bias, with block-scaled or 16-bit A and block-scaled B, a batch in one launch."""
 
 from typing import overload
 
@@ -63,22 +63,25 @@ def gemm(
     Args:
         a: [M, K] or [L, M, K], block-scaled, or float16 or bfloat16 [M, K] or [M, K, L].
         b: [N, K] or [L, N, K], block-scaled. README says which pairs of formats have kernels on which GPU.
-        alpha: a factor next to the global scales, which multiply by themselves: a number, or float32 of one element or [L].
+        alpha: factor of the result: a number, or float32 with one element or [L]. Global scales are applied in addition.
         bias: float16, bfloat16 or float32 [N], added in fp32.
-        out: [M, N] or [M, N, L], rows or columns contiguous, written in place; quantized a BlockScaledTensor. None allocates.
-        out_dtype: float16, bfloat16, float32 or the name of a format, such as "nvfp4"; of INT8 also int32.
-        out_global_scale: of an "nvfp4" result: a number, or float32 of one element.
+        out: [M, N] or [M, N, L], rows or columns contiguous, written in place; a BlockScaledTensor for quantized results. None
+            allocates.
+        out_dtype: float16, bfloat16, float32 or the name of a format, such as "nvfp4"; for INT8 operands also int32.
+        out_global_scale: global scale of an "nvfp4" result: a number, or float32 with one element.
         backend: "auto" (the tensors' GPU, or the reference on the CPU), "cuda", "emulator[:ARCH]" or "reference".
         options: tile shape, weight prefetch, checks; see :class:`nvfp4_cute.Options`.
 
     Returns:
-        [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). Quantized: a BlockScaledTensor [M, N] or
-        [L, M, N].
+        [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). Quantized results are a BlockScaledTensor
+        [M, N] or [L, M, N].
 
-    Padding columns of blocked scales (K not a multiple of 64, of MX formats of 128) must be finite: NaN there spoils whole rows.
+    Padding columns of blocked scales must be finite; a NaN there spoils whole rows. There are such columns where K is not a
+    multiple of 64 (MX formats: 128).
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: with rule, value and fix; ``out`` is unchanged.
+        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: the message names rule, value and fix, and
+        ``out`` is unchanged.
     """
     how = options_of(options)
     check_operand("a", a, takes_16_bits=True)

@@ -1,4 +1,4 @@
-"""gemm_chain: equal layers one after the other in one launch, NVFP4 between them."""
+"""``gemm_chain``: multiplies activations by several N x N layers in one launch, quantized to NVFP4 between layers."""
 
 from dataclasses import dataclass, replace
 
@@ -19,17 +19,17 @@ from nvfp4_cute.problem import (
     new_quantized_scale,
 )
 
-# In the name of the error of a cooperative launch whose CTAs cannot all run at once.
+# Part of the error's name when not all CTAs of a cooperative launch fit on the GPU at the same time.
 REFUSED = "CooperativeLaunchTooLarge"
 
 
 @dataclass(frozen=True)
 class ChainWorkspace:
-    """What a chain of layers keeps on the device between launches; of one chain, one at a time.
+    """Device memory that a chain of layers keeps between launches. Launches that share a workspace must not overlap.
 
     Attributes:
-        counters: int32 [G], zeros between launches.
-        results: of layers in turn, two NVFP4Tensor [M, N], read back from L2.
+        counters: int32 [G], zero between launches.
+        results: two NVFP4Tensors [M, N], written by even and odd layers and read back from L2.
     """
 
     counters: torch.Tensor
@@ -37,7 +37,7 @@ class ChainWorkspace:
 
     @classmethod
     def make(cls, num_layers: int, m: int, n: int, device: torch.device) -> "ChainWorkspace":
-        """For ``num_layers`` layers of N x N and M rows."""
+        """Allocates a workspace for ``num_layers`` layers of N x N and M rows."""
         counters = torch.zeros(num_layers, dtype=torch.int32, device=device)
         return cls(counters, (_new_result(m, n, device), _new_result(m, n, device)))
 
@@ -54,25 +54,27 @@ def gemm_chain(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> NVFP4Tensor:
-    """Layers ``A <- quantize(alpha[g] * A @ B_g^T, out_global_scale[g])``: the bits of G ``gemm`` calls, in one launch.
+    """Computes ``A <- quantize(alpha[g] * A @ B_g^T, out_global_scale[g])`` for every layer g in one launch.
 
-    Persistent CTAs go through the tiles of all layers; before a tile's first load they wait, on a counter in L2, for the
-    layer before to be stored. So the GPU has to run all CTAs of the launch at the same time, one an SM: a launch on
-    another stream that never ends would stop it.
+    The result has the bits of G ``gemm`` calls. Persistent CTAs process the tiles of all layers. Before the first load of a
+    tile they wait, on a counter in L2, until the previous layer is stored. The GPU therefore has to run all CTAs of the launch
+    at the same time, one per SM; a launch on another stream that never ends would block it.
 
     Args:
-        a: uint8 [M, N/2]; a_scale: blocked, as of ``gemm``.
-        b: uint8 [G, N, N/2], contiguous; b_scale: [G, rn, rn', 32, 4, 4], contiguous.
+        a: uint8 [M, N/2].
+        a_scale: scales of ``a``, blocked, as in ``gemm``.
+        b: uint8 [G, N, N/2], contiguous.
+        b_scale: [G, rn, rn', 32, 4, 4], contiguous.
         alpha, out_global_scale: float32 [G] on the operands' device.
-        workspace: made for these sizes; not to be used by two launches that may overlap.
-        backend, config: as of ``grouped_gemm``. The reference calls ``gemm`` G times.
+        workspace: made for these sizes; launches that share it must not overlap.
+        backend, config: see ``grouped_gemm``. The reference calls ``gemm`` G times.
 
     Returns:
         The last layer's result, [M, N].
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule, the GPU's kernel knows no chains, or not all of
-            its CTAs can run at once.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule, the GPU's kernel cannot run chains, or not all CTAs
+            fit on the GPU at once.
     """
     device = rules.check_tensors({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": alpha})
     if b.ndim != 3 or b.shape[1] != 2 * b.shape[2]:
@@ -95,7 +97,7 @@ def gemm_chain(
         assert result is not None
         return result
     results = [workspace.results[g % 2] for g in range(num_layers - 1)] + [_new_result(m, n, device)]
-    # Weights lie at equal distances, results are the workspace's: one layer's checks are every layer's.
+    # All weights lie at equal distances and the workspace holds the results, so the checks of one layer hold for all.
     layer = [Weights("b", [b[0]], [b_scale[0]], "alpha", alpha[:1])]
     wanted = Result(results[:1], NVFP4, out_global_scale[:1])
     problem, first = check_lists([a], [a_scale], layer, wanted, "blocked")
@@ -124,7 +126,7 @@ def gemm_chain(
     check_config(config)
     try:
         backends.run_task(backend, GroupedTask(chain, operands, config))
-    except Exception as error:  # CuTe DSL's own errors are no RuntimeErrors
+    except Exception as error:  # CuTe DSL's own errors are not RuntimeErrors
         if REFUSED not in str(error):
             raise
         raise UnsupportedProblem(

@@ -1,4 +1,4 @@
-"""gemv: c = alpha * A @ b over block-scaled operands, a batch of matrices and vectors in one launch."""
+"""``gemv``: c = alpha * A @ b with block-scaled A, a batch of matrices and vectors in one launch."""
 
 import torch
 
@@ -25,18 +25,19 @@ def gemv(
     Args:
         a: [M, K] or [L, M, K], block-scaled.
         b: [K] or [L, 1, K], block-scaled, or float16 or bfloat16 [K] or [K, L] (W4A16; K a multiple of 32).
-        alpha: a factor next to the global scales, which multiply by themselves: a number, or float32 of one element or [L].
+        alpha: factor of the result: a number, or float32 with one element or [L]. Global scales are applied in addition.
         out: [M] or [M, L] of any strides, written in place; None allocates.
         out_dtype: float16, bfloat16 or float32.
-        backend: as in ``gemm``.
+        backend: see :func:`gemm`.
 
     Returns:
-        [M], or [M, L] where ``a`` has batches. The sum of a block is exact; blocks are added in fp32 in an order that depends
-        on K alone (``kernels/simt/gemv.py``), so that a result depends neither on M and L nor on the GPU. Padding of the scales
-        may hold anything.
+        [M], or [M, L] where ``a`` has batches. Each block is summed exactly. Blocks are added in fp32 in an order that depends
+        on K alone (``kernels/simt/gemv.py``), so the result depends on neither M, L nor the GPU. Padding of the scales may hold
+        anything.
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget: with rule, value and fix; ``out`` is unchanged.
+        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget: the message names rule, value and fix, and ``out`` is
+            unchanged.
     """
     check_operand("a", a)
     check_operand("b", b, takes_16_bits=True)

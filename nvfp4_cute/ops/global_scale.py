@@ -1,4 +1,4 @@
-"""The global scale of 16-bit rows, found by a launch, and factors of alphas that have it."""
+"""Finds the global scale of 16-bit rows in one launch and multiplies it into given factors."""
 
 import torch
 
@@ -11,28 +11,30 @@ from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES
 from nvfp4_cute.planning.arch.simt import AMAX_VALUES, amax_ctas
 
-# Factors of ``launch_table.GlobalScale``.
+# ``launch_table.GlobalScale`` has room for two factors.
 MAX_TIMES = 2
-# Extents are 32-bit numbers.
+# The kernel's extents are 32-bit numbers.
 MAX_VALUES = 2**31
 
 
 def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "auto") -> list[torch.Tensor]:
-    """The global scale "auto" of ``x``, the finite amax / 2688, and each of ``times`` times it.
+    """Computes the global scale "auto" of ``x``, its finite amax / 2688, and the product of each of ``times`` with it.
 
-    float16 and bfloat16 on a GPU (or on the emulator) take one launch of up to 65,536 values, two of more. Others, and rows with
-    odd addresses or gaps that are no multiple of 16 bytes, take ``formats.global_scale``. The bits are the same.
+    float16 and bfloat16 on a GPU (or on the emulator) take one launch for up to 65,536 values and two for more.
+    ``formats.global_scale`` computes everything else with torch operations: other dtypes, and rows with unaligned addresses or
+    with gaps that are not a multiple of 16 bytes. Both give the same bits.
 
     Args:
         x: [..., K].
-        times: up to two, float32 of one element on the device of ``x``.
+        times: up to two float32 tensors with one element, on the device of ``x``.
         backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
 
     Returns:
-        float32 without dimensions: the scale, then the products.
+        float32 tensors without dimensions: the scale, then the products.
 
     Raises:
-        ValueError: there are more than two ``times``. UnsupportedTarget: no kernel for the GPU.
+        ValueError: there are more than two ``times``.
+        UnsupportedTarget: the GPU has no kernel.
     """
     check_times(times)
     rows = x.detach() if x.requires_grad else x
@@ -49,7 +51,7 @@ def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "aut
 
 
 def check_times(times: tuple[torch.Tensor, ...]) -> None:
-    """Raises ValueError where no launch has so many factors."""
+    """Raises ValueError for more factors than a launch has room for."""
     if len(times) > MAX_TIMES:
         raise ValueError(
             f"times are {len(times)} factors; a launch has up to {MAX_TIMES}: multiply the others by the result"
@@ -57,12 +59,12 @@ def check_times(times: tuple[torch.Tensor, ...]) -> None:
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """[M, K] of the same values: a view where there is one."""
+    """Reshapes to [M, K], as a view where possible."""
     return x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
 
 
 def is_for_kernel(x: torch.Tensor, backend: str) -> bool:
-    """Whether a kernel reads these rows as they lie."""
+    """Returns whether a kernel can read these rows in place."""
     return (
         x.dtype in KERNEL_DTYPES
         and 0 < x.numel() < MAX_VALUES
@@ -75,12 +77,12 @@ def is_for_kernel(x: torch.Tensor, backend: str) -> bool:
 
 
 def new_scalars(count: int, device: torch.device) -> list[torch.Tensor]:
-    """So many float32 without dimensions."""
+    """Allocates ``count`` float32 tensors without dimensions."""
     return [torch.empty((), dtype=torch.float32, device=device) for _ in range(count)]
 
 
 def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list[torch.Tensor]]:
-    """The task, and what it writes."""
+    """Returns the checked task and its results, including partial maxima."""
     rules.check_memory(x=x, **{f"times[{i}]": factor for i, factor in enumerate(times)})
     made = new_scalars(1 + len(times), x.device)
     ctas = amax_ctas(x.numel())

@@ -1,4 +1,4 @@
-"""grouped_gemm: C_g = alpha_g * A_g @ B_g^T over block-scaled operands, many groups in one launch."""
+"""``grouped_gemm``: C_g = alpha_g * A_g @ B_g^T with block-scaled operands, many groups in one launch."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -120,30 +120,32 @@ def grouped_gemm(
         >>> [tuple(c.shape) for c in grouped_gemm([quantize(torch.randn(40, 512))], [w[0]])]
         [(40, 256)]
 
-    Three forms: *ragged*, where ``offs`` says where each group ends in the rows of ``a``; *masked*, where ``masked_m`` says how
-    many rows of each group count; and *list*, with tensors whose M, N and K may all differ. Ragged and masked read the sizes
-    on the device when the kernel runs: nothing waits for them, and a captured graph follows them when they change.
+    There are three forms. *Ragged*: ``offs`` says where each group ends in the rows of ``a``. *Masked*: ``masked_m`` says how
+    many rows of each group count. *List*: one tensor per group; M, N and K may all differ. In the ragged and masked forms the
+    kernel reads the sizes on the device, so the host never waits for them and a captured graph follows changes.
 
     Args:
         a: block-scaled, or float16 or bfloat16 (weight-only, W4A16). Ragged: [rows, K], from ``grouped_quantize``, or from
             ``quantize`` where groups end at multiples of 128. Masked: [G, M_max, K]. List: one [M_g, K] per group.
         b: ragged, masked: [G, N, K]. List: one [N_g, K] per group. README says which pairs of formats have kernels.
-        offs: int32 [G], the row where each group ends, ascending, without a leading 0. Other values are refused on the CPU and
-            undefined behavior on a GPU, where ``nvfp4_cute.debug()`` checks them.
-        masked_m: int32 [G], rows of each group, 0 to M_max; else as ``offs``.
-        alpha: a factor per group next to the global scales, which multiply by themselves: float32 [G], or numbers.
-        out: like the result, written in place, rows or columns contiguous. Rows of no group stay as they are.
-        out_dtype: float16, bfloat16, float32 or the name of a format, such as "nvfp4"; of INT8 also int32.
-        out_global_scale: of "nvfp4" results: float32 [G], or numbers.
-        backend, options: as in ``gemm``.
+        offs: int32 [G], the row where each group ends, ascending, without a leading 0. Other values raise on the CPU; on a GPU
+            they are undefined behavior, which ``nvfp4_cute.debug()`` checks for.
+        masked_m: int32 [G], rows of each group, 0 to M_max; otherwise as ``offs``.
+        alpha: one factor per group: float32 [G], or numbers. Global scales are applied in addition.
+        out: shaped like the result, written in place, rows or columns contiguous. Rows of no group keep their values.
+        out_dtype: float16, bfloat16, float32 or the name of a format, such as "nvfp4"; for INT8 operands also int32.
+        out_global_scale: global scales of "nvfp4" results: float32 [G], or numbers.
+        backend, options: see :func:`gemm`.
 
     Returns:
         [rows, N], [G, M_max, N], or a list of [M_g, N_g]. Quantized: BlockScaledTensors, the ``a`` of the next call.
 
-    Padding columns of blocked scales (K not a multiple of 64, of MX formats of 128) must be finite: NaN there spoils whole rows.
+    Padding columns of blocked scales must be finite; a NaN there spoils whole rows. There are such columns where K is not a
+    multiple of 64 (MX formats: 128).
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: with rule, value and fix; ``out`` is unchanged.
+        TypeError, ValueError, UnsupportedProblem, UnsupportedTarget, ConfigError: the message names rule, value and fix, and
+        ``out`` is unchanged.
     """
     how, is_list = options_of(options), offs is None and masked_m is None
     check_operands("a", a, is_list=is_list, takes_16_bits=True)

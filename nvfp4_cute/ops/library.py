@@ -1,11 +1,11 @@
-"""The operations as ``torch.library`` custom ops, through which ``torch.compile`` calls them without looking inside.
+"""The operations as ``torch.library`` custom ops, so that ``torch.compile`` calls them without tracing into them.
 
-A graph that is being traced calls these; everything else calls the functions. They write what the graph allocates
-(``ops.traced``), but for those that quantize, whose fake implementations give shapes and dtypes of results. None has a backward
-pass.
+Only a graph that is being traced calls these; everything else calls the functions directly. Most of them write tensors that the
+graph allocates (``ops.traced``). The quantizing ones allocate their results, and their fake implementations give shapes and
+dtypes. None has a backward pass.
 
-``import nvfp4_cute`` registers them, as graphs that are loaded from files name them. What runs them is imported by the first
-call: that takes several times as long.
+``import nvfp4_cute`` registers them, because a graph loaded from a file refers to them by name. The first call imports the code
+that runs them, which takes several times as long as the registration.
 """
 
 from typing import Any
@@ -34,13 +34,14 @@ def grouped_gemm_out(
     b_format: str = "nvfp4",
     out_format: str | None = "nvfp4",
 ) -> None:
-    """Every form of ``nvfp4_cute.grouped_gemm``; the caller allocates.
+    """Runs any form of ``nvfp4_cute.grouped_gemm`` and writes ``out``.
 
     Args:
-        operands: a, b, a_scale, b_scale, of 16-bit ``a`` without its scale; of the list form every group's.
-        num_groups: of the list form; None otherwise.
-        out: all results, or all data, then all scales, of quantized ones.
-        out_dtype: None is ``out_format``.
+        operands: a, b, a_scale and b_scale, without a_scale where ``a`` has 16 bits. In list form: each operand's groups, one
+            operand after the other.
+        num_groups: number of groups in list form; None otherwise.
+        out: all results. Quantized results: the data of all, then the scales of all.
+        out_dtype: None for results in ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
@@ -76,14 +77,14 @@ def grouped_dual_gemm_out(
     b_format: str = "nvfp4",
     out_format: str | None = "nvfp4",
 ) -> None:
-    """Every form of ``nvfp4_cute.grouped_dual_gemm``; the caller allocates.
+    """Runs any form of ``nvfp4_cute.grouped_dual_gemm`` and writes ``out``.
 
     Args:
-        operands: a, b1, a_scale, b1_scale, and b2 and b2_scale where weights are separate, of 16-bit ``a`` without its scale;
-            of the list form every group's.
-        num_groups: of the list form; None otherwise.
-        out: all results, or all data, then all scales, of quantized ones.
-        out_dtype: None is ``out_format``.
+        operands: a, b1, a_scale and b1_scale, then b2 and b2_scale where the weights are separate; without a_scale where ``a``
+            has 16 bits. In list form: each operand's groups, one operand after the other.
+        num_groups: number of groups in list form; None otherwise.
+        out: all results. Quantized results: the data of all, then the scales of all.
+        out_dtype: None for results in ``out_format``.
     """
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.parts.dual_gemm import grouped_dual_gemm
@@ -103,14 +104,14 @@ def grouped_dual_gemm_out(
 
 
 def _by_operand(operands: Tensors, num_groups: int | None) -> list[Any]:
-    """A list of every operand's groups in list form, else the operands."""
+    """Splits a flat list into one list per operand in list form; returns other forms unchanged."""
     if num_groups is None:
         return [*operands]
     return [operands[i : i + num_groups] for i in range(0, len(operands), num_groups)]
 
 
 def _with_a_scale(operands: list[Any]) -> list[Any]:
-    """With None for the scale of 16-bit ``a``: all other operands have one."""
+    """Inserts None for the missing scale of 16-bit ``a``; all other operands have one."""
     return [*operands[:2], None, *operands[2:]] if len(operands) % 2 else operands
 
 
@@ -131,7 +132,7 @@ def gemm_out(
     bias: torch.Tensor | None = None,
     out_format: str | None = "nvfp4",
 ) -> None:
-    """``nvfp4_cute.gemm`` that writes ``out``: the result, or, where ``out_dtype`` is None, data and scale in ``out_format``."""
+    """Runs ``nvfp4_cute.gemm`` and writes ``out``: the result, or data and scale where ``out_dtype`` is None."""
     from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.parts.gemm import gemm
     from nvfp4_cute.problem import result_format
@@ -160,7 +161,7 @@ def gemv_out(
     a_format: str = "nvfp4",
     b_format: str = "nvfp4",
 ) -> None:
-    """Gemv that writes ``out``."""
+    """Runs ``nvfp4_cute.gemv`` and writes ``out``."""
     from nvfp4_cute.ops.parts.gemv import gemv
 
     run: Operation = gemv
@@ -189,7 +190,7 @@ def quantize(
     scale_rounding: str,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and scales of ``nvfp4_cute.quantize``."""
+    """Runs ``nvfp4_cute.quantize`` and returns data and scales."""
     from nvfp4_cute.ops.quantize import quantize as eager
 
     run: Operation = eager
@@ -216,7 +217,7 @@ def _(x, up, global_scale, scale_layout, format, scale_rounding, backend):
 def _new_quantized(
     x: torch.Tensor, format: BlockFormat, scale_shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and scales that quantizing ``x`` makes."""
+    """Allocates data and scales for quantized ``x``."""
     *lead, k = x.shape
     data_dtype, scale_dtype = torch_dtypes((format.element.quantized_dtype, format.scale.quantized_dtype))
     data = x.new_empty((*lead, format.row_bytes(k)), dtype=data_dtype)
@@ -233,7 +234,7 @@ def grouped_quantize(
     scale_rounding: str,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``nvfp4_cute.grouped_quantize``."""
+    """Runs ``nvfp4_cute.grouped_quantize`` and returns data and scales."""
     from nvfp4_cute.ops.quantize import grouped_quantize_parts as eager
 
     run: Operation = eager
@@ -260,7 +261,7 @@ def gemm_chain(
     out_global_scale: torch.Tensor,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and scales of ``ops.gemm_chain``, with a workspace of the call's own."""
+    """Runs ``ops.gemm_chain`` in a workspace of its own and returns data and scales."""
     from nvfp4_cute.ops.gemm_chain import ChainWorkspace
     from nvfp4_cute.ops.gemm_chain import gemm_chain as eager
 

@@ -1,4 +1,4 @@
-"""Arguments of operations that belong together, as small records."""
+"""Records that group arguments of the operations: ``Options``, ``Activation`` and ``GateUp``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ Factor = float | torch.Tensor | Sequence[float] | None
 
 @dataclass(frozen=True)
 class Options:
-    """How an operation is launched. The result does not depend on it, but for the order of summation of a ``config``.
+    """How an operation is launched. Only ``config`` can change the result: it may change the order of summation.
 
     Attributes:
-        config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else an estimate.
-        prefetch_weights: a promise that the launch right before on the stream wrote neither weights nor group sizes. Kernels
-            for sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore it. If that launch made
-            the same promise, so must the one before it hold.
-        check: check ``offs`` and ``masked_m`` on a GPU, as :class:`nvfp4_cute.debug` does, for this call.
+        config: tile shape and pipeline depths. None uses what ``tune`` found for the problem, else an estimate.
+        prefetch_weights: promises that the previous launch on the stream wrote neither weights nor group sizes. Kernels for
+            sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore the promise. If the previous
+            launch made this promise, it must also hold for the launch before that one.
+        check: check ``offs`` and ``masked_m`` of this call on a GPU, as :class:`nvfp4_cute.debug` does.
 
     Raises:
-        TypeError, ConfigError: a field of another type.
+        TypeError, ConfigError: a field has the wrong type.
     """
 
     config: KernelConfig | None = None
@@ -47,9 +47,9 @@ class Activation:
     """The activation of a gated layer: ``activation(gate) * up``.
 
     Attributes:
-        name: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. "relu2":
-            max(x, 0)^2. "swiglu_oai" (gpt-oss): x * sigmoid(1.702 x), times up + 1.
-        limit: cuts the gate to at most this, and up to this on both sides, before the activation. None cuts nothing.
+        name: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. "relu2": max(x, 0)^2.
+            "swiglu_oai" (gpt-oss): x * sigmoid(1.702 x), times up + 1.
+        limit: before the activation, clamps the gate to at most ``limit`` and up to [-limit, limit]. None does not clamp.
     """
 
     name: ActivationName = "silu"
@@ -64,12 +64,13 @@ class GateUp:
     """Weights of both projections of a gated layer.
 
     Attributes:
-        gate, up: [N, K] each, or a list of them, or [G, N, K]; of one format. ``up`` is None where ``gate`` holds the rows of
-            both, as ``layout`` says.
+        gate, up: [N, K] each, a list of them, or [G, N, K], in one format. ``up`` is None where ``gate`` holds the rows of both
+            in the order of ``layout``.
         layout: "separate"; "concatenated": [gate; up], a multiple of 256 rows; "interleaved_64_up_first": 64 rows of up, 64 of
-            the gate and so on; "interleaved_32_gate_first": 32 rows of the gate, 32 of up and so on. Nothing is copied.
-        gate_alpha, up_alpha: factors of the two products, as ``alpha`` of ``gemm`` and ``grouped_gemm``. Global scales
-            multiply by themselves.
+            the gate and so on; "interleaved_32_gate_first": 32 rows of the gate, 32 of up and so on. The weights are never
+            copied.
+        gate_alpha, up_alpha: factors of the two products; see ``alpha`` of ``gemm`` and ``grouped_gemm``. Global scales are
+            applied anyway.
     """
 
     gate: Weights
@@ -83,7 +84,7 @@ DEFAULT = Options()
 
 
 def options_of(options: Any) -> Options:
-    """The caller's options, or the default ones. Raises TypeError for anything else."""
+    """Returns the caller's options, or the defaults for None. Raises TypeError for anything else."""
     if options is None:
         return DEFAULT
     if not isinstance(options, Options):
@@ -92,7 +93,7 @@ def options_of(options: Any) -> Options:
 
 
 def debugged(run: Run) -> Run:
-    """``run`` with the values of group sizes checked."""
+    """Wraps ``run`` so that it checks the values of group sizes."""
 
     @wraps(run)
     def checked(*arguments: Any, **options: Any) -> Any:
@@ -103,12 +104,12 @@ def debugged(run: Run) -> Run:
 
 
 def check_operand(name: str, given: Any, *, takes_16_bits: bool = False) -> None:
-    """Raise TypeError for what is neither block-scaled nor, where the operation takes those, of 16 bits."""
+    """Raises TypeError unless ``given`` is block-scaled or, where the operation accepts them, 16-bit."""
     if isinstance(given, BlockScaledTensor):
         return
     if isinstance(given, torch.Tensor):
         if takes_16_bits and given.dtype.itemsize > 1:
-            return  # the checks judge other dtypes
+            return  # later checks judge other dtypes
         if given.dtype.itemsize > 1:
             raise TypeError(f"{name} has {given.dtype} values; pass quantize({name})")
         raise TypeError(
@@ -118,7 +119,7 @@ def check_operand(name: str, given: Any, *, takes_16_bits: bool = False) -> None
 
 
 def check_operands(name: str, given: Any, *, is_list: bool, takes_16_bits: bool = False) -> None:
-    """Check one tensor, or one per group where operands are lists. Raises TypeError also for the other form."""
+    """Checks one tensor, or one per group in list form. Raises TypeError for the form that does not fit."""
     if not is_list:
         if isinstance(given, list | tuple):
             raise TypeError(f"{name} is {_kind(given)}; with offs or masked_m pass one tensor of all groups")
@@ -141,7 +142,7 @@ def _kind(value: object) -> str:
 
 
 def activation_of(activation: Any) -> Activation:
-    """The activation of a record or a name. Raises TypeError for anything else."""
+    """Converts a name to an ``Activation`` and returns a record unchanged. Raises TypeError for anything else."""
     if isinstance(activation, str):
         return Activation(activation)  # type: ignore[arg-type]
     if not isinstance(activation, Activation):
@@ -152,7 +153,7 @@ def activation_of(activation: Any) -> Activation:
 
 
 def gate_up_of(w: Any) -> GateUp:
-    """The weights of a gated layer. Raises TypeError for anything else than GateUp."""
+    """Returns ``w`` if it is a GateUp and raises TypeError otherwise."""
     if not isinstance(w, GateUp):
         raise TypeError(
             f"w is a {type(w).__name__}; pass nvfp4_cute.GateUp(gate, up), or GateUp(both, layout=...) of one tensor"

@@ -1,4 +1,4 @@
-"""quantize: 16-bit floats, or silu(x) * up of two such, to blocks of a format in one pass; and the same over groups of rows."""
+"""``quantize`` and ``grouped_quantize``: 16-bit floats, or silu(x) * up, to blocks of a format in one pass."""
 
 from typing import Any, Literal, cast, overload
 
@@ -58,33 +58,8 @@ def quantize(
     scale_rounding: ScaleRounding = "up",
     backend: str = "auto",
 ) -> BlockScaledTensor:
-    """Quantize to NVFP4, or to another format, in blocks along the last dimension, exactly as ``formats.quantize`` specifies.
+    """Quantize along the last dimension to NVFP4 or another format, exactly as ``formats.quantize`` specifies.
 
-    float16 and bfloat16 on a GPU (or on the emulator) take one kernel launch, which reads ``x`` once and writes data and
-    scales with their padding; it can be captured in a CUDA graph. float32 and float64, CPU tensors, and
-    FP8_128x128 take ``formats.quantize``, whatever the backend. The bits are the same.
-
-    Args:
-        x: float16, bfloat16, float32 or float64, [..., K], K a multiple of the format's block (16; of MX formats 32); copied
-            where rows are not contiguous or not 16-byte aligned.
-        format: what to quantize to: a record, such as ``nvfp4_cute.MXFP4``, or its name, "mxfp4".
-        up: of the dtype and shape of ``x``: then ``silu(x) * up`` is quantized, the middle of a gated layer. It is computed
-            in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
-            up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
-        global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
-            (computed from what is quantized: of a small 16-bit matrix in the same launch, else in launches before), or None. Of
-            [batches..., M, K], such as the weights of all experts, also one a batch: a tensor or list [batches...], or
-            "per_batch" (computed). NVFP4 alone has one.
-        global_scale_inv: the inverse convention, by this name only.
-        scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K / block]); None for the format's own.
-        scale_rounding: of scales that are powers of two, "up" or "down" (``formats.block_scales.scale_codes``).
-        backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
-
-    Returns:
-        NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; a BlockScaledTensor of
-        another format.
-
-    Example:
         >>> quantize(torch.randn(40, 512).bfloat16(), global_scale="auto").data.shape
         torch.Size([40, 256])
         >>> gate, up = torch.randn(2, 40, 512).bfloat16()
@@ -93,9 +68,34 @@ def quantize(
         >>> quantize(torch.randn(8, 200, 512), global_scale="per_batch").global_scale.shape  # weights of 8 experts
         torch.Size([8])
 
+    float16 and bfloat16 on a GPU (or on the emulator) take one kernel launch, which reads ``x`` once and writes data and scales
+    with their padding; a CUDA graph can capture it. ``formats.quantize`` computes everything else with torch operations,
+    whatever the backend: float32 and float64, CPU tensors, and FP8_128x128. Both give the same bits.
+
+    Args:
+        x: float16, bfloat16, float32 or float64 [..., K], with K a multiple of the format's block (NVFP4 16, MX formats 32);
+            copied if rows are not contiguous or not 16-byte aligned.
+        format: a record, such as ``nvfp4_cute.MXFP4``, or its name, "mxfp4".
+        up: of the dtype and shape of ``x``; quantizes ``silu(x) * up``, the middle of a gated layer, computed in float32 by the
+            operations that ``nvfp4_cute.formats.silu`` lists, so the bits are the same everywhere. ``x`` and ``up`` may be the
+            halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
+        global_scale: the factor by which dequantizing multiplies, amax / 2688; only NVFP4 has one. A number, a tensor with one
+            element, None, or "auto" (computed: for a small 16-bit matrix in the same launch, otherwise in launches before it).
+            For [batches..., M, K], such as the weights of all experts, also one per batch: a tensor or list [batches...], or
+            "per_batch" (computed).
+        global_scale_inv: the inverse, for callers with that convention.
+        scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K / block]); None for the format's own.
+        scale_rounding: rounds scales that are powers of two "up" or "down" (``formats.block_scales.scale_codes``).
+        backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
+
+    Returns:
+        An NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; for another format, a
+        BlockScaledTensor.
+
     Raises:
-        TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
-        UnsupportedProblem: more rows or batches than a grid has.
+        TypeError, ValueError: an argument breaks a rule of ``formats.quantize``.
+        UnsupportedTarget: the GPU has no kernel.
+        UnsupportedProblem: there are more rows or batches than fit in a grid.
     """
     format = as_format("format", format)
     check_scale_rounding(scale_rounding, format)
@@ -136,17 +136,18 @@ def quantize(
 def find_and_quantize(
     x: torch.Tensor, *times: torch.Tensor, scale_layout: ScaleLayout = "blocked", backend: str = "auto"
 ) -> tuple[NVFP4Tensor, list[torch.Tensor]]:
-    """``x`` in NVFP4 by its global scale "auto", and each of ``times`` times that scale.
+    """Quantizes ``x`` to NVFP4 with its global scale "auto", and multiplies each of ``times`` by that scale.
 
-    One launch of a matrix without gaps of up to 65,536 values, float16 or bfloat16 on a GPU or on the emulator; else those of
-    ``find_global_scale`` and ``quantize``. The bits are the same. Measured on an H100, one launch takes 0.8 to 0.9 of the time of
-    two for up to 16,384 values, and from 57,344 on 0.97 to 1.03.
+    A float16 or bfloat16 matrix without gaps of up to 65,536 values, on a GPU or on the emulator, takes one launch; others take
+    those of ``find_global_scale`` and ``quantize``. Both give the same bits. On an H100, one launch took 0.8 to 0.9 of the time
+    of two for up to 16,384 values, and 0.97 to 1.03 of it from 57,344 values on (measured).
 
     Args:
-        x: [..., K]. times: as of ``find_global_scale``. scale_layout, backend: as of :func:`quantize`.
+        x: [..., K].
+        times: see ``find_global_scale``.
+        scale_layout, backend: see :func:`quantize`.
 
-    Raises:
-        As ``find_global_scale`` and :func:`quantize`.
+    Raises what ``find_global_scale`` and :func:`quantize` raise.
     """
     check_times(times)
     if x.ndim != 2 or x.numel() > AMAX_SMALL or not x.is_contiguous() or not is_for_kernel(x, backend):
@@ -177,22 +178,23 @@ def grouped_quantize(
         (47, 512)
 
     Args:
-        x: [rows, K], float16 or bfloat16, rows contiguous and a multiple of 16 bytes apart.
-        offs: int32 [G] on the device of ``x``: the row where each group ends, ascending, at most the number of rows, without a
-            leading 0: ``rows_per_group.cumsum(0, dtype=torch.int32)``. The device reads it. Other values are refused on the
-            CPU and undefined behavior on a GPU, where :class:`nvfp4_cute.debug` checks them.
-        format: what to quantize to: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2, or a name, such as "mxfp4".
-        up: of the dtype and shape of ``x``: then silu(x) * up is quantized, as by :func:`quantize`.
-        global_scale: float32 [G] on the device, a factor per group, or None.
-        scale_rounding, backend: as in :func:`quantize`.
+        x: float16 or bfloat16 [rows, K], rows contiguous and a multiple of 16 bytes apart.
+        offs: int32 [G] on the device of ``x``, the row where each group ends, ascending, at most the number of rows, without a
+            leading 0: ``rows_per_group.cumsum(0, dtype=torch.int32)``. The device reads it. Other values raise on the CPU; on a
+            GPU they are undefined behavior, which :class:`nvfp4_cute.debug` checks for.
+        format: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2, as a record or by name, such as "mxfp4".
+        up: of the dtype and shape of ``x``; quantizes ``silu(x) * up``, as in :func:`quantize`.
+        global_scale: float32 [G] on the device, one per group, or None.
+        scale_rounding, backend: see :func:`quantize`.
 
     Returns:
-        A BlockScaledTensor of [rows, K] with ``scale_layout="ragged"``: scales [rows // 128 + G, atoms of K, 32, 4, 4], where
-        every group begins a new row of atoms, ceil(M_g / 128) of them. Padding is zero, and so are the scales after the last
-        group, whose rows are not written.
+        A BlockScaledTensor [rows, K] with ``scale_layout="ragged"``. Its scales are [rows // 128 + G, ceil(blocks of K / 4),
+        32, 4, 4]; every group begins a new row of atoms and has ceil(M_g / 128) of them. Padding is zero, and so are the scales
+        after the last group. Rows after the last group are not written.
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     format = as_format("format", format)
     data, scale = grouped_quantize_parts(
@@ -217,7 +219,7 @@ def grouped_quantize_parts(
     scale_rounding: ScaleRounding = "up",
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and scale of :func:`grouped_quantize`."""
+    """Returns data and scale of :func:`grouped_quantize`."""
     format = as_format("format", format)
     if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
         made_of = (format.name, up, global_scale, scale_rounding)
@@ -230,14 +232,14 @@ def grouped_quantize_parts(
 
 
 def _is_one_for_all(x: torch.Tensor, global_scale: Any) -> bool:
-    """Whether one global scale is to be found for all of ``x``."""
+    """Returns whether one global scale has to be computed for all of ``x``."""
     return isinstance(global_scale, str) and (
         global_scale == "auto" or (global_scale == "per_batch" and x.ndim < 3)
     )
 
 
 def _quantize_each(x, up, factors, scale_layout, backend) -> BlockScaledTensor:
-    """NVFP4 of [batches..., M, K] with a global scale a batch: in one launch, as groups of M rows."""
+    """Quantizes [batches..., M, K] to NVFP4 with one global scale per batch, in one launch, as groups of M rows."""
     *batches, rows, k = x.shape
     count = factors.numel()
     ends = torch.arange(rows, count * rows + 1, rows, dtype=torch.int32, device=x.device)
@@ -253,13 +255,13 @@ def _quantize_each(x, up, factors, scale_layout, backend) -> BlockScaledTensor:
 
 
 def _check(x, up, factor, scale_layout, format, scale_rounding) -> tuple[QuantizeTask, list[torch.Tensor]]:
-    """The task of ``quantize``, and what it writes."""
+    """Returns the task of ``quantize`` and the tensors that it writes."""
     operands = quantization.check_quantize(x, up, factor, scale_layout, format, scale_rounding)
     return QuantizeTask(operands), [operands.data, operands.scale]
 
 
 def _check_found(x, times, scale_layout) -> tuple[FindAndQuantizeTask, list[torch.Tensor]]:
-    """The task of ``find_and_quantize``, and what it writes."""
+    """Returns the task of ``find_and_quantize`` and the tensors that it writes."""
     rules.check_memory(**{f"times[{i}]": factor for i, factor in enumerate(times)})
     factor, *products = new_scalars(1 + len(times), x.device)
     operands = quantization.check_quantize(x, None, factor, scale_layout)
@@ -270,7 +272,7 @@ def _check_found(x, times, scale_layout) -> tuple[FindAndQuantizeTask, list[torc
 def _check_groups(
     x, offs, up, global_scale, format, scale_rounding
 ) -> tuple[QuantizeTask, list[torch.Tensor]]:
-    """The task of ``grouped_quantize``, and what it writes."""
+    """Returns the task of ``grouped_quantize`` and the tensors that it writes."""
     operands = quantization.check_grouped_quantize(x, offs, up, global_scale, format, scale_rounding)
     return QuantizeTask(operands), [operands.data, operands.scale]
 

@@ -1,4 +1,4 @@
-"""What a graph that ``torch.compile`` traces does for a custom op (``ops.library``), which only writes: allocate, and refuse."""
+"""Helpers of graphs that ``torch.compile`` traces: allocate the results of custom ops, and refuse what graphs cannot do."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from nvfp4_cute.problem import RESULT_FORMATS, OutDtype, new_quantized_data, new
 
 
 def refuse_config(config: KernelConfig | None) -> None:
-    """Raise UnsupportedProblem for a config, which a graph cannot hold."""
+    """Raises UnsupportedProblem for a config, which a graph cannot hold."""
     if config is not None:
         raise UnsupportedProblem(
             "config under torch.compile, or a mode that records calls: leave it out, or call outside of it"
@@ -19,31 +19,31 @@ def refuse_config(config: KernelConfig | None) -> None:
 
 
 def refuse_gradients(*tensors: torch.Tensor | None) -> None:
-    """Raise UnsupportedProblem where a gradient would be asked for."""
+    """Raises UnsupportedProblem if any tensor requires a gradient."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
 def torch_dtype(out_dtype: OutDtype) -> torch.dtype | None:
-    """``out_dtype`` of a custom op: None of quantized results, whose format has a name beside it."""
+    """Returns the custom op's ``out_dtype``: None for quantized results, whose format's name is a separate argument."""
     return out_dtype if isinstance(out_dtype, torch.dtype) else None
 
 
 def format_name(out_dtype: OutDtype) -> str | None:
-    """``out_format`` of a custom op: None of a dtype of torch."""
+    """Returns the custom op's ``out_format``: None for results in a dtype of torch."""
     return None if isinstance(out_dtype, torch.dtype) else out_dtype
 
 
 def new_group_results(
     a: Any, b: Any, num_groups: int | None, parts: int, dtype: OutDtype
 ) -> list[torch.Tensor]:
-    """Results of an operation over groups, flat as a launch writes them (``results``).
+    """Allocates the results of a grouped operation as the flat list that a launch writes (``results``).
 
     Args:
         a, b: operands, lists in list form.
-        num_groups: of the forms whose sizes are on the device; None in list form.
-        parts: rows of ``b`` that make a column.
-        dtype: of the results.
+        num_groups: number of groups where sizes are on the device; None in list form.
+        parts: rows of ``b`` per column of the result, 2 where ``b`` holds both projections.
+        dtype: dtype or format of the results.
     """
     if num_groups is not None:
         return new_device_results((*a.shape[:-1], b.shape[1] // parts), num_groups, dtype, a.device)

@@ -1,6 +1,6 @@
-"""Operations on the parts of operands: data and scales as tensors of their own, with a format and a layout next to them.
+"""Operations on the parts of operands: data and scales as separate tensors, with the format and layout as arguments.
 
-Public operations take BlockScaledTensors and call these. Layers and custom ops, which keep parts, call them directly.
+The public operations split BlockScaledTensors and call these. Layers and custom ops, which store parts, call them directly.
 """
 
 from nvfp4_cute.ops.parts.dual_gemm import dual_gemm as dual_gemm

@@ -1,6 +1,6 @@
-"""Dual GEMMs of formats with float32 scales where kernels multiply by one operand: two products, then torch's operations.
+"""Dual GEMMs in formats with float32 scales that have no fused kernel: two products, then torch operations.
 
-Such a call is several launches, and holds both products in float32.
+Such a call takes several launches and stores both products in float32.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ from nvfp4_cute.reference import ACTIVATIONS
 
 
 def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.device) -> bool:
-    """Whether products are computed one after the other: weights have float32 scales, and the GPU has no dual kernel of them.
+    """Returns whether the two products are computed one after the other.
+
+    They are where weights have float32 scales and the GPU has no dual kernel for them.
 
     Args:
         a_scale: None where ``a`` has 16-bit values.
-        formats: of ``a`` and of the weights.
-        backend: its name, as of the operation.
-        device: of the operands.
+        formats: formats of ``a`` and of the weights.
+        backend: the operation's backend.
+        device: device of the operands.
     """
     has_kernels = formats[1].scale_layout == "rowmajor" if a_scale is None else formats in fp8.PAIRS
     if not has_kernels or backends.resolve(backend, device) == "reference":
@@ -36,9 +38,9 @@ def is_composed(a_scale: Any, formats: Formats, backend: str, device: torch.devi
 def is_fused(
     formats: Formats, backend: str, device: torch.device, out_format: BlockFormat | None = None
 ) -> bool:
-    """Whether a kernel computes both products of rows and weights of these formats, and their activation, in one launch.
+    """Returns whether one launch computes both products of these formats and their activation.
 
-    out_format: of quantized results; None of others.
+    out_format: format of quantized results; None for other results.
     """
     if backends.resolve(backend, device) == "reference":
         return False
@@ -47,7 +49,7 @@ def is_fused(
 
 @lru_cache
 def _has_dual_kernel(arch: str, formats: Formats, out_format: BlockFormat | None) -> bool:
-    """Of two operands of weights. Raises UnsupportedTarget as ``family_of``, UnsupportedProblem as ``check_pair``."""
+    """Looks for a kernel with two weight operands. Raises as ``family_of`` and ``check_pair`` do."""
     check_pair(arch, formats, mmas_of(arch))
     return bool(family_of(arch, formats).candidates(num_b=2, out_format=out_format, formats=formats))
 
@@ -60,15 +62,15 @@ def compute(
     outs: Sequence[torch.Tensor],
     **options: Any,
 ) -> None:
-    """Write the results of operands that were checked.
+    """Computes the results from checked operands and writes them to ``outs``.
 
     Args:
-        operands: ``a``, ``b1``, ``b2``, ``a_scale``, ``b1_scale``, ``b2_scale``, as of ``grouped_dual_gemm``.
-        alphas: of both products.
-        sizes: ``offs`` and ``masked_m``. Rows of no group keep what they hold.
-        gate: of weights that are not interleaved.
-        outs: a tensor a group, or one.
-        options: of ``grouped_gemm``.
+        operands: ``a``, ``b1``, ``b2``, ``a_scale``, ``b1_scale``, ``b2_scale``; see ``grouped_dual_gemm``.
+        alphas: factors of both products.
+        sizes: ``offs`` and ``masked_m``. Rows of no group keep their values.
+        gate: the activation and the layout of the weights, which is not interleaved.
+        outs: one tensor per group, or one for all.
+        options: arguments passed on to ``grouped_gemm``.
 
     Raises what ``grouped_gemm`` raises, before anything is written.
     """
@@ -91,7 +93,7 @@ def compute(
 
 
 def _activated(one: torch.Tensor, other: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """``activation(one) * other`` in float32."""
+    """Returns ``activation(one) * other`` in float32, with the limit applied first."""
     if gate.limit is not None:
         one, other = one.clamp(max=gate.limit), other.clamp(-gate.limit, gate.limit)
     if gate.activation == "swiglu_oai":
@@ -100,7 +102,7 @@ def _activated(one: torch.Tensor, other: torch.Tensor, gate: Gate) -> torch.Tens
 
 
 def _halves(side: Any) -> tuple[Any, Any]:
-    """The gate's rows of weights or scales, and those of the up projection: of a tensor, or of each of a list."""
+    """Splits weights or scales into the rows of the gate and those of the up projection; a list element by element."""
     if isinstance(side, torch.Tensor):
         return side.chunk(2, -2)[0], side.chunk(2, -2)[1]
     halves = [_halves(tensor) for tensor in side]

@@ -1,4 +1,4 @@
-"""dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over block-scaled operands."""
+"""Dual GEMMs on parts: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T), dense or grouped."""
 
 from typing import Any
 
@@ -60,53 +60,53 @@ def grouped_dual_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Gate every group's up projection in one launch: ``C_g = activation(alpha1_g A_g B1_g^T) * (alpha2_g A_g B2_g^T)``.
+    """Computes the first half of every group's gated layer in one launch.
 
-    The first half of a SwiGLU layer, for every expert: ``b1`` is the gate's weights, ``b2`` the up projection's. Both
-    products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
-    ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
+    ``C_g = activation(alpha1_g A_g B1_g^T) * (alpha2_g A_g B2_g^T)``, where ``b1`` holds the gate's weights and ``b2`` those of
+    the up projection. Both products stay on the chip until they are combined; only C is written. Groups come in the three forms
+    of ``grouped_gemm``; the shapes below are those of the list form.
 
-    Of formats with float32 scales, weights are "separate" or "concatenated", and results have 16 or 32 bits, or are of
-    FP8_1x128. FP8_1x128 with FP8_128x128 has such a kernel on every GPU. Of INT8 two launches compute the products in float32,
-    and torch's operations the rest, with its exponential.
+    Formats with float32 scales need "separate" or "concatenated" weights, and their results have 16 or 32 bits or are
+    FP8_1x128. The pair FP8_1x128 and FP8_128x128 has a fused kernel on every GPU. For INT8, two launches compute the products
+    in float32; torch operations, with torch's exponential, do the rest.
 
-    ``grouped_dual_gemm(a, b1, b2)`` takes BlockScaledTensors whole, their scales left out, as ``grouped_gemm`` does, and ``a``
-    of float16 or bfloat16 values without ``a_scale``. Formats are told as to ``grouped_gemm``, one of both weights.
+    ``grouped_dual_gemm(a, b1, b2)`` without scales takes whole BlockScaledTensors, as ``grouped_gemm`` does, or float16 or
+    bfloat16 ``a`` without ``a_scale``. Formats are given as for ``grouped_gemm``; both weights have the same one.
 
     Args:
-        a: a tensor a group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values a byte,
+        a: one tensor per group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values per byte,
             the low nibble first; K a multiple of 16, rows a multiple of 16 bytes apart. M_g may be 0.
-        b1, b2: the same of the weights: [N_g, K_g/2] each; ragged and masked: [G, N, K/2].
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked (flat, [rm, rk, 32, 4, 4],
-            or the (32, 4, rm, 4, rk, 1) view, zero-copy), or [M_g, K_g/16] with ``scale_layout="rowmajor"`` (converted,
-            which allocates).
-        b1_scale, b2_scale: the same of the weights.
-        alpha1, alpha2: a factor a group for each product: float32 [G] on the operands' device, or numbers, or None for 1.
-        a_format, b_format: what the parts of ``a``, and of both weights, stand for, such as ``nvfp4_cute.MXFP4``.
-        offs, masked_m: of the ragged and the masked form, with operands, scales, ``out`` and results as of ``grouped_gemm``.
-        activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2.
-            "relu2": max(x, 0)^2. "swiglu_oai", of gpt-oss: x * sigmoid(1.702 x), times the other product plus 1.
-        limit: cuts the gate's product, after alpha1, to at most this, and the other, after alpha2, to this on both sides.
-        weight_layout: "separate", or how ``b1`` [2 N, K/2] and ``b1_scale`` hold the rows of both, ``b2`` and ``b2_scale``
-            being None: "concatenated", [gate; up], 2 N a multiple of 256; "interleaved_64_up_first", 64 rows of up, 64 of
-            the gate and so on; "interleaved_32_gate_first", 32 rows of the gate, 32 of up and so on. The weights are
-            read as they lie, without a copy.
-        out: [M_g, N_g] (or [M_g, N_g, 1]) a group, written in place, rows contiguous or, in all of them, columns; None
-            allocates. Quantized: a BlockScaledTensor a group, whose data and scale are written.
-        out_dtype: float16, bfloat16, float32, or the name of a format, "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2", of FP8
-            "fp8_1x128": results quantized for the next layer, as of ``grouped_gemm``.
-        out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
-            numbers.
+        b1, b2: weights in the same layout: [N_g, K_g/2] each; ragged and masked: [G, N, K/2].
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8). Either 128x4 blocked (flat, [rm, rk, 32, 4, 4],
+            or the (32, 4, rm, 4, rk, 1) view; not copied), or [M_g, K_g/16] with ``scale_layout="rowmajor"`` (converted, which
+            allocates).
+        b1_scale, b2_scale: scales of the weights in the same layouts.
+        alpha1, alpha2: one factor per group for each product: float32 [G] on the operands' device, numbers, or None for 1.
+        a_format, b_format: formats of ``a`` and of both weights, such as ``nvfp4_cute.MXFP4``.
+        offs, masked_m: group sizes of the ragged and the masked form; operands, scales, ``out`` and results are then shaped as
+            in ``grouped_gemm``.
+        activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. "relu2": max(x,
+            0)^2. "swiglu_oai" (gpt-oss): x * sigmoid(1.702 x), times the other product plus 1.
+        limit: clamps the gate's product (after alpha1) to at most ``limit`` and the other (after alpha2) to [-limit, limit].
+        weight_layout: "separate", or the order in which ``b1`` [2 N, K/2] and ``b1_scale`` hold the rows of both projections;
+            ``b2`` and ``b2_scale`` are then None. "concatenated": [gate; up], 2 N a multiple of 256. "interleaved_64_up_first":
+            64 rows of up, 64 of the gate and so on. "interleaved_32_gate_first": 32 rows of the gate, 32 of up and so on. The
+            weights are never copied.
+        out: [M_g, N_g] (or [M_g, N_g, 1]) per group, written in place, all with contiguous rows or all with contiguous columns.
+            None allocates. Quantized: one BlockScaledTensor per group, whose data and scale are written.
+        out_dtype: float16, bfloat16, float32, or the name of a format for results quantized for the next layer, as in
+            ``grouped_gemm``: "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2"; for FP8 operands "fp8_1x128".
+        out_global_scale: global scales of "nvfp4" results, one per group as in ``quantize``: float32 [G] on the operands'
+            device, or numbers.
         scale_layout: "blocked" or "rowmajor".
-        early_weights: as of ``grouped_gemm``.
-        backend: as of ``grouped_gemm``.
-        config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
+        early_weights, backend: see ``grouped_gemm``.
+        config: tile shape and pipeline depths. None uses what ``tune`` found for the problem, else an estimate.
 
     Returns:
-        C, a tensor a group. Both products accumulate in fp32; factors, activation and product are fp32, with the GPU's
-        approximate exponential and reciprocal (``reference.grouped_dual_gemm_reference`` bounds the error); one rounding
-        to ``out_dtype``, to nearest even. Quantized a BlockScaledTensor a group: what ``formats.quantize`` makes of the fp32
-        results, with "nvfp4" an NVFP4Tensor; padding rows of the scales are not written.
+        C, one tensor per group. Both products accumulate in fp32. Factors, activation and the final product are fp32, with the
+        GPU's approximate exponential and reciprocal (``reference.grouped_dual_gemm_reference`` bounds the error). C is rounded
+        once, to ``out_dtype``, to nearest even. Quantized: one BlockScaledTensor per group (NVFP4Tensor for "nvfp4") with the
+        bits of ``formats.quantize`` of the fp32 results; padding rows of the scales are not written.
 
     Example:
         >>> a, gate, up = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256,) * 2, (256,) * 2))
@@ -116,8 +116,10 @@ def grouped_dual_gemm(
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
-        Nothing is written to ``out`` when a check fails.
+        UnsupportedTarget: the GPU has no kernel.
+        ConfigError: ``config`` cannot be built.
+
+    Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
@@ -147,7 +149,6 @@ def grouped_dual_gemm(
     choices, formats = (activation, limit, weight_layout), (a_format, b_format)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        """The task, and what it writes."""
         gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
         weights = dual_weights(
             Weights("b1", b1, b1_scale, "alpha1", alpha1, b_format),
@@ -176,7 +177,7 @@ def grouped_dual_gemm(
 
 
 def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_both: bool) -> tuple[Any, Any]:
-    """Factors of both products: alphas times global scales, of ``a`` and of the weights, of which ``b1`` may have both."""
+    """Multiplies each alpha by the global scales of ``a`` and of its weights. ``has_both``: ``b1`` holds both weights."""
     of_a, *of_weights = factors
     if all(factor is None for factor in factors):
         return alphas
@@ -185,7 +186,7 @@ def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_bot
 
 
 def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:
-    """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
+    """Calls the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
     refuse_config(config)
     is_list, out_format = all(x is None for x in sizes), result_format(out_dtype)
     a, b1 = operands[:2]
@@ -228,35 +229,34 @@ def dual_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)`` in one launch: a SwiGLU layer's first half.
+    """Computes a gated layer's first half in one launch: ``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)``.
 
-    ``dual_gemm(x, gate, up)`` takes BlockScaledTensors whole, their scales left out: [M, K] or [L, M, K]. Their global scales are
-    factors of the products, beside the alphas, and multiplied on the device. ``a`` may have float16 or bfloat16 values,
-    [M, K] or [M, K, L], and no ``a_scale``.
+    ``dual_gemm(x, gate, up)`` without scales takes whole BlockScaledTensors [M, K] or [L, M, K]. Their global scales multiply
+    the products, in addition to the alphas, on the device. ``a`` may hold float16 or bfloat16 values, [M, K] or [M, K, L],
+    without ``a_scale``.
 
     Args:
-        a: [M, K/2] or [M, K/2, L], operands and scales otherwise as in :func:`grouped_dual_gemm`.
+        a: [M, K/2] or [M, K/2, L]; otherwise operands and scales are as in :func:`grouped_dual_gemm`.
         b1, b2: [N, K/2] or [N, K/2, L].
-        a_scale: of one batch as in :func:`grouped_dual_gemm`; of L: [L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L) view,
-            or [M, K/16, L] with ``scale_layout="rowmajor"``.
-        b1_scale, b2_scale: the same of the weights.
-        alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
-        a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, early_weights, backend, config: as of
-            :func:`grouped_dual_gemm`.
-        out: [M, N] or [M, N, L], written in place, or quantized a BlockScaledTensor; None allocates.
-        out_global_scale: with "nvfp4": a number, or a tensor of one element, for all batches.
+        a_scale: for one batch as in :func:`grouped_dual_gemm`. For L batches: [L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L)
+            view, or [M, K/16, L] with ``scale_layout="rowmajor"``.
+        b1_scale, b2_scale: scales of the weights in the same layouts.
+        alpha1, alpha2: factor of each product: a number, or float32 on the operands' device with one element or [L].
+        a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, early_weights, backend, config: see
+        :func:`grouped_dual_gemm`.
+        out: [M, N] or [M, N, L], written in place; a BlockScaledTensor for quantized results. None allocates.
+        out_global_scale: global scale of "nvfp4" results, for all batches: a number, or a tensor with one element.
 
     Returns:
-        C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`. Quantized
-        a BlockScaledTensor of [M, N] or [L, M, N], as of ``gemm``.
+        C: [M, N], or [M, N, L] where ``a`` has batches, rounded as in :func:`grouped_dual_gemm`. Quantized: a BlockScaledTensor
+            of [M, N] or [L, M, N], as in ``gemm``.
 
     Example:
         >>> x, gate, up = (quantize(torch.randn(rows, 512)) for rows in (40, 256, 256))
         >>> dual_gemm(x.data, gate.data, up.data, x.scale, gate.scale, up.scale).shape
         torch.Size([40, 256])
 
-    Raises:
-        As :func:`grouped_dual_gemm`.
+    Raises what :func:`grouped_dual_gemm` raises.
     """
     if a_scale is None or b1_scale is None or b2_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
@@ -274,7 +274,7 @@ def dual_gemm(
     out_format, formats = result_format(out_dtype), (a_format, b_format)
 
     def split() -> Any:
-        """Of a group a batch: lists of a and of a_scale, weights, a list of outputs; and what is written."""
+        """Splits the batches into groups: lists of ``a`` and ``a_scale``, weights, outputs, and the tensors written."""
         weights = [
             Weights("b1", b1, b1_scale, "alpha1", _vector(alpha1), b_format),
             Weights("b2", b2, b2_scale, "alpha2", _vector(alpha2), b_format),
@@ -295,7 +295,6 @@ def dual_gemm(
         return one_result(results, out_format, _vector(out_global_scale))
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        """The task, and what it writes."""
         gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
         rows, scales, (gates, ups), parts, results = split()
         weights, result = dual_weights(gates, ups, [1.0]), Result(parts, out_dtype, _vector(out_global_scale))
@@ -311,7 +310,7 @@ def dual_gemm(
 
 
 def first_tensor(*sides: Any) -> torch.Tensor:
-    """One of the operands, each of which is a tensor or a list; on the CPU an empty one where there is none."""
+    """Returns the first tensor among operands that are tensors or lists; an empty CPU tensor where there is none."""
     for side in sides:
         for tensor in side if isinstance(side, list | tuple) else (side,):
             if isinstance(tensor, torch.Tensor):
@@ -320,5 +319,5 @@ def first_tensor(*sides: Any) -> torch.Tensor:
 
 
 def _vector(factor: Any) -> Any:
-    """A tensor without dimensions as [1]."""
+    """Returns a tensor without dimensions as [1], and anything else unchanged."""
     return factor.reshape(1) if isinstance(factor, torch.Tensor) and factor.ndim == 0 else factor

@@ -1,4 +1,4 @@
-"""gemm: C = alpha * A @ B^T + bias over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
+"""Dense GEMM on parts: C = alpha * A @ B^T + bias, with block-scaled or 16-bit A, a batch in one launch."""
 
 from typing import Any
 
@@ -54,55 +54,62 @@ def gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Multiply block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T + bias``.
+    """Multiplies block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T + bias``.
 
-    The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
-    Unless ``config`` is given, one row of ``a`` goes to the kernel of ``gemv`` where that is faster (sm_90a), and two to eight
-    go to one of their own (``kernels/simt/few_rows.py``) where its CTAs, one for 32 rows of a batch's ``b``, have an SM each:
-    N up to 4224 on an H200. In both the order of summation is documented and depends on K alone, not on M, N, L or the GPU.
+    Runs the grouped kernel of the GPU with one group per batch; a batch of any size has one set of tensor maps. Unless
+    ``config`` is given, few rows run elsewhere:
 
-    Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
-    multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
-    read the weights anew. On sm_90a the kernel of ``grouped_gemm`` takes over where estimates say that it is faster, from 16 to
-    33 rows on, if rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``LinearNVFP4(pre_decode=
-    True)``). Elsewhere quantize ``a`` of many rows, or decode the weights once. Here K is a multiple of 32, ``out`` may have
-    any strides, and there is no ``config``. Of few rows the order of summation is documented (``kernels/simt/w4a16.py``) and
+    - One row runs the kernel of ``gemv`` where that is faster (sm_90a).
+    - Two to eight rows run a kernel of their own (``kernels/simt/few_rows.py``) where each of its CTAs, one per 32 rows of a
+      batch's ``b``, has an SM to itself: N up to 4224 on an H200.
+
+    Both document their order of summation, which depends on K alone, not on M, N, L or the GPU.
+
+    Weight-only (W4A16): with float16 or bfloat16 ``a`` [M, K] or [M, K, L] and ``a_scale=None``, another kernel multiplies
+    ``a`` by ``b`` without quantizing it, on every GPU from sm_90a on. It is made for few rows and reads the weights once per 32
+    rows. On sm_90a the kernel of ``grouped_gemm`` takes over, from 16 to 33 rows on, where estimates say that it is faster and
+    rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``LinearNVFP4(pre_decode=True)``). On other
+    GPUs, quantize ``a`` if it has many rows, or dequantize the weights once. K is a multiple of 32, ``out`` may have any
+    strides, and ``config`` is refused. For few rows the order of summation is documented (``kernels/simt/w4a16.py``) and
     depends on K alone.
 
-    ``gemm(x, w)`` takes BlockScaledTensors whole, their scales left out: [M, K] or [L, M, K] (of 16-bit activations ``w``
-    alone). Their global scales are factors of the result, beside ``alpha``, and multiplied on the device.
+    ``gemm(x, w)`` without scales takes whole BlockScaledTensors [M, K] or [L, M, K] (only ``w`` with 16-bit activations). Their
+    global scales multiply the result, in addition to ``alpha``, on the device.
 
-    Operands are NVFP4, or of the formats that whole tensors have, or ``a_format`` and ``b_format`` say: below, K/2 and K/16 are
-    then K elements' bytes and blocks, and dtypes those of the format. README says which pairs have kernels on which GPU.
+    Operands are NVFP4 unless ``a_format`` and ``b_format``, or whole tensors, say otherwise. For other formats, read K/2 below
+    as the bytes of K elements, K/16 as the blocks of K elements, and the dtypes as those of the format. README says which pairs
+    have kernels on which GPU.
 
     Args:
-        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
-            nibble first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
-        b: [N, K/2] or [N, K/2, L], the same.
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked ([L, rm, rk, 32, 4, 4], the
-            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; zero-copy, batches one after the
+        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values per byte, the low nibble
+            first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
+        b: [N, K/2] or [N, K/2, L], in the same layout.
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8). Either 128x4 blocked ([L, rm, rk, 32, 4, 4], the
+            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; not copied, batches one after the
             other), or [M, K/16(, L)] with ``scale_layout="rowmajor"`` (converted, which allocates). Padding rows may hold
             anything.
-        b_scale: the same of b.
+        b_scale: scales of b in the same layouts.
         alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
-        bias: contiguous float16, bfloat16 or float32 [N], whatever ``out_dtype`` is, of every row and batch. The launch adds it.
-        a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
-        out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or quantized a BlockScaledTensor as it
-            would be returned, its scales contiguous; None allocates.
-        out_dtype: float16, bfloat16, float32, or "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2": the result quantized for the
-            next layer, as ``grouped_gemm`` does it, of FP8 "fp8_1x128". Of INT8 also int32: the sums of products of integers,
-            exact; no scale is read, and both may be left out.
-        out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device, for all batches.
-        scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] of FP8_1x128,
-            ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128, [M, 1(, L)] and [N, 1(, L)] of INT8.
-            Scales whose rows are not contiguous are copied.
-        early_weights, backend, config: as of ``grouped_gemm``.
+        bias: contiguous float16, bfloat16 or float32 [N], whatever ``out_dtype`` is. The launch adds it to every row of every
+            batch.
+        a_format, b_format: formats of ``a`` and ``b``, such as ``nvfp4_cute.MXFP4``.
+        out: [M, N] or [M, N, L], rows or columns contiguous, written in place. Quantized: a BlockScaledTensor shaped like the
+            result, with contiguous scales. None allocates.
+        out_dtype: float16, bfloat16, float32, or the name of a format for results quantized for the next layer, as in
+            ``grouped_gemm``: "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2"; for FP8 operands "fp8_1x128". For INT8 operands
+            also int32, the exact sums of products; no scale is read, and both may be left out.
+        out_global_scale: global scale of "nvfp4" results, for all batches: a number, or float32 with one element on the
+            operands' device.
+        scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] for FP8_1x128,
+            ``b_scale`` [ceil(N/128), K/128(, L)] for FP8_128x128, [M, 1(, L)] and [N, 1(, L)] for INT8. Scales whose rows are
+            not contiguous are copied.
+        early_weights, backend, config: see ``grouped_gemm``.
 
     Returns:
-        C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
-        in fp32, then the bias is added in fp32, both rounded; one rounding to ``out_dtype``; all to nearest even. Quantized
-        an NVFP4Tensor or a BlockScaledTensor of [M, N], or of [L, M, N]: the next call's ``a`` is its ``data.permute(1, 2, 0)``
-        then, and ``a_scale`` its ``scale``.
+        C: [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). Accumulation is fp32; alpha, then the
+            bias, are applied in fp32 with a rounding each; then C is rounded to ``out_dtype``. All roundings are to nearest
+            even. Quantized: an NVFP4Tensor or BlockScaledTensor of [M, N] or [L, M, N]; the next call takes its
+            ``data.permute(1, 2, 0)`` as ``a`` and its ``scale`` as ``a_scale``.
 
     Example:
         >>> x, w = quantize(torch.randn(40, 512)), quantize(torch.randn(256, 512))
@@ -113,10 +120,12 @@ def gemm(
         torch.Size([40, 256])
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedProblem, too: no kernel for the pair of formats. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError: an operand breaks a rule; the message names rule, value and fix.
+        UnsupportedProblem: an operand breaks a rule, or the pair of formats has no kernel.
+        UnsupportedTarget: the GPU has no kernel.
         ConfigError: ``config`` cannot be built.
-        Nothing is written to ``out`` when a check fails.
+
+    Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)
@@ -155,7 +164,6 @@ def gemm(
     )  # fmt: skip
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        """The task, and what it writes."""
         check_early_weights(early_weights)
         if a_scale is None:
             product, result = products.check_weight_only(
@@ -182,7 +190,7 @@ def gemm(
 
 
 def _traced(operands, alpha, bias, out, out_dtype, global_scale, config, settings) -> Any:
-    """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the result."""
+    """Calls the custom op that a traced graph keeps; the graph allocates the result."""
     refuse_config(config)
     a, b = operands[:2]
     out_format, lead = result_format(out_dtype), (*a.shape[2:], a.shape[0])

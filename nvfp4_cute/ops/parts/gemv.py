@@ -1,4 +1,4 @@
-"""gemv: c = alpha * A @ b over block-scaled operands, a batch of matrices and vectors in one launch."""
+"""Matrix-vector products on parts: c = alpha * A @ b with block-scaled A, a batch in one launch."""
 
 from typing import Any
 
@@ -31,34 +31,34 @@ def gemv(
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Multiply block-scaled matrices by such vectors: ``c[m, l] = alpha[l] * sum over k of A[m, k, l] * b[k, l]``.
+    """Multiplies block-scaled matrices by vectors: ``c[m, l] = alpha[l] * sum over k of A[m, k, l] * b[k, l]``.
 
-    Weight-only (W4A16): where ``b`` is float16 or bfloat16 [K] or [K, L] and ``b_scale`` None, the vector is not quantized;
-    K is a multiple of 32 then, and sums are added as ``gemm`` adds those of 16-bit activations.
+    Weight-only (W4A16): with float16 or bfloat16 ``b`` [K] or [K, L] and ``b_scale=None``, the vector is not quantized. K is a
+    multiple of 32, and sums are added in the order of ``gemm`` with 16-bit activations.
 
-    ``gemv(w, v)`` takes BlockScaledTensors whole, their scales left out: ``w`` [M, K] or [L, M, K], ``v`` [K] or [L, 1, K]. Their
-    global scales are factors of the result, beside ``alpha``, and multiplied on the device. Formats are told as to ``gemm``.
+    ``gemv(w, v)`` without scales takes whole BlockScaledTensors: ``w`` [M, K] or [L, M, K], ``v`` [K] or [L, 1, K]. Their
+    global scales multiply the result, in addition to ``alpha``, on the device. Formats are given as for ``gemm``.
 
     Args:
-        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
-            nibble first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
+        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values per byte, the low nibble
+            first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
         b: [K/2] or [K/2, L], the same types; batches a multiple of 16 bytes apart.
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked ([L, rm, rk, 32, 4, 4], the
-            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; zero-copy), or [M, K/16(, L)]
-            with ``scale_layout="rowmajor"`` (converted, which allocates). Padding may hold anything.
-        b_scale: the same of a matrix with one row, that is [1, K/16(, L)] where row-major.
-        alpha: a number, or float32 on the operands' device: one element, or [L].
-        a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8). Either 128x4 blocked ([L, rm, rk, 32, 4, 4], the
+            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; not copied), or [M, K/16(, L)] with
+            ``scale_layout="rowmajor"`` (converted, which allocates). Padding may hold anything.
+        b_scale: scales of b, laid out as those of a matrix with one row: [1, K/16(, L)] where row-major.
+        alpha: a number, or float32 on the operands' device with one element or [L].
+        a_format, b_format: formats of ``a`` and ``b``, such as ``nvfp4_cute.MXFP4``.
         out: [M] or [M, L], any strides, written in place; None allocates.
         out_dtype: float16, bfloat16 or float32.
         scale_layout: "blocked" or "rowmajor".
-        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
-            the sm_100a kernel, executed on the CPU; "emulator:sm_90a" and the like for another), or "reference".
+        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of the
+            sm_100a kernel, executed on the CPU; "emulator:sm_90a" and the like for another), or "reference".
 
     Returns:
-        c: [M], or [M, L] where ``a`` has batches. A block of 16 is summed exactly; blocks are added in fp32, in an
-        order that depends on K alone (``kernels/simt/gemv.py`` states it); then alpha, in fp32; then one rounding to
-        ``out_dtype``. So a result never depends on M, on L, or on the GPU.
+        c: [M], or [M, L] where ``a`` has batches. Each block of 16 is summed exactly. Blocks are added in fp32 in an order that
+            depends on K alone (``kernels/simt/gemv.py`` states it); then alpha multiplies in fp32, and c is rounded to
+            ``out_dtype``. A result therefore never depends on M, on L, or on the GPU.
 
     Example:
         >>> w, v = quantize(torch.randn(256, 512)), quantize(torch.randn(512))
@@ -67,8 +67,9 @@ def gemv(
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedTarget: no kernel for the GPU.
-        Nothing is written to ``out`` when a check fails.
+        UnsupportedTarget: the GPU has no kernel.
+
+    Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b_scale is None:
         is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3
@@ -96,7 +97,6 @@ def gemv(
         inputs.append(alpha)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        """The task, and what it writes."""
         if b_scale is None:
             rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
             product, result = products.check_weight_only(

@@ -1,4 +1,4 @@
-"""grouped_gemm: C_g = alpha_g * A_g @ B_g^T over block-scaled operands, many groups in one launch."""
+"""Grouped GEMM on parts: C_g = alpha_g * A_g @ B_g^T, with block-scaled or 16-bit A, many groups in one launch."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -49,73 +49,72 @@ def grouped_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Multiply every group's block-scaled operands.
+    """Multiplies the rows of every group by the group's weights: ``C_g = alpha_g * A_g @ B_g^T``.
 
-    Three forms, told apart by the arguments. *List*: sequences with a tensor a group, whose M, N and K may all differ.
-    *Ragged*: ``offs`` says where each group ends in the rows of one ``a``. *Masked*: ``masked_m`` says how many rows of
-    each group's part of ``a`` count. Ragged and masked read the sizes on the device when the kernel runs: nothing waits
-    for them, and a captured graph follows them when they change.
+    The arguments select one of three forms. *List*: sequences with one tensor per group, whose M, N and K may all differ.
+    *Ragged*: ``offs`` says where each group ends in the rows of one ``a``. *Masked*: ``masked_m`` says how many rows of each
+    group's part of ``a`` count. In the ragged and masked forms the kernel reads the sizes on the device, so the host never
+    waits for them and a captured graph follows changes.
 
-    ``grouped_gemm(a, b)`` and ``grouped_gemm(a, b, offs=offs)`` take BlockScaledTensors whole, their scales left out: lists
-    with one a group, or one [G, N, K] for ``b``, and [rows, K] or [G, M_max, K] for ``a``. Their global scales are factors of the
-    results, beside ``alpha``, and multiplied on the device. A whole ragged ``a`` is for groups that end at multiples of 128
-    rows, as its scales have no padding between groups; else pass data and scale of ``grouped_quantize``.
+    ``grouped_gemm(a, b)`` and ``grouped_gemm(a, b, offs=offs)`` without scales take whole BlockScaledTensors: lists with one
+    per group, or one [G, N, K] for ``b`` and [rows, K] or [G, M_max, K] for ``a``. Their global scales multiply the results, in
+    addition to ``alpha``, on the device. The scales of a whole ragged ``a`` have no padding between groups, so its groups must
+    end at multiples of 128 rows; otherwise pass data and scale of ``grouped_quantize``.
 
-    Operands are NVFP4, or of the formats that whole tensors have, or ``a_format`` and ``b_format`` say, one of all groups:
-    below, K/2 and K/16 are then K elements' bytes and blocks, and dtypes those of the format. README says which pairs have
-    kernels on which GPU.
+    Operands are NVFP4 unless ``a_format`` and ``b_format``, or whole tensors, say otherwise; all groups have the same formats.
+    For other formats, read K/2 below as the bytes of K elements, K/16 as the blocks of K elements, and the dtypes as those of
+    the format. README says which pairs have kernels on which GPU.
 
-    Weight-only (W4A16): where ``a`` has float16 or bfloat16 values, [M_g, K_g], [rows, K] or [G, M_max, K], and ``a_scale``
-    is None, ``a`` is multiplied as it is, by weights that become its type: on sm_90a. That is
-    exact, but MXFP8 values become multiples of 2^-133. Float32 scales, of FP8_128x128 and INT8, multiply sums. Results have 16 or
-    32 bits, in rows.
+    Weight-only (W4A16), on sm_90a: with float16 or bfloat16 ``a`` ([M_g, K_g], [rows, K] or [G, M_max, K]) and
+    ``a_scale=None``, the kernel converts the weights to the type of ``a``. The conversion is exact except that MXFP8 values
+    become multiples of 2^-133. Float32 scales (FP8_128x128, INT8) multiply the sums. Results have 16 or 32 bits and contiguous
+    rows.
 
     Args:
-        a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values a byte, the low nibble first; K a multiple of 16 and rows a
-            multiple of 16 bytes apart. List: one [M_g, K_g/2] (or [M_g, K_g/2, 1]) a group. Ragged: [rows, K/2], groups
-            one after the other. Masked: [G, M_max, K/2].
-        b: the same of the weights. List: one [N_g, K_g/2] a group. Ragged, masked: [G, N, K/2].
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8), in the 128x4 blocked layout. List: flat,
-            [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1) view a group, zero-copy, or [M_g, K_g/16] with
-            ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape, every group's rows
-            padded to 128; a GPU's ``offs`` are not read back, and its rows whose scales are missing give zeros. Masked: any
-            contiguous shape of G times [rm, rk, 32, 4, 4].
-        b_scale: the same of the weights; ragged, masked: G times [rn, rk, 32, 4, 4].
+        a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values per byte, the low nibble first; K a multiple of 16 and rows a
+            multiple of 16 bytes apart. List: one [M_g, K_g/2] (or [M_g, K_g/2, 1]) per group. Ragged: [rows, K/2], groups one
+            after the other. Masked: [G, M_max, K/2].
+        b: weights in the same layout. List: one [N_g, K_g/2] per group. Ragged, masked: [G, N, K/2].
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8), in the 128x4 blocked layout. List: per group
+            flat, [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1) view, not copied; or [M_g, K_g/16] with
+            ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape, every group's rows padded to
+            128; ``offs`` on a GPU are not read back, and rows without scales give zeros. Masked: any contiguous shape of G
+            times [rm, rk, 32, 4, 4].
+        b_scale: scales of the weights in the same layouts; ragged, masked: G times [rn, rk, 32, 4, 4].
         offs: ragged form: int32 [G] on the operands' device, ascending, the row where each group ends.
-        alpha: one factor a group, float32 [G] on the operands' device (``global_scale_a * global_scale_b``), or numbers.
+        alpha: one factor per group (``global_scale_a * global_scale_b``): float32 [G] on the operands' device, or numbers.
         masked_m: masked form: int32 [G] on the operands' device, rows of each group, at most M_max.
-        a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
-        out: written in place, rows contiguous or, in all of them, columns. List: one [M_g, N_g] (or [M_g, N_g, 1]) a
-            group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates,
-            a list's in one piece where a call is repeated: memory is free when the last of them goes. Quantized:
-            a BlockScaledTensor a group, whose data and scale are written, or (data, scale) as it would be returned.
-        out_dtype: float16, bfloat16, float32, or the name of a format: results quantized for the next layer. "nvfp4": N is a
-            multiple of 16; "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2": of 32, and scales are rounded up, as ``quantize`` does. Of
-            FP8_1x128 and FP8_128x128, but not on the sm_120 family, "fp8_1x128": N is a multiple of 128, and scales have
-            rows as ``a_scale`` has. Of INT8 also int32: the sums of products of integers, exact; no scale is read, and both may
-            be left out.
-        out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
-            numbers.
-        scale_layout: "blocked" or, in list form, "rowmajor". Float32 scales always have rows, and none of padding: ``a_scale``
-            [rows, K/128] of FP8_1x128 (a group's, all groups' of the ragged form, [G, M_max, K/128] of the masked one),
-            ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128; of INT8 [rows, 1] and [(G, )N, 1]. Scales whose
-            rows are not contiguous are copied.
-        early_weights: promises that the launch right before on the stream, such as the one that computed ``a``, wrote none of
-            ``offs``, ``masked_m``, ``b`` and ``b_scale``. Where that one is a product of a list, or ``gemm``, without this
-            promise, the launch before it wrote none of them either, and so on: such products do not hold back what follows
-            them. Kernels for sm_100a, sm_103a and sm_110a with scales of a byte then load weights while that launch ends;
-            others ignore it, as a traced graph does.
-        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
-            the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
-        config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
+        a_format, b_format: formats of ``a`` and ``b``, such as ``nvfp4_cute.MXFP4``.
+        out: written in place, all with contiguous rows or all with contiguous columns. List: one [M_g, N_g] (or [M_g, N_g, 1])
+            per group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group keep their values. None allocates; a repeated
+            call allocates the results of a list as one block, which is freed with the last of them. Quantized: one
+            BlockScaledTensor per group, whose data and scale are written, or (data, scale) in the shapes of the result.
+        out_dtype: float16, bfloat16, float32, or the name of a format for results quantized for the next layer. "nvfp4": N is a
+            multiple of 16. "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2": N is a multiple of 32, and scales are rounded up, as in
+            ``quantize``. "fp8_1x128": operands are FP8_1x128 and FP8_128x128, N is a multiple of 128, scales have rows like
+            ``a_scale``, and the GPU is not of the sm_120 family. INT8 operands also allow int32, the exact sums of products; no
+            scale is read, and both may be left out.
+        out_global_scale: global scales of "nvfp4" results, one per group as in ``quantize``: float32 [G] on the operands'
+            device, or numbers.
+        scale_layout: "blocked" or, in list form, "rowmajor". Float32 scales always have rows, without padding. FP8_1x128:
+            ``a_scale`` [M_g, K/128] in list form, [rows, K/128] ragged, [G, M_max, K/128] masked. FP8_128x128: ``b_scale`` [(G,
+            )ceil(N/128), K/128]. INT8: [rows, 1] and [(G, )N, 1]. Scales whose rows are not contiguous are copied.
+        early_weights: promises that the previous launch on the stream, such as the one that computed ``a``, wrote none of
+            ``offs``, ``masked_m``, ``b`` and ``b_scale``. If the previous launch is a product of a list or a ``gemm`` without
+            this promise, the promise must also hold for the launch before it, and so on, because such products do not hold back
+            what follows them. Kernels for sm_100a, sm_103a and sm_110a with 8-bit scales then load weights while the previous
+            launch ends; other kernels and traced graphs ignore the promise.
+        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of the
+            sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
+        config: tile shape and pipeline depths. None uses what ``tune`` found for the problem, else an estimate.
 
     Returns:
-        The outputs, as described for ``out``: a list in list form, else one tensor. fp32 accumulation; alpha multiplies
-        in fp32; one rounding to ``out_dtype``, to nearest even. Quantized, what ``formats.quantize`` makes of the
-        fp32 results: in list form a list of NVFP4Tensor, or of BlockScaledTensor of another format; else (data, scale), the
-        next call's ``a`` and ``a_scale``, of "nvfp4": ragged uint8 [rows, N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4],
-        masked [G, M_max, N/2] and [G, rm, rn, 32, 4, 4]; others as the format has data and scales.
-        Padding rows of the scales are not written; nothing reads them.
+        The outputs as described for ``out``: a list in list form, otherwise one tensor. Accumulation is fp32, alpha multiplies
+            in fp32, and C is rounded once, to ``out_dtype``, to nearest even. Quantized results have the bits of
+            ``formats.quantize`` of the fp32 results. List form: a list of NVFP4Tensors, or of BlockScaledTensors of another
+            format. Otherwise: (data, scale), the next call's ``a`` and ``a_scale``. With "nvfp4" these are ragged uint8 [rows,
+            N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4], masked [G, M_max, N/2] and [G, rm, rn, 32, 4, 4]; with other
+            formats, data and scales of that format. Padding rows of the scales are not written; nothing reads them.
 
     Example:
         >>> a, b = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256, 256)))
@@ -124,10 +123,12 @@ def grouped_gemm(
         [(40, 256), (7, 256)]
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedProblem, too: no kernel for the pair of formats. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError: an operand breaks a rule; the message names rule, value and fix.
+        UnsupportedProblem: an operand breaks a rule, or the pair of formats has no kernel.
+        UnsupportedTarget: the GPU has no kernel.
         ConfigError: ``config`` cannot be built.
-        Nothing is written to ``out`` when a check fails.
+
+    Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     if a_scale is None or b_scale is None:
@@ -156,7 +157,6 @@ def grouped_gemm(
     settings = ("grouped_gemm", counts, absent, out_dtype, scale_layout, config, formats, early_weights)
 
     def check() -> tuple[Task, list[torch.Tensor]]:
-        """The task, and what it writes."""
         weights, result = (
             [Weights("b", b, b_scale, "alpha", alpha, b_format)],
             Result(out, out_dtype, out_global_scale),
@@ -169,7 +169,7 @@ def grouped_gemm(
 
 
 def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[Any, ...], list[Any]]:
-    """What tells the form and the number of groups, and the tensors: of lists, all of each."""
+    """Returns the form with its number of groups, and all tensors; lists are flattened."""
     if offs is not None:
         return ("ragged", masked_m is None), [*sides, offs]
     if masked_m is not None:
@@ -177,12 +177,12 @@ def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[A
     try:
         counts = tuple(map(len, sides))
         return counts, [*chain.from_iterable(sides)]
-    except TypeError:  # the checks will say what is wrong
+    except TypeError:  # the checks will name the fault
         return (), [None]
 
 
 def group_outputs(out: Any, is_list: bool, format: BlockFormat | None) -> list[Any]:
-    """The tensors of a caller's ``out``, of quantized results both parts; what is of another kind is for the checks to judge."""
+    """Flattens a caller's ``out`` into tensors, data and scale of quantized results. Later checks judge wrong types."""
     if out is None:
         return []
     if isinstance(out, list | tuple):
@@ -203,7 +203,7 @@ def grouped_task(
     backend: str,
     early_weights: bool = False,
 ) -> tuple[Task, list[torch.Tensor]]:
-    """The checked task of a grouped operation of any form, and what it writes."""
+    """Returns the checked task of a grouped operation of any form, and the tensors that it writes."""
     check_config(config)
     check_early_weights(early_weights)
     if all(x is None for x in sizes):
@@ -221,13 +221,13 @@ def grouped_task(
 
 
 def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:
-    """The tensors of operands, ``a`` without scales where it has 16 bits: of lists, all of each."""
+    """Flattens the operands' tensors; leaves out the missing scale of 16-bit ``a``."""
     there = [side for side in operands if side is not None]
     return [tensor for side in there for tensor in side] if is_list else there
 
 
 def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settings) -> Any:
-    """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
+    """Calls the custom op of a traced graph, which also allocates the results."""
     refuse_config(config)
     is_list, out_format = all(x is None for x in sizes), result_format(out_dtype)
     a, b = operands[:2]
