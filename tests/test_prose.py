@@ -17,7 +17,7 @@ PENDING = {
     "nvfp4_cute/cli": 11,
     "nvfp4_cute/competition": 10,
     "nvfp4_cute/compile": 6,
-    "nvfp4_cute/emulator": 168,
+    "nvfp4_cute/emulator": 156,
     "nvfp4_cute/experts": 88,
     "nvfp4_cute/formats": 30,
     "nvfp4_cute/gpus": 2,

@@ -78,11 +78,11 @@ class Machine:
         """Makes a machine without launches.
 
         Args:
-        instruction_limit: instructions of one warp after which the launch counts as a runaway.
-        jobs: cores that a large launch may use; None means all cores of the process.
-        mode: when asynchronous operations happen, see `modes.make_queue`.
-        check: look for hazards.
-        count_banks: count bank conflicts of shared memory.
+            instruction_limit: instructions of one warp after which the launch counts as a runaway.
+            jobs: cores that a large launch may use; None means all cores of the process.
+            mode: when asynchronous operations happen, see `modes.make_queue`.
+            check: look for hazards.
+            count_banks: count bank conflicts of shared memory.
         """
         self.sm_count = sm_count
         self.memory = memory or GlobalMemory()

@@ -178,8 +178,7 @@ class GlobalMemory:
 
     @contextmanager
     def shared(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-        """Context manager that moves the writable ranges into memory shared with forked processes, and copies them back at the
-        end.
+        """Context manager that moves the writable ranges into memory shared with forks, and copies them back at its end.
 
         The value lists the pending copies as (to, from). Empty it to leave memory as it was.
         """

@@ -1,16 +1,17 @@
 """When asynchronous operations happen: at issue (eager), as late as the memory model allows (lazy), or at random.
 
-An operation is what an instruction leaves behind for an engine to do: a TMA copy, a matrix multiply, the arrival of a
-commit. Eager machines without checks do it at once and never come here. Otherwise it is an `Operation` in the
-machine's `Queue`, which knows the order that the PTX ISA guarantees and nothing more:
+An operation is the asynchronous work of an instruction: a TMA copy, a matrix multiply, the arrival of a commit. Eager
+machines without checks do it at once and never come here. All others submit an `Operation` to the machine's `Queue`,
+which keeps only the order that the PTX ISA guarantees:
 
-* tcgen05.mma, .cp and .commit of one warp happen in program order (one pipe; a commit arrives after all before it);
-* tcgen05.ld of one warp in order among themselves, likewise tcgen05.st, wgmma.mma_async, and cp.async;
-* TMA and bulk copies in no order, not even those of one thread;
-* the write of a bulk store after its read.
+* tcgen05.mma, .cp and .commit of one warp happen in program order (one pipe; a commit arrives after everything before
+it);
+* tcgen05.ld of one warp happen in order among themselves, and so do tcgen05.st, wgmma.mma_async, and cp.async;
+* TMA and bulk copies have no order, even if one thread issues them;
+* the write of a bulk store follows its read.
 
-Waits for exactly these operations (wait_group, tcgen05.wait) finish them. Groups of bulk and small copies are those of the
-lanes that issued them: a wait of other lanes of the warp does not cover them.
+Waits for exactly these operations (wait_group, tcgen05.wait) finish them. Groups of bulk and small copies belong to the
+lanes that issued them, so a wait by other lanes of the warp does not cover them.
 """
 
 import random
@@ -33,7 +34,7 @@ LAG = 0.6
 
 
 class Engine(Enum):
-    """Who performs an operation; operations of one warp on one ordered engine happen in program order."""
+    """Engine that performs an operation. Operations of one warp on one ordered engine happen in program order."""
 
     COPY = "TMA or bulk copy"
     STORE = "bulk store"
@@ -44,7 +45,7 @@ class Engine(Enum):
     CP_ASYNC = "cp.async"
     WGMMA = "wgmma"
 
-    __hash__ = object.__hash__  # that of Enum is written in Python, and these are keys
+    __hash__ = object.__hash__  # Enum's own hash is written in Python, and engines are keys
 
 
 UNORDERED = (Engine.COPY, Engine.STORE, Engine.STORE_READ)
@@ -58,43 +59,46 @@ class Issuer(Protocol):
 
     @property
     def lanes(self) -> int:
-        """Active lanes, a bit each."""
+        """Active lanes, one bit each."""
         ...
 
 
 class OperationWatcher(Protocol):
-    """Who wants to know of every operation (`check.hazards.Checker`)."""
+    """An observer of every operation (`check.hazards.Checker`)."""
 
     current: Any
     """The record of the operation that is happening now."""
 
     def issued(self, operation: "Operation") -> Any:
-        """An operation was submitted. Returns the record that is kept of it."""
+        """Called when an operation was submitted. Returns a record of it."""
         ...
 
     def completed(self, operation: "Operation") -> None:
-        """The warp that issued an operation knows that it is complete."""
+        """Called when the warp that issued an operation knows that it is complete."""
         ...
 
     def used(self, operation: "Operation", index: int) -> None:
-        """A register that an operation wrote is used."""
+        """Called when a register that an operation wrote is used."""
         ...
 
     def loaded(self, operation: "Operation", slots: Sequence[int | None]) -> None:
-        """An operation that is done wrote registers (None: a sink)."""
+        """Called when a finished operation has written registers (None: a sink)."""
         ...
 
 
 class Operation:
-    """Something an engine will do. `run` by the queue, once.
+    """Asynchronous work of an engine. The queue calls `run` once.
 
     Attributes:
-        warp / pc: who issued it, where.  engine: who performs it.
+        warp: issuing warp.
+        pc: index of the issuing instruction.
+        engine: engine that performs it.
         before: an earlier operation that must be done first, or None.
-        done: it has happened.  awaited: a wait instruction of the warp covered it.
-        lanes: of the warp, a bit each, that issued it.
-        result: what `effect` returned (values for registers).
-        record: what the hazard checker keeps about it.
+        done: it has happened.
+        awaited: a wait instruction of the warp covered it.
+        lanes: lanes of the warp that issued it, one bit each.
+        result: return value of `effect` (values for registers).
+        record: the hazard checker's record of it.
     """
 
     __slots__ = (
@@ -112,7 +116,7 @@ class Operation:
     )
 
     def __init__(self, queue: "Queue", warp: Any, engine: Engine, effect: Effect, before: "Operation | None"):
-        """`effect`: everything that it does to memory, barriers, and registers."""
+        """`effect`: does everything that the operation does to memory, barriers, and registers."""
         self.queue, self.warp, self.engine, self.effect = queue, warp, engine, effect
         self.before = before
         self.pc = warp.pc
@@ -122,7 +126,7 @@ class Operation:
         self.record: Any = None
 
     def finish(self) -> None:
-        """Make it happen now, with what must precede it."""
+        """Performs the operation now, after everything that must precede it."""
         if not self.done:
             self.queue.complete(self)
 
@@ -132,7 +136,7 @@ EVERY_LANE = (1 << 32) - 1
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations that `lanes` (a bit each) of a warp closed together. `read`: a wait_group.read has covered them."""
+    """Operations that `lanes` (one bit each) of a warp closed together. `read`: a wait_group.read has covered them."""
 
     operations: list[Operation]
     lanes: int
@@ -140,26 +144,30 @@ class Group:
 
 
 class Groups:
-    """Groups of operations that lanes of a warp close with commit_group and wait for with wait_group.
+    """Groups of operations that lanes of a warp close with commit_group and await with wait_group.
 
     Attributes:
-        open: operations since the last commit_group.  closed: groups that no wait_group has covered.
+        open: operations since the last commit_group.
+        closed: groups that no wait_group has covered.
     """
 
     __slots__ = ("closed", "open")
 
     def __init__(self) -> None:
-        """No operation yet."""
+        """Starts without operations."""
         self.open: list[Operation] = []
         self.closed: deque[Group] = deque()
 
     def close(self, lanes: int = EVERY_LANE) -> None:
-        """commit_group of some lanes: what others issued stays open."""
+        """Executes commit_group for some lanes; operations of other lanes stay open."""
         own, self.open = _parted(self.open, lanes)
         self.closed.append(Group(own, lanes))
 
     def take(self, pending: int, lanes: int = EVERY_LANE) -> list[Operation]:
-        """Operations of groups of some lanes that must be complete when at most the `pending` newest may be under way."""
+        """Returns operations that must be complete when at most the `pending` newest groups may be under way.
+
+        `lanes`: only groups of these lanes.
+        """
         own, _ = _parted(self.closed, lanes)
         covered = own[: max(0, len(own) - pending)]
         taken: list[Operation] = []
@@ -171,13 +179,13 @@ class Groups:
         return taken
 
     def finish_first(self, count: int) -> None:
-        """Let the operations of the oldest `count` closed groups, if any, happen; nothing has waited for them."""
+        """Performs the operations of the oldest `count` closed groups, if any, although nothing has waited for them."""
         for group in islice(self.closed, max(count, 0)):
             for operation in group.operations:
                 operation.finish()
 
     def take_reads(self, pending: int, lanes: int = EVERY_LANE) -> list[Operation]:
-        """As `take`, for wait_group.read: the reads of bulk stores, each once."""
+        """Like `take`, for wait_group.read: returns the reads of bulk stores, each once."""
         own, _ = _parted(self.closed, lanes)
         taken: list[Operation] = []
         for group in own[: max(0, len(own) - pending)]:
@@ -189,7 +197,7 @@ class Groups:
 
 
 def _parted(items: Iterable[P], lanes: int) -> tuple[list[P], list[P]]:
-    """Those that some of the lanes issued or closed, and the others."""
+    """Returns the items that some of the lanes issued or closed, and the other items."""
     if lanes == EVERY_LANE:
         return list(items), []
     own: list[P] = []
@@ -203,42 +211,42 @@ class WarpOperations:
     """Operations of one warp: the newest of each ordered engine, its groups, and its wgmma-groups.
 
     Attributes:
-        commits: of each wgmma-group that it committed, how many operations it had issued then (0 unless checked).
+        commits: number of operations issued before each committed wgmma-group (0 unless checked).
     """
 
     __slots__ = ("commits", "groups", "last")
 
     def __init__(self) -> None:
-        """Nothing issued."""
+        """Starts without operations."""
         self.last: dict[Engine, Operation] = {}
         self.groups: dict[Engine, Groups] = {}
         self.commits: list[int] = []
 
     def group(self, engine: Engine) -> Groups:
-        """The groups of an engine."""
+        """Returns the groups of an engine."""
         return self.groups.setdefault(engine, Groups())
 
 
 class Queue:
-    """Operations that were issued and have not happened. This one does them at once: for checked eager machines.
+    """Queue of issued operations that have not happened. This class performs them at once, for checked eager machines.
 
     Attributes:
         failed: turns an exception of an operation into the error to raise (set by the machine).
-        checker: wants to know of every operation, or None.
+        checker: observer of every operation, or None.
     """
 
     immediate = True
     """Operations happen when they are submitted."""
 
     def __init__(self) -> None:
-        """Empty."""
+        """Starts empty."""
         self.pending: deque[Operation] = deque()
         self.checker: OperationWatcher | None = None
         self.failed: Callable[[Exception, Any, int], Exception] = lambda error, warp, pc: error
 
     # ---- issue -----------------------------------------------------------------------------------
     def submit(self, warp: Issuer, engine: Engine, effect: Effect) -> Operation:
-        """Take an operation; the subclass decides when it happens."""
+        """Accepts an operation; the subclass decides when it happens."""
         own = operations_of(warp)
         before = None
         if engine not in UNORDERED:
@@ -252,14 +260,14 @@ class Queue:
         return operation
 
     def submit_store(self, warp: Issuer, read: Effect, write: Callable[[Any], None]) -> Operation:
-        """Take a bulk store: `read` captures the source, `write` gets what it returned. Returns the write."""
+        """Accepts a bulk store: `read` captures the source, `write` gets its return value. Returns the write."""
         source = self.submit_read(warp, read)
         target = Operation(self, warp, Engine.STORE, lambda: write(source.result), source)
         self._enter_group(target)
         return target
 
     def submit_read(self, warp: Issuer, read: Effect) -> Operation:
-        """Take a read of a bulk copy that ``wait_group.read`` waits for: of the source of a store, of a tensor map."""
+        """Accepts a read that ``wait_group.read`` waits for: of the source of a bulk store, or of a tensor map."""
         source = Operation(self, warp, Engine.STORE_READ, read, None)
         self._enter_group(source)
         return source
@@ -274,11 +282,11 @@ class Queue:
         self.admit(operation)
 
     def admit(self, operation: Operation) -> None:
-        """A new operation: here it happens now."""
+        """Performs a new operation at once; subclasses delay it."""
         self.complete(operation)
 
     def complete(self, operation: Operation) -> None:
-        """Make an operation happen, after everything that must precede it."""
+        """Performs an operation after everything that must precede it."""
         chain = [operation]
         while (before := chain[-1].before) is not None and not before.done:
             chain.append(before)
@@ -297,12 +305,12 @@ class Queue:
 
     # ---- waiting ---------------------------------------------------------------------------------
     def wait_group(self, warp: Issuer, engine: Engine, pending: int, *, read: bool = False) -> None:
-        """Finish all but the `pending` newest groups of a warp; with `read`, only reads of bulk stores."""
+        """Finishes all but the `pending` newest groups of a warp; with `read`, only reads of bulk stores."""
         groups = operations_of(warp).group(engine)
         self.wait_for((groups.take_reads if read else groups.take)(pending, warp.lanes))
 
     def wait_for(self, operations: Iterable[Operation]) -> None:
-        """Finish operations because their warp waits for them."""
+        """Finishes operations because their warp waits for them."""
         for operation in operations:
             operation.finish()
             operation.awaited = True
@@ -310,54 +318,54 @@ class Queue:
                 self.checker.completed(operation)
 
     def used(self, operation: Operation, index: int) -> None:
-        """A register that a checked operation wrote is used: its value must mean something."""
+        """Reports that a register which a checked operation wrote is used, so its value must be defined."""
         assert self.checker is not None
         self.checker.used(operation, index)
 
     def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
-        """A checked operation that happened at its issue wrote registers (None: a sink)."""
+        """Reports that a checked operation, performed at its issue, wrote registers (None: a sink)."""
         assert self.checker is not None
         self.checker.loaded(operation, slots)
 
     def wait_engine(self, warp: Issuer, engine: Engine) -> None:
-        """Finish all operations of a warp on an ordered engine."""
+        """Finishes all operations of a warp on an ordered engine."""
         last = operations_of(warp).last.pop(engine, None)
         if last is not None:
             self.wait_for([last])
 
     # ---- scheduling ------------------------------------------------------------------------------
     def order(self, warps: list[W]) -> list[W]:
-        """The order in which the warps get their next turns."""
+        """Returns the order in which the warps take their next turns."""
         return warps
 
     def turn(self, longest: int) -> int:
-        """Length of the next turn, in basic blocks."""
+        """Returns the length of the next turn, in basic blocks."""
         return longest
 
     def between_turns(self) -> None:
         """Called after each turn."""
 
     def advance(self) -> bool:
-        """Nobody can go on: let something happen. False if there is nothing."""
+        """Performs some operation because no warp can continue. Returns False if there is none."""
         return False
 
     def drain(self) -> None:
-        """The cluster has ended: let everything happen."""
+        """Performs all operations, because the cluster has ended."""
         while self.advance():
             pass
 
 
 class LazyQueue(Queue):
-    """Operations happen when something waits for exactly them, or when no warp can go on: then the oldest."""
+    """Delays each operation until something waits for exactly it, or until no warp can continue; then the oldest happens."""
 
     immediate = False
 
     def admit(self, operation: Operation) -> None:
-        """Keep it."""
+        """Keeps the operation."""
         self.pending.append(operation)
 
     def advance(self) -> bool:
-        """Let the oldest operation happen."""
+        """Performs the oldest operation."""
         while self.pending:
             operation = self.pending.popleft()
             if not operation.done:
@@ -372,30 +380,30 @@ class RandomQueue(Queue):
     immediate = False
 
     def __init__(self, seed: int):
-        """The same seed gives the same execution."""
+        """Equal seeds give equal executions."""
         super().__init__()
         self.random = random.Random(seed)
         self.bag: list[Operation] = []
 
     def admit(self, operation: Operation) -> None:
-        """Keep it."""
+        """Stores the operation until it is drawn."""
         self.bag.append(operation)
 
     def order(self, warps: list[W]) -> list[W]:
-        """Shuffled."""
+        """Returns the warps in random order."""
         return self.random.sample(warps, len(warps))
 
     def turn(self, longest: int) -> int:
-        """Short turns are likely, the longest possible."""
+        """Returns a random length: short turns are likely, the longest is possible."""
         return self.random.choice(TURNS)
 
     def between_turns(self) -> None:
-        """Often nothing, sometimes many operations happen."""
+        """Performs no operation often, and many operations sometimes."""
         while self.bag and self.random.random() > LAG:
             self.advance()
 
     def advance(self) -> bool:
-        """Let a random operation happen, or the first one that must precede it."""
+        """Performs a random operation, or the first one that must precede it."""
         while self.bag:
             index = self.random.randrange(len(self.bag))
             operation = self.bag[index]
@@ -411,10 +419,10 @@ class RandomQueue(Queue):
 
 
 def make_queue(mode: str, *, checked: bool = False) -> Queue | None:
-    """The queue of a mode: "eager", "lazy", or "random:SEED". None where operations need no record at all.
+    """Returns the queue of a mode: "eager", "lazy", or "random:SEED". Returns None if operations need no record at all.
 
     Raises:
-        ValueError: another word, or a seed that is not an integer.
+        ValueError: an unknown mode, or a seed that is not an integer.
     """
     if mode == "eager":
         return Queue() if checked else None
@@ -427,7 +435,7 @@ def make_queue(mode: str, *, checked: bool = False) -> Queue | None:
 
 
 def operations_of(warp: Issuer) -> WarpOperations:
-    """The record of a warp's operations, made when first needed."""
+    """Returns the record of a warp's operations, made on first use."""
     if warp.operations is None:
         warp.operations = WarpOperations()
     return warp.operations

@@ -1,7 +1,7 @@
-"""NaN results of binary64 arithmetic, which keep an operand's bits; those of shorter formats are canonical.
+"""NaN results of binary64 arithmetic, which keep an operand's bits. NaN results of shorter formats are canonical.
 
-What a processor makes of NaN differs: x86-64 sets the sign of a NaN that an operation makes, 64-bit Arm clears it. Results
-here are the emulated GPU's, and depend on no host.
+Processors differ in the NaN that an operation makes: x86-64 sets its sign, 64-bit Arm clears it. Results here are those
+of the emulated GPU and do not depend on the host.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ F64_MADE = np.uint64(0xFFF8000000000000).view(np.float64)
 
 
 def nan_f64(values: np.ndarray, args: Sequence[np.ndarray]) -> np.ndarray:
-    """NaN results of binary64 arithmetic: the last NaN operand, made quiet; without one the NaN that operations make."""
+    """Returns the NaN results of binary64 arithmetic: the last NaN operand, made quiet, or else the default NaN."""
     if values.dtype != np.float64 or not np.count_nonzero(values != values):
         return values
     values = np.where(values != values, F64_MADE, values)

@@ -1,20 +1,20 @@
-"""Matrix-multiply arithmetic, bit for bit as the tensor cores round it.
+"""Matrix-multiply arithmetic, rounded bit for bit as by the tensor cores.
 
 The hardware adds all products of one instruction and the accumulator in one fused sum:
 
-* every term is written as significand * 2**exponent, where the exponent is that of its factors (products are not
+* every term is written as significand * 2**exponent, with the sum of its factors' exponents (products are not
   renormalised, and a product that is zero keeps the exponent of its scales);
 * all terms are aligned to the largest exponent ``emax`` and **truncated toward zero** to F fractional bits, that is,
   to a multiple of ``q = 2**(emax - F)``; F is 35 for the 4-bit kinds (mxf4, mxf4nvf4) and 25 for all others;
 * the truncated terms are summed exactly and the sum is rounded toward zero to float32 (to nearest even for float16);
 * a NaN scale or accumulator, or an invalid operation, gives the one NaN 0x7FFFFFFF (float16: 0x7FFF).
 
-In the 4-bit kinds a term is the exact dot product of 16 consecutive elements times its two scales; in the others it
-is one product. These rules are the ones that "MMA-Sim" (arXiv 2511.10909) validated on hardware.
+In the 4-bit kinds a term is the exact dot product of 16 consecutive elements times its two scales; in the others it is
+one product. "MMA-Sim" (arXiv 2511.10909) validated these rules on hardware.
 
 Why three paths
 ---------------
-All of them give the same bits; the first that can be *proved* equal from the operands and the accumulator is taken.
+All three paths give the same bits. The first one that can be *proved* equal from the operands and the accumulator runs.
 Let ``2**k`` divide every scaled product, ``bound`` be at least the sum of the magnitudes of any element's products,
 and ``emax`` at least every exponent of the tile (zero products and C included), so that ``2**(emax - F) >= q``.
 
@@ -46,13 +46,13 @@ ElementType = Literal["f16", "bf16", "tf32", "e4m3", "e5m2", "e2m3", "e3m2", "e2
 
 FRACTION_BITS_FP4 = 35
 FRACTION_BITS = 25
-ZERO_EXPONENT = -126  # a zero significand takes part in the alignment with this exponent
+ZERO_EXPONENT = -126  # exponent of a zero significand in the alignment
 NAN_F32 = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
 NAN_F16 = np.array(0x7FFF, np.uint16).view(np.float16)
 
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _BYTES = np.arange(256)
-# One 64-bit entry a byte: the low nibble's float32 below the high nibble's, so that one gather decodes two values.
+# One 64-bit entry per byte: the low nibble's float32 below the high nibble's, so that one gather decodes two values.
 _E2M1_PAIRS = np.stack([E2M1_VALUES[_BYTES & 15], E2M1_VALUES[_BYTES >> 4]], 1).view(np.uint64)[:, 0]
 _MAGNITUDE_BITS = np.uint64(0x7777777777777777)
 _ABOVE_1_5_BITS = np.uint64(0x4444444444444444)
@@ -63,10 +63,10 @@ _F32_FROM_F64_MASK = np.int64(-1 << 29)
 # ---- scales ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _ScaleTable:
-    """What is needed of each of the 256 scale bytes."""
+    """Facts about each of the 256 scale bytes."""
 
     value: np.ndarray  # float64; 0 for NaN
-    value32: np.ndarray  # float32; the same (2**127 is its largest, subnormals are exact)
+    value32: np.ndarray  # float32; the same values (2**127 is the largest, subnormals are exact)
     exponent: np.ndarray  # int16; exponent of the significand in [1, 2), the least exponent for subnormals
     lsb: np.ndarray  # int16; exponent of the lowest set bit, _NO_LSB for zero
     is_nan: np.ndarray  # bool
@@ -101,12 +101,14 @@ def _ue8m0_table() -> _ScaleTable:
 SCALE_TABLES: dict[str, _ScaleTable] = {"ue4m3": _ue4m3_table(), "ue8m0": _ue8m0_table()}
 
 
-# ---- operands and accumulators, as the fast paths see them ------------------------------------------------------------
+# ---- operands and accumulators, as the fast paths use them ----------------------------------------------------------
 class _Operand(Protocol):
     """An operand tile (R, K) with the facts that choose the path.
 
-    lsb: 2**lsb divides every scaled value.  max_scaled: at least the magnitude of every scaled value.
-    emax: at least every exponent, those of zeros included.  depth: K.
+    lsb: 2**lsb divides every scaled value.
+    max_scaled: at least the magnitude of every scaled value.
+    emax: at least every exponent, those of zeros included.
+    depth: K.
     """
 
     @property
@@ -119,24 +121,24 @@ class _Operand(Protocol):
     def depth(self) -> int: ...
 
     def scaled(self, dtype: type) -> np.ndarray:
-        """The values with their scales, exact, as dtype (R, K); rows of zeros at the end may be left out."""
+        """Returns the values with their scales, exact, as dtype (R, K). Rows of zeros at the end may be left out."""
         ...
 
 
 # ---- 4-bit block-scaled kinds ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Fp4Operand:
-    """An `_Operand` of packed e2m1 values and a scale for every 16 of them; K is 64 or 96.
+    """An `_Operand` of packed e2m1 values with one scale per 16 of them; K is 64 or 96.
 
     Attributes:
-        packed: uint8 (R, K/2), two e2m1 a byte, even k in the low nibble.
-        scales: uint8 (R, K/16), one byte for each 16 elements; NaN bytes replaced by 1.0.
-        table: what the scale bytes mean.
+        packed: uint8 (R, K/2), two e2m1 per byte, even k in the low nibble.
+        scales: uint8 (R, K/16), one byte per 16 elements; NaN bytes are replaced by 1.0.
+        table: meaning of the scale bytes.
         nan_rows: bool (R,) rows with a NaN scale, or None where there is none.
         lsb: 2**lsb divides every scaled value.
         max_scaled: at least the magnitude of every scaled value.
-        emax: largest scale exponent, that of all-zero blocks included.
-        rows: up to the last one with an element that is not zero. Tiles reach beyond the ends of their tensors.
+        emax: largest scale exponent, including that of all-zero blocks.
+        rows: number of rows up to the last one with a nonzero element. Tiles may extend past the end of their tensors.
     """
 
     packed: np.ndarray
@@ -178,7 +180,7 @@ class _Fp4Operand:
         return cls(packed, scales, table, nan_rows, lsb, max_value * max_scale, emax, rows)
 
     def scaled(self, dtype: type) -> np.ndarray:
-        """Element times scale, exact, as dtype (rows, K)."""
+        """Returns element times scale, exact, as dtype (rows, K)."""
         scales = self.scales[: self.rows]
         values = _E2M1_PAIRS.take(self.packed[: self.rows]).view(np.float32).reshape(*scales.shape, 16)
         scale = (self.table.value32 if dtype is np.float32 else self.table.value).take(scales)
@@ -196,13 +198,14 @@ def mma_block_scaled(
     negate_a: bool = False,
     negate_b: bool = False,
 ) -> np.ndarray:
-    """One multiply-accumulate of the kinds mxf4 and mxf4nvf4 with K=64 or 96: D = (A*SFA) @ (B*SFB)^T + C.
+    """Computes one multiply-accumulate of the kinds mxf4 and mxf4nvf4 with K=64 or 96: D = (A*SFA) @ (B*SFB)^T + C.
 
-    How the hardware rounds with K=96 is not published; assumed is one fused sum of six groups, as of four with K=64.
+    The hardware's rounding with K=96 is not published. We assume one fused sum of six groups, like the four groups of
+    K=64.
 
     Args:
-        a: uint8 (M, K/2), two e2m1 values a byte, even k in the low nibble.
-        b: uint8 (N, K/2), the same.
+        a: uint8 (M, K/2), two e2m1 values per byte, even k in the low nibble.
+        b: uint8 (N, K/2), packed like A.
         sfa: uint8 (M, K/16) or (M, K/32), for blocks of 16 or 32.
         sfb: uint8 (N, K/16) or (N, K/32).
         c: float32 (M, N), or None for a zero accumulator. Not modified.
@@ -228,17 +231,17 @@ def accumulate_block_scaled(
     negate_a: bool = False,
     negate_b: bool = False,
 ) -> np.ndarray:
-    """One `mma_block_scaled` after the other, each on the result of the one before it.
+    """Computes several `mma_block_scaled` in order, each with the result of the one before as C.
 
-    Runs of instructions are taken as one where that is provably the same: where the conditions of the float32 path hold for
-    all their products together. Then they hold for each instruction, whose products are some of these and whose C is a
-    partial sum: a multiple of ``2**k`` of magnitude at most ``bound + max|C|``. So each result is exact, and the last one
-    is the exact sum of C and all products, which one product of matrices gives.
+    A run of instructions is computed as one product if that gives the same bits: if the conditions of the float32 path
+    hold for all their products together. Then they also hold for each instruction, whose products are some of these and
+    whose C is a partial sum: a multiple of ``2**k`` of magnitude at most ``bound + max|C|``. So each result is exact,
+    and the last one is the exact sum of C and all products, which one matrix product gives.
 
     Args:
-        products: (a, b, sfa, sfb) of each instruction, as `mma_block_scaled` takes them; equal shapes.
+        products: (a, b, sfa, sfb) of each instruction, see `mma_block_scaled`; equal shapes.
         c: float32 (M, N), or None for a zero accumulator. Not modified.
-        scale_type, negate_a, negate_b: as `mma_block_scaled` takes them.
+        scale_type, negate_a, negate_b: see `mma_block_scaled`.
 
     Returns:
         float32 (M, N), a new array.
@@ -259,7 +262,7 @@ def accumulate_block_scaled(
 
 
 def _shorter_run(a: _Fp4Operand, b: _Fp4Operand, run: int) -> int:
-    """How many instructions to take as one, where these, `run` in number, cannot be."""
+    """Returns how many instructions to try as one product after `run` of them failed."""
     k = a.lsb + b.lsb
     if max(a.emax + b.emax, ZERO_EXPONENT) - FRACTION_BITS_FP4 > k:
         return 1
@@ -270,7 +273,7 @@ def _shorter_run(a: _Fp4Operand, b: _Fp4Operand, run: int) -> int:
 def _multiply_add(
     a: _Fp4Operand, b: _Fp4Operand, c: np.ndarray | None, *, only_float32: bool = False
 ) -> np.ndarray | None:
-    """A @ B^T + C by the first path that is proved; None where that is not the float32 path and must be."""
+    """Computes A @ B^T + C by the first path that applies; None if it must be the float32 path and that does not apply."""
     accumulator = _Accumulator.make(c, (len(a.packed), len(b.packed)))
     out = _sum_float32(a, b, accumulator, FRACTION_BITS_FP4)
     if out is None:
@@ -288,15 +291,15 @@ def _multiply_add(
 
 
 def _side_by_side(products: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """Operands and scale factors of several instructions as those of one with a longer K."""
+    """Joins operands and scale factors of several instructions along K."""
     return tuple(np.concatenate(parts, axis=1) for parts in zip(*products, strict=True))
 
 
 @dataclass(frozen=True)
 class _Accumulator:
-    """C with its NaN and infinite elements set aside.
+    """C without its NaN and infinite elements, which are stored apart.
 
-    They do not mix with their neighbours, and one of them must not take the whole tile off the fast paths: padding
+    They do not mix with their neighbours, and one of them must not force the whole tile off the fast paths. Padding
     rows of a scale tensor may hold NaN bytes, which make NaN rows in the accumulator.
     """
 
@@ -304,7 +307,7 @@ class _Accumulator:
     shape: tuple[int, int]
     max_abs: float
     special: np.ndarray | None  # bool (M, N)
-    special_values: np.ndarray | None  # float32, NaN already in its one form
+    special_values: np.ndarray | None  # float32, NaN already canonical
 
     @classmethod
     def make(cls, c: np.ndarray | None, shape: tuple[int, int]) -> _Accumulator:
@@ -321,7 +324,7 @@ class _Accumulator:
         return cls(c, shape, max_abs, special, special_values)
 
     def restore_special(self, out: np.ndarray) -> None:
-        """Put the elements that were set aside into the result: they dominate every finite term."""
+        """Writes the special elements into the result, because they dominate every finite term."""
         if self.special is not None:
             out[self.special] = self.special_values
 
@@ -329,7 +332,7 @@ class _Accumulator:
         """Whether every element is a multiple of 2**exponent."""
         if self.values is None:
             return True
-        # Scaling up in float32 is exact or overflows, and what overflows is a multiple; scaling down may underflow.
+        # Scaling up in float32 is exact or overflows, and overflowed values are multiples. Scaling down may underflow.
         values = self.values if -100 < exponent <= 0 else self.values.astype(np.float64)
         units = values * values.dtype.type(2.0**-exponent)
         return bool((np.rint(units) == units).all())
@@ -338,9 +341,10 @@ class _Accumulator:
 def _sum_float32(
     a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int, least_exponent: int = ZERO_EXPONENT
 ) -> np.ndarray | None:
-    """The first path of the module docstring; None where its conditions do not hold.
+    """Computes the first path of the module docstring, or returns None if its conditions do not hold.
 
-    least_exponent: of the format of C. The exponent of C needs no other look: |C| <= 2**(24+k) keeps it within k + 24.
+    least_exponent: least exponent of the format of C. The exponents of C need no other check: |C| <= 2**(24+k) keeps
+    them within k + 24.
     """
     k = a.lsb + b.lsb
     in_range = min(a.lsb, b.lsb, k) > -100 and max(a.emax, b.emax, a.emax + b.emax) < 100
@@ -350,12 +354,12 @@ def _sum_float32(
         return None
     out = _filled_up(_exact_product(a.scaled(np.float32), b.scaled(np.float32)), c.shape)
     out += np.float32(0) if c.values is None else c.values
-    out += np.float32(0)  # -0 becomes +0, the only zero that the hardware's sum gives
+    out += np.float32(0)  # -0 becomes +0, the only zero that the hardware's sum returns
     return out
 
 
 def _sum_float64(a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int) -> np.ndarray | None:
-    """The second path of the module docstring; None where its conditions do not hold."""
+    """Computes the second path of the module docstring, or returns None if its conditions do not hold."""
     k = a.lsb + b.lsb
     emax = max(a.emax + b.emax, _exponent_of(c.max_abs), ZERO_EXPONENT)
     quantum, bound = emax - fraction_bits, a.depth * a.max_scaled * b.max_scaled
@@ -370,7 +374,7 @@ def _sum_float64(a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int) 
 
 
 def _sum_general(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray:
-    """The third path of the module docstring: always right."""
+    """Computes the third path of the module docstring, which always applies."""
     exponent_a, exponent_b = a.table.exponent.take(a.scales), b.table.exponent.take(b.scales)
     emax = _accumulator_exponents(c)
     for group in range(exponent_a.shape[1]):
@@ -387,10 +391,10 @@ _SINGLE_THREAD_PRODUCTS = 65536 * 4
 
 
 def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A @ B^T where no operation rounds, so that the order of the sum does not matter.
+    """Computes A @ B^T for values where no operation rounds, so the order of the sum does not matter.
 
-    In stripes small enough that BLAS does not spread them over threads: these spin while they wait for each other,
-    and on a machine with other work a 40 us product then takes up to 20 ms (measured on two shared cores).
+    Works in stripes small enough that BLAS does not spread them over threads. BLAS threads spin while they wait for
+    each other, and on a busy machine a 40 us product then takes up to 20 ms (measured on two shared cores).
     """
     rows, depth = a.shape
     columns = len(b)
@@ -407,7 +411,7 @@ def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _filled_up(product: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """A product of the first rows of A and B, with zeros for the others."""
+    """Extends a product of the first rows of A and B by zeros."""
     if product.shape == shape:
         return product
     out = np.zeros(shape, product.dtype)
@@ -433,7 +437,7 @@ def _fused_sum(
     terms: Iterable[np.ndarray], emax: np.ndarray, c: _Accumulator, fraction_bits: int
 ) -> np.ndarray:
     """Sum of the terms (float64 (M, N), exact) and C, each truncated to 2**(emax - fraction_bits); exact float64."""
-    # 2**(fraction_bits - emax), built from its bits: all exponents stay far inside the normal range of float64
+    # 2**(fraction_bits - emax), built from its bits: all exponents stay far inside float64's normal range
     to_units = ((fraction_bits - emax.astype(np.int64) + 1023) << 52).view(np.float64)
     total = np.zeros(c.shape) if c.values is None else np.trunc(c.values * to_units)
     for term in terms:
@@ -444,9 +448,10 @@ def _fused_sum(
 
 
 def _round_toward_zero(total: np.ndarray, *, may_be_tiny: bool) -> np.ndarray:
-    """Truncate float64 to float32; 2**128 and above become infinite, results that vanish become +0.
+    """Truncates float64 to float32: 2**128 and above become infinite, and results that vanish become +0.
 
-    may_be_tiny: nonzero values below 2**-126 that are no float32 can occur, where dropping 29 bits is not enough.
+    may_be_tiny: nonzero values below 2**-126 that float32 cannot represent can occur; for them dropping 29 bits is not
+    enough.
     """
     out = (total.view(np.int64) & _F32_FROM_F64_MASK).view(np.float64)
     if may_be_tiny:
@@ -482,7 +487,7 @@ _SMALL_FLOATS = {
 
 @lru_cache(None)
 def _element_table(fmt: ElementType) -> tuple[np.ndarray, np.ndarray]:
-    """Value (float64) and exponent (int16, -126 for zero) of each code of a format of at most 19 bits."""
+    """Returns value (float64) and exponent (int16, -126 for zero) of each code of a format of at most 19 bits."""
     spec = _SMALL_FLOATS[fmt]
     width = 1 + spec.exponent_bits + spec.mantissa_bits
     code = np.arange(1 << width)
@@ -501,11 +506,11 @@ def _element_table(fmt: ElementType) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_elements(codes: np.ndarray, fmt: ElementType) -> tuple[np.ndarray, np.ndarray]:
-    """Decode operand elements.
+    """Decodes operand elements.
 
     Args:
-        codes: unsigned integers of any shape; for tf32 the full 32 bits (the low 13 are dropped), for formats below
-            8 bits the code in the low bits of its container.
+        codes: unsigned integers of any shape. For tf32 the full 32 bits (the low 13 are dropped); for formats below 8
+            bits the code in the low bits of its container.
         fmt: the format.
 
     Returns:
@@ -530,7 +535,7 @@ def mma_fused(
     negate_b: bool = False,
     scale_c: int = 0,
 ) -> np.ndarray:
-    """One multiply-accumulate of the kinds f16, tf32, f8f6f4 and mxf8f6f4 (25 fraction bits): D = A @ B^T + C.
+    """Computes one multiply-accumulate of the kinds f16, tf32, f8f6f4 and mxf8f6f4 (25 fraction bits): D = A @ B^T + C.
 
     Args:
         a: codes (M, K), see `decode_elements`.
@@ -543,7 +548,7 @@ def mma_fused(
         d_type: format of C and D.
         negate_a: use -A.
         negate_b: use -B.
-        scale_c: C is multiplied by 2**-scale_c first, exactly (how the hardware rounds here is not published).
+        scale_c: C is multiplied by 2**-scale_c first, exactly (the hardware's rounding here is not published).
 
     Returns:
         float32 or float16 (M, N), a new array.
@@ -575,14 +580,14 @@ def mma_fused(
 
 @dataclass(frozen=True)
 class _Elements:
-    """An `_Operand` of single elements: float64 values (R, K), scales multiplied in, and their int16 exponents."""
+    """An `_Operand` of single elements: float64 values (R, K) with their scales applied, and their int16 exponents."""
 
     values: np.ndarray
     exponents: np.ndarray
 
     @classmethod
     def make(cls, codes: np.ndarray, fmt: ElementType, scales: np.ndarray | None, negate: bool) -> _Elements:
-        """Decode; `scales`: ue8m0 bytes (R,). A NaN scale makes its row NaN."""
+        """Decodes elements. `scales`: ue8m0 bytes (R,); a NaN scale makes its row NaN."""
         values, exponents = decode_elements(codes, fmt)
         if negate:
             values = -values
@@ -593,7 +598,7 @@ class _Elements:
         return cls(values * scale[:, None], exponents + table.exponent.take(scales)[:, None])
 
     def finite(self) -> _Elements:
-        """With zeros for infinities and NaN."""
+        """Returns a copy with zeros for infinities and NaN."""
         return _Elements(np.nan_to_num(self.values, nan=0, posinf=0, neginf=0), self.exponents)
 
     @property
@@ -610,7 +615,8 @@ class _Elements:
 
     @cached_property
     def lsb(self) -> int:
-        # All formats have at most 11 significant bits: as integers of 24 bits, the lowest set bit of each value.
+        # All formats have at most 11 significant bits, so each value's lowest set bit is found in an integer of 24
+        # bits.
         significand, exponent = np.frexp(self.values[self.values != 0])
         units = (significand * 2.0**24).astype(np.int64)
         lowest = np.frexp((units & -units).astype(np.float64))[1] - 1
@@ -623,7 +629,7 @@ class _Elements:
 def _special_results(
     a: np.ndarray, b: np.ndarray, c: np.ndarray | None, shape: tuple[int, int]
 ) -> np.ndarray | None:
-    """float64 (M, N) whose non-finite elements are the results there, or None where all inputs are finite."""
+    """float64 (M, N) whose non-finite elements are the results there, or None if all inputs are finite."""
     inputs = [a, b] if c is None else [a, b, c]
     if all(np.isfinite(x).all() for x in inputs):
         return None
@@ -644,7 +650,7 @@ def _sum_elements(a: _Elements, b: _Elements, c: _Accumulator, least: int, scale
 
 
 def _element_exponents(c: _Accumulator, least: int) -> np.ndarray:
-    """int16 (M, N): exponents of C in a format whose least exponent is given; -126 for zero."""
+    """int16 (M, N): exponents of C in a format with the given least exponent; -126 for zero."""
     if c.values is None:
         return np.full(c.shape, ZERO_EXPONENT, np.int16)
     exponent = np.frexp(np.abs(c.values))[1].astype(np.int16) - np.int16(1)

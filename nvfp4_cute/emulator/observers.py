@@ -1,6 +1,6 @@
-"""What instructions tell those who watch a machine: the hazard checker and the recorder, as protocols.
+"""Protocols of the observers of a machine, the hazard checker and the recorder, and what instructions tell them.
 
-CTAs and warps are `Any` here: `state` has them, and needs these protocols itself.
+CTAs and warps are `Any` here, because `state` defines them and itself imports these protocols.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,59 +14,62 @@ from nvfp4_cute.emulator.places import Place
 
 
 class SiliconWatcher(Protocol):
-    """Rules of the chip that instructions know to be at stake (`check.silicon_checks.SiliconChecks`)."""
+    """Rules of the chip that instructions check (`check.silicon_checks.SiliconChecks`)."""
 
     def scale_width(self, n: int) -> None:
-        """The current operation is a block-scaled MMA of a width that nobody else uses."""
+        """Called for a block-scaled MMA: the current operation has the width `n`."""
         ...
 
     def tile(self, offset: int, span: int, rows: int) -> None:
-        """The current operation copies a tile at an offset of shared memory, with a swizzle of so many bytes, or 0."""
+        """Called when the current operation copies a tile to or from `offset` of shared memory.
+
+        `span`: bytes of the swizzle, or 0.
+        """
         ...
 
     def multicast_commit(self, warp: Any, pc: int) -> None:
-        """A warp is about to commit to barriers of several CTAs."""
+        """Called before a warp commits to barriers of several CTAs."""
         ...
 
     def cancels(self, cluster: Any) -> None:
-        """The current operation asks for a cluster of the grid."""
+        """Called when the current operation asks for a cluster of the grid."""
         ...
 
     def cancel_failed(self, cluster: Any, stamp: int) -> None:
-        """Nothing was left for a cluster, which an answer with this epoch says."""
+        """Called when an answer with this epoch says that no cluster was left."""
         ...
 
     def unbounded_registers(self, warp: Any, pc: int) -> None:
-        """A warp executes setmaxnreg in a kernel that does not bound its registers."""
+        """Called when a warp executes setmaxnreg in a kernel that does not bound its registers."""
         ...
 
 
 class MbarrierWatcher(Protocol):
-    """What the current operation does to mbarriers (`check.mbarriers.Mbarriers`)."""
+    """Effects of the current operation on mbarriers (`check.mbarriers.Mbarriers`)."""
 
     def arrive_later(self, cta: Any, barrier: Mbarrier, *, outside: bool = True) -> None:
-        """It is about to arrive on a barrier."""
+        """Called before it arrives on a barrier."""
         ...
 
     def signalled(self, cta: Any, offset: int, *, stored: bool = False) -> int:
-        """Epoch of data whose arrival it will signal to a barrier."""
+        """Returns the epoch of data whose arrival it will signal to a barrier."""
         ...
 
 
 class TensorMapWatcher(Protocol):
-    """Uses of tensor maps that may change (`check.tensor_maps.TensorMaps`)."""
+    """Uses of tensor maps that a kernel may change (`check.tensor_maps.TensorMaps`)."""
 
     def used(self, warp: Any, pc: int, address: int) -> Any:
-        """A warp issues a copy that uses the map there. Returns what `reading` takes."""
+        """Called when a warp issues a copy that uses the map at `address`. Returns the argument of `reading`."""
         ...
 
     def reading(self, use: Any, stamp: int | None = None) -> None:
-        """The current operation is such a copy."""
+        """Called when the current operation is such a copy."""
         ...
 
 
 class Checker(Protocol):
-    """The hazard checker (`check.hazards.Checker` says what each of these does)."""
+    """The hazard checker; `check.hazards.Checker` documents each method."""
 
     @property
     def shared(self) -> Mapping[Any, Any]:
@@ -75,7 +78,7 @@ class Checker(Protocol):
 
     @property
     def tensor(self) -> Mapping[Any, Any]:
-        """Shadows of their tensor memories."""
+        """Shadows of the tensor memories of the running CTAs."""
         ...
 
     @property
@@ -85,90 +88,90 @@ class Checker(Protocol):
 
     @property
     def tensor_maps(self) -> TensorMapWatcher:
-        """Tensor maps that a kernel edits."""
+        """Tensor maps that the kernel edits."""
         ...
 
     @property
     def mbarriers(self) -> MbarrierWatcher:
-        """What is known of mbarriers."""
+        """Knowledge about mbarriers."""
         ...
 
-    # ---- what the current operation does -------------------------------------------------------------
+    # ---- called for the current operation ----------------------------------------------------------------
     def read_operand(self, cta: Any, place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
-        """It reads shared memory that must have been written."""
+        """The operation reads shared memory that must have been written."""
         ...
 
     def copy_source(self, cta: Any, place: Place) -> bool:
-        """It copies shared memory. Returns whether all of that was written."""
+        """The operation copies shared memory. Returns whether all of it was written."""
         ...
 
     def write_shared(self, cta: Any, place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
-        """It writes shared memory."""
+        """The operation writes shared memory."""
         ...
 
     def read_global(
         self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True, stamp: int | None = None
     ) -> None:
-        """It reads global memory."""
+        """The operation reads global memory."""
         ...
 
     def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
-        """It writes global memory."""
+        """The operation writes global memory."""
         ...
 
     def judged(self, check: Callable[[], None], store: Callable[[], Any]) -> Any:
-        """It checks a write against earlier ones, and does it."""
+        """The operation checks a write against earlier ones, and performs it."""
         ...
 
     def read_tensor(self, cta: Any, lanes: slice, columns: slice) -> np.ndarray | None:
-        """It reads tensor memory. Returns which words nobody wrote, None if all were written."""
+        """The operation reads tensor memory. Returns which words were never written, or None if all were written."""
         ...
 
     def write_tensor(self, cta: Any, lanes: slice, columns: slice, valid: bool | None = True) -> None:
-        """It writes tensor memory."""
+        """The operation writes tensor memory."""
         ...
 
     def require_tensor(self, what: str, unwritten: np.ndarray | None, columns: slice) -> None:
-        """It needs words of tensor memory."""
+        """The operation needs words of tensor memory."""
         ...
 
     def note_unwritten(self, registers: np.ndarray) -> None:
-        """It loads registers with words that nobody wrote."""
+        """The operation loads registers from words that were never written."""
         ...
 
     def lanes_copied(self, offsets: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
-        """Each of its lanes copied `nbytes` to its own offset in shared memory."""
+        """Each lane of the operation copied `nbytes` to its own offset in shared memory."""
         ...
 
     def lanes_differ(self, where: str) -> None:
-        """Its lanes write different bytes to one place."""
+        """Lanes of the operation write different bytes to one place."""
         ...
 
-    # ---- what a warp does ----------------------------------------------------------------------------
+    # ---- called for a warp -------------------------------------------------------------------------------
     def warp_actor(self, warp: Any, pc: int) -> Any:
-        """A warp as one who accesses memory itself."""
+        """Returns a warp as the actor that accesses memory itself."""
         ...
 
     def access_shared(self, cta: Any, place: Place, actor: Any, *, write: bool) -> None:
-        """Somebody accesses shared memory."""
+        """An actor accesses shared memory."""
         ...
 
     def issued_on(self, warp: Any, engine: Engine) -> int:
-        """How many operations a warp has issued on an engine."""
+        """Returns how many operations a warp has issued on an engine."""
         ...
 
     def covered(self, warp: Any, peer: Any, engine: Engine, number: int) -> None:
-        """A warp knows that another one's operations are complete up to a number."""
+        """A warp learns that operations of another warp are complete up to a number."""
         ...
 
 
 class Recorder(Protocol):
-    """Notes asynchronous operations, and lets happen what it must of them (`record.recorder.Recorder`)."""
+    """Notes asynchronous operations and performs them when it must (`record.recorder.Recorder`)."""
 
     def issue(self, warp: Any, engine: Engine, effect: Callable[[], Any]) -> None:
-        """An asynchronous operation."""
+        """Accepts an asynchronous operation."""
         ...
 
     def issue_store(self, warp: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        """A bulk store."""
+        """Accepts a bulk store."""
         ...

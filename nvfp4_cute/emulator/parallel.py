@@ -1,7 +1,8 @@
-"""A launch on several cores: its clusters divided among forked processes that share the writable memory.
+"""Runs a launch on several cores: forked processes share the writable memory and divide the clusters.
 
 Clusters of one launch may run in any order and need not run together, so a launch can be divided unless its code
-communicates between clusters. Processes, not threads: warps are Python closures, and only one thread runs Python.
+communicates between clusters. Workers are processes, because warps are Python closures and only one thread runs Python
+at a time.
 """
 
 import multiprocessing
@@ -39,16 +40,16 @@ class Divided(Protocol):
 
     @property
     def checker(self) -> Checker | None:
-        """Finds hazards."""
+        """Finds hazards, or is None."""
         ...
 
     @property
     def recorder(self) -> Recorder | None:
-        """Notes what takes time."""
+        """Records everything that takes time, or is None."""
         ...
 
     def run_clusters(self, launch: Launch, origins: list[Origin], finished: Callable[[], None]) -> None:
-        """Run clusters one after the other; `finished` is called after each."""
+        """Runs clusters one after the other; calls `finished` after each."""
         ...
 
 
@@ -59,7 +60,7 @@ _SCOPES = {"gpu", "sys", "gl"}
 
 
 def available_cores() -> int:
-    """Cores that this process may use: one, if it is one of several that another one has started."""
+    """Returns the number of cores for this process: one if another process started it next to others."""
     if multiprocessing.parent_process() is not None:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -68,7 +69,7 @@ def available_cores() -> int:
 def communicates(code: Executable) -> bool:
     """Whether clusters may see one another: atomics, reductions, or ordering on global memory, or work stealing.
 
-    Kernels that call (printf) count: what they print has one order.
+    Kernels with calls (printf) count, because their output has one order.
     """
     for inst in code.insts:
         shared = any(mod.startswith("shared") for mod in inst.mods)
@@ -84,22 +85,22 @@ def communicates(code: Executable) -> bool:
 
 
 def can_divide(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> bool:
-    """Whether a launch gains from several processes and may be divided."""
+    """Whether a launch may be divided and gains from several processes."""
     return (
         machine.jobs > 1
         and len(origins) >= MIN_CLUSTERS
         and sys.platform == "linux"
-        and not multiprocessing.current_process().daemon  # a pool's worker may have no children
-        and machine.memory.is_checked  # otherwise nobody knows what memory to share
+        and not multiprocessing.current_process().daemon  # a pool's worker may not have children
+        and machine.memory.is_checked  # otherwise the memory to share is unknown
         and not communicates(launch.code)
     )
 
 
 def run(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> None:
-    """Run the clusters at `origins` on `machine.jobs` cores; stores, statistics and progress end up in `machine`.
+    """Runs the clusters at `origins` on `machine.jobs` cores. `machine` receives stores, statistics and progress.
 
     Raises:
-        EmulatorError: the first that a process met; the others are stopped.
+        EmulatorError: the first error of any process; the other processes are stopped.
     """
     with machine.memory.shared(), closing(_shares(machine, launch, origins)) as shares:
         for share in shares:
@@ -107,13 +108,14 @@ def run(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> None:
 
 
 def run_checked(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> bool:
-    """Run them under the hazard checker, if there is nothing to report.
+    """Runs the clusters at `origins` under the hazard checker, and keeps the result if there is nothing to report.
 
-    Clusters that do not communicate can only harm each other by touching what another one writes, so each process
-    checks its own clusters, and what they touched is compared.
+    Clusters that do not communicate can only harm each other by touching memory that another one writes. So each
+    process checks its own clusters, and then the touched ranges are compared.
 
     Returns:
-        Whether the launch was clean. If not, memory is as before: run it in one process, which finds words for it.
+        Whether the launch was clean. If not, memory is restored: run the launch again in one process, which words the
+        report.
     """
     checker, kept = machine.checker, list[_Share]()
     assert checker is not None
@@ -142,11 +144,13 @@ def run_checked(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> 
 
 @dataclass
 class _Share:
-    """What a process sends when its clusters are done.
+    """Message of a process whose clusters are done.
 
     Attributes:
-        stats, traces: of its clusters; traces only under a recorder.
-        clean: no hazard is an error.  touched: global memory, kept under the checker, as are hazards and progress.
+        stats: statistics of its clusters.
+        traces: traces of its clusters; only with a recorder.
+        clean: no hazard is an error.
+        touched: touched global memory; only with the checker, like hazards and progress.
     """
 
     stats: Stats
@@ -158,7 +162,7 @@ class _Share:
 
 
 def _shares(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> Generator[_Share]:
-    """Start `machine.jobs` processes and yield their shares as they end, reporting progress meanwhile."""
+    """Starts `machine.jobs` processes and yields their shares as they end, reporting progress meanwhile."""
     context = multiprocessing.get_context("fork")
     finished, per_cluster = 0, int(np.prod(launch.cluster))
     pipes = [context.Pipe(duplex=False) for _ in range(machine.jobs)]
@@ -167,7 +171,7 @@ def _shares(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> Gene
         for i, (_, send) in enumerate(pipes)
     ]
     with warnings.catch_warnings():
-        # Forking a process that has threads: the children run Python and NumPy only, and never return.
+        # Forking a process with threads is safe here: the children run only Python and NumPy, and never return.
         warnings.simplefilter("ignore", DeprecationWarning)
         for worker in workers:
             worker.start()
@@ -194,7 +198,7 @@ def _shares(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> Gene
 
 
 def _work(machine: Divided, launch: Launch, origins: Sequence[Origin], send: Connection) -> None:
-    """A child process: run some clusters, then send its share, or the exception."""
+    """Runs some clusters in a child process, then sends its share, or the exception."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the parent ends its workers

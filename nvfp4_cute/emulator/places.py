@@ -1,7 +1,7 @@
-"""Places in shared memory: which of its granules an access touches, as an index and the span of rows that it lies in.
+"""Places in shared memory: an index of the granules that an access touches, and the span of rows that contains them.
 
-Instructions name what they touch so, and the hazard checker looks those granules up. A chunk is 16 bytes. A granule is a word of
-4 bytes, or a byte where an access touches parts of words.
+Instructions report their accesses in this form, and the hazard checker looks those granules up. A chunk is 16 bytes. A
+granule is a word of 4 bytes, or a byte if an access touches parts of words.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ WORD_BYTES = 4
 
 
 class ByteIndex(NamedTuple):
-    """Bytes of shared memory: numbers of their chunks, and their places in those, 0 to 15 (int64)."""
+    """Bytes of shared memory: chunk numbers, and positions within the chunks, 0 to 15 (int64)."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -34,9 +34,10 @@ _lane_places: dict[tuple[bytes, int], LanePlaces] = {}
 
 
 def lane_places(addresses: np.ndarray, nbytes: int) -> LanePlaces:
-    """Ranks of the CTAs that accesses of `nbytes` at each shared::cluster address (int64) touch, and places in each.
+    """Returns the ranks of the CTAs that accesses of `nbytes` touch, and the places in each CTA.
 
-    Kernels go over the same places again and again, so these are kept.
+    `addresses`: int64 shared::cluster address per lane. Results are cached, because kernels access the same places
+    again and again.
     """
     key = addresses.tobytes(), nbytes
     found = _lane_places.get(key)
@@ -52,7 +53,7 @@ def lane_places(addresses: np.ndarray, nbytes: int) -> LanePlaces:
 
 
 def granules(offsets: np.ndarray, nbytes: int) -> Place:
-    """Index and span of accesses of `nbytes` at each of `offsets` (int64) in shared memory."""
+    """Returns index and span of accesses of `nbytes` at each of `offsets` (int64) in shared memory."""
     ((_, place),) = lane_places(offsets, nbytes)
     return place
 
@@ -72,13 +73,13 @@ def _granules(offsets: np.ndarray, nbytes: int) -> Place:
 
 
 def chunks(numbers: np.ndarray) -> Place:
-    """Index and span of 16-byte chunks; contiguous ones become a slice."""
+    """Returns index and span of 16-byte chunks; contiguous ones become a slice."""
     low, high = int(numbers.min()), int(numbers.max()) + 1
     return (slice(low, high) if high - low == numbers.size else numbers.reshape(-1)), (low, high)
 
 
 def byte_range(offset: int, nbytes: int) -> Place:
-    """Index and span of the chunks that [offset, offset + nbytes) touches."""
+    """Returns index and span of the chunks that [offset, offset + nbytes) touches."""
     low, high = offset // 16, -(-(offset + nbytes) // 16)
     return slice(low, high), (low, high)
 
@@ -87,7 +88,7 @@ _operand_places: dict[tuple[int, int | None, int | None], tuple[np.ndarray, Any]
 
 
 def operand_place(indices: np.ndarray, unit: int, rows: slice = slice(None)) -> Place:
-    """Index and span of the rows of a matrix in shared memory.
+    """Returns index and span of the rows of a matrix in shared memory.
 
     `indices`: (rows, ...) numbers of units of `unit` bytes (1 or 16), an array that lives as long as the program.
     """
@@ -97,5 +98,5 @@ def operand_place(indices: np.ndarray, unit: int, rows: slice = slice(None)) -> 
         if len(_operand_places) >= MOST_PLACES:
             _operand_places.clear()
         numbers = np.unique(indices[rows].astype(np.int64) * unit // 16)
-        found = _operand_places[key] = (indices, chunks(numbers))  # the reference keeps the id taken
+        found = _operand_places[key] = (indices, chunks(numbers))  # the reference keeps the id in use
     return found[1]

@@ -31,7 +31,7 @@ class Reg:
 
 @dataclass(frozen=True)
 class Argument(Reg):
-    """A scalar `.param` variable of a function body: what a `call` passes, or gets back. Held like a register."""
+    """A scalar `.param` variable of a function body: an argument or a result of a `call`. Stored like a register."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Imm:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A module variable or a kernel parameter whose address is meant."""
+    """A module variable or a kernel parameter, used as an address."""
 
     name: str
     offset: int = 0
@@ -97,7 +97,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Not:
-    """``!p``: a negated predicate used as a source."""
+    """``!p``: a negated predicate as a source."""
 
     operand: "Operand"
 
@@ -111,7 +111,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Sink:
-    """``_``: a result nobody wants."""
+    """``_``: a discarded result."""
 
 
 Operand = Reg | Imm | Symbol | Label | Special | Address | Vector | TensorAddress | Pair | Not | Group | Sink
@@ -122,11 +122,12 @@ class Inst:
     """One instruction.
 
     Attributes:
-        opcode: first dotted word; when a handler receives the Inst, the registered prefix that matched.
+        opcode: first dotted word; in a handler's `Inst`, the registered prefix that matched.
         mods: every dotted part after the first word (for ``mbarrier.arrive.shared.b64``: arrive, shared, b64).
         operands: destinations first, as written.
         pred: guarding predicate and whether it is negated.
-        line: 1-based line in the PTX text.  source: (file, line) of the last ``.loc``, if any.
+        line: 1-based line in the PTX text.
+        source: (file, line) of the last ``.loc``, if any.
     """
 
     opcode: str
@@ -139,21 +140,21 @@ class Inst:
 
     @property
     def short_text(self) -> str:
-        """The text for messages: of long vectors of registers the first one and the last one."""
+        """The text for messages; long vectors of registers show only the first and the last one."""
         return re.sub(r"\{([^{},]+)(?:,[^{},]+){7,},\s*([^{},]+)\}", r"{\1, ..., \2}", self.text)
 
     @property
     def place(self) -> str:
-        """Where it stands, for messages: PTX line, text, and source line if known."""
+        """The place for messages: PTX line, text, and source line if known."""
         source = f" ({self.source[0]}:{self.source[1]})" if self.source else ""
         return f"PTX line {self.line} `{self.short_text}`{source}"
 
     def unsupported(self, why: str) -> EmulatorError:
-        """An error to raise for an instruction, modifier or operand form that is not modelled."""
+        """Returns an error for an instruction, modifier or operand form that is not modelled."""
         return self.error(f"not modelled: {why}")
 
     def error(self, what: str) -> EmulatorError:
-        """An error that names this instruction."""
+        """Returns an error that names this instruction."""
         return EmulatorError(f"PTX line {self.line}: `{self.text}`: {what}")
 
 
@@ -183,7 +184,7 @@ class Variable:
 
 @dataclass(eq=False)
 class Entry:
-    """A kernel: its signature, instructions, and where its labels point (index into `insts`)."""
+    """A kernel: its signature, its instructions, and its labels as indices into `insts`."""
 
     name: str
     params: tuple[Param, ...]
@@ -201,7 +202,7 @@ class Entry:
 
 @dataclass(eq=False)
 class Program:
-    """A parsed PTX module. Two of them are equal if they are the same object."""
+    """A parsed PTX module. Compares equal only to itself."""
 
     version: str
     target: str
@@ -268,9 +269,9 @@ class _Scope:
         self.regs: dict[str, str] = {}
         self.ranges: list[tuple[str, int, str]] = []
         self.arguments: set[str] = set()
-        self.vectors: dict[str, tuple[str, ...]] = {}  # names of the components of vector registers
+        self.vectors: dict[str, tuple[str, ...]] = {}  # component names of vector registers
         self.labels: set[str] = set()
-        self.operands: dict[str, Operand] = {}  # what was resolved, once all is declared
+        self.operands: dict[str, Operand] = {}  # operands by text, resolved after all declarations
 
     def find_reg(self, name: str) -> Reg | None:
         scope: _Scope | None = self
@@ -290,7 +291,7 @@ class _Scope:
         return None
 
     def find_vector(self, name: str) -> Vector | None:
-        """A vector register named as a whole: its components."""
+        """Returns a vector register named as a whole, with its components."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.vectors:
@@ -319,17 +320,17 @@ class _Raw:
 
 @lru_cache(KEPT)
 def parse(text: str) -> Program:
-    """Parse a PTX module, whose latest texts are remembered: nobody changes what was parsed.
+    """Parses a PTX module. The latest modules are cached; callers must not change them.
 
     Raises:
-        EmulatorError: text that is not understood; names the PTX line.
+        EmulatorError: a syntax that the parser does not know; names the PTX line.
     """
     return _Parser(text).module()
 
 
 class _Parser:
     def __init__(self, text: str):
-        # Comments become blanks of the same length, so that offsets and line numbers stay those of the input.
+        # Comments become blanks of equal length, so offsets and line numbers stay valid.
         self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
         self.pos = 0
         self.newlines = [m.start() for m in re.finditer("\n", self.text)]
@@ -480,7 +481,7 @@ class _Parser:
 
 
 def _declare_registers(scope: _Scope, type_: str, names: str, width: int = 1) -> None:
-    """Registers of a scope. `width`: components of each, which are registers of their own (ISA, Vectors)."""
+    """Declares registers in a scope. `width`: components of each, which are registers themselves (ISA, Vectors)."""
     if type_ not in TYPE_BYTES:
         raise EmulatorError(f"unknown register type .{type_}")
     for name in names.split(","):
@@ -563,7 +564,7 @@ def _resolve(raw: _Raw) -> Inst:
 
 
 def _split(text: str, separator: str = ",") -> Iterator[str]:
-    """Parts of `text` between separators that are not inside brackets."""
+    """Yields the parts of `text` between separators that are not inside brackets."""
     if _BRACKET.search(text) is None:
         parts = [part.strip() for part in text.split(separator)]
         yield from parts if parts[-1] else parts[:-1]

@@ -1,8 +1,8 @@
 """Elementwise reductions of asynchronous copies (PTX ISA "cp.reduce.async.bulk"), and of floats by atomics.
 
-NaN, zeros of two signs and subnormals are treated as an H200 treats them (recorded 2026-11-21): a NaN result is
-0x7FFF or 0x7FFFFFFF, min and max prefer a number to NaN and order -0 below +0, and only `atom` and `red` on global
-memory flush binary32 subnormals.
+NaN, signed zeros and subnormals behave as on an H200 (recorded 2026-11-21): a NaN result is 0x7FFF or 0x7FFFFFFF, min
+and max prefer a number to NaN and order -0 below +0, and only `atom` and `red` on global memory flush binary32
+subnormals.
 """
 
 import numpy as np
@@ -30,16 +30,16 @@ _ARITHMETIC = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Combine elements of memory and elements of the copy.
+    """Combines elements of memory with elements of a copy.
 
     Args:
         op: one of REDUCTIONS.
         type_name: PTX type of the elements.
-        old: uint8, contiguous, what memory holds.
-        new: uint8, as many.
+        old: uint8, contiguous, the bytes in memory.
+        new: uint8, equally long, the bytes of the copy.
 
     Returns:
-        uint8, what memory shall hold.
+        uint8, the new bytes of memory.
 
     Raises:
         EmulatorError: the type has no such reduction.
@@ -63,9 +63,9 @@ def combine_floats(
     """add, min or max of float elements, rounded to nearest even.
 
     Args:
-        op, type_name: as `reduce_elements` takes them.
+        op, type_name: see `reduce_elements`.
         old, new: contiguous arrays of any one dtype that hold the elements.
-        flush: take subnormals, operands and results, for zeros.
+        flush: treat subnormal operands and results as zeros.
 
     Returns:
         The results, in the dtype of `old`.
@@ -97,7 +97,7 @@ def _widen(data: np.ndarray, type_name: str) -> np.ndarray:
 
 
 def _narrow(values: np.ndarray, type_name: str) -> np.ndarray:
-    """Words of the results; NaN is canonical in formats of up to 32 bits."""
+    """Returns the results as words; NaN is canonical in formats of up to 32 bits."""
     if type_name == "f64":
         return values
     words = values.view(f"u{values.itemsize}")
@@ -107,7 +107,7 @@ def _narrow(values: np.ndarray, type_name: str) -> np.ndarray:
 
 
 def _wrapping_step(op: str, old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Increment or decrement that wraps at a limit."""
+    """Increments or decrements, and wraps at a limit."""
     if op == "inc":
         return np.where(old >= limit, np.uint32(0), old + np.uint32(1))
     return np.where((old == 0) | (old > limit), limit, old - np.uint32(1))

@@ -14,10 +14,12 @@ ROOM_BYTES = 8 << 20
 
 @contextmanager
 def folder() -> Iterator[str]:
-    """A temporary folder with room for a kernel's files; LLVM ends the process where it cannot write one.
+    """Context manager for a temporary folder with room for a kernel's files.
+
+    LLVM ends the process if it cannot write a file.
 
     Raises:
-        CacheError: the file system of temporary files is full, or takes no file of that size.
+        CacheError: the file system of temporary files is full, or rejects files of that size.
     """
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as name:
         room = Path(name) / "room"

@@ -1,10 +1,10 @@
-"""What the chip demands beyond the text of an instruction: rules that hold on silicon, by name, with their sources.
+"""Rules that the chip enforces beyond the description of an instruction, by name, with their sources.
 
-PTX ISA states some of them in passing, others are known from reports only. A rule that the chip answers with a fault, a
-hang or wrong results, or that PTX ISA demands in so many words, is an "error". A "warning" goes wrong only where the GPU is
-shared, or public kernels that break the rule were seen to run. A "note" rests on weak evidence. What `everywhere` marks is
-raised in every mode of the machine as a fault of kind ``silicon``; the rest needs the clocks of the hazard checker and is
-found under it.
+PTX ISA states some of these rules in passing; others are known only from reports. A rule is an "error" if breaking it
+causes a fault, a hang or wrong results, or if PTX ISA demands it explicitly. It is a "warning" if breaking it causes harm
+only on a shared GPU, or if public kernels that break it were seen to run. A "note" rests on weak evidence. Rules marked
+`everywhere` raise a fault of kind ``silicon`` in every mode of the machine. The other rules need the clocks of the hazard
+checker.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,16 @@ SMALL_ALLOCATION = 128 * 1024
 
 @dataclass(frozen=True)
 class Rule:
-    """A demand of the chip.
+    """A rule of the chip.
 
     Attributes:
-        name: in reports.  demand: in a sentence.  fix: what to do about a violation.
-        where: architectures.  source: where it is written down or was measured.
-        severity: "error", "warning", or "note".  everywhere: raised without the checker, too.
+        name: name in reports.
+        demand: the rule in one sentence.
+        fix: how to mend a violation.
+        where: architectures.
+        source: document, report or measurement behind the rule.
+        severity: "error", "warning", or "note".
+        everywhere: raised even without the checker.
     """
 
     name: str
@@ -42,11 +46,11 @@ class Rule:
     everywhere: bool = False
 
     def text(self, what: str) -> str:
-        """The report of a violation: `what` tells what was done where."""
+        """Returns the report of a violation. `what`: the violation and its place."""
         return f"{self.name}: {what}. {self.fix} ({self.source})"
 
     def fault(self, what: str) -> SiliconFault:
-        """The fault to raise for a violation."""
+        """Returns the fault to raise for a violation. `what`: see `text`."""
         return SiliconFault(self.text(what))
 
 
@@ -70,16 +74,16 @@ RULES = (
     ),
     Rule(
         "pair-alloc-order",
-        "A warp executes `tcgen05.alloc.cta_group::2` when it knows that the peer CTA runs.",
-        "Allocate behind a wait for the cluster barrier, or behind another message of the peer",
+        "A warp executes `tcgen05.alloc.cta_group::2` only after it knows that the peer CTA runs.",
+        "Allocate after a wait for the cluster barrier, or after another message from the peer",
         TENSOR_MEMORY,
         "PTX ISA tcgen05.alloc; CUTLASS #3316; Triton #10735; no failures in CUTLASS #3435 on B300, nor in its own examples",
         "warning",
     ),
     Rule(
         "pair-dealloc-order",
-        "The leader executes `tcgen05.dealloc.cta_group::2` when the peer's allocation is complete.",
-        "Free behind a cluster barrier or another message that the peer sends after its allocation",
+        "The leader executes `tcgen05.dealloc.cta_group::2` only after the peer's allocation is complete.",
+        "Free after a cluster barrier, or after another message that the peer sends after its allocation",
         TENSOR_MEMORY,
         "CUTLASS #3435: launch failure in 25 of 25 runs on B300",
         everywhere=True,
@@ -87,15 +91,15 @@ RULES = (
     Rule(
         "one-cta-group",
         "All `tcgen05` instructions of a kernel have the same `.cta_group`.",
-        "Give all of them one value",
+        "Use one value in all of them",
         TENSOR_MEMORY,
         "PTX ISA tcgen05.alloc",
         everywhere=True,
     ),
     Rule(
         "commit-group",
-        "The `.cta_group` of a `tcgen05.commit` is that of the MMAs that it commits.",
-        "Give the commit the MMAs' value",
+        "A `tcgen05.commit` has the `.cta_group` of the MMAs that it commits.",
+        "Use the MMAs' value in the commit",
         TENSOR_MEMORY,
         "TileLang #2287: illegal instruction",
         everywhere=True,
@@ -110,25 +114,25 @@ RULES = (
     ),
     Rule(
         "empty-multicast-commit",
-        "A multicast `tcgen05.commit` has operations of its warp to wait for.",
-        "Commit behind an MMA, or arrive on the barriers: such a commit arrives in its own CTA only",
+        "A multicast `tcgen05.commit` follows operations of its warp.",
+        "Commit after an MMA, or arrive on the barriers: an empty commit arrives only in its own CTA",
         TENSOR_MEMORY,
         "flash-attention AI/DEBUG_2CTA.md, one author",
         "note",
     ),
     Rule(
         "pdl-order",
-        "Behind a kernel that executes `griddepcontrol.launch_dependents`, a launch with the programmatic attribute touches "
-        "what that kernel writes, and writes what it reads, only after `griddepcontrol.wait`, in a warp that waited or "
-        "knows of one that did.",
-        "Execute griddepcontrol.wait before the access, or order it behind a warp that did",
+        "After a kernel that executes `griddepcontrol.launch_dependents`, a launch with the programmatic attribute touches "
+        "memory that this kernel writes, and writes memory that it reads, only after `griddepcontrol.wait`, in a warp that "
+        "waited or knows of one that did.",
+        "Execute griddepcontrol.wait before the access, or order it after a warp that did",
         ALL,
         "PTX ISA griddepcontrol; QuACK #206; CUTLASS #2962; CCCL #9134",
     ),
     Rule(
         "pdl-chain",
-        "Every CTA of a launch with the programmatic attribute waits (`griddepcontrol.wait`) behind a kernel that executes "
-        "`griddepcontrol.launch_dependents`: where none does, the launch after it may start before that kernel ends.",
+        "After a kernel that executes `griddepcontrol.launch_dependents`, every CTA of a launch with the programmatic attribute "
+        "executes `griddepcontrol.wait`. Otherwise the next launch may start before that kernel ends.",
         "Let one warp of every CTA execute griddepcontrol.wait",
         ALL,
         "CUDA programming guide on programmatic dependent launches; CCCL #11569",
@@ -136,37 +140,37 @@ RULES = (
     ),
     Rule(
         "remote-access-order",
-        "A warp accesses another CTA's shared memory when it knows that this CTA runs.",
-        "Access it behind a wait for the cluster barrier, or behind another message of that CTA",
+        "A warp accesses another CTA's shared memory only after it knows that this CTA runs.",
+        "Access it after a wait for the cluster barrier, or after another message from that CTA",
         ALL,
         "CUDA programming guide on distributed shared memory; facebookexperimental/triton #2292",
     ),
     Rule(
         "remote-arrival-scope",
-        "Ordinary stores that another CTA of the cluster relies on are not ordered by an arrival on its mbarrier alone: without "
-        "`.release.cluster` an arrival has the scope of its CTA. Nor does `barrier.cluster.arrive.relaxed` order them.",
+        "An arrival on another CTA's mbarrier orders earlier ordinary stores only with `.release.cluster`: without it the "
+        "arrival has CTA scope. `barrier.cluster.arrive.relaxed` does not order them either.",
         "Use mbarrier.arrive.release.cluster and a wait with .acquire.cluster, or a fence.acq_rel.cluster before the arrival",
         ALL,
         "PTX ISA mbarrier.arrive, barrier.cluster; CUTLASS #3643 and #3647 on Thor and B200; SGLang #38829",
     ),
     Rule(
         "async-store-scope",
-        "Who reads what another CTA sent by `st.async` waits for it with `.acquire.cluster`.",
+        "A warp waits with `.acquire.cluster` before it reads data that another CTA sent by `st.async`.",
         "Use mbarrier.try_wait.acquire.cluster",
         ALL,
-        "PTX ISA st.async; public kernels do without",
+        "PTX ISA st.async; public kernels wait without it",
         "note",
     ),
     Rule(
         "cancel-after-failure",
-        "A CTA that has seen a `clusterlaunchcontrol.try_cancel` fail executes no other one.",
-        "End the loop when nothing is left to take over",
+        "A CTA executes no further `clusterlaunchcontrol.try_cancel` after it has seen one fail.",
+        "End the loop when no cluster is left",
         "sm_100a and later",
         "PTX ISA clusterlaunchcontrol.try_cancel: undefined behaviour",
     ),
     Rule(
         "register-pool",
-        "What the warps of a CTA ask for by `setmaxnreg` fits into the registers that the CTA was launched with.",
+        "The registers that the warps of a CTA request by `setmaxnreg` fit into those that the CTA was launched with.",
         "Make the sum over the warps fit: a setmaxnreg.inc waits until others have released enough",
         ALL,
         "PTX ISA setmaxnreg; CUTLASS #3406",
@@ -174,8 +178,8 @@ RULES = (
     ),
     Rule(
         "register-direction",
-        "`setmaxnreg.inc` does not lower and `setmaxnreg.dec` does not raise what an earlier one set.",
-        "Use the other of .inc and .dec",
+        "`setmaxnreg.inc` does not lower the count of an earlier `setmaxnreg`, and `setmaxnreg.dec` does not raise it.",
+        "Swap .inc and .dec",
         ALL,
         "PTX ISA setmaxnreg; TileLang #2406: a hang on sm_120",
         everywhere=True,
@@ -183,7 +187,7 @@ RULES = (
     Rule(
         "register-warpgroup",
         "All warps of a warpgroup execute the same `setmaxnreg`.",
-        "Give the four warps of a warpgroup one budget",
+        "Use one register count for the four warps of a warpgroup",
         ALL,
         "PTX ISA setmaxnreg; CUTLASS #3618; Helion #3620",
         "warning",
@@ -191,32 +195,32 @@ RULES = (
     Rule(
         "register-bounds",
         "A kernel with `setmaxnreg` bounds its registers: `.maxnreg`, or `.reqntid` or `.maxntid` with `.minnctapersm`.",
-        "Bound them, or the assembler leaves out the setmaxnreg",
+        "Add the bound; without it the assembler drops setmaxnreg",
         ALL,
         "PTX ISA setmaxnreg; CUTLASS #2007",
         "note",
     ),
     Rule(
         "spin-without-co-residency",
-        "CTAs that wait for one another through global memory are launched cooperatively: nothing else makes sure that those "
-        "waited for are running.",
-        "Launch cooperatively, or hand out the tiles so that a CTA waits only for CTAs that started before it",
+        "CTAs that wait for one another through global memory are launched cooperatively. Nothing else guarantees that they run "
+        "at the same time.",
+        "Launch cooperatively, or order the tiles so that a CTA waits only for CTAs that started before it",
         "all",
         "CUDA programming guide on grid synchronisation; TensorRT-LLM #14376",
         "warning",
     ),
     Rule(
         "swizzle-phase",
-        "A swizzled tensor copy of 8 rows or more begins in shared memory where the swizzle's pattern does: at a multiple of "
-        "256 (32B), 512 (64B) or 1024 bytes (128B).",
-        "Align the stage so, or read it by absolute addresses: the copy permutes chunks by these, wherever the tile begins",
+        "A swizzled tensor copy of 8 rows or more starts in shared memory at the start of a swizzle pattern: a multiple of 256 "
+        "(32B), 512 (64B) or 1024 bytes (128B).",
+        "Align the stage, or read it by absolute addresses: the copy permutes chunks by absolute address",
         ALL,
         "CUDA driver API on tensor maps; TileLang #2379: wrong values",
         "warning",
     ),
     Rule(
         "small-tensor-map",
-        "The tensor map of a tensor with gaps between its rows lies in an allocation of 128 KiB or more.",
+        "A tensor with gaps between its rows, used through a tensor map, lies in an allocation of at least 128 KiB.",
         "Allocate 128 KiB or more: some drivers set a wrong bit otherwise",
         ALL,
         "Triton #11011 and #9235 (drivers to 13.3); torch's allocator takes 2 MiB at a time",
@@ -228,12 +232,12 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def fault(name: str, what: str) -> SiliconFault:
-    """The fault to raise for a violation of a rule: `what` tells what was done where."""
+    """Returns the fault to raise for a violation of the rule `name`. `what`: the violation and its place."""
     return BY_NAME[name].fault(what)
 
 
 def check_groups(insts: Sequence[Inst]) -> None:
-    """Hold the tcgen05 instructions of a kernel to one `.cta_group`.
+    """Checks that the tcgen05 instructions of a kernel have one `.cta_group`.
 
     Raises:
         EmulatorError: there are two; names an instruction with each.
@@ -256,13 +260,13 @@ def check_groups(insts: Sequence[Inst]) -> None:
 
 
 def named(text: str) -> Rule | None:
-    """The rule that the text of a fault or a hazard names."""
+    """Returns the rule that the text of a fault or a hazard names, or None."""
     return next((rule for rule in RULES if f"{rule.name}: " in text), None)
 
 
 def markdown() -> str:
-    """The table of the rules in GUIDE.md."""
-    lines = ["| rule | demands | on | severity | source |", "|---|---|---|---|---|"]
+    """Returns the table of the rules in the guide."""
+    lines = ["| rule | demand | on | severity | source |", "|---|---|---|---|---|"]
     for rule in RULES:
         severity = rule.severity if rule.everywhere else f"{rule.severity}, `--check`"
         lines.append(f"| `{rule.name}` | {rule.demand} | {rule.where} | {severity} | {rule.source} |")

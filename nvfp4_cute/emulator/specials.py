@@ -1,4 +1,4 @@
-"""Special registers: what a warp reads from %tid, %ctaid, %laneid and their kind."""
+"""Special registers: the values that a warp reads from %tid, %ctaid, %laneid and similar registers."""
 
 from functools import lru_cache
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ Dim3 = tuple[int, int, int]
 
 
 class Shape(Protocol):
-    """What special registers tell of a launch (`state.Launch`)."""
+    """Launch parameters that special registers show (`state.Launch`)."""
 
     @property
     def grid(self) -> Dim3:
@@ -20,7 +20,7 @@ class Shape(Protocol):
 
     @property
     def block(self) -> Dim3:
-        """Threads along each axis."""
+        """Threads of a CTA along each axis."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class Shape(Protocol):
 
     @property
     def explicit_cluster(self) -> bool:
-        """Whether the launch asked for clusters."""
+        """Whether the launch was made with clusters."""
         ...
 
     @property
@@ -40,12 +40,12 @@ class Shape(Protocol):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of all shared memory of a CTA."""
+        """Bytes of shared memory per CTA, static and dynamic."""
         ...
 
 
 def cta_specials(launch: Shape, idx: Dim3, rank: int, warps: int, sm_count: int) -> dict[str, Any]:
-    """Special registers that are the same for all warps of the CTA at `idx`."""
+    """Returns the special registers that are equal for all warps of the CTA at `idx`."""
     grid, cluster = launch.grid, launch.cluster
     linear = idx[0] + grid[0] * (idx[1] + grid[1] * idx[2])
     values: dict[str, Any] = {
@@ -83,7 +83,7 @@ _LANE_MASKS = {
 
 
 def fill_constants(regs: Any, slots: dict[int, str], warp: int, block: Dim3, values: dict[str, Any]) -> None:
-    """Put the special registers of warp number `warp` into their slots (slot -> name)."""
+    """Stores the special registers of warp number `warp` in their slots (slot -> name)."""
     for slot, name in slots.items():
         if name.startswith("%tid."):
             regs[slot] = _thread_index(warp, block, "xyz".index(name[-1]))
@@ -93,7 +93,7 @@ def fill_constants(regs: Any, slots: dict[int, str], warp: int, block: Dim3, val
 
 @lru_cache(4096)
 def _thread_index(warp: int, block: Dim3, axis: int) -> Any:
-    """%tid of a warp along an axis: uniform, or of its lanes; all CTAs share it, so nobody may write it."""
+    """Returns %tid of a warp along an axis, uniform or per lane. All CTAs share the array, so callers must not write it."""
     linear = LANE_IDS + np.uint32(warp * LANES)
     index = (linear, linear // np.uint32(block[0]), linear // np.uint32(block[0] * block[1]))[axis]
     index = index % np.uint32(block[axis]) if axis < 2 else index

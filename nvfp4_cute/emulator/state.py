@@ -1,7 +1,7 @@
-"""What a launch has while it runs: clusters, their CTAs, and warps of 32 lanes.
+"""State of a running launch: clusters, their CTAs, and warps of 32 lanes.
 
-Instructions change this state; the machine owns it. What they ask of the machine, and what watches them, they know as
-protocols (`Simulator`, `Executable`, `observers`), so that nothing here needs the machine or the instructions.
+Instructions change this state, and the machine owns it. Instructions know the machine and its observers only as
+protocols (`Simulator`, `Executable`, `observers`), so nothing here imports the machine or the instructions.
 """
 
 import itertools
@@ -44,10 +44,10 @@ SM_QUARTERS, QUARTER_REGISTERS = 4, 16384
 
 @dataclass
 class Stats:
-    """What a machine executed, summed over launches. Instructions are warp instructions.
+    """Work of a machine, summed over launches. Instructions are warp instructions.
 
     Attributes:
-        banks: accesses to shared memory by instruction, with their bank conflicts, where the machine counts them.
+        banks: accesses to shared memory by instruction, with their bank conflicts, if the machine counts them.
     """
 
     launches: int = 0
@@ -63,7 +63,7 @@ class Stats:
 
 
 class Slots(Protocol):
-    """What the slots of an entry's registers hold when a warp starts, as `isa.Builder` has it."""
+    """Contents of the slots of an entry's registers when a warp starts; see `isa.Builder`."""
 
     template: list[Any]
     names: list[str]
@@ -73,16 +73,16 @@ class Slots(Protocol):
 
     @property
     def arch(self) -> object:
-        """What the module was compiled for."""
+        """Target of the module."""
         ...
 
     def poison(self, slot: int) -> Any:
-        """What a register holds that nobody wrote."""
+        """Returns the content of a register that was never written."""
         ...
 
 
 class Executable(Protocol):
-    """An entry that warps can run, as `code.Code` has it."""
+    """An entry that warps can run; see `code.Code`."""
 
     program: Program
     entry: Entry
@@ -95,38 +95,38 @@ class Executable(Protocol):
 
     @property
     def insts(self) -> Sequence[Inst]:
-        """Its instructions, by program counter."""
+        """Instructions, by program counter."""
         ...
 
     @property
     def loops(self) -> list[tuple[int, int]]:
-        """First instruction of each loop, and the one after it."""
+        """First instruction of each loop, and the instruction after the loop."""
         ...
 
     @property
     def builder(self) -> Slots:
-        """Its slots."""
+        """Slots of the entry."""
         ...
 
     def tail(self, pc: int) -> tuple[tuple[Callable[["Warp"], Any], ...], tuple[int, ...]]:
-        """Steps from `pc` to the end of its basic block, the index of the first instruction of each, and the one after them."""
+        """Returns the steps to the end of the basic block of `pc`, their first instructions, and the index after the block."""
         ...
 
     def uses(self, slots: frozenset[int]) -> bool:
-        """Whether any instruction reads one of the slots."""
+        """Whether any instruction reads one of these slots."""
         ...
 
     def live_at(self, pc: int) -> frozenset[int]:
-        """Slots whose value at `pc` may still be read."""
+        """Returns the slots whose value at `pc` may still be read."""
         ...
 
     def undefined(self, warp: "Warp", pc: int) -> list[int]:
-        """Slots of registers that instruction `pc` reads and nobody wrote."""
+        """Returns slots of registers that instruction `pc` reads and that were never written."""
         ...
 
 
 class Simulator(Protocol):
-    """The machine, as what runs on it sees it: `machine.Machine` says what the attributes are."""
+    """The machine, from the point of view of warps and CTAs; `machine.Machine` documents the attributes."""
 
     memory: GlobalMemory
     stats: Stats
@@ -145,21 +145,21 @@ class Simulator(Protocol):
 
     @property
     def checker(self) -> Checker | None:
-        """Finds hazards; None where nobody asked for that."""
+        """Finds hazards, or None."""
         ...
 
     @property
     def recorder(self) -> Recorder | None:
-        """Notes what takes time."""
+        """Records everything that takes time, or None."""
         ...
 
     @property
     def forms(self) -> Any:
-        """Notes what forms kernels use; None where nobody asked for that."""
+        """Notes the forms of hardware use, or None."""
         ...
 
     def cancel_cluster(self) -> tuple[int, int, int] | None:
-        """Take the next cluster that has not started out of the grid."""
+        """Takes the next cluster that has not started out of the grid. Returns its first CTA's coordinates, or None."""
         ...
 
 
@@ -168,10 +168,11 @@ class Launch:
     """One kernel launch: code, grid and cluster shape, shared memory, and the parameter buffer.
 
     Attributes:
-        cooperative: all its CTAs run at the same time.  programmatic: it may start before the one before it has ended
-            (the attribute of programmatic stream serialisation).
-        machine_code: what the assembler made of it, if that is known.
-        tensor_maps: those of its parameters that copies have used, by address.
+        cooperative: all of its CTAs run at the same time.
+        programmatic: it may start before the previous launch has ended (attribute of programmatic stream
+            serialization).
+        machine_code: the assembler's output for it, if known.
+        tensor_maps: tensor maps among its parameters that copies have used, by address.
     """
 
     code: Executable
@@ -188,7 +189,7 @@ class Launch:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a CTA, named variables included."""
+        """Bytes of shared memory per CTA, named variables included."""
         return self.code.static_shared + self.smem_bytes
 
     @property
@@ -197,7 +198,10 @@ class Launch:
         return self.block[0] * self.block[1] * self.block[2]
 
     def resident_ctas(self, sm_count: int) -> int:
-        """CTAs that a device holds at a time: by threads (2048 an SM), registers, shared memory (228 KiB), and 32 CTAs an SM."""
+        """Returns the number of CTAs that a device holds at a time.
+
+        Limits per SM: 2048 threads, the registers, 228 KiB of shared memory, and 32 CTAs.
+        """
         shared = self.shared_bytes + RESERVED_SHARED
         most = min(32, 2048 // self.threads, SM_SHARED // shared)
         if self.machine_code is not None:
@@ -210,16 +214,19 @@ class Warp:
     """32 lanes. Handlers use `regs` (through Builder), the active mask, and `cta`.
 
     Attributes:
-        idx: warp index in the CTA.  active / num_active / all_active: lanes that execute the current step.
-        live: lanes that have not exited.  groups: the other groups of a diverged warp.
+        idx: warp index in the CTA.
+        active, num_active, all_active: lanes that execute the current step.
+        live: lanes that have not exited.
+        groups: the other groups of a diverged warp.
         protected: slots that a write must merge because a waiting group still reads them.
-        pending: state of a step that has begun and is blocked (a barrier already arrived at).
-        polled: a step looked at memory that another warp may change (hint for spin detection).
-        gives_way: it is the first to find a phase of an mbarrier complete that others may have to see: its turn ends.
-        looks: by program counter after such a step, the registers there and what the machine's ``changes`` were.
-        operations: asynchronous operations of the warp, where the mode keeps track of them.
-        track: what a recorder notes about it, in a form of its own.
-        budgets: registers of a thread that the warp has set, one after the other.
+        pending: state of a step that has begun and is blocked (for example a barrier that it has arrived at).
+        polled: a step read memory that another warp may change (hint for spin detection).
+        gives_way: the warp is the first to find a phase of an mbarrier complete that others may wait for, so its turn
+            ends.
+        looks: registers and the machine's ``changes`` after each such step, by the program counter that follows it.
+        operations: asynchronous operations of the warp, if the mode tracks them.
+        track: the recorder's notes about it.
+        budgets: registers per thread that the warp has set, in order.
     """
 
     __slots__ = (
@@ -231,7 +238,7 @@ class Warp:
     """How many warps execute a step together (`lockstep.Wide`)."""
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
-        """A warp at the entry point with its first `lanes` lanes alive."""
+        """Starts a warp at the entry point with its first `lanes` lanes alive."""
         self.cta, self.idx, self.code = cta, idx, cta.launch.code
         self.live = ALL_LANES if lanes == LANES else np.arange(LANES) < lanes
         self.groups: list[Group] = []
@@ -248,7 +255,7 @@ class Warp:
         self.resume(self.live)
 
     def resume(self, mask: np.ndarray) -> None:
-        """Make `mask` the active lanes and work out which registers the waiting groups still need."""
+        """Makes `mask` the active lanes and computes which registers the waiting groups still need."""
         self.active = mask
         self.num_active = int(np.count_nonzero(mask))
         self.all_active = self.num_active == LANES
@@ -260,7 +267,7 @@ class Warp:
 
     @property
     def lanes(self) -> int:
-        """Active lanes, a bit each."""
+        """Active lanes, one bit each."""
         return (
             EVERY_LANE
             if self.all_active
@@ -277,7 +284,7 @@ class Warp:
 
     @contextmanager
     def as_if(self, lanes: np.ndarray) -> Iterator[None]:
-        """Within the block the given lanes are the active ones."""
+        """Context manager that makes the given lanes the active ones."""
         saved = self.active, self.num_active, self.all_active
         self.active, self.num_active = lanes, int(np.count_nonzero(lanes))
         self.all_active = self.num_active == LANES
@@ -291,11 +298,11 @@ class Warp:
         return mask_bits(self.active)
 
     def split(self, taken: np.ndarray, target: int, fallthrough: int) -> Signal:
-        """Send the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
+        """Sends the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
         return self.scatter([(target, taken), (fallthrough, self.active & ~taken)])
 
     def split_once(self, taken: np.ndarray, count: int, target: int, fallthrough: int) -> int:
-        """`split` of a warp that is not diverged (an elected lane, mostly): returns where to go on."""
+        """`split` for a warp that is not diverged, typically an elected lane. Returns the next program counter."""
         rest = self.active & ~taken
         first, second = (target, taken, count), (fallthrough, rest, self.num_active - count)
         if fallthrough < target:
@@ -307,13 +314,13 @@ class Warp:
         return pc
 
     def scatter(self, parts: list[tuple[int, np.ndarray]]) -> Signal:
-        """Replace the running group by groups of (program counter, lanes)."""
+        """Replaces the running group by groups of (program counter, lanes)."""
         self.groups.extend(Group(pc, mask) for pc, mask in parts)
         self.num_active = 0
         return REGROUP
 
     def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
-        """End the lanes of `mask`; the rest of the group goes on at `next_pc`."""
+        """Ends the lanes of `mask`; the rest of the group continues at `next_pc`."""
         self.live = self.live & ~mask
         rest = self.active & ~mask
         if rest.any():
@@ -322,14 +329,14 @@ class Warp:
         return REGROUP
 
     def missing(self, members: int = 0xFFFFFFFF) -> np.ndarray | None:
-        """Live lanes of `members` that are not active, or None: who must still arrive at a ``.sync`` instruction."""
+        """Returns live lanes of `members` that are not active and must still arrive at a ``.sync`` instruction, or None."""
         if not self.groups and self.num_active == LANES:
             return None
         lacking = self.live & ~self.active & bits_mask(members)
         return lacking if lacking.any() else None
 
     def clock(self, name: str) -> int:
-        """Value of a clock-like special register: executed instructions, or nanoseconds for the global timer."""
+        """Returns a clock-like special register: executed instructions, or nanoseconds for the global timer."""
         if name.startswith("%globaltimer"):
             value = time.perf_counter_ns()
         else:
@@ -344,13 +351,15 @@ class Cta:
     """One thread block: its memories, warps, and named barriers.
 
     Attributes:
-        idx: grid coordinates.  rank: %cluster_ctarank.  smem / tmem: its memories.
+        idx: grid coordinates.
+        rank: %cluster_ctarank.
+        smem, tmem: its memories.
     """
 
     def __init__(
         self, machine: Simulator, cluster: "Cluster", launch: Launch, rank: int, idx: tuple[int, int, int]
     ):
-        """A CTA ready to run, with fresh poisoned memories."""
+        """Makes a CTA that is ready to run, with fresh poisoned memories."""
         self.machine, self.cluster, self.launch = machine, cluster, launch
         self.rank, self.idx = rank, idx
         self.smem = SharedMemory(launch.shared_bytes)
@@ -364,7 +373,7 @@ class Cta:
             self._place_symbols(warp)
 
     def _place_symbols(self, warp: Warp) -> None:
-        """Addresses of shared variables and of parameters, in the slots that name them."""
+        """Stores the addresses of shared variables and of parameters in the slots that name them."""
         builder = warp.code.builder
         for slot, offset in builder.shared_symbols.items():
             warp.regs[slot] = self.rank << RANK_SHIFT | offset
@@ -373,7 +382,7 @@ class Cta:
             warp.regs[slot] = base + offset
 
     def issue(self, warp: Warp, engine: Engine, effect: Callable[[], None]) -> Operation | None:
-        """Submit an asynchronous operation of a warp; `effect` does everything it does to memory and barriers."""
+        """Submits an asynchronous operation of a warp. `effect` does everything that it does to memory and barriers."""
         queue, recorder = self.machine.queue, self.machine.recorder
         if queue is not None:
             return queue.submit(warp, engine, effect)
@@ -385,7 +394,7 @@ class Cta:
         return None
 
     def issue_store(self, warp: Warp, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        """Submit a bulk store: `read` captures shared memory, `write` gets what it returned."""
+        """Submits a bulk store: `read` captures shared memory, `write` gets its return value."""
         queue, recorder = self.machine.queue, self.machine.recorder
         if queue is not None:
             queue.submit_store(warp, read, write)
@@ -397,10 +406,10 @@ class Cta:
         write(read())
 
     def mbarrier(self, offset: int) -> Mbarrier:
-        """The initialised mbarrier at a shared-memory offset.
+        """Returns the initialised mbarrier at a shared-memory offset.
 
         Raises:
-            EmulatorError: no mbarrier was initialised there.
+            EmulatorError: no mbarrier was initialised at the offset.
         """
         self.machine.changes += 1
         found = self.smem.barriers.get(offset)
@@ -412,7 +421,7 @@ class Cta:
 
     @property
     def live_warps(self) -> int:
-        """Warps that have not exited."""
+        """Number of warps that have not exited."""
         return sum(not w.done for w in self.warps)
 
 
@@ -432,7 +441,7 @@ class Cluster:
         self.phase_of: dict[Warp, int] = {}
 
     def arrive(self, warp: Warp) -> None:
-        """barrier.cluster.arrive of one warp.
+        """Executes barrier.cluster.arrive for one warp.
 
         Raises:
             EmulatorError: the warp arrived already and has not waited.
@@ -444,7 +453,7 @@ class Cluster:
         self._complete()
 
     def wait(self, warp: Warp) -> Wait:
-        """barrier.cluster.wait of one warp: the end of the phase that it arrived in.
+        """Executes barrier.cluster.wait for one warp. Returns a wait for the end of the phase in which it arrived.
 
         Raises:
             EmulatorError: the warp has not arrived.
@@ -474,7 +483,7 @@ class Cluster:
             self.machine.changes += 1
 
     def resolve(self, address: int) -> tuple[Cta, int]:
-        """CTA and offset that a shared::cluster address means.
+        """Returns the CTA and the offset of a shared::cluster address.
 
         Raises:
             EmulatorError: the rank is not in this cluster.

@@ -1,4 +1,4 @@
-"""What the emulated device answers when host code asks for its attributes."""
+"""Attributes that the emulated device reports to host code."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ class Limits:
     """Limits by compute capability (CUDA programming guide, table of limits).
 
     Attributes:
-        shared_bytes: shared memory that a CTA may opt in to.  threads: of an SM.  blocks: CTAs of an SM.
+        shared_bytes: shared memory that a CTA may opt in to.
+        threads: threads per SM.
+        blocks: CTAs per SM.
     """
 
     shared_bytes: int
@@ -40,7 +42,7 @@ OLD_NAMES = {"sm_101": "sm_110"}
 
 
 def ptx_arch(target: str) -> str:
-    """Architecture of a ``.target`` directive, under its current name."""
+    """Returns the architecture of a ``.target`` directive under its current name."""
     name = target.split(",")[0].strip()
     return next((new + name[len(old) :] for old, new in OLD_NAMES.items() if name.startswith(old)), name)
 
@@ -57,7 +59,7 @@ class Device:
         """Compute capability (major, minor).
 
         Raises:
-            EmulatorError: the name is not that of a modelled architecture.
+            EmulatorError: the name does not belong to a modelled architecture.
         """
         match = re.fullmatch(r"sm_(\d+)(\d)[af]?", self.arch)
         found = (int(match.group(1)), int(match.group(2))) if match else None
@@ -69,7 +71,7 @@ class Device:
 
     @property
     def shared_bytes(self) -> int:
-        """Most shared memory of a CTA, in bytes."""
+        """Largest shared memory of a CTA, in bytes."""
         return LIMITS[self.capability].shared_bytes
 
     @property
@@ -78,7 +80,7 @@ class Device:
         return self.capability[0] >= FIRST_CLUSTERS
 
     def attributes(self) -> dict[int, int]:
-        """cudaDeviceAttr number -> value."""
+        """Returns a map from cudaDeviceAttr number to value."""
         (major, minor), limits = self.capability, LIMITS[self.capability]
         return {
             1: 1024,  # threads per block

@@ -2,14 +2,17 @@
 
 A tile in shared memory is the box in row-major order, dimension 0 innermost and contiguous, whose 16-byte chunks are
 permuted by the swizzle: an XOR of chunk-address bits with higher bits of the absolute shared-memory address (PTX ISA
-"Tensors", swizzling modes). Copies therefore move whole 16-byte chunks through index maps, which are cached.
+"Tensors", swizzling modes). Copies therefore move full 16-byte chunks through cached index maps.
 
-What PTX leaves open is as an H200 does it (recorded 2026-11-21): rows of a swizzled tile are a whole span apart even
-where the box is narrower; copies start at multiples of 16 bytes in a row, or the kernel faults; a store writes the
-16-byte chunk in which a row ends to its end, over what lies behind the row's last element; NaN fill is 0x7FF7 in every
-16 bits, whatever the type; and loads of tf32 round to nearest (ties were not recorded: away from zero, as cvt.rna).
+Details that PTX leaves open follow an H200 (recorded 2026-11-21):
 
-Layout of the descriptor: only its first 64 bytes are used (see `TensorMap.decode`).
+* rows of a swizzled tile are a full span apart even if the box is narrower;
+* copies start at multiples of 16 bytes in a row, or the kernel faults;
+* a store writes the last 16-byte chunk of a row completely, over the bytes after the row's last element;
+* NaN fill is 0x7FF7 in every 16 bits, whatever the type;
+* loads of tf32 round to nearest (ties were not recorded: away from zero, like cvt.rna).
+
+Only the first 64 bytes of the descriptor are used (see `TensorMap.decode`).
 """
 
 import math
@@ -40,7 +43,7 @@ class ElementType:
     Attributes:
         name: PTX spelling.
         bits: size in global memory.
-        is_float: whether the map may ask that out-of-bounds elements read as NaN.
+        is_float: whether the map may request NaN for out-of-bounds elements.
         padded: (data bytes, bytes in shared memory) of each group of 16 elements that is unpacked on load.
     """
 
@@ -85,7 +88,7 @@ class TensorMap:
         element: type of the elements.
         dims: size of each dimension in elements, innermost first.
         strides: bytes between neighbours in dimensions 1, 2, ... (dimension 0 is contiguous).
-        box: elements of the tile along each dimension, before element strides.
+        box: number of elements of the tile along each dimension, before element strides.
         element_strides: distance of loaded elements along each dimension.
         swizzle: "none", "32B", "64B" or "128B".
         atom: unit that the 128B swizzle moves: "16B", "32B" or "64B".
@@ -104,14 +107,14 @@ class TensorMap:
 
     @staticmethod
     def decode(descriptor: bytes) -> "TensorMap":
-        """Decode and check a descriptor (at least its first 64 bytes).
+        """Decodes and checks a descriptor (at least its first 64 bytes).
 
         Little endian: 0x00 address; 0x08 type and mode bits; 0x0C.. low 32 bits of stride/16 of dimensions 1 to 4,
         with 4 more bits each at 0x1C; 0x20.. dim-1; 0x34 element strides-1 (3 bits each) and box0-1 in the top
         byte; 0x38.. box1-1 to box4-1.
 
         Raises:
-            EmulatorError: a mode that is not modelled, or a descriptor that breaks a rule of the format.
+            EmulatorError: an unsupported mode, or a descriptor that breaks a rule of the format.
         """
         return _decode(bytes(descriptor[:64]))
 
@@ -122,7 +125,7 @@ class TensorMap:
 
     @cached_property
     def tile_shape(self) -> tuple[int, ...]:
-        """Elements that are loaded along each dimension, outermost first."""
+        """Elements loaded along each dimension, outermost first."""
         return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))[::-1]
 
     @cached_property
@@ -139,11 +142,11 @@ class TensorMap:
 
     @cached_property
     def tile_bytes(self) -> int:
-        """Bytes that a tile writes to shared memory, padding of the element type and out-of-bounds parts included."""
+        """Bytes that a tile writes to shared memory, including padding of the element type and out-of-bounds parts."""
         return int(np.prod(self.tile_shape[:-1], dtype=np.int64)) * self.row_bytes
 
     def shared_extent(self, boxes: int = 1) -> int:
-        """Bytes from the start of `boxes` tiles that lie one after the other in shared memory to their end."""
+        """Returns the bytes from the start to the end of `boxes` consecutive tiles in shared memory."""
         rows = boxes * math.prod(self.tile_shape[:-1])
         return (rows - 1) * self.row_pitch + self.row_bytes
 
@@ -151,13 +154,13 @@ class TensorMap:
     def transaction_bytes(self) -> int:
         """Bytes that a load reports to its barrier: out-of-bounds parts count, padding does not.
 
-        The second half is inferred: kernels for SM120 that mix fp8 and fp4 operands expect it so.
+        That padding does not count is inferred: kernels for SM120 that mix fp8 and fp4 operands expect it.
         """
         data, total = self.element.padded or (1, 1)
         return self.tile_bytes * data // total
 
     def chunk_index(self, offset: int) -> np.ndarray:
-        """Indices of the tile's 16-byte chunks in shared memory, shape (outer dims..., chunks in a row).
+        """Returns the indices of the tile's 16-byte chunks in shared memory, shape (outer dims..., chunks per row).
 
         Args:
             offset: absolute shared-memory offset of the tile.
@@ -170,7 +173,7 @@ class TensorMap:
         return self._chunks(offset)
 
     def row_chunk_index(self, offset: int, row: int) -> np.ndarray:
-        """As `chunk_index`, for a box of one row that lands in row `row` of a tile at `offset` (gather4)."""
+        """Like `chunk_index`, for a box of one row that is written to row `row` of a tile at `offset` (gather4)."""
         return self._chunks(offset + row * self.row_pitch)
 
     def _chunks(self, offset: int) -> np.ndarray:
@@ -178,11 +181,11 @@ class TensorMap:
         return _chunk_index(offset, shape, self.swizzle, self.atom)[..., : self.row_bytes // CHUNK_BYTES]
 
     def read_tile(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray:
-        """Read the box at `coords` (elements, innermost first; may lie outside the tensor).
+        """Reads the box at `coords` (elements, innermost first; may lie outside the tensor).
 
         Returns:
-            complex128 (outer dims..., chunks in a row): the tile's 16-byte chunks before swizzling. May be a view of
-            global memory: use it at once.
+            complex128 (outer dims..., chunks per row): the tile's 16-byte chunks before swizzling. May be a view of
+            global memory, so use it at once.
         """
         whole = self._whole_rows(coords, view)
         if whole is not None:
@@ -208,16 +211,16 @@ class TensorMap:
     def write_tile(
         self, coords: tuple[int, ...], tile: np.ndarray, view: GlobalView, reduce: str | None = None
     ) -> None:
-        """Store a tile; elements outside the tensor are dropped.
+        """Stores a tile; elements outside the tensor are dropped.
 
         Args:
-            coords: of the box, elements, innermost first; not negative.
-            tile: complex128 chunks, shaped as `read_tile` returns them.
-            view: writable view of global memory.
-            reduce: None to store, else the operation that combines memory and tile.
+            coords: coordinates of the box in elements, innermost first; not negative.
+            tile: complex128 chunks, shaped like the result of `read_tile`.
+            view: returns a writable view of global memory.
+            reduce: operation that combines memory and tile, or None to store.
 
         Raises:
-            EmulatorError: negative coordinates, or an operation or type that does not exist.
+            EmulatorError: negative coordinates, or an unsupported operation or type.
         """
         if min(coords) < 0:
             raise EmulatorError(f"TMA store at coordinates {coords}: negative coordinates are not allowed")
@@ -240,7 +243,7 @@ class TensorMap:
     def _write_last_chunks(
         self, coords: tuple[int, ...], region: "_Region", rows: np.ndarray, view: GlobalView
     ) -> None:
-        """Write what lies behind the last element of rows that end within a 16-byte chunk, up to the next row."""
+        """Writes the bytes after the last element of rows that end within a 16-byte chunk, up to the next row."""
         end = region.first_byte + region.row_bytes
         extra = -end % CHUNK_BYTES
         if not extra or self.element.bits % 8:
@@ -248,11 +251,11 @@ class TensorMap:
         behind = rows[(*region.tile_slices, slice(end, end + extra))].reshape(-1, extra)
         last = self.address + sum((n - 1) * s for n, s in zip(self.dims[1:], self.strides, strict=True))
         for address, data in zip(self.rows_at(coords)[0].tolist(), behind, strict=True):
-            if address < last:  # behind the last row of all there may be nothing
+            if address < last:  # memory may end after the last row
                 view(address + region.row_bytes, extra)[:] = data
 
     def rows_at(self, coords: tuple[int, ...]) -> tuple[np.ndarray, int]:
-        """Global addresses (int64) of the rows of the box at `coords` that lie in the tensor, and bytes of each."""
+        """Returns global addresses (int64) of the rows of the box at `coords` that lie in the tensor, and bytes per row."""
         region = self._clip(coords)
         if region is None:
             return np.empty(0, np.int64), 0
@@ -260,26 +263,26 @@ class TensorMap:
         rows = np.zeros(1, np.int64)
         for count, stride, step in steps:
             rows = (np.arange(count, dtype=np.int64)[:, None] * (step * stride) + rows).reshape(-1)
-        # Both sums are modulo 2^64, as arrays of int64 have it.
+        # Both sums are modulo 2^64, like sums of int64 arrays.
         return (rows.view(np.uint64) + np.uint64(self._first_address(region))).view(
             np.int64
         ), region.row_bytes
 
     def extent(self, coords: tuple[int, ...]) -> tuple[int, int, int]:
-        """(address of the first byte, rows, bytes of a row) of the part of the box at `coords` inside the tensor."""
+        """Returns (address of the first byte, rows, bytes per row) of the part of the box at `coords` inside the tensor."""
         region = self._clip(coords)
         if region is None:
             return self.address, 0, 0
         return self._first_address(region), math.prod(region.count[1:]), region.row_bytes
 
     def _first_address(self, region: "_Region") -> int:
-        """Global address of a region's first byte. It wraps modulo 2^64: maps of ragged tensors rely on it."""
+        """Returns the global address of a region's first byte. It wraps modulo 2^64; maps of ragged tensors rely on that."""
         offset = region.start[0] * self.element.bits // 8
         offset += sum(c * s for c, s in zip(region.start[1:], self.strides, strict=True))
         return (self.address + offset) % ADDRESSES
 
     def chunks_inside(self, coords: tuple[int, ...]) -> tuple[slice, ...] | None:
-        """Which of a tile's chunks, as `chunk_index` arranges them, hold elements inside the tensor."""
+        """Returns which of a tile's chunks, arranged as by `chunk_index`, hold elements inside the tensor."""
         region = self._clip(coords)
         if region is None:
             return None
@@ -298,7 +301,7 @@ class TensorMap:
         return tile
 
     def _clip(self, coords: tuple[int, ...]) -> "_Region | None":
-        """The part of the box inside the tensor; None where there is none."""
+        """Returns the part of the box inside the tensor, or None if the box lies outside."""
         if len(coords) != self.rank:
             raise EmulatorError(f"TMA with {len(coords)} coordinates on a tensor map of rank {self.rank}")
         if self.element.bits % 8 == 0 and coords[0] * self.element.bits // 8 % CHUNK_BYTES:
@@ -327,8 +330,11 @@ class TensorMap:
 
     @cached_property
     def _whole(self) -> tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]:
-        """Of boxes that lie inside: last coordinates, shape and pitches of the rows in bytes (outermost first), bytes from
-        the first to the end of the last one."""
+        """Geometry of boxes that lie fully inside the tensor.
+
+        Returns last coordinates, shape and pitches of the rows in bytes (outermost first), and bytes from the start of
+        the first row to the end of the last.
+        """
         tile, steps = self.tile_shape[::-1], self.element_strides
         last = tuple(d - (n - 1) * e - 1 for d, n, e in zip(self.dims, tile, steps, strict=True))
         pitches = tuple(s * e for s, e in zip(self.strides, steps[1:], strict=True))
@@ -336,7 +342,7 @@ class TensorMap:
         return last, (*self.tile_shape[:-1], self.row_bytes), span, (*pitches[::-1], 1)
 
     def _whole_rows(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray | None:
-        """As `_global_rows` of a box that lies inside the tensor and is aligned; None where it is not."""
+        """Like `_global_rows`, for an aligned box that lies inside the tensor; None for other boxes."""
         last, shape, span, pitches = self._whole
         bits = coords[0] * self.element.bits
         if bits % (8 * CHUNK_BYTES) or self.element.padded or len(coords) != len(last):
@@ -350,7 +356,7 @@ class TensorMap:
         return np.ndarray(shape, np.uint8, view(address % ADDRESSES, span), 0, pitches)
 
     def _global_rows(self, region: "_Region", view: GlobalView) -> np.ndarray:
-        """uint8 strided view (outer dims..., row bytes) of the region in global memory."""
+        """Returns a strided uint8 view (outer dims..., row bytes) of the region in global memory."""
         steps = [s * e for s, e in zip(self.strides, self.element_strides[1:], strict=True)]
         row_bytes = region.row_bytes
         address = self._first_address(region)
@@ -361,7 +367,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class _Region:
-    """The in-bounds part of a box. All tuples innermost first: index in the tile, elements, tensor coordinate."""
+    """The in-bounds part of a box. All tuples are innermost first: index in the tile, elements, tensor coordinate."""
 
     map: TensorMap
     first: tuple[int, ...]
@@ -379,17 +385,17 @@ class _Region:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in global memory."""
+        """Bytes per row in global memory."""
         return self.count[0] * self.map.element.bits // 8
 
     def group_slice(self, group_bytes: int) -> slice:
-        """Groups of 16 elements of a padded type."""
+        """Returns the groups of 16 elements of a padded type."""
         first = self.first_byte // group_bytes
         return slice(first, first + self.row_bytes // group_bytes)
 
 
 def _as_loaded(element: ElementType, data: np.ndarray) -> np.ndarray:
-    """Elements as they arrive in shared memory (uint8, innermost contiguous): tf32 is rounded, the others are copied."""
+    """Converts elements to their form in shared memory (uint8, innermost contiguous): tf32 is rounded, others are copied."""
     if not element.name.startswith("tf32"):
         return data
     codes = np.ascontiguousarray(data).view(np.uint32)
@@ -401,7 +407,7 @@ def _as_loaded(element: ElementType, data: np.ndarray) -> np.ndarray:
 
 # ---- index maps --------------------------------------------------------------------------------------------------
 def swizzle_address(address: np.ndarray, swizzle: str, atom: str = "16B") -> np.ndarray:
-    """Permute absolute shared-memory byte addresses as a swizzle mode does (integer arrays or scalars)."""
+    """Permutes absolute shared-memory byte addresses by a swizzle mode (integer arrays or scalars)."""
     if swizzle == "none":
         return address
     if atom == "16B":
@@ -414,7 +420,7 @@ def swizzle_address(address: np.ndarray, swizzle: str, atom: str = "16B") -> np.
 
 @lru_cache(4096)
 def _chunk_index(offset: int, shape: tuple[int, ...], swizzle: str, atom: str) -> np.ndarray:
-    """Chunk numbers (address / 16) of a tile at an absolute offset; read-only."""
+    """Returns chunk numbers (address / 16) of a tile at an absolute offset; read-only."""
     linear = offset + CHUNK_BYTES * np.arange(int(np.prod(shape)))
     index = (swizzle_address(linear, swizzle, atom) // CHUNK_BYTES).reshape(shape)
     index.setflags(write=False)
@@ -454,7 +460,7 @@ def _decode(data: bytes) -> TensorMap:
 
 
 def _check(m: TensorMap) -> None:
-    """Raise EmulatorError for the first broken rule of the format."""
+    """Raises EmulatorError for the first broken rule of the format."""
     for broken, rule in (
         (m.address % 16, f"global address {m.address:#x} is not a multiple of 16"),
         (m.element_strides[0] != 1, f"element stride {m.element_strides[0]} of dimension 0 must be 1"),
@@ -505,12 +511,13 @@ _MODE_FIELDS = {  # position and width in the mode word
 
 
 def replace_field(data: np.ndarray, field: str, ordinal: int, value: int) -> None:
-    """Rewrite one field of a descriptor in place, as tensormap.replace.tile does.
+    """Rewrites one field of a descriptor in place, like tensormap.replace.tile.
 
     Args:
         data: uint8 (128,), modified.
         field: PTX name of the field.
-        ordinal: dimension (for global_stride: 0 is the stride of dimension 1), where the field has several.
+        ordinal: dimension, for a field with one value per dimension (for global_stride: 0 is the stride of dimension
+            1).
         value: the operand: sizes are true values, rank is the number of dimensions minus one.
 
     Raises:
@@ -564,11 +571,11 @@ def encode(
     atom: str = "16B",
     nan_fill: bool = False,
 ) -> bytes:
-    """Build a 128-byte descriptor; arguments as the fields of `TensorMap` (element by PTX name).
+    """Builds a 128-byte descriptor. Arguments are the fields of `TensorMap`, the element by its PTX name.
 
     Raises:
         ValueError: a size outside its field.
-        EmulatorError: what `TensorMap.decode` refuses.
+        EmulatorError: see `TensorMap.decode`.
     """
     rank = len(dims)
     if not 1 <= rank <= MAX_RANK or len(strides) != rank - 1 or len(box) != rank:
@@ -594,7 +601,7 @@ def encode(
     return data
 
 
-# What the driver's cuTensorMapEncodeTiled means by its numbers.
+# Meanings of the numbers in the driver's cuTensorMapEncodeTiled.
 _DRIVER_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz", "b4x16",
     "b4x16_p64", "b6x16_p32",
@@ -606,7 +613,7 @@ _DRIVER_SWIZZLES = (
 
 
 def driver_element(number: int) -> ElementType:
-    """The element type that the driver numbers so (CUtensorMapDataType)."""
+    """Returns the element type with the driver's number (CUtensorMapDataType)."""
     name = _DRIVER_TYPES[number]
     code, tf32 = _TYPE_CODES[name]
     return (_TF32 if tf32 else _ELEMENT_TYPES)[code]
@@ -624,7 +631,7 @@ def encode_tiled(
     swizzle: int,
     fill: int,
 ) -> bytes:
-    """The descriptor that cuTensorMapEncodeTiled makes; enumerations as the driver numbers them.
+    """Returns the descriptor that cuTensorMapEncodeTiled makes; enumerations are the driver's numbers.
 
     Raises:
         ValueError, EmulatorError: the driver would refuse it, or it is not modelled.
