@@ -14,7 +14,7 @@ import pytest
 # each other without sleeping: two thirds of the time of the tests of formats. And sums do not depend on the number of cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from nvfp4_cute.cli import doctor
+from nvfp4_cute.backends import installed
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Asked for when a test is about to run, not at collection: listing tests must not initialise CUDA.
     for marker in item.iter_markers("gpu"):
-        reason = doctor.missing_gpu_reason(*marker.args)
+        reason = installed.missing_gpu_reason(*marker.args)
         if reason is not None:
             pytest.skip(reason)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nvfp4_cute import cli
+from nvfp4_cute.backends import installed
 from nvfp4_cute.bench import published_kernels
-from nvfp4_cute.cli import doctor, sol
+from nvfp4_cute.cli import sol
 from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.planning.arch import ARCHS, mmas_of
@@ -58,8 +59,10 @@ def test_python_blocks_run_in_order(page, monkeypatch):
     monkeypatch.setattr(autotune, "candidates", lambda *given: candidates(*given)[:2])
     namespace: dict[str, object] = {"__name__": "page"}
     for block in blocks(page, "python"):
-        if "emulator" in block and doctor.shim_problem():
-            pytest.skip(f"the block on the emulator was not run; its launch shim is {doctor.shim_problem()}")
+        if "emulator" in block and installed.shim_problem():
+            pytest.skip(
+                f"the block on the emulator was not run; its launch shim is {installed.shim_problem()}"
+            )
         exec(compile(block, ROOT / page, "exec"), namespace)
 
 

@@ -49,7 +49,8 @@ LAYERS = (
     ("problems",),
     ("bench",),
     ("competition",),
-    ("cli", "prove"),
+    ("prove",),
+    ("cli",),
     ("__main__",),
     ("examples",),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.cli import doctor
+from nvfp4_cute.backends import installed
 from nvfp4_cute.cli.options.compile import EVERYWHERE, OF_FORMATS, OPERATIONS, WEIGHT_ONLY
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
             formats=args.formats,
         )
     ]
-    installed = doctor.versions()
+    versions = installed.versions()
     for arch in dict.fromkeys(args.arch):
-        problem = doctor.toolkit_problem(arch, installed)
+        problem = installed.toolkit_problem(arch, versions)
         if problem:
             print(f"warning: {problem}", file=sys.stderr)
     return compile_all(wanted, args.out, args.jobs)

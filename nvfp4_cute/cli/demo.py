@@ -8,7 +8,6 @@ from functools import partial
 from tqdm import tqdm
 
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.cli import check
 from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.emulator.state import Stats
 from nvfp4_cute.errors import EmulatorError
@@ -20,6 +19,7 @@ from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
+from nvfp4_cute.prove import exact
 from nvfp4_cute.roofline.speed_of_light import (
     COMPETITION_FP4_FLOPS_PER_S,
     COMPETITION_HBM_BYTES_PER_S,
@@ -114,7 +114,7 @@ def run_case(
         except EmulatorError as error:
             return Result(name, case, num_tiles, None, None, f"stopped: {error}")
     expected = reference.reference(data)
-    fault = check.difference([t.squeeze(-1) for t in outputs], [t.squeeze(-1) for t in expected])
+    fault = exact.difference([t.squeeze(-1) for t in outputs], [t.squeeze(-1) for t in expected])
     return Result(name, case, num_tiles, observer.plans[-1], observer.stats[-1], fault)
 
 

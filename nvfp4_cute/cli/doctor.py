@@ -4,23 +4,17 @@ Everything is asked when `run` (or a function here) is called; nothing is import
 """
 
 import argparse
-import importlib.metadata
-import importlib.util
-import platform
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute import env
-from nvfp4_cute.errors import EmulatorError, UnsupportedProblem
+from nvfp4_cute.backends import installed
+from nvfp4_cute.backends.installed import Gpu
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.gpus.targets import Target
-
-DSL_PREFIX = "nvidia-cutlass-dsl"
-CUDA_13_ARCHS = ("sm_110a",)  # whose names are other ones in CUDA 12
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,127 +28,6 @@ def run(args: argparse.Namespace) -> int:
     return 0 if usable else 1
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One visible GPU: its index in torch, its name, and what code for it is compiled for ("sm_100a").
-
-    `target` is its entry in the table of targets; None for a product, or a part of one, that is not there.
-    """
-
-    index: int
-    name: str
-    arch: str
-    target: Target | None = None
-
-
-def versions() -> dict[str, str | None]:
-    """Return the version of Python and of each distribution that decides what is compiled; None where it is missing.
-
-    All nvidia-cutlass-dsl distributions are listed: a mix of versions is the usual cause of a broken install.
-    """
-    names = ["nvfp4-cute", "torch", "numpy", "cuda-python", DSL_PREFIX]
-    installed = {
-        _canonical(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata["Name"]
-    }
-    names += sorted(name for name in installed if name.startswith(f"{DSL_PREFIX}-"))
-    return {"python": platform.python_version()} | {name: _version(name) for name in names}
-
-
-def _canonical(name: str) -> str:
-    return name.lower().replace("_", "-")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def version_problem(found: dict[str, str | None]) -> str | None:
-    """Say why these versions cannot compile a kernel, or None. `found` is what `versions` returns."""
-    if found[DSL_PREFIX] is None:
-        return f"{DSL_PREFIX} is not installed: no kernel can be compiled; run `pip install -e .`"
-    dsl = {name: version for name, version in found.items() if name.startswith(DSL_PREFIX)}
-    if len(set(dsl.values())) > 1:
-        listed = ", ".join(f"{name} {version}" for name, version in dsl.items())
-        return f"{listed}: all must have one version; run `pip install --force-reinstall {DSL_PREFIX}=={found[DSL_PREFIX]}`"
-    # The package has it in a folder of its own, which a .pth file names.
-    if importlib.util.find_spec("cutlass") is None:
-        return (
-            f"{DSL_PREFIX} {found[DSL_PREFIX]} is installed, but its module `cutlass` is not found: its .pth file is read "
-            "only in the environment that it is installed in; run `pip install -e .` in this one"
-        )
-    return None
-
-
-def refused_archs() -> tuple[str, ...]:
-    """Architectures of ours that the installed compiler does not know."""
-    from nvfp4_cute import private_api
-    from nvfp4_cute.planning.arch import simt
-
-    known = private_api.dsl_archs()
-    return tuple(arch for arch in simt.ARCHS if arch not in known)
-
-
-def toolkit_problem(arch: str, found: dict[str, str | None]) -> str | None:
-    """Say why code for `arch` will not load under a CUDA 13 driver, or None. `found` is what `versions` returns.
-
-    CuTe DSL comes with the libraries of CUDA 12 and takes those of CUDA 13 where they are installed, too, and the driver
-    is new enough or missing. The architecture of Thor has another name in each: code for sm_101a, as CUDA 12 has it,
-    is refused by drivers of CUDA 13.
-    """
-    if arch not in CUDA_13_ARCHS or f"{DSL_PREFIX}-libs-cu13" in found:
-        return None
-    return (
-        f"{arch}: compiled as sm_101a, which CUDA 13 drivers refuse, since CuTe DSL's libraries of CUDA 13 are "
-        f'not installed; run `pip install "{DSL_PREFIX}[cu13]=={found[DSL_PREFIX]}"`'
-    )
-
-
-def gpus() -> list[Gpu]:
-    """Return the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    found = []
-    for index in range(torch.cuda.device_count()):
-        arch = targets.arch_of_capability(torch.cuda.get_device_capability(index))
-        found.append(Gpu(index, torch.cuda.get_device_name(index), arch, targets.detect(index)))
-    return found
-
-
-def native_gpus() -> list[Gpu]:
-    """Return the GPUs that there is a kernel for."""
-    from nvfp4_cute.planning.arch import simt
-
-    return [gpu for gpu in gpus() if gpu.arch in simt.ARCHS]
-
-
-def missing_gpu_reason(arch: str) -> str | None:
-    """Say why no kernel compiled for `arch` ("sm_100a") can run on a GPU here, or None where one can.
-
-    Such code runs on exactly its own compute capability: that is what the trailing letter says.
-    """
-    present = gpus()
-    if arch in [gpu.arch for gpu in present]:
-        return None
-    listed = ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in present) or "no GPU that torch can use"
-    return f"needs an {arch} GPU; here: {listed}"
-
-
-def shim_problem() -> str | None:
-    """Say why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
-    from nvfp4_cute.emulator.fronts.launch_shim import shim_path
-
-    try:
-        shim_path()
-    except EmulatorError as error:
-        return str(error)
-    return None
-
-
 def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str, bool]:
     """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator).
 
@@ -164,9 +37,9 @@ def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str
     """
     from nvfp4_cute.prove import silicon
 
-    found, present, shim = versions(), gpus(), shim_problem()
-    compiler = version_problem(found)
-    native = native_gpus()
+    found, present, shim = installed.versions(), installed.gpus(), installed.shim_problem()
+    compiler = installed.version_problem(found)
+    native = installed.native_gpus()
     sections = {
         "what you can do here": list(_ability_lines(native, compiler, shim)),
         "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
@@ -238,7 +111,7 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
     checkpoint = Checkpoint(local_folder(folder))
     state = engines.plugin_state(engines.installed(), is_checked=True)
     yield f"in vLLM: {engines.who_serves(checkpoint.config, state)}"
-    here = next((gpu.arch for gpu in native_gpus()), targets.B200.name)
+    here = next((gpu.arch for gpu in installed.native_gpus()), targets.B200.name)
     chosen = targets.lookup(target or here)
     yield f"kernels on {chosen.name} ({chosen.arch}), by rows of activations or tokens:"
     for kind in inspect(checkpoint).kinds:
@@ -254,14 +127,17 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
     """What kernels are compiled for, and what the compiler refuses."""
     from nvfp4_cute.planning.arch import ARCHS, is_weight_only, simt
 
-    refused = refused_archs()
+    refused = installed.refused_archs()
     accepted = ", ".join(arch for arch in ARCHS if arch not in refused)
     weight_only = ", ".join(arch for arch in simt.ARCHS if is_weight_only(arch) and arch not in refused)
     return [
         f"grouped_gemm compiles for {accepted}; compiling needs no GPU",
         f"weight-only products, quantize and what is around the products of experts compile for {weight_only}, too",
-        *(f"{arch}: refused, {DSL_PREFIX} {found[DSL_PREFIX]} does not know it" for arch in refused),
-        *filter(None, (toolkit_problem(arch, found) for arch in ARCHS if arch not in refused)),
+        *(
+            f"{arch}: refused, {installed.DSL_PREFIX} {found[installed.DSL_PREFIX]} does not know it"
+            for arch in refused
+        ),
+        *filter(None, (installed.toolkit_problem(arch, found) for arch in ARCHS if arch not in refused)),
     ]
 
 

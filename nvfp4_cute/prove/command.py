@@ -11,9 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute import env
+from nvfp4_cute.backends import installed
 from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.command import RESULTS
-from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.gpus import targets, verdicts
@@ -91,10 +91,10 @@ def _where(emulator: str | None) -> tuple[str, str]:
     if emulator is not None:
         target = targets.lookup(emulator)
         return f"emulator:{target.arch}", target.arch
-    native = doctor.native_gpus()
+    native = installed.native_gpus()
     if not native:
         present = (
-            ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in doctor.gpus()) or "no GPU that torch can use"
+            ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in installed.gpus()) or "no GPU that torch can use"
         )
         raise UnsupportedTarget(
             f"here: {present}; there are kernels for {', '.join(ARCHS)}. On such a GPU this does {', '.join(plan.STEPS)}: "

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.cli import doctor
+from nvfp4_cute.backends import installed
 from nvfp4_cute.gpus import targets
 
 PATH = re.compile(r"(?<![\w.:/])~?(?:/[\w.+@-]+){2,}/?")
@@ -20,11 +20,11 @@ COMMON = {"root", "user", "admin", "home", "local", "localhost", "linux", "ubunt
 def describe() -> dict[str, Any]:
     """The GPU of this machine, or why there is none, and versions. No names of hosts or users, no paths, no serial numbers."""
     found: dict[str, Any] = {
-        "versions": doctor.versions(),
+        "versions": installed.versions(),
         "system": f"{platform.system()} {platform.machine()}",
         "gpu": None,
     }
-    present = doctor.gpus()
+    present = installed.gpus()
     if not present:
         return found
     import torch

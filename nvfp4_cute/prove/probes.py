@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from nvfp4_cute import env
-from nvfp4_cute.cli.check import Dice, difference
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
@@ -17,6 +16,7 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.operands import tensor_map_fault
 from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.planning.arch import ARCHS
+from nvfp4_cute.prove.exact import Dice, difference
 from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job, Outcome
 from nvfp4_cute.prove.probe_keys import ProbeTask
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from nvfp4_cute import BlockScaledTensor, quantize
-from nvfp4_cute.cli.check import K_STEP, Dice, difference
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8, BlockFormat
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
@@ -21,6 +20,7 @@ from nvfp4_cute.ops.parts import gemm, gemv, grouped_dual_gemm, grouped_gemm, gr
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, RESULT_FORMATS, Form, Gate, OutDtype, result_format
+from nvfp4_cute.prove.exact import K_STEP, Dice, difference
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3

@@ -14,14 +14,15 @@ from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.problem import RESULT_FORMATS
+from nvfp4_cute.prove import exact
 from nvfp4_cute.reference import expand_operand
 
-LIMITS = check.Limits(groups=4, max_m=20, max_n=40, max_k=128)
-MANY = [check.draw(seed, LIMITS) for seed in range(200)]
+LIMITS = exact.Limits(groups=4, max_m=20, max_n=40, max_k=128)
+MANY = [exact.draw(seed, LIMITS) for seed in range(200)]
 
 
 def test_draw_depends_on_the_seed_alone():
-    first, again, other = check.draw(7, LIMITS), check.draw(7, LIMITS), check.draw(8, LIMITS)
+    first, again, other = exact.draw(7, LIMITS), exact.draw(7, LIMITS), exact.draw(8, LIMITS)
     assert first.problem == again.problem
     assert all(torch.equal(x, y) for x, y in zip(first.a + first.b, again.a + again.b, strict=True))
     assert first.problem != other.problem
@@ -41,9 +42,9 @@ def test_draw_stays_within_limits_and_reaches_the_edges():
 def test_longest_k_is_exact_in_fp32():
     """The largest sum, in units of the smallest product, is below 2**24; one step more of K is not."""
     unit, largest = (0.5 * 0.5) ** 2, (6 * 2.0) ** 2
-    assert check.MAX_EXACT_K * largest / unit <= 2**24 < (check.MAX_EXACT_K + check.K_STEP) * largest / unit
-    assert min(check.SCALES) == 0.5 and max(check.SCALES) == 2.0
-    assert all(s % 0.5 == 0 for s in check.SCALES)
+    assert exact.MAX_EXACT_K * largest / unit <= 2**24 < (exact.MAX_EXACT_K + exact.K_STEP) * largest / unit
+    assert min(exact.SCALES) == 0.5 and max(exact.SCALES) == 2.0
+    assert all(s % 0.5 == 0 for s in exact.SCALES)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +58,16 @@ def test_longest_k_is_exact_in_fp32():
 )
 def test_limits_that_leave_nothing_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        check.Limits(**{"groups": 1, "max_m": 1, "max_n": 1, "max_k": 32} | change)
+        exact.Limits(**{"groups": 1, "max_m": 1, "max_n": 1, "max_k": 32} | change)
 
 
 def test_difference_finds_the_first_wrong_bit():
     want = [torch.zeros(2, 3), torch.arange(6.0, dtype=torch.float32).reshape(2, 3).to(torch.float16)]
     out = [t.clone() for t in want]
-    assert check.difference(out, want) is None
+    assert exact.difference(out, want) is None
     out[1][1, 0] += 1
     out[1][1, 2] += 1
-    assert check.difference(out, want) == (
+    assert exact.difference(out, want) == (
         "group 1 element (1, 0) is 4.0, the reference says 3.0; 2 of 6 elements of the group differ"
     )
 
@@ -74,9 +75,9 @@ def test_difference_finds_the_first_wrong_bit():
 def test_difference_is_about_bits():
     """-0 is not 0, and a NaN left over from the poisoned output is not a result."""
     zero = [torch.zeros(1, 1)]
-    assert "is -0.0" in check.difference([-torch.zeros(1, 1)], zero)
-    assert "is nan" in check.difference([torch.full((1, 1), float("nan"))], zero)
-    assert check.difference([torch.empty(0, 4)], [torch.empty(0, 4)]) is None
+    assert "is -0.0" in exact.difference([-torch.zeros(1, 1)], zero)
+    assert "is nan" in exact.difference([torch.full((1, 1), float("nan"))], zero)
+    assert exact.difference([torch.empty(0, 4)], [torch.empty(0, 4)]) is None
 
 
 def test_run_reports_each_problem(capsys):
@@ -89,11 +90,11 @@ def test_run_reports_each_problem(capsys):
 
 @pytest.mark.parametrize("fault", ["wrong bit", "emulator error"])
 def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault):
-    correct = check.Case.run
+    correct = exact.Case.run
     failing = next(
         seed
         for seed in range(100)
-        if any(t.numel() for t in check.draw(seed, LIMITS).run("reference", "cpu"))
+        if any(t.numel() for t in exact.draw(seed, LIMITS).run("reference", "cpu"))
     )
 
     def run(case, backend, device, weight_only=False):
@@ -104,7 +105,7 @@ def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault
             next(t for t in outputs if t.numel())[0, 0] += 1000
         return outputs
 
-    monkeypatch.setattr(check.Case, "run", run)
+    monkeypatch.setattr(exact.Case, "run", run)
     arguments = ["check", "--backend", "emulator", "--seed", str(failing), "--count", "2", "--groups", "4"]
     arguments += ["--max-m", "20", "--max-n", "40", "--max-k", "128"]
     assert cli.main(arguments) == 1
@@ -124,8 +125,8 @@ def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault
 def test_operands_of_other_formats(names, capsys):
     """Drawn so that sums are exact: the reference in float32 is the sum in float64."""
     formats = types.formats(names)
-    limits = check.Limits(groups=2, max_m=20, max_n=40, max_k=256, formats=formats)
-    case = check.draw(3, limits)
+    limits = exact.Limits(groups=2, max_m=20, max_n=40, max_k=256, formats=formats)
+    case = exact.draw(3, limits)
     assert (case.problem.a_format, case.problem.b_format) == formats
     assert all(k % limits.k_step == 0 for _, _, k in case.problem.sizes)
     a, b = (
@@ -144,8 +145,8 @@ def test_operands_of_other_formats(names, capsys):
 @pytest.mark.parametrize("out", ["nvfp4", "mxfp8_e4m3", "mxfp4"])
 def test_quantized_results(out, monkeypatch):
     """What quantize makes of float32 results: data, then scales of real rows; a wrong scale is found."""
-    limits = check.Limits(groups=3, max_m=20, max_n=96, max_k=128, out=out)
-    case = next(c for c in (check.draw(seed, limits) for seed in range(50)) if 0 < c.problem.sizes[0][0])
+    limits = exact.Limits(groups=3, max_m=20, max_n=96, max_k=128, out=out)
+    case = next(c for c in (exact.draw(seed, limits) for seed in range(50)) if 0 < c.problem.sizes[0][0])
     format = RESULT_FORMATS[out]
     assert all(n % format.block_k == 0 for _, n, _ in case.problem.sizes)
     outs, count = case.run("reference", "cpu"), case.problem.num_groups
@@ -159,7 +160,7 @@ def test_quantized_results(out, monkeypatch):
             assert torch.equal(outs[count + g], blocked)
     wrong = [t.clone() for t in outs]
     wrong[count].view(torch.uint8)[0, 0] += 1
-    assert check.difference(wrong, outs, case.names).startswith("scales of group 0 element (0, 0) is")
+    assert exact.difference(wrong, outs, case.names).startswith("scales of group 0 element (0, 0) is")
     assert check.repeat_command("emulator", limits, 3).endswith(f"--out {out}")
     with pytest.raises(ValueError, match=f"has no block of {out}; use at least {format.block_k}"):
         replace(limits, max_n=format.block_k - 1)
@@ -173,6 +174,6 @@ def test_formats_that_there_are_not(capsys):
 
 def test_on_a_gpu_whose_products_are_weight_only(capsys):
     """Every group's rows, a product each; what the command prints for the reader is the same."""
-    limits = check.Limits(2, 9, 40, 128, (MXFP8_E4M3, MXFP4))
+    limits = exact.Limits(2, 9, 40, 128, (MXFP8_E4M3, MXFP4))
     assert check.run_problems("emulator:sm_80", limits, seed=1, count=1) == 0
     assert "emulator:sm_80: 1 of 1 problems bit-equal to the reference" in capsys.readouterr().out

@@ -9,26 +9,28 @@ import pytest
 from new_process import run_python
 
 from nvfp4_cute import cli
-from nvfp4_cute.cli import check, doctor
+from nvfp4_cute.backends import installed
+from nvfp4_cute.cli import check
 from nvfp4_cute.cli import sol as work
 from nvfp4_cute.cli.options import sol
 from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.emulator.fronts import launch_shim
 from nvfp4_cute.errors import CheckpointError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.prove import exact
 
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
     assert stop.value.code == 0
-    assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
+    assert capsys.readouterr().out.strip() == installed.versions()["nvfp4-cute"]
 
 
 @pytest.mark.parametrize("module", ["nvfp4_cute", "nvfp4_cute.cli"])
 def test_the_command_line_is_a_module(module):
     """Exit codes are those of the verbs."""
     done = run_python("-m", module, "--version")
-    assert (done.returncode, done.stdout.strip()) == (0, doctor.versions()["nvfp4-cute"])
+    assert (done.returncode, done.stdout.strip()) == (0, installed.versions()["nvfp4-cute"])
     assert run_python("-m", module, "sol", "--no-such-option").returncode == 2
 
 
@@ -132,7 +134,7 @@ def test_what_is_wrong_with_an_argument_is_said_before_any_work(command, words, 
 
 
 def test_check_on_a_gpu_needs_one(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "gpus", list)
+    monkeypatch.setattr(installed, "gpus", list)
     assert cli.main(["check", "--backend", "cuda"]) == 1
     assert "no GPU that torch can use; take --backend emulator" in capsys.readouterr().err
 
@@ -151,7 +153,7 @@ def test_check_passes_its_options_on(monkeypatch):
         lambda backend, limits, **rest: seen.update(rest, backend=backend, limits=limits),
     )
     cli.main("check --backend cuda --seed 9 --count 3 --groups 2 --max-m 5 --max-n 6 --max-k 64".split())
-    assert seen == {"backend": "cuda", "limits": check.Limits(2, 5, 6, 64), "seed": 9, "count": 3}
+    assert seen == {"backend": "cuda", "limits": exact.Limits(2, 5, 6, 64), "seed": 9, "count": 3}
     cli.main(["check", "--arch", "sm_120a"])
     assert seen["backend"] == "emulator:sm_120a"
     assert cli.main("check --arch sm_120a --backend cuda".split()) == 2

@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from nvfp4_cute import cli
+from nvfp4_cute.backends import installed
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.emulator.fronts import launch_shim
 from nvfp4_cute.formats.block_format import INT8, MXFP4, NVFP4, int4_format
 from nvfp4_cute.gpus import targets
 
-B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
-H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)
-V100 = doctor.Gpu(1, "NVIDIA V100", "sm_70")
-A100 = doctor.Gpu(0, "NVIDIA A100-SXM4-80GB", "sm_80", targets.A100_80GB)
-DSL = doctor.DSL_PREFIX
+B200 = installed.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
+H200 = installed.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)
+V100 = installed.Gpu(1, "NVIDIA V100", "sm_70")
+A100 = installed.Gpu(0, "NVIDIA A100-SXM4-80GB", "sm_80", targets.A100_80GB)
+DSL = installed.DSL_PREFIX
 
 
 @pytest.fixture
@@ -27,24 +28,24 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
 
     def pretend(gpus=(), shim=None):
-        monkeypatch.setattr(doctor, "gpus", lambda: list(gpus))
-        monkeypatch.setattr(doctor, "shim_problem", lambda: shim)
+        monkeypatch.setattr(installed, "gpus", lambda: list(gpus))
+        monkeypatch.setattr(installed, "shim_problem", lambda: shim)
 
     return pretend
 
 
 def test_versions_are_those_installed():
-    found = doctor.versions()
+    found = installed.versions()
     assert torch.__version__.startswith(found["torch"])  # which may have a local part, as +cpu
     for name in (DSL, f"{DSL}-libs-base", "nvfp4-cute"):
         assert found[name] == importlib.metadata.version(name)
-    assert doctor.version_problem(found) is None
+    assert installed.version_problem(found) is None
 
 
 def test_version_problem_names_the_fix():
-    assert "pip install -e ." in doctor.version_problem({DSL: None})
+    assert "pip install -e ." in installed.version_problem({DSL: None})
     mixed = {DSL: "4.8.1", f"{DSL}-libs-base": "4.7.0"}
-    assert doctor.version_problem(mixed) == (
+    assert installed.version_problem(mixed) == (
         "nvidia-cutlass-dsl 4.8.1, nvidia-cutlass-dsl-libs-base 4.7.0: all must have one version; "
         "run `pip install --force-reinstall nvidia-cutlass-dsl==4.8.1`"
     )
@@ -52,7 +53,7 @@ def test_version_problem_names_the_fix():
 
 def test_a_package_on_the_path_alone_is_not_usable(machine, monkeypatch):
     machine()
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: None)
     text, usable = doctor.report()
     assert (
         f"{DSL} {importlib.metadata.version(DSL)} is installed, but its module `cutlass` is not found" in text
@@ -64,7 +65,7 @@ def test_what_the_compiler_refuses_is_said(machine, monkeypatch):
     from cutlass.base_dsl import enums
 
     machine()
-    assert doctor.refused_archs() == ()
+    assert installed.refused_archs() == ()
     monkeypatch.setattr(enums, "Arch", [arch for arch in enums.Arch if arch.name != "sm_121a"])
     text, _ = doctor.report()
     assert "sm_110a, sm_120a; compiling needs no GPU" in text
@@ -76,27 +77,27 @@ def test_code_for_thor_needs_the_libraries_of_cuda_13(machine, monkeypatch):
     machine()
     twelve = {DSL: "4.8.1", f"{DSL}-libs-base": "4.8.1", f"{DSL}-libs-cu12": "4.8.1"}
     fix = 'compiled as sm_101a, which CUDA 13 drivers refuse, since CuTe DSL\'s libraries of CUDA 13 are not installed; run `pip install "nvidia-cutlass-dsl[cu13]==4.8.1"`'
-    assert doctor.toolkit_problem("sm_110a", twelve) == f"sm_110a: {fix}"
-    assert doctor.toolkit_problem("sm_100a", twelve) is None
-    assert doctor.toolkit_problem("sm_110a", twelve | {f"{DSL}-libs-cu13": "4.8.1"}) is None
-    monkeypatch.setattr(doctor, "versions", lambda: twelve)
+    assert installed.toolkit_problem("sm_110a", twelve) == f"sm_110a: {fix}"
+    assert installed.toolkit_problem("sm_100a", twelve) is None
+    assert installed.toolkit_problem("sm_110a", twelve | {f"{DSL}-libs-cu13": "4.8.1"}) is None
+    monkeypatch.setattr(installed, "versions", lambda: twelve)
     assert fix in doctor.report()[0]
 
 
 def test_missing_gpu_reason(machine):
     machine()
-    assert doctor.missing_gpu_reason("sm_100a") == "needs an sm_100a GPU; here: no GPU that torch can use"
+    assert installed.missing_gpu_reason("sm_100a") == "needs an sm_100a GPU; here: no GPU that torch can use"
     machine([B200, H200])
-    assert doctor.missing_gpu_reason("sm_100a") is None
-    assert doctor.missing_gpu_reason("sm_90a") is None
-    assert doctor.missing_gpu_reason("sm_120a") == (
+    assert installed.missing_gpu_reason("sm_100a") is None
+    assert installed.missing_gpu_reason("sm_90a") is None
+    assert installed.missing_gpu_reason("sm_120a") == (
         "needs an sm_120a GPU; here: NVIDIA B200 (sm_100a), NVIDIA H200 (sm_90a)"
     )
 
 
 def test_missing_shim_says_what_to_do(monkeypatch):
     monkeypatch.setattr(launch_shim.importlib.util, "find_spec", lambda name: None)
-    problem = doctor.shim_problem()
+    problem = installed.shim_problem()
     assert "no C compiler was found" in problem and "reinstall nvfp4_cute" in problem
 
 
@@ -178,7 +179,7 @@ def test_gpus_are_looked_up_in_the_table(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((10, 0), (9, 0))[index])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
-    assert doctor.gpus() == [B200, doctor.Gpu(1, names[1], "sm_90a", None)]
+    assert installed.gpus() == [B200, installed.Gpu(1, names[1], "sm_90a", None)]
 
 
 def test_report_with_a_gpu_that_has_no_kernel(machine):
@@ -217,7 +218,7 @@ def test_report_begins_with_what_can_be_done(machine, monkeypatch):
         machine(gpus, shim)
         first = doctor.report()[0].split("\nversions\n")[0]
         assert first.startswith("what you can do here\n") and said in first and not_said not in first
-    monkeypatch.setattr(doctor, "version_problem", lambda found: "the DSL is broken")
+    monkeypatch.setattr(installed, "version_problem", lambda found: "the DSL is broken")
     assert "no kernels: the DSL is broken" in doctor.report()[0].split("\nversions\n")[0]
 
 

@@ -17,6 +17,7 @@ from new_process import forking
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import QuantizedLinear, cli, quantize
+from nvfp4_cute.backends import installed
 from nvfp4_cute.cli import compile as ahead
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import cache, disk_cache, object_file
@@ -151,7 +152,9 @@ def test_what_lies_in_the_place_of_an_entry_gives_way(tmp_path, entry, compilati
 
 def test_versions_in_an_identity_are_those_installed():
     found = {
-        name: version for name, version in doctor.versions().items() if name.startswith(doctor.DSL_PREFIX)
+        name: version
+        for name, version in installed.versions().items()
+        if name.startswith(installed.DSL_PREFIX)
     }
     assert {name.replace("_", "-"): version for name, version in disk_cache.dsl_versions().items()} == found
 
@@ -383,7 +386,7 @@ def test_compile_verb(tmp_path, monkeypatch, capsys):
 
 
 def test_compile_verb_warns_where_code_for_thor_will_not_load(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "versions", lambda: {doctor.DSL_PREFIX: "4.8.1"})
+    monkeypatch.setattr(installed, "versions", lambda: {installed.DSL_PREFIX: "4.8.1"})
     monkeypatch.setattr(ahead, "compile_all", lambda *_: 0)
     line = f"compile gemv --arch sm_100a --arch sm_110a --out {tmp_path}/kernels"
     assert cli.main(line.split()) == 0

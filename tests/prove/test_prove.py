@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nvfp4_cute import cli
-from nvfp4_cute.backends import emulator
-from nvfp4_cute.cli import doctor
+from nvfp4_cute.backends import emulator, installed
 from nvfp4_cute.cli.options import prove as options
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.prove import command, plan, probes, problems, reader
@@ -60,7 +59,7 @@ def test_a_planted_wrong_kernel_is_named(tmp_path, one_config, monkeypatch):
 
 
 def test_without_a_gpu_it_says_what_it_would_do(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "gpus", lambda: [])
+    monkeypatch.setattr(installed, "gpus", lambda: [])
     assert cli.main(["prove"]) == 1
     told = capsys.readouterr().err
     assert (

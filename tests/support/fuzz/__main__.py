@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from fuzz.calls import ARCHS, MEMBERS
 from fuzz.rounds import Plan, Round, pieces, rounds, table
-from nvfp4_cute.cli.doctor import gpus
+from nvfp4_cute.backends.installed import gpus
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 Seeds that follow each other, ``MEMBERS`` of them, are of one kind: dice of their own throw what kernels are compiled from
 (the operation, architecture, form, formats, dtypes, config), so that a kernel that was compiled once serves many calls. Sizes,
-values, layouts and what is made wrong are thrown seed by seed. A right call is small, its sums are exact in fp32 in any order (``cli.check.Dice``), and its outputs hold poison before. A
+values, layouts and what is made wrong are thrown seed by seed. A right call is small, its sums are exact in fp32 in any order (``prove.exact.Dice``), and its outputs hold poison before. A
 wrong one may be refused or be right after all; what counts is that every backend says the same.
 """
 
@@ -16,7 +16,6 @@ import torch
 from expert_layers import mx_weights, some_layer
 
 import nvfp4_cute as nv
-from nvfp4_cute.cli.check import Dice
 from nvfp4_cute.experts import layer
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import (
@@ -37,6 +36,7 @@ from nvfp4_cute.formats.block_format import (
 from nvfp4_cute.ops import parts
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Form, Gate, OutDtype, result_format
+from nvfp4_cute.prove.exact import Dice
 
 MEMBERS = 200
 KINDS = 2**40
