@@ -1,1 +1,1 @@
-"""Findings while kernels run: hazards, races, rules of the chip, bank conflicts."""
+"""Checks of running kernels: hazards, races, rules of the chip, bank conflicts."""

@@ -1,4 +1,4 @@
-"""Steps of a machine that counts bank conflicts: loads, stores and matrix moves of shared memory are wrapped."""
+"""Steps of a machine that counts bank conflicts: wraps loads, stores and matrix moves of shared memory."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ MATRICES = ("ldmatrix", "stmatrix")
 
 
 def counted(inst: Inst, b: Builder, step: Step) -> Step:
-    """The step of an instruction, and a count of what it asks of the banks if it reaches shared memory."""
+    """Returns the step of an instruction, with a count of its bank accesses if it reaches shared memory."""
     words = (*inst.opcode.split("."), *inst.mods)
     if words[0] in MATRICES:
         rows = MATRIX_ROWS * int(next((w[1:] for w in words if w in ("x1", "x2", "x4")), "1"))
@@ -37,12 +37,12 @@ def counted(inst: Inst, b: Builder, step: Step) -> Step:
 def _counting(
     inst: Inst, b: Builder, step: Step, space: str, nbytes: int, rows: int | None, *, write: bool
 ) -> Step:
-    """`rows`: lanes from the first that give an address; None: those that are active."""
+    """`rows`: number of lanes, from lane 0, that supply an address; None means the active lanes."""
     address_of: Callable[[Any], Any] = b.address(inst.operands[0 if write else 1])
     place = inst.place
 
     def run(warp: "Warp") -> Any:
-        where = address_of(warp)  # before the step: a load may replace its own address
+        where = address_of(warp)  # read before the step: a load may overwrite its own address
         result = step(warp)
         if result is not None:
             return result

@@ -1,13 +1,20 @@
-"""Vector clocks: what happened before what, for threads, asynchronous engines, and barriers of one cluster.
+"""Vector clocks: the happens-before order of threads, asynchronous engines, and barriers of one cluster.
 
 A *component* counts the events of one source: a warp (its releases), an engine of a warp (operations complete up to a
-number), or an mbarrier (phases complete). An *epoch* is a component and a value, packed into one int64; an access is
-stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (4,
-components), in row SEEN the greatest value of each component that happened before, in row FENCED the same for generic
-writes to shared memory that a proxy fence has handed to the async proxy (`global_races` keeps fences of global memory), in row
-CLUSTER the same for what warps did as far as no arrival of narrower scope than the cluster told of it (only warps' own components
-mean anything there), in row CAUSED the same for what copies and relaxed arrivals tell, too: what their issuer knew has happened,
-though it orders no memory. An access with epoch (c, v) happened before whoever has ``knowledge[SEEN, c] >= v``.
+number), or an mbarrier (phases complete). An *epoch* is a component and a value, packed into one int64. Each access is
+stamped with the epoch whose completion makes it done. An access with epoch (c, v) happened before every holder of
+knowledge with ``knowledge[SEEN, c] >= v``.
+
+*Knowledge* is the set of events that a warp or an operation can rely on: an int64 array (4, components) of greatest
+values.
+
+* SEEN: events that happened before.
+* FENCED: generic writes to shared memory that a proxy fence has made visible to the async proxy (`global_races` keeps
+  fences of global memory).
+* CLUSTER: actions of warps that only arrivals of at least cluster scope have announced. Only warps' own components mean
+  anything in this row.
+* CAUSED: events that copies and relaxed arrivals also announce: events known to their issuer have happened, but this
+  orders no memory.
 """
 
 from typing import TYPE_CHECKING
@@ -27,31 +34,31 @@ NOBODY = 0
 
 
 def epoch(component: int, value: int) -> int:
-    """Pack."""
+    """Packs a component and a value into an epoch."""
     return component << COMPONENT_SHIFT | value
 
 
 class Components:
-    """Numbers the components of one cluster. Number 0 is nobody."""
+    """Numbers the components of one cluster. Component 0 is unused."""
 
     def __init__(self, expected: int):
-        """`expected`: how many there will probably be; more are allowed."""
+        """`expected`: the probable number of components; more are allowed."""
         self.count = 1
         self.capacity = expected + 1
 
     def new(self) -> int:
-        """A component that nobody knows anything about."""
+        """Returns a new component that no knowledge contains."""
         self.count += 1
         if self.count > self.capacity:
             self.capacity *= 2
         return self.count - 1
 
     def nothing(self) -> np.ndarray:
-        """Knowledge of nothing."""
+        """Returns empty knowledge."""
         return np.zeros((4, self.capacity), np.int64)
 
     def fit(self, knowledge: np.ndarray) -> np.ndarray:
-        """The same knowledge, wide enough for all components."""
+        """Extends knowledge to all components."""
         if knowledge.shape[1] >= self.capacity:
             return knowledge
         wide = self.nothing()
@@ -60,7 +67,7 @@ class Components:
 
 
 def joined(into: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """What the two know together; may reuse `into`."""
+    """Returns the union of two knowledges; may reuse `into`."""
     if into.shape[1] < other.shape[1]:
         into, other = other.copy(), into
     part = into[:, : other.shape[1]]
@@ -69,14 +76,14 @@ def joined(into: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def happened(knowledge: np.ndarray) -> np.ndarray:
-    """That all of it has happened, and nothing that orders memory."""
+    """Returns knowledge that its events have happened, without any order of memory."""
     told = np.zeros_like(knowledge)
     np.maximum(knowledge[SEEN], knowledge[CAUSED], out=told[CAUSED])
     return told
 
 
 def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
-    """Position (in C order) of the first epoch that did not happen before a holder of the row `seen`, or None."""
+    """Returns the position (in C order) of the first epoch that did not happen before a holder of the row `seen`, or None."""
     flat = epochs.reshape(-1)
     if not flat.size:
         return None
@@ -89,25 +96,26 @@ def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
 
 
 def unordered(seen: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-    """Which epochs (bool, of the same shape) did not happen before a holder of the row `seen`."""
+    """Returns a bool array: epochs that did not happen before a holder of the row `seen`."""
     return seen[epochs >> COMPONENT_SHIFT] < epochs & VALUE_MASK
 
 
 class WarpClock:
-    """What one warp knows, and the components of its own.
+    """Knowledge of one warp, and its own components.
 
     Attributes:
-        value: the warp's own count.  epoch: stamp of an access that the warp makes now.
-        sites: numbers of the places of its instructions, by program counter; of atomics, by its complement.
-        releases: where it published, by its own count then.
-        fenced: what it knew at its last fence, in row CLUSTER at its last one of the cluster or wider.
-        unfenced: what relaxed waits found, which counts from the next fence on.
-        fenced_inits: how many of its initialisations of mbarriers a fence of its own has covered.
-        gave_up: program counters of the waits for mbarriers that gave up once (`Mbarriers.gives_up`).
+        value: the warp's own count.
+        epoch: stamp of an access that the warp makes now.
+        sites: numbers of its instructions' places, by program counter; of atomics, by its complement.
+        releases: places where it published, by its count at that time.
+        fenced: knowledge at its last fence; in row CLUSTER at its last fence of cluster scope or wider.
+        unfenced: knowledge from relaxed waits, which counts after the next fence.
+        fenced_inits: number of its mbarrier initialisations that a fence of its own has covered.
+        gave_up: program counters of the mbarrier waits that gave up once (`Mbarriers.gives_up`).
     """
 
     def __init__(self, components: Components, warp: "Warp"):
-        """A warp that has done nothing."""
+        """Starts without knowledge."""
         self.components, self.warp = components, warp
         self.own = components.new()
         self.knowledge = components.nothing()
@@ -123,9 +131,9 @@ class WarpClock:
         self.gave_up: set[int] = set()
 
     def publish(self, site: int | None = None) -> np.ndarray:
-        """What the warp knows now, for whoever learns from it; what it does later is not part of it.
+        """Returns the warp's current knowledge for others to learn. Later actions of the warp are not part of it.
 
-        `site`: number of the place of the instruction, for reports.
+        `site`: number of the instruction's place, for reports.
         """
         published = self.knowledge = self.components.fit(self.knowledge)
         if site is not None:
@@ -135,36 +143,42 @@ class WarpClock:
         return published
 
     def _next(self) -> None:
-        """What the warp does from here on is news."""
+        """Increments the warp's count, so that its later actions are new events."""
         self.value += 1
         self.epoch += 1
         self.knowledge[SEEN, self.own] += 1
         self.knowledge[CLUSTER, self.own] += 1
 
     def fence_memory(self, *, wide: bool) -> None:
-        """A fence, of the cluster or wider or not: what the warp knows now, its later arrivals tell with that scope."""
+        """Executes a memory fence. Later arrivals of the warp announce its current knowledge with the scope of the fence.
+
+        `wide`: the fence has cluster scope or wider.
+        """
         self.acquire_relaxed()
         self.fenced = self.knowledge.copy() if wide else self.narrowed(self.knowledge)
         self._next()
 
     def acquire_relaxed(self) -> None:
-        """A fence behind relaxed waits: together they acquire."""
+        """Executes a fence after relaxed waits. Together they acquire."""
         if self.unfenced is not None:
             self.learn(self.unfenced)
             self.unfenced = None
 
     def found_relaxed(self, other: np.ndarray) -> None:
-        """A relaxed wait found `other`: it has happened, and orders memory only behind a fence."""
+        """Notes what a relaxed wait found: `other` has happened, and orders memory only after a fence."""
         self.unfenced = other.copy() if self.unfenced is None else joined(self.unfenced, other)
         self.learn(happened(other))
 
     def relaxed(self, published: np.ndarray) -> np.ndarray:
-        """What a relaxed arrival tells of `published`: what the last fence covered, and that the rest has happened."""
+        """Returns what a relaxed arrival announces of `published`:
+
+        events that the last fence covered, and that the rest has happened.
+        """
         told = happened(published)
         return told if self.fenced is None else joined(told, self.fenced)
 
     def narrowed(self, published: np.ndarray) -> np.ndarray:
-        """What an arrival with the scope of the CTA tells another CTA: a copy."""
+        """Returns what an arrival of CTA scope announces to another CTA, as a copy."""
         told = published.copy()
         told[CLUSTER] = 0
         if self.fenced is not None:
@@ -172,16 +186,16 @@ class WarpClock:
         return told
 
     def learn(self, other: np.ndarray) -> None:
-        """Everything in `other` happened before what the warp does next."""
+        """Adds `other` to the knowledge: all of it happened before the warp's next action."""
         self.knowledge = joined(self.knowledge, other)
 
     def fence(self) -> None:
-        """A proxy fence: all generic writes to shared memory that the warp knows of are visible to the async proxy."""
+        """Executes a proxy fence: makes all generic writes to shared memory known to the warp visible to the async proxy."""
         self.knowledge[FENCED] = self.knowledge[SEEN]
         self._next()
 
     def engine(self, name: Engine | str) -> int:
-        """Component of one of the warp's engines."""
+        """Returns the component of one of the warp's engines."""
         found = self.engines.get(name)
         if found is None:
             found = self.engines[name] = self.components.new()
@@ -189,18 +203,18 @@ class WarpClock:
         return found
 
     def next_number(self, name: Engine | str) -> int:
-        """Number of the operation that the warp issues now on an engine, from 1."""
+        """Returns the number, from 1, of the operation that the warp now issues on an engine."""
         number = self.issued[name] = self.issued.get(name, 0) + 1
         return number
 
     def count(self, name: Engine | str) -> tuple[int, int]:
-        """Component and number of something that the warp does at once, from 1."""
+        """Returns component and number, from 1, of an action that the warp does at once."""
         component, number = self.engine(name), self.next_number(name)
         self.completed(component, number)
         return component, number
 
     def completed(self, component: int, value: int) -> None:
-        """The warp knows that operations of a component are complete up to `value`."""
+        """Notes that operations of a component are complete up to `value`."""
         self.knowledge = self.components.fit(self.knowledge)
         if self.knowledge[SEEN, component] < value:
             self.knowledge[SEEN, component] = value

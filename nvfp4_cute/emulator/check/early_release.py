@@ -1,14 +1,15 @@
-"""Reads of shared memory that were only issued when their place was released, and that asynchronous writes overtake.
+"""Reads of shared memory that were only issued, not complete, when their stage was released to an asynchronous write.
 
-A load is done when a later instruction needs its values: only that makes the hardware wait for it. An arrival does not,
-nor does the assembler put a wait in front of it, so whoever learns of the arrival may have TMA overwrite what is still
-being read (seen on an H200: wrong sums in 29 of 40 launches). In the checker's clocks an arrival publishes what its
-warp issued; here each load's first use is noted besides. A load is overtaken if an asynchronous write knows of it, does
-not know of its first use, and that use comes. Values that nobody uses harm nobody.
+A load is complete when a later instruction needs its values, because only that makes the hardware wait for it. An
+arrival does not wait, and the assembler puts no wait before it. A warp that observes the arrival may therefore start a
+TMA copy over bytes that are still being read (seen on an H200: wrong sums in 29 of 40 launches). In the checker's
+clocks an arrival publishes the loads that its warp issued; this module also notes the first use of each load. A load is
+overtaken if an asynchronous write knows of the load but not of its first use, and that use comes later. Unused values
+cause no harm.
 
-What uses a value: any instruction but a mov, which machine code does not have; a fence of the warp, which waits for
-everything. That is the order in PTX. ptxas moves arithmetic and mma.sync behind an arrival that they precede, which
-only the machine code can show.
+Any instruction uses a value, except mov, which does not exist in machine code. A fence of the warp also waits for all
+loads. This order is that of PTX: ptxas may move arithmetic and mma.sync after an arrival that they precede, which only
+the machine code shows.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +37,7 @@ FIRST_CAPACITY = 256
 
 @dataclass(frozen=True)
 class Overtaken:
-    """An unused load whose place was overwritten: what to report if it is used."""
+    """An unused load whose bytes were overwritten, with the finding to report if it is used."""
 
     load: int
     writer: int
@@ -48,12 +49,14 @@ class WarpReads:
     """Loads of one warp from shared memory.
 
     Attributes:
-        component: their numbers' in the warp's clock.  used: by number, the warp's own count at the first use.
-        holding: by register slot, the loads whose values lie there unused.  overtaken: by number.
+        component: component of their numbers in the warp's clock.
+        used: the warp's own count at the first use, by load number.
+        holding: loads whose unused values lie in a register, by slot.
+        overtaken: overtaken loads, by number.
     """
 
     def __init__(self, clock: WarpClock):
-        """None yet."""
+        """Starts without loads."""
         self.clock = clock
         self.component = clock.engine(READS)
         self.used = np.zeros(FIRST_CAPACITY, np.int64)
@@ -61,7 +64,7 @@ class WarpReads:
         self.overtaken: dict[int, Overtaken] = {}
 
     def issue(self, slots: Iterable[int]) -> int:
-        """Epoch of a new load into registers."""
+        """Returns the epoch of a new load into registers."""
         number = self.clock.next_number(READS)
         if number == self.used.size:
             self.used = np.concatenate([self.used, np.zeros_like(self.used)])
@@ -71,7 +74,7 @@ class WarpReads:
         return epoch(self.component, number)
 
     def use(self, slots: Iterable[int]) -> list[Overtaken]:
-        """Values in registers are used. Returns loads that were overtaken before."""
+        """Notes that values in registers are used. Returns loads that were overtaken before."""
         found = []
         for slot in slots:
             for number in self.holding.pop(slot, ()):
@@ -82,37 +85,37 @@ class WarpReads:
         return found
 
     def move(self, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """Registers get values of other ones, as they are; of none: values that were not loaded."""
+        """Notes that registers get the unchanged values of other registers, or of none: values that were not loaded."""
         numbers = tuple({number for slot in sources for number in self.holding.get(slot, ())})
         for slot in targets:
             self.holding[slot] = numbers
 
     def overwritten(self, numbers: np.ndarray, seen: np.ndarray) -> list[int]:
-        """Which of these loads a writer who has seen so much overtakes."""
+        """Returns which of these loads a writer with the knowledge `seen` overtakes."""
         late = (self.used[numbers] > seen[self.clock.own]) & (numbers <= seen[self.component])
         return np.unique(numbers[late]).tolist() if late.any() else []
 
 
 class EarlyReleases:
-    """The loads of all warps of the running clusters, and the asynchronous writes over them."""
+    """Loads of all warps of the running clusters, and asynchronous writes over them."""
 
     def __init__(self, checker: Ledger):
-        """`checker`: where findings go."""
+        """`checker`: receives the findings."""
         self.checker = checker
         self._reads: dict[Warp, WarpReads] = {}
         self._of_component: dict[int, WarpReads] = {}
         self._first: dict[int | None, int] = {}
 
     def begin_launch(self) -> None:
-        """Nothing was found."""
+        """Forgets the findings of earlier launches."""
         self._first = {}
 
     def begin(self) -> None:
-        """Fresh clusters: nothing was read."""
+        """Forgets all reads, for new clusters."""
         self._reads, self._of_component = {}, {}
 
     def loaded(self, warp: "Warp", actor: Actor, slots: Iterable[int]) -> Actor:
-        """A warp loads from shared memory into registers. Returns the load as one who accesses memory."""
+        """Notes a load from shared memory into registers. Returns the load as an actor."""
         reads = self._reads.get(warp)
         if reads is None:
             reads = self._reads[warp] = WarpReads(self.checker.clock(warp))
@@ -121,31 +124,31 @@ class EarlyReleases:
         return Actor(reads.clock.knowledge, stamp, actor.site, False)
 
     def holding(self, warp: "Warp") -> bool:
-        """Whether registers of a warp may hold loaded values that nobody has used."""
+        """Whether registers of a warp may hold loaded values that are still unused."""
         reads = self._reads.get(warp)
         return reads is not None and bool(reads.holding)
 
     def used(self, warp: "Warp", slots: Iterable[int]) -> None:
-        """A warp uses registers, which may hold loaded values."""
+        """Notes a use of registers, which may hold loaded values."""
         reads = self._reads.get(warp)
         if reads is not None and reads.holding:
             for overtaken in reads.use(slots):
                 self._report(overtaken)
 
     def fenced(self, warp: "Warp") -> None:
-        """A fence waits for all loads of the warp."""
+        """Notes a fence, which waits for all loads of the warp."""
         reads = self._reads.get(warp)
         if reads is not None:
             self.used(warp, list(reads.holding))
 
     def moved(self, warp: "Warp", sources: Iterable[int], targets: Iterable[int]) -> None:
-        """A warp writes registers: with values of other ones, as they are, or of none."""
+        """Notes writes of registers: unchanged values of other registers, or of none."""
         reads = self._reads.get(warp)
         if reads is not None and reads.holding:
             reads.move(sources, targets)
 
     def written(self, cta: "Cta", index: Any, span: tuple[int, int], actor: Actor) -> None:
-        """An asynchronous write of the granules at `index`, in rows [span): hold it against the loads of them."""
+        """Compares an asynchronous write of the granules at `index`, in rows [span), with the loads of these granules."""
         memory = self.checker.shared[cta]
         index, accesses = memory.at(index), memory.accesses
         for component, readers in memory.readers.items():
@@ -168,7 +171,7 @@ class EarlyReleases:
                     self._report(overtaken)
 
     def _report(self, overtaken: Overtaken) -> None:
-        """One finding a release: the first of the reads that it does not wait for stands for all of them."""
+        """Reports one finding per release: the first read that the release does not wait for stands for all of them."""
         sites = self.checker.sites
         release = None if overtaken.release is None else sites[overtaken.release]
         first = self._first.setdefault(release.inst.line if release else None, overtaken.load)
@@ -189,13 +192,13 @@ ELSEWHERE = {"param", "param::entry", "local", "const", "global"}
 
 
 def prepare_uses(code: "Code") -> None:
-    """Watch the instructions of an entry that touch registers which loads from shared memory may have written."""
+    """Watches the instructions of an entry that touch registers which loads from shared memory may have written."""
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov"}
     loads = {pc for pc, inst in enumerate(code.insts) if _may_read_shared(inst)}
     held = reached_slots(code, loads, moves)
     for pc, inst in enumerate(code.insts) if held else ():
         reads = sorted(held & code.reads[pc])
-        # Under a predicate some lanes may keep what was loaded.
+        # Under a predicate some lanes may keep the loaded value.
         writes = sorted(held & code.writes[pc]) if inst.pred is None and pc not in loads else []
         if pc in moves and writes:
             code.watch(pc, _holding, _move(reads, writes))

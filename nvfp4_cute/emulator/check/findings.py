@@ -1,8 +1,8 @@
-"""Hazards for machines: JSON records, and SARIF 2.1.0 for code hosts.
+"""Hazards in machine-readable form: JSON records, and SARIF 2.1.0 for code hosts.
 
-Severities: an **error** breaks a rule of the hardware or the memory model; a **warning** harms only on a device that
-does what nobody has seen one do: two warps store the same bytes, or a use of registers stands in for a wait that the ISA
-asks for; a **note** is waste or weak evidence.
+Severities: an **error** breaks a rule of the hardware or the memory model. A **warning** causes harm only on a device
+that behaves as none has been seen to: for example, two warps store the same bytes, or a use of registers replaces a
+wait that the ISA demands. A **note** is waste or weak evidence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,13 +45,13 @@ COMMON = {
 
 
 def common(hazards: Iterable[Hazard]) -> list[str]:
-    """A line for each warning among `hazards` that CUTLASS's own examples show, too."""
+    """Returns one line per warning among `hazards` that CUTLASS's own examples also show."""
     said = [f"{h.rule} {h.text}" for h in hazards if h.severity == "warning"]
     return [f"note: `{word}` {what}" for word, what in COMMON.items() if any(word in text for text in said)]
 
 
 def reported(hazards: Iterable[Hazard], check: str) -> list[Hazard]:
-    """Those that a check of this kind shows, one for each cause: errors first, a hang before the others."""
+    """Returns the hazards that a check of this kind shows, one per cause. Errors come first, a hang before other errors."""
     shown = SEVERITIES if check == "all" else SEVERITIES[:2]
     return sorted(
         by_cause(h for h in hazards if h.severity in shown),
@@ -60,7 +60,7 @@ def reported(hazards: Iterable[Hazard], check: str) -> list[Hazard]:
 
 
 def of_failure(error: BaseException | None, check: str) -> list[dict[str, Any]]:
-    """Records of what stopped a launch: its hazards, or the one rule that was broken; empty for other exceptions."""
+    """Returns records of what stopped a launch: its hazards, or the one broken rule; empty for other exceptions."""
     if isinstance(error, HazardError):
         return [record(hazard) for hazard in reported(error.hazards, check)]
     if not isinstance(error, Fault):
@@ -69,7 +69,7 @@ def of_failure(error: BaseException | None, check: str) -> list[dict[str, Any]]:
 
 
 def record(hazard: Hazard) -> dict[str, Any]:
-    """A hazard as JSON holds it."""
+    """Returns a hazard as a JSON record."""
     found: dict[str, Any] = {
         "kind": hazard.kind,
         "severity": hazard.severity,
@@ -100,11 +100,12 @@ def _place(site: Site) -> dict[str, Any]:
 
 # ---- SARIF -----------------------------------------------------------------------------------------
 def sarif(records: Sequence[dict[str, Any]], version: str, script: Path, root: Path) -> dict[str, Any]:
-    """A SARIF 2.1.0 log of JSON records.
+    """Returns a SARIF 2.1.0 log of JSON records.
 
     Args:
-        version: of this package.  script: place of findings without a source line.
-        root: folder to which places are relative; those outside stay absolute.
+        version: version of this package.
+        script: place of findings without a source line.
+        root: folder to which places are relative; places outside stay absolute.
     """
     kinds = sorted({found["kind"] for found in records})
     driver = {

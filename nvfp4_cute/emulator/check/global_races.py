@@ -1,14 +1,17 @@
 """Races on global memory within one launch: between the warps of a cluster, and between clusters.
 
-Clusters run one after the other here and in any order on a GPU, so a cluster may rely on another's writes only if it
-learnt of them through atomics or strong accesses. Between clusters that is tracked coarsely: whoever acquires from an
-address knows all that the releasing clusters had written when they released. Relaxed and volatile accesses do so only
-together with fences: a store tells what its warp knew at its last fence, what a load tells counts from the next fence on.
-A barrier of the CTA or the cluster hands on what fences before it covered: each thread fences its stores, all meet, and
-one raises the flag. PTX ISA asks for a fence of that one behind the barrier; hardware has completed the stores before it.
-In the same way a barrier hands on what a relaxed load found: one thread sees the count, all meet, and each fences its loads.
+The emulator runs clusters one after the other; a GPU runs them in any order. A cluster may therefore rely on another's
+writes only if it learnt of them through atomics or strong accesses. Between clusters this is tracked coarsely: an
+acquire from an address gives knowledge of everything that the releasing clusters had written at their release. Relaxed
+and volatile accesses synchronise only together with fences: a store announces what its warp knew at its last fence, and
+what a load learns counts after the next fence.
 
-What a bulk store writes counts as written when a warp has waited for the whole operation, not for its reads only.
+A barrier of the CTA or the cluster passes on what fences before it covered: each thread fences its stores, all threads
+arrive, and one raises the flag. PTX ISA asks for a fence of that thread after the barrier, but hardware has completed
+the stores before it. A barrier also passes on what a relaxed load found: one thread sees the count, all threads arrive,
+and each fences its loads.
+
+The bytes of a bulk store count as written when a warp has waited for the complete operation, not only for its reads.
 """
 
 import bisect
@@ -40,24 +43,24 @@ GENERIC = ("st", "atom", "red")
 
 @dataclass
 class Footprint:
-    """Which bytes of the writable ranges some clusters read and wrote: packed bits by the range's address."""
+    """Bytes of the writable ranges that some clusters read and wrote: packed bits by the range's address."""
 
     read: dict[int, np.ndarray] = field(default_factory=dict)
     written: dict[int, np.ndarray] = field(default_factory=dict)
 
     def meets(self, other: "Footprint") -> bool:
-        """Whether one wrote what the other touched."""
+        """Whether one footprint wrote bytes that the other touched."""
         pairs = ((self.written, other.written), (self.written, other.read), (self.read, other.written))
         return any((a[start] & b[start]).any() for a, b in pairs for start in a.keys() & b.keys())
 
     def add(self, other: "Footprint") -> None:
-        """Join what other clusters touched."""
+        """Adds the bytes that other clusters touched."""
         for mine, theirs in ((self.read, other.read), (self.written, other.written)):
             for start, bits in theirs.items():
                 mine[start] = mine[start] | bits if start in mine else bits
 
     def first_of(self, addresses: np.ndarray, nbytes: int, *, written: bool) -> int | None:
-        """The first byte among `nbytes` at each address (int64) that was written, or was read; None if none was."""
+        """Returns the first byte among `nbytes` at each address (int64) that was written, or read; None if there is none."""
         for start, bits in (self.written if written else self.read).items():
             offsets = addresses.astype(np.int64) - start
             near = offsets[(offsets > -nbytes) & (offsets < 8 * bits.size)]
@@ -72,11 +75,12 @@ class Footprint:
 
 @dataclass
 class Told:
-    """What is known of other warps: of those that run side by side exactly, of earlier clusters by their releases.
+    """Knowledge about other warps: exact for those that run side by side, by releases for earlier clusters.
 
     Attributes:
-        knowledge: as in `clocks`, or None for nothing.  clusters: by cluster, how many of its releases.
-        fenced: the same of writes that a proxy fence has handed to the async proxy.
+        knowledge: knowledge as in `clocks`, or None.
+        clusters: number of known releases, by cluster.
+        fenced: number of known releases whose writes a proxy fence has made visible to the async proxy, by cluster.
     """
 
     knowledge: np.ndarray | None = None
@@ -84,7 +88,7 @@ class Told:
     fenced: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: "Told") -> None:
-        """Join what another one says."""
+        """Adds the knowledge of another one."""
         if other.knowledge is not None:
             known = self.knowledge
             self.knowledge = other.knowledge.copy() if known is None else joined(known, other.knowledge)
@@ -93,16 +97,16 @@ class Told:
 
 
 def _raise(counts: dict[int, int], others: dict[int, int]) -> None:
-    """Take the greater of the two counts of each cluster."""
+    """Raises each cluster's count to the greater of the two."""
     for cluster, count in others.items():
         counts[cluster] = max(count, counts.get(cluster, 0))
 
 
 class GlobalRaces:
-    """Last writers of the writable ranges, and what addresses used for synchronisation tell."""
+    """Last writers of the writable ranges, and knowledge released through addresses that are used for synchronisation."""
 
     def __init__(self, checker: Ledger, silicon: SiliconChecks, accessed: Callable[..., None]):
-        """`checker`: where findings go.  `silicon`: rules of scopes.  `accessed`: hears of every access (`pdl`)."""
+        """`checker`: receives the findings. `silicon`: rules of scopes. `accessed`: called for every access (`pdl`)."""
         self.checker, self.silicon, self._accessed = checker, silicon, accessed
         self._ranges: list[Range] = []
         self._starts: list[int] = []
@@ -123,11 +127,11 @@ class GlobalRaces:
         self._keep_reads = False
 
     def keep_reads(self, keep: bool = True) -> None:
-        """From now on `footprint` knows what is read, or does not."""
+        """Turns the recording of reads in `footprint` on or off."""
         self._keep_reads = keep
 
     def footprint(self) -> Footprint:
-        """What was read (since `keep_reads`) and written in this launch."""
+        """Returns what was read (since `keep_reads`) and written in this launch."""
         shadows = self._shadows.values()
         return Footprint(
             {shadow.start: shadow.by_byte(shadow.read) for shadow in shadows},
@@ -135,7 +139,7 @@ class GlobalRaces:
         )
 
     def begin_launch(self, memory: GlobalMemory) -> None:
-        """Nothing has been written."""
+        """Forgets the writes of earlier launches."""
         self._ranges = [r for r in memory.ranges if r.writable]
         self._starts = [r.start for r in self._ranges]
         self._shadows, self._told, self._cluster = {}, {}, 0
@@ -143,9 +147,9 @@ class GlobalRaces:
         self._relaxed = False
 
     def begin_clusters(self) -> None:
-        """The next cluster, or clusters that run side by side, know nothing of the earlier ones.
+        """Starts new clusters, which know nothing of the earlier ones.
 
-        Clusters side by side count as one: what they tell each other is known exactly.
+        Clusters that run side by side count as one, because knowledge between them is exact.
         """
         self._cluster += 1
         self._releases = 1
@@ -167,9 +171,9 @@ class GlobalRaces:
         atomic: bool = False,
         noted: bool = True,
     ) -> None:
-        """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier ones.
+        """Compares accesses of `nbytes` at each address (int64; no address for a box outside its tensor) with earlier ones.
 
-        `noted`: whether the epoch of a read says when it is over, so that later writes are held against it.
+        `noted`: the epoch of a read tells when it ends, so later writes are compared with it.
         """
         self._accessed(addresses, nbytes, actor, write=write)
         if addresses.size and noted and not atomic:
@@ -177,7 +181,7 @@ class GlobalRaces:
         self._access(addresses, nbytes, actor, write=write, atomic=atomic)
 
     def _reads_and_writes(self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool) -> None:
-        """Note a read, or hold a write against the reads before it."""
+        """Notes a read, or compares a write with earlier reads."""
         position = bisect.bisect_right(self._starts, int(addresses.min())) - 1
         found = self._ranges[position] if position >= 0 else None
         if found is None or int(addresses.max()) + nbytes > found.end:
@@ -203,7 +207,7 @@ class GlobalRaces:
             return
         first = int(addresses.min())
         shadow = self._shadow(first, create=write or self._keep_reads)
-        if shadow is None:  # read-only, or not written yet: what lies in later ranges may be
+        if shadow is None:  # read-only or not written yet, unlike perhaps the later ranges
             following = bisect.bisect_right(self._starts, first)
             if following < len(self._starts):
                 beyond = addresses[addresses >= self._starts[following]]
@@ -229,7 +233,7 @@ class GlobalRaces:
             shadow.read[index] = True
 
     def constant(self, addresses: np.ndarray, nbytes: int, number: int) -> None:
-        """A place loads `nbytes` at each address (int64) as what does not change in this launch."""
+        """Notes that the place `number` loads `nbytes` at each address (int64) as data that is constant in this launch."""
         shadow = self._shadow(int(addresses.min()), create=False)
         if shadow is None or int(addresses.max()) + nbytes > shadow.end:
             return
@@ -248,7 +252,7 @@ class GlobalRaces:
             )
 
     def completed(self, operation: int) -> None:
-        """A warp knows that an operation is complete. `operation`: the epoch of its writes."""
+        """Notes that a warp knows an operation to be complete. `operation`: the epoch of its writes."""
         for shadow, addresses, nbytes in self._under_way.pop(operation, ()):
             index = shadow.index(addresses, nbytes)
             shadow.order[index] = np.where(
@@ -310,7 +314,7 @@ class GlobalRaces:
     def _late(
         self, shadow: GlobalShadow, index: np.ndarray, mine: np.ndarray, others: np.ndarray, actor: Actor
     ) -> np.ndarray:
-        """Which of the granules were written by those whom the actor has not learnt of."""
+        """Returns which of the granules have a writer that the actor does not know of."""
         late = unordered(actor.knowledge[SEEN], mine)
         for cluster in np.unique(shadow.clusters[index][others]).tolist():
             theirs = others & (shadow.clusters[index] == cluster)
@@ -332,7 +336,7 @@ class GlobalRaces:
         clusters: np.ndarray,
         known: dict[int, int],
     ) -> int | None:
-        """Position of a write of another cluster that is not among those `known`."""
+        """Returns the position of a write of another cluster that is not among those `known`."""
         if not others.any():
             return None
         for cluster in np.unique(clusters[others]).tolist():
@@ -344,7 +348,7 @@ class GlobalRaces:
     def _unfenced(
         self, shadow: GlobalShadow, index: np.ndarray, epochs: np.ndarray, own: np.ndarray, actor: Actor
     ) -> int | None:
-        """Position of a generic write that no fence has handed to the async proxy."""
+        """Returns the position of a generic write that no fence has made visible to the async proxy."""
         generic = self._generic(shadow.sites[index])
         if not generic.any():
             return None
@@ -357,7 +361,7 @@ class GlobalRaces:
         return self._foreign(shadow, index, others, shadow.clusters[index], self._fenced)
 
     def _handed_on(self, knowledge: np.ndarray) -> np.ndarray:
-        """Of each component, what a proxy fence that a holder of the knowledge knows of has handed to the async proxy."""
+        """Returns, by component, the writes that proxy fences known to a holder of `knowledge` made visible."""
         handed = np.zeros(knowledge.shape[1], np.int64)
         for component, fences in self._proxy_fences.items():
             known = knowledge[SEEN, component] if component < handed.size else 0
@@ -368,12 +372,12 @@ class GlobalRaces:
         return handed
 
     def _generic(self, numbers: np.ndarray) -> np.ndarray:
-        """Which of these places write through the generic proxy, bool."""
+        """Returns a bool array: places that write through the generic proxy."""
         sites = self.checker.sites
         return np.isin(numbers, [n for n in np.unique(numbers).tolist() if sites[n].inst.opcode in GENERIC])
 
     def generic_writers(self, address: int, nbytes: int) -> list[tuple[int, int]]:
-        """Epochs and places of ordinary stores of the running clusters that wrote `nbytes` there last."""
+        """Returns epochs and places of the ordinary stores of the running clusters that last wrote these `nbytes`."""
         shadow = self._shadow(address, create=False)
         if shadow is None:
             return []
@@ -388,7 +392,7 @@ class GlobalRaces:
 
     # ---- synchronisation through memory ------------------------------------------------------------
     def acquire(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
-        """A strong load of a warp. `keys`: addresses, ints for global memory, (CTA, offset) for shared memory."""
+        """Executes a strong load of a warp. `keys`: addresses: ints for global memory, (CTA, offset) for shared memory."""
         for key in keys:
             told = self._told.get(key)
             if told is None:
@@ -400,7 +404,7 @@ class GlobalRaces:
                 self._learn(warp, told)
 
     def release(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
-        """A strong store of a warp. `keys`: as of `acquire`."""
+        """Executes a strong store of a warp. `keys`: see `acquire`."""
         now = None
         for key in keys:
             if relaxed and isinstance(key, int):
@@ -412,14 +416,14 @@ class GlobalRaces:
                 self._told.setdefault(key, Told()).add(telling)
 
     def fence(self, warp: "Warp") -> None:
-        """A fence of more than the CTA: relaxed loads before it acquire, relaxed stores behind it release."""
+        """Executes a fence of more than CTA scope: relaxed loads before it acquire, relaxed stores after it release."""
         unfenced = self._pending.pop(warp, None)
         if unfenced is not None:
             self._learn(warp, unfenced)
         self._at_fence[warp] = self._publish(warp)
 
     def arrive(self, warp: "Warp", gate: Any) -> None:
-        """A warp arrives at a barrier of its CTA or cluster."""
+        """Notes that a warp arrives at a barrier of its CTA or cluster."""
         for told, gates in (
             (self._at_fence.get(warp), self._at_gate),
             (self._pending.get(warp), self._found_at_gate),
@@ -428,7 +432,7 @@ class GlobalRaces:
                 gates.setdefault(gate, Told()).add(told)
 
     def pass_gate(self, warp: "Warp", gate: Any) -> None:
-        """A warp has passed a barrier: stores that others fenced before it are as fenced by itself, what they found as found."""
+        """Notes that a warp passed a barrier: fences and relaxed loads of others before the barrier count as its own."""
         for told, warps in (
             (self._at_gate.get(gate), self._at_fence),
             (self._found_at_gate.get(gate), self._pending),
@@ -437,7 +441,7 @@ class GlobalRaces:
                 warps.setdefault(warp, Told()).add(told)
 
     def proxy_fence(self, warp: "Warp") -> None:
-        """A warp hands the generic writes to global memory that it and its cluster know of to the async proxy."""
+        """Makes the generic writes to global memory that a warp and its cluster know of visible to the async proxy."""
         clock = self.checker.clock(warp)
         published = clock.publish()
         fences = self._proxy_fences.setdefault(clock.own, [])

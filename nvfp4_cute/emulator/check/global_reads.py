@@ -1,7 +1,7 @@
-"""Who read global memory last, in one launch: a write over what another one may still read is a race, too.
+"""Last readers of global memory in one launch: a write over bytes that another warp may still read is also a race.
 
-Kept for each 4-byte word is the newest read of it. Words of which a read or a write covers a part are left out: neighbours in
-one word belong to whoever they belong to.
+For each 4-byte word the newest read is kept. Words that a read or a write covers only partly are left out, because
+neighbours in one word may belong to different threads.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read: its epoch, its cluster and how often that one had released, its place."""
+    """A read: its epoch, its cluster, that cluster's number of releases before it, and its place."""
 
     epoch: int
     cluster: int
@@ -26,22 +26,22 @@ class Read:
     site: int
 
     def unordered(self, actor: Actor, cluster: int, known: Mapping[int, int]) -> bool:
-        """Whether nothing says to an actor of a cluster, which knows so many releases of others, that it is over."""
+        """Whether nothing tells an actor of `cluster` that the read is over. `known`: known releases of other clusters."""
         if self.cluster != cluster:
             return self.order > known.get(self.cluster, 0)
         return bool(actor.knowledge[SEEN, self.epoch >> COMPONENT_SHIFT] < self.epoch & VALUE_MASK)
 
 
 class GlobalReads:
-    """The newest reads of the writable ranges of global memory, by the number of the range."""
+    """Newest reads of the writable ranges of global memory, by the number of the range."""
 
     def __init__(self) -> None:
-        """Nobody has read anything."""
+        """Starts without reads."""
         self._reads: list[Read] = []
         self._newest: dict[int, np.ndarray] = {}
 
     def note(self, which: int, nbytes: int, offsets: np.ndarray, width: int, read: Read) -> None:
-        """A read of `width` bytes at each offset (int64) of a range of `nbytes`."""
+        """Notes a read of `width` bytes at each offset (int64) of a range of `nbytes`."""
         index = _words(offsets, width)
         if index is None:
             return
@@ -61,7 +61,7 @@ class GlobalReads:
         cluster: int,
         known: Mapping[int, int],
     ) -> tuple[Read, np.ndarray] | None:
-        """A write of `width` bytes at each offset: an unordered read of what it writes, and the offsets of the words of that."""
+        """Returns an unordered read under a write of `width` bytes at each offset, and the offsets of its words."""
         newest = self._newest.get(which)
         index = None if newest is None else _words(offsets, width)
         if newest is None or index is None:
@@ -81,7 +81,7 @@ class GlobalReads:
 
 
 def _words(offsets: np.ndarray, width: int) -> Any:
-    """Numbers of the whole words in `width` bytes at each offset, or None; a slice where one follows on the other."""
+    """Returns the numbers of the full words in `width` bytes at each offset, or None; a slice if they are contiguous."""
     first = int(offsets[0])
     if not np.count_nonzero(offsets[1:] - offsets[:-1] != width):
         low, high = -(-first // WORD), (first + width * len(offsets)) // WORD

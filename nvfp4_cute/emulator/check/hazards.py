@@ -1,21 +1,22 @@
-"""Hazards: accesses that nothing orders, bytes that nobody wrote, barriers and tensor memory left in a bad state.
+"""Hazards: unordered accesses, reads of unwritten bytes, and barriers and tensor memory left in a bad state.
 
-The checker rides along with an execution. Synchronising instructions tell it who learns what from whom (`clocks`),
-accesses are held against shadow memory (`shadow`), and what does not fit is collected as a `Hazard`. An access is a
-race if nothing orders it after an earlier one to the same bytes, whatever order this execution happened to choose.
+The checker observes an execution. Synchronising instructions tell it who learns what from whom (`clocks`). It compares
+accesses with shadow memory (`shadow`) and collects violations as `Hazard`. An access is a race if nothing orders it
+after an earlier one to the same bytes, whatever order this execution happened to choose.
 
-What orders what:
+Sources of order:
 
-* a warp's instructions are in program order; its asynchronous operations start after what the warp knew at their issue;
-* a wait on an mbarrier phase, a named or cluster barrier, or an atomic location gives what the arrivals knew;
-* data of TMA loads is there for who waited for the mbarrier phase that they complete;
-* a commit's arrival says that all earlier tcgen05 operations of its warp are complete; operations of one warp on one
-  engine are in order (`modes`); wait_group and tcgen05.wait say that the warp's own operations are complete;
-* generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two;
-* loads from shared memory are done when a value of theirs is used (`early_release`).
+* A warp's instructions are in program order. Its asynchronous operations start after everything that the warp knew at
+  their issue.
+* A wait on an mbarrier phase, a named or cluster barrier, or an atomic location passes on what the arrivals knew.
+* Data of TMA loads is there after a wait for the mbarrier phase that they complete.
+* A commit's arrival means that all earlier tcgen05 operations of its warp are complete. Operations of one warp on one
+  engine are in order (`modes`). wait_group and tcgen05.wait mean that the warp's own operations are complete.
+* Generic writes are visible to the async proxy only after a fence.proxy.async between the two.
+* Loads from shared memory are complete when one of their values is used (`early_release`).
 
-Lanes of one warp are one thread here, but for what `warp_order` warns of; atomics and strong loads and stores on one address
-order whole warps, relaxed and volatile ones on global memory together with fences (`global_races`).
+Lanes of one warp count as one thread, except for the warnings of `warp_order`. Atomics and strong loads and stores on
+one address order whole warps; relaxed and volatile ones on global memory do so together with fences (`global_races`).
 """
 
 import re
@@ -84,10 +85,11 @@ ONLY_USED = "the registers were used before, which orders no access to memory: p
 
 @dataclass
 class Freed:
-    """A free of tensor memory after the uses of what was loaded from it, without a wait: held back until the CTA ends.
+    """A free of tensor memory after uses of data loaded from it, without a wait. It is held back until the CTA ends.
 
     Attributes:
-        component: of the loads.  read_later: a register that they loaded was read for the first time after the free.
+        component: component of the loads.
+        read_later: a register that they loaded was first read after the free.
     """
 
     site: Site
@@ -101,15 +103,17 @@ class Checker:
     """Collects the hazards of the launches of a machine.
 
     Attributes:
-        hazards: of all launches so far.  current: record of the operation that is happening now.
-        shared / tensor: shadows of the running CTAs' memories.  globals: races on global memory.
-        mbarriers: what is known of them.
-        passing: the barrier that each blocked warp has arrived at.
-        held: while a store is checked before it is done, its conflicts with other writes; else None.
+        hazards: hazards of all launches so far.
+        current: record of the operation that happens now.
+        shared, tensor: shadows of the running CTAs' memories.
+        globals: races on global memory.
+        mbarriers: knowledge about mbarriers.
+        passing: the barrier at which each blocked warp has arrived.
+        held: conflicts of the current store with other writes, while it is checked before it is done; else None.
     """
 
     def __init__(self) -> None:
-        """Nothing found yet."""
+        """Starts without findings."""
         self.hazards: list[Hazard] = []
         self.current: Record | None = None
         self.held: list[HeldWrite] | None = None
@@ -128,7 +132,7 @@ class Checker:
         self._rounds: dict[tuple[Cta, int], dict[Warp, tuple[int, int]]] = {}
         self._uses: dict[
             int, int
-        ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
+        ] = {}  # components of loads of tensor memory, and of the uses of the loaded values
         self.passing: dict[Warp, Any] = {}
         self._frees: list[Freed] = []
         self._partly_used: set[int] = set()  # components of loads whose registers only some lanes used
@@ -146,19 +150,19 @@ class Checker:
 
     # ---- life of a launch --------------------------------------------------------------------------
     def begin_launch(self, launch: "Launch", memory: GlobalMemory) -> None:
-        """Earlier launches are complete: nothing of them can race."""
+        """Starts a launch. Earlier launches are complete and cannot race with it."""
         self.kernel = launch.code.entry.name
         self._bytewise = shadow.stores_parts(launch.code.insts)
         self.globals.begin_launch(memory)
         self.early_releases.begin_launch()
         self.globals.keep_reads(self.dependencies.begin_launch(launch))
-        self._forget()  # a launch that failed may have left clusters behind
+        self._forget()  # a failed launch may have left clusters
         self.sites = []
         self._twins.clear()
         self._found.clear()
 
     def begin_cluster(self, cluster: "Cluster") -> None:
-        """Fresh memories and clocks. Clusters that begin before `end_clusters` run side by side."""
+        """Starts a cluster with fresh memories and clocks. Clusters that begin before `end_clusters` run side by side."""
         warps = [warp for cta in cluster.ctas for warp in cta.warps]
         if not self._clocks:
             expected = COMPONENTS_PER_WARP * len(warps) + BARRIERS_PER_CTA * len(cluster.ctas)
@@ -176,7 +180,7 @@ class Checker:
         self._touched.update((cta, {}) for cta in cluster.ctas)
 
     def end_clusters(self) -> None:
-        """All running clusters have ended: look for what their CTAs left behind."""
+        """Ends all running clusters, and checks the state that their CTAs leave."""
         self._judge_frees()
         for cta in self.shared:
             self._check_exit(cta)
@@ -210,7 +214,7 @@ class Checker:
         known = self.components.nothing()
         for warp in cta.warps:
             known = joined(known, self.clock(warp).knowledge)
-        known = self._with_uses(known)  # an exit comes after what its warps needed
+        known = self._with_uses(known)  # a warp exits only after its needed values have arrived
         for component, (value, number) in self._touched[cta].items():
             if max(known[SEEN, component], known[CAUSED, component]) < value:
                 site = self.sites[number]
@@ -225,7 +229,7 @@ class Checker:
 
     # ---- reports -------------------------------------------------------------------------------------
     def site(self, warp: "Warp", pc: int, *, atomic: bool = False) -> int:
-        """Number of the place of an instruction in a warp."""
+        """Returns the number of an instruction's place in a warp."""
         sites, key = self._clocks[warp].sites, ~pc if atomic else pc
         number = sites.get(key)
         if number is None:
@@ -244,12 +248,12 @@ class Checker:
         *,
         rule: str = "",
     ) -> None:
-        """Collect a hazard; the same kind at the same instructions counts once."""
+        """Collects a hazard. Hazards of one kind at the same instructions count once."""
         text = f"{text} ({detail})" if detail else text
         self.adopt(Hazard(kind, self.kernel, site, other, text, severity=severity, rule=rule))
 
     def adopt(self, hazard: Hazard) -> None:
-        """Collect a hazard that may have been found by another process."""
+        """Collects a hazard that another process may have found."""
         site, other = hazard.site, hazard.other
         lines = site.inst.line if site else hazard.text, other.inst.line if other else None
         key = (hazard.kind, hazard.severity, hazard.rule, *lines)
@@ -269,14 +273,14 @@ class Checker:
         content: Callable[[], np.ndarray],
         detail: str = "",
     ) -> None:
-        """Collect a write over an unordered write. `content`: reads the place now, before the write is done."""
+        """Collects a write over an unordered write. `content`: reads the place before the write is done."""
         if self.held is None:
             self.report(kind, site, other, text, detail)
         else:
             self.held.append(HeldWrite(kind, site, other, text, detail, content, content()))
 
     def judge(self, held: "list[HeldWrite]") -> None:
-        """Report writes that were held back, now that they are done: those that changed nothing only as warnings."""
+        """Reports writes that were held back, after they are done. Writes that changed nothing are only warnings."""
         for write in held:
             same = np.array_equal(write.before, write.content())
             text = f"{write.text}; both write the same bytes" if same else write.text
@@ -284,7 +288,7 @@ class Checker:
             self.report(write.kind, write.site, write.other, text, write.detail, severity)
 
     def judged(self, check: Callable[[], None], store: Callable[[], Any]) -> Any:
-        """Check a write against earlier ones, do it, and report by what it changed. Returns the result of `store`."""
+        """Checks a write against earlier ones, does it, and reports by its effect. Returns the result of `store`."""
         held = self.held = []
         try:
             check()
@@ -296,14 +300,14 @@ class Checker:
         return result
 
     def stopped(self, error: EmulatorError) -> None:
-        """The launch was stopped by an error: it is a hazard like the others."""
+        """Collects the error that stopped the launch as a hazard."""
         self._judge_frees()
         kind = error.kind if isinstance(error, Fault) else Fault.kind
         rule = named(str(error)) if kind == SiliconFault.kind else None
         self.report(kind, None, None, str(error), rule=rule.name if rule else "")
 
     def of_this_launch(self) -> list[Hazard]:
-        """Hazards since `begin_launch`, notes among them."""
+        """Returns the hazards since `begin_launch`, including notes."""
         return list(self._found.values())
 
     @property
@@ -312,7 +316,7 @@ class Checker:
         return any(hazard.severity == "error" for hazard in self._found.values())
 
     def operation(self) -> Record:
-        """What is kept of the operation that is happening now."""
+        """Returns the record of the operation that happens now."""
         return self._record()
 
     def _conflict(
@@ -349,22 +353,22 @@ class Checker:
         if conflict.wrote and write and content is not None:
             self.report_write("race", site, other, text, lambda: content(conflict.late))
         else:
-            # The hardware has read what it has given to registers that were used: nobody has seen this one do harm.
+            # The hardware has delivered registers that were used; this has not been seen to cause harm.
             self.report("race", site, other, text, hint, "warning" if hint else "error")
 
     # ---- clocks --------------------------------------------------------------------------------------
     def clock(self, warp: "Warp") -> WarpClock:
-        """Clock of a warp of the running cluster."""
+        """Returns the clock of a warp of the running cluster."""
         return self._clocks[warp]
 
     def warp_actor(self, warp: "Warp", pc: int) -> Actor:
-        """A warp that accesses memory itself, through the generic proxy."""
+        """Returns a warp as the actor of its own accesses, through the generic proxy."""
         clock = self._clocks[warp]
         clock.knowledge = self.components.fit(clock.knowledge)
         return Actor(clock.knowledge, clock.epoch, self.site(warp, pc), False)
 
     def issued(self, operation: Operation) -> Record:
-        """An operation was submitted."""
+        """Notes that an operation was submitted. Returns its record."""
         clock = self._clocks[operation.warp]
         component = clock.engine(operation.engine)
         number = clock.next_number(operation.engine)
@@ -377,7 +381,7 @@ class Checker:
         return Record(knowledge, component, number, site)
 
     def completed(self, operation: Operation) -> None:
-        """The warp that issued an operation knows that it is complete."""
+        """Notes that the warp that issued an operation knows it to be complete."""
         record: Record = operation.record
         warp = operation.warp
         if operation.engine in UNORDERED:
@@ -391,22 +395,22 @@ class Checker:
             self.unawaited.awaited(warp)
 
     def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
-        """An operation that is done wrote registers (None: a sink)."""
+        """Notes that a finished operation wrote registers (None: a sink)."""
         self.unawaited.loaded(operation, slots)
 
     def issued_on(self, warp: "Warp", engine: Engine) -> int:
-        """How many operations a warp has issued on an engine."""
+        """Returns how many operations a warp has issued on an engine."""
         return self._clocks[warp].issued.get(engine, 0)
 
     def covered(self, warp: "Warp", peer: "Warp", engine: Engine, number: int) -> None:
-        """A warp knows that another one's operations on an engine are complete up to a number."""
+        """Notes that a warp knows another one's operations on an engine to be complete up to a number."""
         self._clocks[warp].completed(self._clocks[peer].engine(engine), number)
 
     def used(self, operation: Operation, index: int) -> None:
-        """A register that an operation wrote is used.
+        """Notes a use of a register that an operation wrote.
 
-        The value is there, but that says nothing of its read of tensor memory to others: a register dependency orders no
-        memory accesses, tcgen05.wait::ld does (PTX ISA, tcgen05 memory consistency, canonical patterns).
+        The value is there, but that tells others nothing about its read of tensor memory: a register dependency does
+        not order memory accesses, tcgen05.wait::ld does (PTX ISA, tcgen05 memory consistency, canonical patterns).
         """
         record: Record = operation.record
         for free in self._frees:
@@ -426,26 +430,26 @@ class Checker:
             )
 
     def _with_uses(self, knowledge: np.ndarray) -> np.ndarray:
-        """Knowledge as if loads of tensor memory were done when their registers are used."""
+        """Returns knowledge in which loads of tensor memory count as complete when their registers are used."""
         known = self.components.fit(knowledge).copy()
         for loads, uses in self._uses.items():
             known[SEEN, loads] = max(known[SEEN, loads], known[SEEN, uses])
         return known
 
     def gate_in(self, warp: "Warp", pc: int, gate: Any, *, relaxed: bool = False) -> None:
-        """A warp arrives at something that others wait for. `relaxed`: it does not release to other CTAs."""
+        """Notes that a warp arrives at a gate that others wait for. `relaxed`: the arrival does not release to other CTAs."""
         published = self._clocks[warp].publish(self.site(warp, pc))
-        if relaxed:  # hardware waits for what a warp did, but PTX ISA orders its stores for no other CTA
+        if relaxed:  # hardware waits for the warp's stores, but PTX ISA does not order them for other CTAs
             published, self.silicon.narrow = self._clocks[warp].narrowed(published), True
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
         self.globals.arrive(warp, gate)
 
     def round_in(self, warp: "Warp", pc: int, gate: "NamedGate", *, waits: bool) -> None:
-        """A warp arrives at a named barrier: it must know that the last round is over, or it may have been part of that.
+        """Notes that a warp arrives at a named barrier. It must know that the last round is over, or may have been part of it.
 
-        A warp may arrive and then wait in one round, as flash-attention's epilogue does. The same over two rounds is a warning:
-        what holds the warp back in between may be something that is not seen here.
+        A warp may arrive and then wait in one round, as in flash-attention's epilogue. If it does so over two rounds,
+        this is a warning, because something unseen here may hold the warp back in between.
         """
         cta, which, rounds = gate
         clock, component = self._clocks[warp], self._round_component(cta, which)
@@ -465,7 +469,7 @@ class Checker:
         self.report("named-barrier", site, self.sites[other] if last >= 0 else None, text, severity=severity)
 
     def round_out(self, warp: "Warp", gate: "NamedGate") -> None:
-        """A warp that waited at a named barrier knows that the round is over."""
+        """Notes that a warp which waited at a named barrier knows that the round is over."""
         cta, which, rounds = gate
         self._clocks[warp].completed(self._round_component(cta, which), rounds + 1)
 
@@ -476,7 +480,7 @@ class Checker:
         return found
 
     def gate_out(self, warp: "Warp", gate: Any) -> None:
-        """A warp learns what those who arrived at the gate knew."""
+        """Adds the knowledge of the arrivals at a gate to a warp."""
         known = self._gates.get(gate)
         if known is not None:
             self._clocks[warp].learn(known)
@@ -486,7 +490,7 @@ class Checker:
     def access_shared(
         self, cta: "Cta", place: Place, actor: Actor, *, write: bool, writers: list[int] | None = None
     ) -> None:
-        """Hold an access to shared memory against the earlier ones; `writers`: of its granules, where they are at hand."""
+        """Compares an access to shared memory with earlier ones. `writers`: last writers of its granules, if known."""
         index, span = place
         memory = self.shared[cta]
         if write:
@@ -502,9 +506,9 @@ class Checker:
             self.silicon.stores_relied_on(epochs, sites, actor, what)
 
     def access_atomically(self, cta: "Cta", place: Place, actor: Actor, *, reads: bool) -> None:
-        """Hold an atomic or a strong store against the plain accesses to shared memory before it.
+        """Compares an atomic or a strong store with earlier plain accesses to shared memory.
 
-        `reads`: what it stores depends on what was there.
+        `reads`: the stored value depends on the old one.
         """
         self.mbarriers.written_over(cta, place[1], place[0], actor.site)
         if reads and self.shared[cta].writers_of(place[0]) == [NOBODY]:
@@ -514,18 +518,18 @@ class Checker:
     def _shared_conflict(
         self, cta: "Cta", conflict: Conflict, actor: Actor, *, write: bool, compared: bool = True
     ) -> None:
-        """`compared`: a write over a write that changes nothing is only a warning."""
+        """Reports a conflict. `compared`: a write over a write that changes nothing is only a warning."""
         where = self.shared_range(cta, conflict.granules)
         content = cta.smem.views[WORD_BYTES // self.shared[cta].parts].take if compared else None
         self._conflict(conflict, actor, write=write, where=where, content=content)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
-        """Bytes from the first to the last granule, for reports."""
+        """Returns the byte range from the first to the last granule, for reports."""
         size = WORD_BYTES // self.shared[cta].parts
         return f"smem+{size * granules[0]:#x}..{size * (granules[1] + 1) - 1:#x}{whose(cta)}"
 
     def access_tensor(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
-        """Hold an access to tensor memory against the earlier ones."""
+        """Compares an access to tensor memory with earlier ones."""
         index, span = place
         memory = self.tensor[cta]
         conflict = (memory.write if write else memory.read)(index, span, actor)
@@ -547,7 +551,7 @@ class Checker:
         return f"tensor memory columns {columns[0]}..{columns[1]}, {lanes}{whose(cta)}"
 
     def read_operand(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
-        """The current operation reads shared memory that must have been written."""
+        """Checks that the current operation reads shared memory that was written."""
         actor = self._acting(cta, stamp, proxy=proxy)
         writers = self.shared[cta].writers_of(place[0])
         if NOBODY in writers:
@@ -555,21 +559,21 @@ class Checker:
         self.access_shared(cta, place, actor, write=False, writers=writers)
 
     def unwritten_register(self, warp: "Warp", pc: int, name: str) -> None:
-        """A warp reads a register that nobody wrote."""
+        """Reports a register that is read and was never written."""
         site = self.sites[self.site(warp, pc)]
         self.report(
             "register", site, None, f"{site} reads {name}, which was never written", severity="warning"
         )
 
     def unwritten_load(self, cta: "Cta", place: Place, actor: Actor) -> None:
-        """A warp loads bytes of shared memory none of which anybody wrote.
+        """Notes that a warp loads only unwritten bytes of shared memory.
 
-        Kernels load whole tiles and store what lies inside the tensor, so it may not matter; poison shows where it does.
+        Kernels load full tiles and store the part inside the tensor, so it may not matter; poison shows if it does.
         """
         self._unwritten(actor.site, f"shared memory{whose(cta)}", cta, place, "warning")
 
     def freed(self, warp: "Warp", pc: int, place: Place) -> None:
-        """A warp frees columns of tensor memory: all accesses must be complete."""
+        """Checks that all accesses are complete when a warp frees columns of tensor memory."""
         cta, actor = warp.cta, self.warp_actor(warp, pc)
         conflict = self.tensor[cta].unordered(*place, actor)
         if conflict is not None:
@@ -582,9 +586,10 @@ class Checker:
                 self.report("race", site, other, text + self.mbarriers.weak_wait(site, conflict.epoch))
 
     def _judge_frees(self) -> None:
-        """Report frees of tensor memory after the uses of what was loaded.
+        """Reports frees of tensor memory after uses of data loaded from it.
 
-        Every lane has its values, and nothing reads them later: a note. The hardware has delivered a load whose register it uses.
+        If every lane has its values and nothing reads them later, it is a note: hardware has delivered a load whose
+        register is used.
         """
         frees, self._frees = self._frees, []
         for free in frees:
@@ -592,13 +597,13 @@ class Checker:
             self.report("race", free.site, free.other, free.text, ONLY_USED, severity)
 
     def freed_again(self, warp: "Warp", pc: int, columns: str, other: str) -> None:
-        """A warp frees columns that were freed before: it harms a CTA that was given them since."""
+        """Reports that a warp frees columns that were freed before, which harms a CTA that has received them since."""
         site = self.sites[self.site(warp, pc)]
         text = f"{site} frees {columns} again, which were freed before, by {other}: another CTA of the SM may have them now"
         self.report("tensor-memory", site, None, text, severity="warning")
 
     def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
-        """The current operation writes global memory: `nbytes` at each address."""
+        """Checks a write of the current operation to global memory: `nbytes` at each address."""
         actor = self._record().actor()
         if atomic:
             actor = replace(actor, site=self._atomic_twin(actor.site))
@@ -607,7 +612,7 @@ class Checker:
     def read_global(
         self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True, stamp: int | None = None
     ) -> None:
-        """The current operation reads global memory. `stamp`: as what completes on an mbarrier."""
+        """Checks a read of global memory by the current operation. `stamp`: epoch of its completion on an mbarrier."""
         actor = self._record().actor(stamp, proxy=proxy)
         self.globals.access(addresses, nbytes, actor, write=False, noted=stamp is not None or not proxy)
 
@@ -624,20 +629,20 @@ class Checker:
         self.report("uninitialised", site, None, text, severity=severity)
 
     def write_shared(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
-        """The current operation writes shared memory. `stamp`: as what completes on an mbarrier."""
+        """Checks a write of the current operation to shared memory. `stamp`: epoch of its completion on an mbarrier."""
         actor = self._acting(cta, stamp, proxy=proxy)
         if stamp is not None:
             self.early_releases.written(cta, *place, actor)
         self.access_shared(cta, place, actor, write=True)
 
     def read_tensor(self, cta: "Cta", lanes: slice, columns: slice) -> np.ndarray | None:
-        """The current operation reads a rectangle of tensor memory. Returns which words nobody wrote, or None for no word."""
+        """Checks a read of a rectangle of tensor memory. Returns which words were never written, or None if all were."""
         actor = self._acting(cta)
         self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=False)
         return self.tensor[cta].unwritten_words(lanes, columns)
 
     def require_tensor(self, what: str, unwritten: np.ndarray | None, columns: slice) -> None:
-        """Report an operand in tensor memory with words that nobody wrote."""
+        """Reports an operand in tensor memory with words that were never written."""
         if unwritten is not None and unwritten.any():
             site = self.sites[self._record().site]
             self.report(
@@ -648,30 +653,30 @@ class Checker:
             )
 
     def note_unwritten(self, registers: np.ndarray) -> None:
-        """Registers (bool each) that the current operation loads with words nobody wrote: bad if they are used."""
+        """Notes registers (bool each) that the current operation loads with unwritten words; a use of them is a hazard."""
         if registers.any():
             self._record().unwritten = registers
 
     def write_tensor(self, cta: "Cta", lanes: slice, columns: slice, valid: bool | None = True) -> None:
-        """The current operation writes a rectangle of tensor memory. `valid` None: the caller marks what is."""
+        """Checks a write of a rectangle of tensor memory. `valid` None: the caller marks the written words."""
         actor = self._acting(cta)
         self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=True)
         if valid is not None:
             self.tensor[cta].valid[lanes, columns] = valid
 
     def lanes_copied(self, offsets: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
-        """Each lane of the current operation (`lanes`, uint32) copied `nbytes` to its own offset (int64) in shared memory."""
+        """Notes that lanes of the current operation (uint32) copied `nbytes` each to offsets (int64) in shared memory."""
         self._record().copied = Copied(offsets, nbytes, lanes)
 
     def lanes_differ(self, where: str) -> None:
-        """Lanes of the current operation write different bytes to one place."""
+        """Reports that lanes of the current operation write different bytes to one place."""
         site = self.sites[self._record().site]
         self.report(
             "race", site, site, f"lanes of {site} write different bytes to {where}: nothing orders them"
         )
 
     def copy_source(self, cta: "Cta", place: Place) -> bool:
-        """The current operation copies shared memory. Returns whether all of that was written."""
+        """Checks a read of shared memory by a copy. Returns whether all of it was written."""
         writers = self.shared[cta].writers_of(place[0])
         self.access_shared(cta, place, self._acting(cta), write=False, writers=writers)
         return NOBODY not in writers
@@ -683,13 +688,13 @@ class Checker:
         return record
 
     def _acting(self, cta: "Cta", stamp: int | None = None, *, proxy: bool = True) -> Actor:
-        """The current operation as one who accesses memory of a CTA, which must not exit before that is done."""
+        """Returns the current operation as an actor on a CTA's memory. The CTA must not exit before the access is done."""
         actor = self._record().actor(stamp, proxy=proxy)
         self.touch(cta, actor)
         return actor
 
     def touch(self, cta: "Cta", actor: Actor) -> None:
-        """The CTA must not exit before an access of somebody else, or of an engine, is done."""
+        """Notes that a CTA must not exit before an access by another CTA, or by an engine, is done."""
         component, value = actor.epoch >> COMPONENT_SHIFT, actor.epoch & VALUE_MASK
         known = self._touched[cta].get(component)
         if known is None or known[0] < value:
@@ -697,7 +702,7 @@ class Checker:
 
 
 def checker_of(warp: "Warp") -> Checker:
-    """The checker of the machine that a watched warp runs on."""
+    """Returns the checker of the machine that a watched warp runs on."""
     checker: Any = warp.cta.machine.checker
     assert checker is not None, "a watched step on an unchecked machine"
     found: Checker = checker
