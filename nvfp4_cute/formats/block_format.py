@@ -1,20 +1,20 @@
-"""Block-scaled number formats as records: what a byte of an operand, and a scale of a block, stand for.
+"""Block-scaled number formats as records, which say what the bytes of elements and block scales mean.
 
-A format is told by whoever passes an operand; nothing here or elsewhere guesses it from a dtype or a shape. Everything that
-turns bytes into elements, or sizes into bytes, asks the record, so that another format is another record.
+The caller of an operation names the format of an operand; no code guesses it from a dtype or a shape. Code that converts bytes
+to elements, or sizes to bytes, asks the record, so a new format is a new record.
 
 | record | elements | scales | block (rows,K) | global scale | source |
 |---|---|---|---|---|---|
 | NVFP4 | e2m1 | ue4m3 | 1 x 16 | yes | PTX ISA 9.7.16.10, kind mxf4nvf4 |
 | MXFP4 | e2m1 | ue8m0 | 1 x 32 | no | OCP Microscaling Formats v1.0, section 5.2 |
-| MXFP8_E4M3 | e4m3 | ue8m0 | 1 x 32 | no | the same |
-| MXFP8_E5M2 | e5m2 | ue8m0 | 1 x 32 | no | the same |
+| MXFP8_E4M3 | e4m3 | ue8m0 | 1 x 32 | no | OCP Microscaling Formats v1.0, section 5.2 |
+| MXFP8_E5M2 | e5m2 | ue8m0 | 1 x 32 | no | OCP Microscaling Formats v1.0, section 5.2 |
 | FP8_1x128 | e4m3 | fp32 | 1 x 128 | no | DeepSeek-V3 report, section 3.3: activations |
-| FP8_128x128 | e4m3 | fp32 | 128 x 128 | no | the same: weights |
-| INT8 | s8 | fp32 | 1 x K | no | SmoothQuant (arXiv 2211.10438), section 3: a token's and an output channel's scale |
-| int4_format() | int4 | 16 or 32 b | 1 x 32 to 128 | no | see :func:`int4_format`: weights |
+| FP8_128x128 | e4m3 | fp32 | 128 x 128 | no | DeepSeek-V3 report, section 3.3: weights |
+| INT8 | s8 | fp32 | 1 x K | no | SmoothQuant (arXiv 2211.10438), section 3: one scale per token and per output channel |
+| int4_format() | int4 | 16 or 32 b | 1 x 32 to 128 | no | weights; see :func:`int4_format` |
 
-Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of two values in a byte the even k is the low nibble.
+Rows are K-major. Consecutive k lie in consecutive bytes, or share a byte with the even k in the low nibble.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
-# The same of 4-bit elements that TMA pads to bytes: 16U4_ALIGN16B, whose rows are whole boxes of 128 elements.
+# TMA unpacks 4-bit elements to bytes with 16U4_ALIGN16B, whose rows are whole boxes of 128 elements.
 PADDED_ALIGN_BYTES = 32
 PADDED_K_MULTIPLE = 128
 # One atom of blocked scales: 128 rows of 4 blocks along K, a byte each, stored [row % 32, row // 32, block].
@@ -33,32 +33,33 @@ ATOM_ROWS = 128
 ATOM_COLS = 4
 ATOM_BYTES = ATOM_ROWS * ATOM_COLS
 ATOM_SHAPE = (32, 4, 4)
-# Bits of a row in an atom: four scales of 8 bits, or fewer of more bits.
+# Bits per row of an atom: four 8-bit scales, or fewer wider ones.
 ATOM_WORD_BITS = 32
 
-# "ragged": blocked, where the rows of every group are padded by themselves, and the tensor does not know the groups.
+# "ragged": blocked, with the rows of every group padded to whole atoms. The tensor does not know where groups end.
 ScaleLayout = Literal["blocked", "rowmajor", "ragged"]
-# Layouts that can be chosen.
+# Layouts that a caller can choose.
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("blocked", "rowmajor")
 
 
-# Of formats with a scale a row, whose rows are whole 16-byte units: K is a multiple of so many elements of 8 bits.
+# Rows of formats with one scale per row are whole 16-byte units, so K is a multiple of 16 8-bit elements.
 ROW_K_MULTIPLE = 16
-# Sums of products of bytes, -128 * -128 at most, stay within int32 over so many of K.
+# Largest K for which a sum of products of bytes, at most -128 * -128 each, fits in int32.
 MAX_INTEGER_K = (2**31 - 1) // 2**14
 
 
 @dataclass(frozen=True)
 class NumberType:
-    """How one number is stored.
+    """Storage of one number.
 
     Attributes:
-        name: such as "e2m1", as PTX says it.
-        bits: of one number in memory; a divisor of 8, or a multiple of it.
-        max: largest finite magnitude; of integers the largest that rounding and cutting move by half a step at most.
-        max_exponent: of the largest power of two that the type has.
-        dtypes: names in torch of the dtypes that may hold it.
-        quantized_dtype: the one of them that quantization gives.
+        name: PTX's name, such as "e2m1".
+        bits: bits per number in memory; a divisor or a multiple of 8.
+        max: largest finite magnitude. For integers, the largest magnitude that rounding and clamping change by at most half a
+            step.
+        max_exponent: exponent of the largest power of two that the type can hold.
+        dtypes: names of the torch dtypes that may hold the numbers.
+        quantized_dtype: the dtype among them that quantization returns.
     """
 
     name: str
@@ -74,16 +75,16 @@ E4M3 = NumberType("e4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m3f
 E5M2 = NumberType("e5m2", 8, 57344.0, 15, ("uint8", "float8_e5m2"), "float8_e5m2")
 UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m3fn")
 UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "float8_e8m0fnu")
-# Symmetric: quantization does not give -128, which operands may have.
+# Symmetric: quantization never produces -128, but operands may contain it.
 S8 = NumberType("s8", 8, 127.0, 6, ("uint8", "int8"), "int8")
 FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
 BF16 = NumberType("bf16", 16, (2 - 2.0**-7) * 2.0**127, 127, ("bfloat16",), "bfloat16")
 FP16 = NumberType("fp16", 16, 65504.0, 15, ("float16",), "float16")
-# Codes 0 to 15 of -8 to 7, and of integers from which a zero point is subtracted.
+# S4: codes 0 to 15 for -8 to 7. U4: codes from which a zero point is subtracted.
 S4 = NumberType("int4", 4, 7.5, 2, ("uint8",), "uint8")
 U4 = NumberType("uint4", 4, 15.0, 3, ("uint8",), "uint8")
 INT4_ZERO_POINT = 8  # the code of an int4 zero
-# A word: a scale in the low half, the zero point of its block, an integer, in the high one.
+# 32-bit words: the low half holds a block's scale, the high half its integer zero point.
 BF16_ZERO = NumberType("bf16_zero", 32, BF16.max, 127, ("int32",), "int32")
 FP16_ZERO = NumberType("fp16_zero", 32, FP16.max, 15, ("int32",), "int32")
 SCALES_OF_WORDS = {BF16_ZERO.name: BF16, FP16_ZERO.name: FP16}
@@ -91,17 +92,18 @@ SCALES_OF_WORDS = {BF16_ZERO.name: BF16, FP16_ZERO.name: FP16}
 
 @dataclass(frozen=True, repr=False)
 class BlockFormat:
-    """A block-scaled format: ``value * scale``, and ``* global_scale`` where it has one.
+    """A block-scaled format: ``value * scale``, times ``global_scale`` where the format has one.
 
     Attributes:
-        name: in messages, keys and names of kernels.
-        element: of the data.
-        scale: of the block scales.
-        block_k: values along K that share a scale; 0 where all of a row do.
-        block_rows: rows that share one.
-        has_global_scale: whether a float32 factor of the whole tensor belongs to it.
-        scale_layout: as kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
-        order: of data in memory: "rows", or "slabs" of eight rows (:mod:`nvfp4_cute.formats.slabs`), for weights alone.
+        name: appears in messages, cache keys and kernel names.
+        element: type of the data.
+        scale: type of the block scales.
+        block_k: values along K that share a scale; 0 if a whole row does.
+        block_rows: rows that share a scale.
+        has_global_scale: whether a tensor also has one float32 factor.
+        scale_layout: layout in which kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
+        order: order of the data in memory: "rows", or "slabs" of eight rows (:mod:`nvfp4_cute.formats.slabs`), for weights
+            only.
     """
 
     name: str
@@ -114,28 +116,28 @@ class BlockFormat:
     order: Literal["rows", "slabs"] = "rows"
 
     def __str__(self) -> str:
-        """The name."""
+        """Returns the name."""
         return self.name
 
     def __repr__(self) -> str:
-        """The name as a record's, short enough for signatures."""
+        """Returns a form that is short enough for signatures."""
         return f"BlockFormat({self.name})"
 
     def __hash__(self) -> int:
-        """Of the name alone: every repeated call is looked up by its formats."""
+        """Hashes the name alone, because every repeated call looks up its formats."""
         return hash(self.name)
 
     @property
     def title(self) -> str:
-        """The name as sentences write it, such as NVFP4."""
+        """Name as sentences write it, such as NVFP4."""
         return self.name.upper()
 
     @property
     def record(self) -> str:
-        """What code calls it, such as FP8_128x128 or ``int4_format(...)``."""
+        """Expression for the format in code, such as FP8_128x128 or ``int4_format(...)``."""
         if self.is_int4:
             return "int4_format(...)"
-        # Extents of a block have a small x between them.
+        # Upper case must not touch the x in the extents of a block.
         return self.title.replace("1X128", "1x128").replace("128X128", "128x128")
 
     @property
@@ -150,67 +152,67 @@ class BlockFormat:
 
     @property
     def has_zero_points(self) -> bool:
-        """Whether blocks have a zero point, which is subtracted from elements before they are scaled."""
+        """Whether blocks have a zero point, which is subtracted from elements before scaling."""
         return self.element == U4
 
     @property
     def scale_float(self) -> NumberType:
-        """Of the scales, without the zero points that may lie with them."""
+        """Type of the scales alone, also where zero points are stored in the same words."""
         return SCALES_OF_WORDS.get(self.scale.name, self.scale)
 
     @property
     def family(self) -> str:
-        """The name, or what makes formats of its kind, in lists of formats."""
+        """Name of the format, or of its family of formats, in lists of formats."""
         return "int4_format(...)" if self.is_int4 else self.name
 
     @property
     def is_int4(self) -> bool:
-        """Whether elements are integers of 4 bits, whose products with scales are rounded to 16-bit floats."""
+        """Whether elements are 4-bit integers, whose products with scales are rounded to 16-bit floats."""
         return self.element in (S4, U4)
 
     # ---- data ------------------------------------------------------------------------------------------------
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of ``k`` elements, a whole number of bytes."""
+        """Returns the bytes of ``k`` elements, which fill whole bytes."""
         return k * self.element.bits // 8
 
     def elements(self, nbytes: int) -> int:
-        """Elements in ``nbytes`` bytes of data: of a row, a pitch, or a stride."""
+        """Returns the number of elements in ``nbytes`` bytes of a row, a pitch or a stride."""
         return nbytes * 8 // self.element.bits
 
     @property
     def length(self) -> str:
-        """Of a row in bytes, as messages write it: K/2 where two elements share a byte, K where each has its own."""
+        """Bytes per row as messages write it: K/2 for 4-bit elements, K for 8-bit elements."""
         return "K" if self.element.bits == 8 else f"K/{8 // self.element.bits}"
 
     def pitch_bytes(self, k: int) -> int:
-        """Least distance in bytes of rows of ``k`` elements that a tensor map can describe."""
+        """Returns the smallest distance in bytes between rows of ``k`` elements that a tensor map can describe."""
         return -(-self.row_bytes(k) // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES
 
     def nbytes(self, rows: int, k: int) -> int:
-        """Bytes of ``rows`` rows of ``k`` elements and of their scales, each once, without padding."""
+        """Returns the bytes of ``rows`` rows of ``k`` elements and their scales, each counted once, without padding."""
         row_blocks = -(-rows // self.block_rows)
         return rows * self.row_bytes(k) + row_blocks * self.scale_row_bytes(k)
 
     @property
     def data_dtypes(self) -> tuple["torch.dtype", ...]:
-        """What data may be stored as."""
+        """Dtypes in which data may be stored."""
         return torch_dtypes(self.element.dtypes)
 
     @property
     def has_integer_sums(self) -> bool:
-        """Whether elements are integers, whose products tensor cores add up exactly."""
+        """Whether elements are integers, whose products tensor cores sum exactly."""
         return self.element == S8
 
     # ---- scales ----------------------------------------------------------------------------------------------
 
     @property
     def k_multiple(self) -> int:
-        """K is a multiple of this: blocks are whole."""
+        """Divisor of K, such that all blocks are whole."""
         return self.block_k or ROW_K_MULTIPLE
 
     def block_of(self, k: int) -> int:
-        """Values of a row of ``k`` that share a scale."""
+        """Returns how many values of a row of ``k`` share a scale."""
         return self.block_k or k
 
     @property
@@ -219,11 +221,11 @@ class BlockFormat:
         return f"{self.block_rows} x {self.block_k or 'K'}"
 
     def padded_k(self, k: int) -> int:
-        """The least valid K that is not under ``k``."""
+        """Rounds ``k`` up to a valid K."""
         return max(1, -(-k // self.k_multiple)) * self.k_multiple
 
     def num_k_blocks(self, k: int) -> int:
-        """Scales of a row of ``k`` elements. Raises ValueError unless ``k`` is a positive multiple of the block."""
+        """Returns the scales per row of ``k`` elements. Raises ValueError unless ``k`` is a positive multiple of the block."""
         if k <= 0 or k % self.k_multiple:
             what = "block size" if self.block_k else "rows of whole 16-byte units"
             raise ValueError(
@@ -232,38 +234,41 @@ class BlockFormat:
         return k // self.block_of(k)
 
     def scale_row_bytes(self, k: int) -> int:
-        """Bytes of the scales along ``k`` elements, the last block perhaps in part; no padding."""
+        """Returns the bytes of the scales along ``k`` elements, counting a partial last block, without padding."""
         return -(-k // self.block_of(k)) * self.scale.bits // 8
 
     @property
     def scale_atom(self) -> tuple[int, int]:
-        """Rows and blocks along K that lie together: what the sizes of stored scales are multiples of."""
+        """Rows and blocks along K that are stored together. Sizes of stored scales are multiples of these."""
         return (ATOM_ROWS, ATOM_WORD_BITS // self.scale.bits) if self.scale_layout == "blocked" else (1, 1)
 
     @property
     def atom_shape(self) -> tuple[int, int, int]:
-        """Of an atom of blocked scales."""
+        """Shape of one atom of blocked scales."""
         return (*ATOM_SHAPE[:2], ATOM_WORD_BITS // self.scale.bits)
 
     @property
     def atom_rows(self) -> int:
-        """Rows of data that the scales of a row of atoms belong to."""
+        """Rows of data per row of scale atoms."""
         return self.scale_atom[0] * self.block_rows
 
     @property
     def atom_k(self) -> int:
-        """Elements along K that the scales of one atom belong to; 0 where those are all."""
+        """Elements along K per scale atom; 0 if an atom covers all of K."""
         return self.scale_atom[1] * self.block_k
 
     def scale_atoms(self, rows: int, k: int) -> tuple[int, int]:
-        """Atoms of the scales of ``rows`` rows of ``k`` elements: along rows, and along K; the last ones perhaps in part."""
+        """Returns the number of scale atoms along ``rows`` rows and along ``k`` elements, counting partial ones."""
         return -(-rows // self.atom_rows), -(-k // (self.atom_k or k))
 
     def scale_shape(self, rows: int, k: int, layout: ScaleLayout | None = None) -> tuple[int, ...]:
-        """Shape of stored scales: ``(rm, rk, 32, 4, 4)`` blocked (of 16 and 32 bits ``..., 2)`` and ``..., 1)``), ``(row blocks,
-        k blocks)`` row-major.
+        """Returns the shape of stored scales.
+
+        Blocked: ``(rm, rk, 32, 4, 4)``, with a last extent of 2 for 16-bit and 1 for 32-bit scales. Row-major: ``(row blocks, k
+        blocks)``.
 
         Args:
+            rows, k: extents of the data.
             layout: None for the format's own.
         """
         if (layout or self.scale_layout) == "blocked":
@@ -272,37 +277,38 @@ class BlockFormat:
         return -(-rows // self.block_rows), -(-k // self.block_of(k))
 
     def ragged_scale_shape(self, rows: int, k: int, groups: int) -> tuple[int, ...]:
-        """Shape of blocked scales of groups that lie one after another in ``rows`` rows, whatever their sizes are.
+        """Returns the shape of blocked scales for groups of any sizes that follow each other in ``rows`` rows.
 
-        Every group begins a row of atoms.
+        Every group begins a row of atoms, so ``groups`` additional rows of atoms suffice.
         """
         return (rows // ATOM_ROWS + groups, *self.scale_shape(rows, k, "blocked")[1:])
 
     def padded_scale_shape(self, rows: int, k: int) -> tuple[int, int]:
-        """Rows and columns of the scales before they are stored in the format's own layout, padding included."""
+        """Returns rows and columns of the padded scales, before they are stored in the format's own layout."""
         (row_atoms, k_atoms), (atom_rows, atom_cols) = self.scale_atoms(rows, k), self.scale_atom
         return row_atoms * atom_rows, k_atoms * atom_cols
 
     def scale_bytes(self, rows: int, k: int) -> int:
-        """Bytes of stored scales in the format's own layout, padding included."""
+        """Returns the bytes of stored scales in the format's own layout, padding included."""
         padded_rows, padded_blocks = self.padded_scale_shape(rows, k)
         return padded_rows * padded_blocks * self.scale.bits // 8
 
     def atom_row_bytes(self, k: int) -> int:
-        """Bytes from one row of scale atoms to the next, of rows of ``k`` elements."""
+        """Returns the bytes between rows of scale atoms, for rows of ``k`` elements."""
         return self.scale_bytes(1, k)
 
     @property
     def scale_dtypes(self) -> tuple["torch.dtype", ...]:
-        """What scales may be stored as."""
+        """Dtypes in which scales may be stored."""
         return torch_dtypes(self.scale.dtypes)
 
 
 def as_format(name: str, value: object) -> BlockFormat:
-    """The record of a format given as a record or by its name; ``name`` is that of the argument, for messages.
+    """Returns the record for ``value``, a record or a format's name. ``name`` is the argument's name, for messages.
 
     Raises:
-        TypeError: neither a record nor a string. ValueError: an unknown name.
+        TypeError: ``value`` is neither a record nor a string.
+        ValueError: there is no format of this name.
     """
     if isinstance(value, BlockFormat):
         return value
@@ -312,7 +318,7 @@ def as_format(name: str, value: object) -> BlockFormat:
 
 
 def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
-    """Dtypes by their names in torch, which is imported only here."""
+    """Looks up dtypes by name. Imports torch only when called."""
     import torch
 
     return tuple(getattr(torch, name) for name in names)
@@ -325,18 +331,18 @@ MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, UE8M0, block_k=32)
 FP8_1x128 = BlockFormat("fp8_1x128", E4M3, FP32, block_k=128, scale_layout="rowmajor")
 FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128, scale_layout="rowmajor")
 INT8 = BlockFormat("int8", S8, FP32, block_k=0, scale_layout="rowmajor")
-# Of ``a`` and of ``b``, or of the M side and the N side of an MMA.
+# Formats of ``a`` and ``b``, or of the M side and the N side of an MMA.
 Formats = tuple[BlockFormat, BlockFormat]
 NVFP4_PAIR: Formats = (NVFP4, NVFP4)
 INT8_PAIR: Formats = (INT8, INT8)
 MXFP8 = (MXFP8_E4M3, MXFP8_E5M2)
 MXFP8_PAIRS: tuple[Formats, ...] = tuple((a, b) for a in MXFP8 for b in MXFP8)
-# MXFP8 beside MXFP4, on either side.
+# MXFP8 with MXFP4, in either order.
 MIXED_PAIRS: tuple[Formats, ...] = (*((a, MXFP4) for a in MXFP8), *((MXFP4, b) for b in MXFP8))
 FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128, INT8)}
 
 INT4_BLOCKS = (32, 64, 128)
-# By element: kinds of scales by the dtype that a checkpoint stores.
+# Types of scales: by element type, then by the dtype that a checkpoint stores.
 INT4_SCALES: dict[NumberType, dict[str, NumberType]] = {
     S4: {"bfloat16": BF16, "float16": FP16, "float32": FP32},
     U4: {"bfloat16": BF16_ZERO, "float16": FP16_ZERO},
@@ -349,7 +355,7 @@ INT4_FORMATS = {
 }
 
 
-# Formats whose data lie in slabs, by the names of those with data in rows.
+# Formats whose data is in slabs, by the name of the same format with data in rows.
 SLABS_SUFFIX = "_slabs"
 SLABS = {
     name: replace(f, name=name + SLABS_SUFFIX, order="slabs") for name, f in (FORMATS | INT4_FORMATS).items()
@@ -360,16 +366,18 @@ _SLABS_BY_NAME = {f.name: f for f in SLABS.values()}
 def int4_format(
     block_k: int = 128, scale_dtype: "str | torch.dtype" = "bfloat16", *, zero_points: bool = False
 ) -> BlockFormat:
-    """Integers of 4 bits, of weights: ``(code - zero point) * scale``, code 0 to 15; without zero points that is 8.
+    """Returns a format of 4-bit integer weights: ``(code - zero point) * scale``.
 
-    Such an integer times a 16-bit scale is exact in float32. Products with 16-bit rows round it once, to nearest even, to the
-    type of the rows. In the dtype of the scales that is what the tools' own dequantization gives: ``dequantize`` of
-    compressed-tensors (quantization/lifecycle/forward.py), ``dequantize_gemm`` of AutoAWQ (utils/packing_utils.py), and
-    ``dequantize_weight`` of GPTQModel (nn_modules/qlinear/__init__.py).
+    Codes are 0 to 15; without zero points, the zero point is 8. Such an integer times a 16-bit scale is exact in float32.
+    Products with 16-bit rows round it once, to nearest even, to the type of the rows. If that is the dtype of the scales, the
+    result equals the tools' own dequantization: ``dequantize`` of compressed-tensors (quantization/lifecycle/forward.py),
+    ``dequantize_gemm`` of AutoAWQ (utils/packing_utils.py), and ``dequantize_weight`` of GPTQModel
+    (nn_modules/qlinear/__init__.py).
 
-    Data is packed as of e2m1: [..., K/2] bytes, the even k in the low nibble. Scales are [..., K / block_k] of ``scale_dtype``,
-    or with zero points int32 words: the bits of the scale in the low half, the zero point in the high one. In the blocked
-    layout an atom of 128 rows has 32 bits a row: two 16-bit scales, or one word. ``int4_tensor`` makes a tensor of parts.
+    Data is packed like e2m1: [..., K/2] bytes, the even k in the low nibble. Scales are [..., K / block_k] in ``scale_dtype``.
+    With zero points they are int32 words, with the bits of the scale in the low half and the zero point in the high half. In
+    the blocked layout an atom of 128 rows has 32 bits per row: two 16-bit scales, or one word. ``int4_tensor`` makes a tensor
+    from parts.
 
     Args:
         block_k: values along K that share a scale: 32, 64 or 128.
@@ -390,7 +398,7 @@ def int4_format(
 
 
 def format_named(name: str, argument: str = "format") -> BlockFormat:
-    """The record of a name. Raises ValueError for another name, with the names there are."""
+    """Returns the record with this name. Raises ValueError, with a list of all names, if there is none."""
     found = FORMATS.get(name) or INT4_FORMATS.get(name) or _SLABS_BY_NAME.get(name)
     if found is None:
         raise ValueError(f"{argument}={name!r} is unknown; use one of {', '.join((*FORMATS, *INT4_FORMATS))}")

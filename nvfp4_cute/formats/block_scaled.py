@@ -1,4 +1,4 @@
-"""Quantized tensors: what people hold, quantization and its inverse, on any device, without a kernel."""
+"""Quantized tensors, and their quantization and dequantization on any device without a kernel."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -39,23 +39,24 @@ Self = TypeVar("Self", bound="BlockScaledTensor")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockScaledTensor:
-    """A quantized tensor of logical ``shape`` ``(..., K)``: ``value * scale``, and ``* global_scale`` where there is one.
+    """A quantized tensor of logical ``shape`` ``(..., K)``: ``value * scale``, times ``global_scale`` where there is one.
 
-    ``...`` is any number of dimensions; the last of them are the rows (none: one row), those before are batches.
-    ``t[i]``, ``t[i:j]`` take batches and rows without a copy; rows begin where a block of scales does.
+    ``...`` is any number of dimensions. The last of them are the rows (one row if there are none), the others are batches.
+    ``t[i]`` and ``t[i:j]`` select batches and rows without a copy; a slice of rows begins at a multiple of the rows that share
+    an atom or block of scales.
 
     Attributes:
-        data: ``[..., bytes of K]``, of a dtype of the format: K/2 of e2m1, K of others.
-        scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]`` (of INT8 ``[..., 1]``), where blocks have 128 rows
-            as many rows fewer; "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 tensor, the factor one multiplies by to dequantize, without dimensions, or [batches...], one a
-            batch; None means 1. Only formats that have one may be given one.
-        shape: of the unpacked values.
-        scale_layout: "blocked", "rowmajor", or "ragged": blocked, every group's rows padded to 128 (``grouped_quantize``).
-        format: what the bytes stand for; a name is replaced by its record.
+        data: ``[..., bytes of K]``, of a dtype of the format: K/2 bytes for 4-bit elements, K for 8-bit elements.
+        scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]`` (INT8: ``[..., 1]``; FP8_128x128: one row per 128
+            rows). "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
+        global_scale: float32 factor by which dequantizing multiplies, without dimensions, or [batches...] with one per batch.
+            None means 1. Only formats with a global scale may have one.
+        shape: shape of the unpacked values.
+        scale_layout: "blocked", "rowmajor", or "ragged": blocked, with every group's rows padded to 128 (``grouped_quantize``).
+        format: a record or, when constructed, its name.
 
     Raises:
-        TypeError, ValueError: on construction, where the parts do not fit each other.
+        TypeError, ValueError: on construction, if the parts do not fit each other.
     """
 
     data: torch.Tensor
@@ -66,7 +67,7 @@ class BlockScaledTensor:
     format: BlockFormat = field(kw_only=True)
 
     def __post_init__(self):
-        """Check dtypes, shapes and devices against ``shape``. Reads no values, so it never synchronizes."""
+        """Checks dtypes, shapes and devices against ``shape``. Reads no values, so it never synchronizes."""
         if isinstance(self.format, str):
             object.__setattr__(self, "format", as_format("format", self.format))
         if self.scale_layout != "ragged":
@@ -109,12 +110,12 @@ class BlockScaledTensor:
             raise ValueError(f"parts of one tensor lie on different devices: {devices}; move them to one")
 
     def _check_scale_shape(self) -> None:
-        """The shape of ``scale`` is that of the layout; where it is that of another one, the error says which."""
+        """Checks that ``scale`` has the shape of its layout. The error names another layout that the shape fits."""
         found = tuple(self.scale.shape)
         if self.scale_layout == "ragged":
             return self._check_ragged(found)
         if found == stored_scale_shape(self.format, self.shape, self.scale_layout):
-            return  # of the other layout torch.export would keep a guard
+            return  # torch.export would keep a guard for the other layout
         of_layout = {
             layout: stored_scale_shape(self.format, self.shape, layout)
             for layout in SCALE_LAYOUTS
@@ -131,7 +132,7 @@ class BlockScaledTensor:
         )
 
     def _check_ragged(self, found: tuple[int, ...]) -> None:
-        """Scales of groups of rows of a matrix, each padded to whole atoms; only the device knows how many groups there are."""
+        """Checks the scales of groups of rows, each padded to whole atoms. Only the device knows the number of groups."""
         if self.format.scale_layout != "blocked" or len(self.shape) != 2:
             raise ValueError(
                 f'scale_layout="ragged" is for rows [rows, K] of a format with blocked scales; got {list(self.shape)} of '
@@ -144,7 +145,7 @@ class BlockScaledTensor:
             )
 
     def __repr__(self) -> str:
-        """Format, sizes and layout, no values but the global scale, where it has one (reading it waits for a GPU)."""
+        """Shows format, sizes, layout and the global scale, but no other values. Reading the global scale waits for a GPU."""
         name, factor = type(self).__name__, ""
         format_name = "" if isinstance(self, NVFP4Tensor) else f", format={self.format.name}"
         if self.format.has_global_scale:
@@ -158,7 +159,7 @@ class BlockScaledTensor:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Data and scales as bytes next to their dtypes, and the format by its name: ``torch.load`` reads these by itself."""
+        """Stores data and scales as bytes with their dtypes, and the format by name, which plain ``torch.load`` reads."""
         state = dict(self.__dict__)
         for name in ("data", "scale"):
             tensor = state[name]
@@ -170,7 +171,7 @@ class BlockScaledTensor:
         return restored, (state,)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores tensors that were pickled as instances of the class, before :func:`pickling.restored` did it."""
+        """Restores tensors that were pickled as instances of this class, before :func:`pickling.restored` existed."""
         fields = dict(state)
         for name in ("data", "scale"):
             dtype = fields.pop(f"{name}_dtype", None)
@@ -187,24 +188,24 @@ class BlockScaledTensor:
         format: BlockFormat | str = NVFP4,
         layout: ScaleLayout = "blocked",
     ) -> "BlockScaledTensor":
-        """The tensor of parts that come from elsewhere, checked and not copied. Its shape follows from ``data``.
+        """Make a tensor from existing parts, which are checked and not copied. Its shape follows from ``data``.
 
             >>> w = quantize(torch.randn(256, 512))
             >>> BlockScaledTensor.from_parts(w.data, w.scale, format="nvfp4").shape
             (256, 512)
 
         Args:
-            data: [..., bytes of K], K-major: uint8 or float4_e2m1fn_x2 of 4-bit elements, two per byte, the low nibble first.
+            data: [..., bytes of K], K-major. 4-bit elements are uint8 or float4_e2m1fn_x2, two per byte, the low nibble first.
             scale: "blocked": [batches..., rm, rk, 32, 4, 4] (see :mod:`nvfp4_cute.formats.scale_layout`), the same bytes flat,
-                or its permuted view (32, 4, rm, 4, rk, L). "rowmajor": [..., K / block]. "ragged": [row atoms, rk, 32, 4, 4],
-                every group's rows padded to 128, as ``grouped_quantize`` makes it. None, of INT8 only, for 1.
-            global_scale: the factor one multiplies by to dequantize, as ``quantize`` returns it (NVFP4 only): a number, float32
-                of one element, or one per batch ("ragged": per group).
+                or the permuted view (32, 4, rm, 4, rk, L). "rowmajor": [..., K / block]. "ragged": [row atoms, rk, 32, 4, 4],
+                every group's rows padded to 128, as ``grouped_quantize`` returns it. None, for INT8 only, means 1.
+            global_scale: factor by which dequantizing multiplies, as in ``quantize`` (NVFP4 only): a number, float32 with one
+                element, or one per batch ("ragged": per group).
             format: a record or a name.
-            layout: of ``scale``. Formats with float32 scales always have "rowmajor".
+            layout: layout of ``scale``. Formats with float32 scales always have "rowmajor".
 
         Returns:
-            NVFP4Tensor of NVFP4, else BlockScaledTensor.
+            An NVFP4Tensor for NVFP4, otherwise a BlockScaledTensor.
 
         Raises:
             TypeError, ValueError: the parts do not fit each other; the message names rule, value and fix.
@@ -229,7 +230,7 @@ class BlockScaledTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where all parts are."""
+        """Device of all parts."""
         return self.data.device
 
     def to(
@@ -239,29 +240,29 @@ class BlockScaledTensor:
         non_blocking: bool = False,
         copy: bool = False,
     ) -> Self:
-        """On another device; without ``copy`` the tensor itself where it is there already. For a dtype call dequantize."""
+        """Moves to a device; without ``copy`` returns the tensor itself if it is there already. For dtypes use dequantize."""
         if isinstance(device, torch.dtype):
             raise TypeError(f"to({device}): a quantized tensor keeps its format; call .dequantize({device})")
         target = self.device if device is None else device
         return self._with_parts(lambda part: part.to(target, non_blocking=non_blocking, copy=copy))
 
     def cuda(self: Self, device: torch.device | int | None = None) -> Self:
-        """On a GPU: the current one, or ``device``."""
+        """Moves to ``device``, or to the current GPU."""
         return self._with_parts(lambda part: part.cuda(device))
 
     def cpu(self: Self) -> Self:
-        """In host memory."""
+        """Moves to host memory."""
         return self.to("cpu")
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """As :func:`dequantize` of it."""
+        """Converts to floats; see :func:`dequantize`."""
         return dequantize(self, dtype)
 
     def with_scale_layout(self: Self, scale_layout: ScaleLayout) -> Self:
-        """With its scales in another layout, copied; the tensor itself where they have it.
+        """Returns the tensor with its scales copied to another layout, or itself if they already have it.
 
         Raises:
-            ValueError: no layout of the format.
+            ValueError: the format does not have this layout.
         """
         check_scale_layout(scale_layout, self.format)
         if scale_layout == self.scale_layout:
@@ -272,11 +273,11 @@ class BlockScaledTensor:
         return replace(self, scale=scale, scale_layout=scale_layout)
 
     def __len__(self) -> int:
-        """Extent of the first dimension."""
+        """Returns the extent of the first dimension."""
         return self.shape[0]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Data and scale of a ragged tensor, ``data, scale = grouped_quantize(...)``. Raises TypeError for other layouts."""
+        """Unpacks a ragged tensor, ``data, scale = grouped_quantize(...)``. Raises TypeError for other layouts."""
         if self.scale_layout != "ragged":
             raise TypeError(
                 f"'{type(self).__name__}' object is not iterable; take batches as t[i], rows as t[i:j]"
@@ -284,14 +285,14 @@ class BlockScaledTensor:
         return iter((self.data, self.scale))
 
     def __getitem__(self: Self, index: int | slice | tuple[int | slice, ...]) -> Self:
-        """Batches and rows, as views: ``t[2]`` is a batch, ``t[128:300]`` or ``t[2, 128:300]`` are rows.
+        """Selects batches and rows as views: ``t[2]`` is a batch, ``t[128:300]`` and ``t[2, 128:300]`` are rows.
 
         Args:
-            index: a number or slice a batch dimension, then a slice of step 1 for the rows. K is not sliced.
+            index: a number or slice per batch dimension, then a slice of step 1 for the rows. K cannot be sliced.
 
         Raises:
-            IndexError: too many dimensions, or a batch that does not exist.
-            ValueError: rows that do not begin with a block of scales, or of another step.
+            IndexError: there are too many dimensions, or the batch does not exist.
+            ValueError: the slice of rows does not begin at a block of scales, or its step is not 1.
         """
         check_not_ragged(self)
         *batches, rows = self.shape[:-1] or (1,)
@@ -329,7 +330,7 @@ class BlockScaledTensor:
         return replace(self, data=data, scale=scale, global_scale=factor, shape=shape)
 
     def _with_parts(self: Self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        """With every part changed, or itself where none is."""
+        """Applies ``change`` to every part. Returns the tensor itself if no part changes."""
         data, scale = change(self.data), change(self.scale)
         factor = None if self.global_scale is None else change(self.global_scale)
         if data is self.data and scale is self.scale and factor is self.global_scale:
@@ -339,22 +340,22 @@ class BlockScaledTensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NVFP4Tensor(BlockScaledTensor):
-    """A :class:`BlockScaledTensor` of NVFP4: ``value * scale * global_scale``.
+    """A :class:`BlockScaledTensor` in NVFP4: ``value * scale * global_scale``.
 
     Attributes:
         data: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
-        scale: float8_e4m3fn or uint8; "rowmajor": ``[..., K/16]``; "blocked": ``[batches..., rm, rk, 32, 4, 4]``
-            (see :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 tensor, the factor one multiplies by to dequantize, without dimensions, or [batches...]; None for 1.
-        shape: of the unpacked values.
+        scale: float8_e4m3fn or uint8. "rowmajor": ``[..., K/16]``. "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see
+            :mod:`nvfp4_cute.formats.scale_layout`).
+        global_scale: float32 factor by which dequantizing multiplies, without dimensions or [batches...]; None means 1.
+        shape: shape of the unpacked values.
         scale_layout: "blocked" or "rowmajor".
     """
 
-    # The class's, told to no constructor: tensors that were pickled before there were formats have it, too.
+    # A class attribute that no constructor takes, so that tensors pickled before there were formats also have it.
     format: BlockFormat = field(default=NVFP4, init=False)
 
 
-# Types of tensors: one comparison of a list's types with them is cheaper than an isinstance of each entry.
+# Comparing a list's types with this set is cheaper than an isinstance per entry.
 BLOCK_SCALED = frozenset((BlockScaledTensor, NVFP4Tensor))
 
 
@@ -366,14 +367,14 @@ def quantized_tensor(
     format: BlockFormat,
     scale_layout: ScaleLayout = "blocked",
 ) -> BlockScaledTensor:
-    """A tensor of these parts, of the class that its format has. Raises as the class."""
+    """Constructs the class that belongs to ``format``. Raises what its constructor raises."""
     if format == NVFP4:
         return NVFP4Tensor(data, scale, global_scale, shape, scale_layout)
     return BlockScaledTensor(data, scale, global_scale, shape, scale_layout, format=format)
 
 
 def check_not_ragged(t: BlockScaledTensor) -> None:
-    """Raise ValueError for a tensor whose scales are padded group by group: it does not know where groups end."""
+    """Raises ValueError for a tensor whose scales are padded per group, since it does not know where groups end."""
     if t.scale_layout == "ragged":
         raise ValueError(
             'scale_layout="ragged": scales are padded group by group, and only offs says where groups end; call quantize on the '
@@ -382,17 +383,17 @@ def check_not_ragged(t: BlockScaledTensor) -> None:
 
 
 def is_tensor_of(value: object, format: BlockFormat) -> bool:
-    """Whether it is a quantized tensor of this format."""
+    """Returns whether ``value`` is a quantized tensor of this format."""
     return isinstance(value, BlockScaledTensor) and value.format == format
 
 
 def tensors_of(format: BlockFormat) -> str:
-    """What messages call a tensor of a format."""
+    """Returns the name that messages use for a tensor of a format."""
     return "NVFP4Tensor" if format == NVFP4 else f"BlockScaledTensor of {format.title}"
 
 
 def check_is_tensor(name: str, value: object) -> None:
-    """Raise TypeError for what is no tensor: ``name``, what it is, and what to pass instead."""
+    """Raises TypeError, with the type found and the fix, unless ``value`` is a BlockScaledTensor."""
     if isinstance(value, torch.Tensor):
         return
     if isinstance(value, BlockScaledTensor) and name.endswith("out"):
@@ -448,8 +449,8 @@ def quantize(
 ) -> BlockScaledTensor:
     """Quantize to NVFP4 in blocks of 16 along the last dimension, or to another format in its blocks.
 
-    For a block with the largest magnitude ``amax``, every line below is one float32 operation of IEEE 754, rounded to
-    nearest even, subnormals kept (``g`` is the global scale; without one, lines 2 and 4 do not take place)::
+    For a block with the largest magnitude ``amax``, every line below is one IEEE 754 float32 operation, rounded to nearest
+    even, with subnormals (``g`` is the global scale; without one, lines 2 and 4 are skipped)::
 
         1  q = amax / 6
         2  q = q / g
@@ -457,46 +458,45 @@ def quantize(
         4  d = scale * g
         5  data = e2m1(x / d)              the quotient is rounded to float32, then to e2m1; at most 6
 
-    In other formats 6 is the largest element, 5 rounds to their elements, and 3 is what :func:`block_scales.scale_codes`
-    says: a power of two (MXFP4, MXFP8), q itself (FP8), or q in 16 bits (int4, where 6 is 7.5). Integers with zero points
-    are made as :func:`zero_points.quantize_with_zero_points` says.
+    In other formats, the largest element replaces 6, line 5 rounds to the format's elements, and line 3 follows
+    :func:`block_scales.scale_codes`: a power of two (MXFP4, MXFP8), q itself (FP8), or q in 16 bits (int4, with 7.5 instead of
+    6). For integers with zero points see :func:`zero_points.quantize_with_zero_points`.
 
-    float64 input is first rounded to float32; float16 and bfloat16 are widened, exactly. The result is the same, bit
-    for bit, on every device (CPU and H200 were compared). Small tables are copied to the device, so a CUDA graph cannot
-    capture it.
+    float64 input is first rounded to float32; float16 and bfloat16 are widened exactly. The result has the same bits on every
+    device (CPU and H200 were compared). Small tables are copied to the device, so a CUDA graph cannot capture this function.
 
-    - Zeros keep their sign. A block whose scale rounds to zero (``q <= 2^-10``, all-zero blocks among them) has scale
-      0 and zeros for values. Without a global scale that is every block with ``amax <= 0.0058``.
-    - Scales under 2^-6 are rounded to multiples of 2^-9 and may be off by up to a factor of two: a global scale keeps
-      blocks away from there.
-    - What dequantize gives differs from ``x`` by at most amax / 6 * (1 + 2^-4) + 6 * 2^-10 * g where nothing saturates:
-      half the distance between 4 and 6, the scale's rounding, and its rounding where it is small.
-    - Magnitudes over 2688 * g saturate. Infinity saturates too: its block has scale 448, infinities become 6 and the
-      other values are divided by 448 * g.
-    - A NaN makes its whole block NaN: scale 0x7F, values 0x7. e2m1 has no NaN and would turn it into +6, a plausible
-      number; the scale is the only place in which it survives, and dequantize and GEMM then show it.
+    - Zeros keep their sign. A block whose scale rounds to zero (``q <= 2^-10``, including all-zero blocks) has scale 0 and zero
+      values. Without a global scale this happens to every block with ``amax <= 0.0058``.
+    - Scales under 2^-6 are rounded to multiples of 2^-9 and may be off by up to a factor of two. A global scale keeps scales
+      out of this range.
+    - Where nothing saturates, dequantized values differ from ``x`` by at most amax / 6 * (1 + 2^-4) + 6 * 2^-10 * g: half the
+      distance between 4 and 6, plus the rounding of the scale, plus its rounding where it is small.
+    - Magnitudes over 2688 * g saturate. Infinity also saturates: its block has scale 448, infinities become 6, and the other
+      values are divided by 448 * g.
+    - A NaN makes its whole block NaN: scale 0x7F, values 0x7. e2m1 has no NaN and would turn it into +6, a plausible number.
+      The NaN survives only in the scale, and dequantize and GEMM then show it.
 
     Args:
-        x: float32, float16, bfloat16 or float64, ``[..., K]``, any strides, K a multiple of the format's block: 16.
-        format: what to quantize to: a record, such as MXFP4, or its name, "mxfp4".
-        global_scale: the factor one multiplies by to dequantize; 2688 * global_scale should be the largest magnitude
-            of ``x``. A positive, normal float32 number, or a tensor of one element; of ``x`` [batches..., M, K] also
-            [batches...], one a batch. "auto" takes the finite amax of ``x`` / 2688 (1 if that amax is 0; never less than
-            2^-126), computed on the device, "per_batch" that of each batch. NVFP4 alone has one.
-        global_scale_inv: the inverse convention (2688 / amax), accepted by this name only; 1 / it, rounded to
-            float32, is the global scale.
+        x: float32, float16, bfloat16 or float64, ``[..., K]``, any strides, K a multiple of the format's block (NVFP4: 16).
+        format: a record, such as MXFP4, or its name, "mxfp4".
+        global_scale: the factor by which dequantizing multiplies; only NVFP4 has one. 2688 * global_scale should be the largest
+            magnitude of ``x``. A positive, normal float32 number, a tensor with one element, or, for ``x`` [batches..., M, K],
+            [batches...] with one per batch. "auto" computes the finite amax of ``x`` / 2688 on the device (1 if that amax is 0;
+            at least 2^-126), "per_batch" that of each batch.
+        global_scale_inv: the inverse (2688 / amax), for callers with that convention; the global scale is 1 / it, rounded to
+            float32.
         scale_layout: "blocked" or "rowmajor", the layout of the result's scales; None for the one that kernels read.
-        scale_rounding: of scales that are powers of two, "up" or "down" (:func:`block_scales.scale_codes`).
+        scale_rounding: rounds scales that are powers of two "up" or "down" (:func:`block_scales.scale_codes`).
 
     Returns:
-        NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; a BlockScaledTensor of
-        another format.
+        An NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; for another format, a
+        BlockScaledTensor.
 
     Raises:
-        TypeError: ``x`` is no float tensor.
-        ValueError: K is not a multiple of the block, or the global scale is given twice or not positive and normal (a
-            tensor on a GPU is not read, and not checked), or given to a format that has none;
-            or "down" of scales that are no powers of two.
+        TypeError: ``x`` is not a float tensor.
+        ValueError: K is not a multiple of the block; the global scale is given twice, is not positive and normal (tensors on a
+            GPU are not read, so not checked), or is given for a format without one; or ``scale_rounding`` is "down" for scales
+            that are not powers of two.
     """
     check_is_tensor("x", x)
     format = as_format("format", format)
@@ -524,7 +524,7 @@ def quantize(
     divisor = decode(codes, format.scale)
     if g is not None:
         divisor = divisor * g
-    # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
+    # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would give NaN.
     divisor = _to_rows(divisor.masked_fill(divisor == 0, math.inf), format, values.shape)
     data = encode((blocks / divisor.unsqueeze(-1)).flatten(-2), format.element)
     scale = codes.view(getattr(torch, format.scale.quantized_dtype))
@@ -537,7 +537,8 @@ def quantize(
 
 
 def _quantize_each(x: torch.Tensor, factors: torch.Tensor, scale_layout: ScaleLayout) -> NVFP4Tensor:
-    """NVFP4 of [batches..., M, K] with a global scale a batch, one batch after the other: weights of many experts are large."""
+    """Quantizes [batches..., M, K] with one global scale per batch."""
+    # One batch at a time, because weights of many experts are large.
     *batches, rows, k = x.shape
     data = torch.empty((*batches, rows, NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device)
     shape = stored_scale_shape(NVFP4, tuple(x.shape), scale_layout)
@@ -557,14 +558,16 @@ def quantize_groups(
     format: BlockFormat = NVFP4,
     scale_rounding: ScaleRounding = "up",
 ) -> None:
-    """Quantize groups of rows as a ragged operand holds them: every group's scales begin a row of atoms.
+    """Quantizes groups of rows into a ragged operand, in which every group's scales begin a row of atoms.
 
     Args:
         ends: inclusive ends of the groups, ascending.
-        rows_of: what is quantized, float [stop - start, K], of (group, start, stop); not called for an empty group.
-        factors: global scales, float32, one element or one a group; None for 1.
-        data: uint8 [rows, bytes of K], written. scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
-        format, scale_rounding: as of :func:`quantize`.
+        rows_of: called with (group, start, stop), returns the float values [stop - start, K] to quantize; not called for an
+            empty group.
+        factors: global scales, float32, one element or one per group; None for 1.
+        data: uint8 [rows, bytes of K], written.
+        scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
+        format, scale_rounding: see :func:`quantize`.
     """
     start = atom = 0
     for group, stop in enumerate(ends):
@@ -579,15 +582,15 @@ def quantize_groups(
 
 
 def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Expand to ``dtype``, ``t.shape``.
+    """Converts to floats of ``dtype`` in ``t.shape``.
 
-    ``value * scale`` is exact, but with fp32 scales, which round to float32 unless ``dtype`` is float64, and beyond float32's
-    range. In float64 so is the product with the global scale; otherwise that product is rounded to float32, and the result to
-    ``dtype`` (nearest even; beyond the range of float16, infinity). A block with a NaN scale is NaN throughout, and the sign
-    bit of a ue4m3 scale is ignored, as in a GEMM.
+    ``value * scale`` is exact, with two exceptions: fp32 scales round to float32 unless ``dtype`` is float64, and products
+    beyond float32's range overflow. In float64 the product with the global scale is also exact. Otherwise that product is
+    rounded to float32, and the result to ``dtype`` (nearest even; infinity beyond the range of float16). A block with a NaN
+    scale is all NaN, and the sign bit of a ue4m3 scale is ignored, as in a GEMM.
 
     Raises:
-        TypeError: ``t`` is no BlockScaledTensor, or ``dtype`` not float32, float16, bfloat16 or float64.
+        TypeError: ``t`` is not a BlockScaledTensor, or ``dtype`` is not float32, float16, bfloat16 or float64.
     """
     if not isinstance(t, BlockScaledTensor):
         raise TypeError(f"t is a {type(t).__name__}; pass an NVFP4Tensor, which quantize returns")
@@ -604,7 +607,7 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
 
 
 def rowmajor_scale(t: BlockScaledTensor) -> torch.Tensor:
-    """Scales of ``t`` in row-major order without padding: its own, or a copy."""
+    """Returns the scales of ``t`` in row-major order without padding, copied only if they are blocked."""
     check_not_ragged(t)
     if t.scale_layout == "rowmajor":
         return t.scale
@@ -613,16 +616,17 @@ def rowmajor_scale(t: BlockScaledTensor) -> torch.Tensor:
 
 
 def stored_scale_shape(format: BlockFormat, shape: tuple[int, ...], layout: ScaleLayout) -> tuple[int, ...]:
-    """Shape of the scales of a tensor of logical ``shape`` ``(..., K)``: of one row alone, row-major, ``(K / block_k,)``."""
+    """Returns the shape of the scales of a tensor of logical ``shape``; a single row-major row has ``(K / block_k,)``."""
     batches, rows = _rows(shape)
     stored = format.scale_shape(rows, shape[-1], layout)
     return (*batches, *stored) if layout == "blocked" or len(shape) > 1 else stored[1:]
 
 
 def _straight_scales(scale: torch.Tensor, expected: tuple[int, ...], rows: int) -> torch.Tensor:
-    """Blocked scales in the shape that a tensor stores, of flat ones or of the permuted view; others as they are.
+    """Converts flat blocked scales, or the permuted view, to the shape that a tensor stores; returns others unchanged.
 
-    Flat scales of batches whose rows need padding are refused: they may be those of one matrix, which lie elsewhere.
+    Raises for flat scales of batches whose rows need padding, because they may be the scales of one matrix, which are laid out
+    differently.
     """
     found = tuple(scale.shape)
     if found == expected:
@@ -638,7 +642,7 @@ def _straight_scales(scale: torch.Tensor, expected: tuple[int, ...], rows: int) 
 
 
 def check_scale_layout(scale_layout: str, format: BlockFormat = NVFP4) -> None:
-    """Raises ValueError where there is no such layout, or the format has it not."""
+    """Raises ValueError if the layout does not exist or the format does not have it."""
     if scale_layout not in SCALE_LAYOUTS:
         raise ValueError(f'scale_layout={scale_layout!r} is neither "blocked" nor "rowmajor"')
     if "rowmajor" == format.scale_layout != scale_layout:
@@ -646,7 +650,7 @@ def check_scale_layout(scale_layout: str, format: BlockFormat = NVFP4) -> None:
 
 
 def _over_rows_of_blocks(amax: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-    """Largest magnitudes of blocks of one row ``[..., rows, k blocks]``, those of a block's rows together."""
+    """Reduces the largest magnitudes ``[..., rows, k blocks]`` over the rows that share a block."""
     if format.block_rows == 1 or amax.ndim == 1:
         return amax
     missing = -amax.shape[-2] % format.block_rows
@@ -655,14 +659,14 @@ def _over_rows_of_blocks(amax: torch.Tensor, format: BlockFormat) -> torch.Tenso
 
 
 def _to_rows(scale: torch.Tensor, format: BlockFormat, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
-    """Row-major scales ``[..., row blocks, k blocks]``, one for each row of a tensor of ``shape``."""
+    """Repeats row-major scales ``[..., row blocks, k blocks]`` to one per row of a tensor of ``shape``."""
     if format.block_rows == 1 or len(shape) == 1:
         return scale
     return scale.repeat_interleave(format.block_rows, dim=-2)[..., : shape[-2], :]
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Batches and rows of a logical shape; one dimension alone is one row."""
+    """Splits a logical shape into batches and rows. One dimension alone is one row."""
     return (tuple(shape[:-2]), shape[-2]) if len(shape) > 1 else ((), 1)
 
 

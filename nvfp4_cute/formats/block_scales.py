@@ -1,4 +1,4 @@
-"""Scales of blocks from their largest magnitudes: what every kind of scale makes of them."""
+"""Computes block scales of every type from the blocks' largest magnitudes."""
 
 from typing import Literal
 
@@ -13,41 +13,42 @@ ScaleRounding = Literal["up", "down"]
 def scale_codes(
     amax: torch.Tensor, format: BlockFormat, global_scale: torch.Tensor | None, rounding: ScaleRounding = "up"
 ) -> torch.Tensor:
-    """Scales as stored, from the largest magnitudes of their blocks. ``max`` is the format's largest element.
+    """Computes scales, as stored, from the largest magnitudes of their blocks. ``max`` is the format's largest element.
 
-    - ue4m3: e4m3(amax / max), after a division by the global scale where there is one: nearest even, at most 448.
-    - fp32: amax / max, rounded to float32; of an infinite amax as of the largest float32 number.
-    - bf16, fp16: the same rounded once more, at most the largest number of the type.
-    - ue8m0, a power of two, "up": the least that is not under amax / max, so that nothing saturates, but where the quotient
-      rounds to a power of two. It is what ``cvt.rp.satfinite.ue8m0x2`` makes of the quotient, and NVIDIA's recipe for MXFP8
+    - ue4m3: e4m3(amax / max), after dividing by the global scale where there is one; nearest even, at most 448.
+    - fp32: amax / max, rounded to float32; an infinite amax counts as the largest float32 number.
+    - bf16, fp16: amax / max rounded to float32 and then to the type, at most its largest number.
+    - ue8m0 "up": the smallest power of two that is at least amax / max, so that nothing saturates (except where the quotient
+      rounds to a power of two). It is what ``cvt.rp.satfinite.ue8m0x2`` makes of the quotient, and NVIDIA's recipe for MXFP8
       (arXiv 2506.08027, section 3.1).
-    - ue8m0, "down": 2^(floor(log2(amax)) - emax), emax the exponent of the format's largest power of two, as the OCP
-      Microscaling Formats specification v1.0 converts, section 6.3. Elements over max saturate: in MXFP4 the largest of a
-      block may lose a quarter of itself (8 becomes 6).
+    - ue8m0 "down": 2^(floor(log2(amax)) - emax), with emax the exponent of the format's largest power of two, as section 6.3 of
+      the OCP Microscaling Formats specification v1.0 converts. Elements over max saturate: in MXFP4 the largest of a block may
+      lose a quarter of its value (8 becomes 6).
 
-    "up" is the default: of normally distributed values it loses 2.66 % (root mean square) in MXFP8 E4M3, "down" 2.93 %; in
-    MXFP4 11.56 % and 11.50 %.
+    "up" is the default. The root-mean-square error for normally distributed values is 2.66 % in MXFP8 E4M3 ("down": 2.93 %) and
+    11.56 % in MXFP4 ("down": 11.50 %).
 
-    ue8m0 goes from 2^-127 on; a block of zeros has that. Infinity has 2^127. A NaN gives a NaN.
+    The smallest ue8m0 scale is 2^-127, also for a block of zeros. Infinity gives 2^127, and NaN gives NaN.
 
     Args:
         amax: float32, not negative.
+        format: the format, which says the type of the scales.
         global_scale: float32 without dimensions, or None.
-        rounding: of ue8m0.
+        rounding: rounding of ue8m0 scales.
 
     Returns:
-        uint8, or of scales that are floats of torch their dtype, of the shape of ``amax``.
+        Scales in the shape of ``amax``: uint8, or torch's dtype where torch has the type.
 
     Raises:
-        ValueError: ``rounding`` is neither, or "down" of other scales.
+        ValueError: ``rounding`` is neither "up" nor "down", or is "down" for other scales than ue8m0.
     """
     check_scale_rounding(rounding, format)
     if format.scale.name == "ue8m0" and rounding == "down":
-        # In float64: a tiny amax must not round up to the next power of two.
+        # In float64, because a tiny amax must not round up to the next power of two.
         return encode_ue8m0(amax.double() * 2.0**-format.element.max_exponent, rounding="zero")
     if format.scale.name == "fp32":
         amax = amax.clamp(max=torch.finfo(torch.float32).max)
-    # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
+    # Divides by a tensor on the same device: on CUDA torch multiplies by the inverse of a host number.
     q = amax / torch.full((), format.element.max, dtype=torch.float32, device=amax.device)
     if global_scale is not None:
         q = q / global_scale
@@ -60,12 +61,12 @@ def scale_codes(
 
 
 def nearest_rounding(format: BlockFormat) -> ScaleRounding:
-    """The rounding that loses less: of ue8m0 with e2m1 elements "down", else "up", by the figures of :func:`scale_codes`."""
+    """Returns the rounding with the smaller error by the figures of :func:`scale_codes`: "down" for MXFP4, otherwise "up"."""
     return "down" if (format.scale.name, format.element.name) == ("ue8m0", "e2m1") else "up"
 
 
 def check_scale_rounding(rounding: str, format: BlockFormat) -> None:
-    """Raises ValueError where it is no rounding of a format's scales."""
+    """Raises ValueError if the rounding does not exist or the format's scales do not have it."""
     if rounding not in ("up", "down"):
         raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
     if rounding == "down" and format.scale.name != "ue8m0":
@@ -75,18 +76,19 @@ def check_scale_rounding(rounding: str, format: BlockFormat) -> None:
 
 
 def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch.Tensor:
-    """Float32 scales in rows, from the packed powers of two that DeepGEMM passes to its kernels for Blackwell.
+    """Converts packed powers of two, as DeepGEMM passes them to its kernels for Blackwell, to row-major float32 scales.
 
     Args:
-        packed: int32 [..., rows, ceil(k / (4 * block_k))] of any strides (DeepGEMM has rows next to each other). Byte j of word p
-            is the ue8m0 code of block 4 p + j, the lowest byte first.
-        k: values of a row, a multiple of ``block_k``.
+        packed: int32 [..., rows, ceil(k / (4 * block_k))] of any strides (in DeepGEMM rows are adjacent). Byte j of word p is
+            the ue8m0 code of block 4 p + j, the lowest byte first.
+        k: values per row, a multiple of ``block_k``.
+        block_k: values per scale.
 
     Returns:
         [..., rows, k / block_k], contiguous: ``a_scale`` of FP8_1x128.
 
     Raises:
-        TypeError, ValueError: ``packed`` has another dtype, or words for another ``k``.
+        TypeError, ValueError: ``packed`` has another dtype, or a number of words that does not fit ``k``.
     """
     if not isinstance(packed, torch.Tensor):
         raise TypeError(f"packed is {packed!r}; pass an int32 torch.Tensor")
@@ -99,7 +101,7 @@ def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch
     words = -(-k // (4 * block_k))
     if packed.ndim < 2 or packed.shape[-1] != words:
         raise ValueError(f"packed has shape {list(packed.shape)}; expected [..., rows, {words}] of K={k}")
-    # Of an extent of 1 torch leaves any stride.
+    # A dimension of extent 1 may have any stride in torch.
     flat = packed.contiguous().as_strided((packed.numel(),), (1,)).view(torch.uint8)
     codes = flat.view(*packed.shape[:-1], 4 * words)[..., : k // block_k]
     return decode_ue8m0(codes).contiguous()

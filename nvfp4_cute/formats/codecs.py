@@ -1,21 +1,20 @@
-"""Numbers of block-scaled formats: the codecs of e2m1, e4m3, e5m2, s8, ue8m0, int4 and uint4. Any device; no GPU is needed.
+"""Encoders and decoders of e2m1, e4m3, e5m2, s8, ue8m0, int4 and uint4 numbers, on any device, without a GPU.
 
-Which of them a format has is said by its record (``block_format``). Of e2m1, two values share a byte, the even k in the low
-nibble.
+The record of a format (``block_format``) names its types. Two e2m1 values share a byte, with the even k in the low nibble.
 
-| format | code | finite values | rounding of ``encode_*`` |
+| type | code | finite values | rounding of ``encode_*`` |
 |---|---|---|---|
 | e2m1 | sign, 2 exponent, 1 mantissa bit | 0, .5, 1, 1.5, 2, 3, 4, 6, both signs | nearest, ties to even code |
 | e4m3 | sign, 4 exponent, 3 mantissa bits | 0, 2^-9 ... 448, both signs; 0x7F NaN | nearest, ties to even code |
 | e5m2 | sign, 5 exponent, 2 mantissa bits | 0, 2^-16 ... 57344, both; 0x7C infinity | nearest, ties to even code |
-| s8 | two's complement | -127 ... 127; -128 is decoded, too | nearest, ties to even integer |
+| s8 | two's complement | -127 ... 127; -128 can be decoded | nearest, ties to even integer |
 | ue8m0 | 8 exponent bits | 2^-127 ... 2^127; 0xFF NaN | up, or toward zero |
 | int4 | value + 8, 4 bits | -8, -7 ... 7 | nearest, ties to even value |
 | uint4 | 4 bits | 0, 1 ... 15 | nearest, ties to even value |
 
-``encode_e2m1``, ``encode_e4m3`` and ``encode_e5m2`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21):
-out-of-range values and infinities become the largest finite value, -0 and values that round to it keep their sign, NaN
-becomes 0x7F in e4m3 and e5m2 and, since e2m1 has no NaN, +6 in e2m1.
+``encode_e2m1``, ``encode_e4m3`` and ``encode_e5m2`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21). Out-of-range
+values and infinities become the largest finite value. -0 and values that round to it keep their sign. NaN becomes 0x7F in e4m3
+and e5m2. e2m1 has no NaN, so there it becomes +6.
 """
 
 import math
@@ -33,7 +32,7 @@ INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def _magnitudes(exponent_bits: int, mantissa_bits: int, bias: int) -> tuple[float, ...]:
-    """Values of all codes with sign 0, by the IEEE rule (exponent field 0 is subnormal), exponents all finite."""
+    """Lists the values of all codes with sign 0 by the IEEE rule: exponent field 0 is subnormal, and all exponents are finite."""
     steps = 1 << mantissa_bits
     fields = [divmod(code, steps) for code in range(1 << (exponent_bits + mantissa_bits))]
     return tuple(
@@ -43,9 +42,9 @@ def _magnitudes(exponent_bits: int, mantissa_bits: int, bias: int) -> tuple[floa
 
 
 _E2M1_MAGNITUDES = _magnitudes(2, 1, bias=1)
-# The largest code of e4m3 is NaN instead of a value.
+# In e4m3 the largest code is NaN.
 _E4M3_MAGNITUDES = _magnitudes(4, 3, bias=7)[:-1]
-# The largest exponent of e5m2 is that of infinity and of NaN.
+# In e5m2 the largest exponent means infinity or NaN.
 _E5M2_MAGNITUDES = _magnitudes(5, 2, bias=15)[:-4]
 
 E2M1_VALUES: tuple[float, ...] = _E2M1_MAGNITUDES + tuple(-v for v in _E2M1_MAGNITUDES)
@@ -64,12 +63,12 @@ UE8M0_VALUES: tuple[float, ...] = (*(math.ldexp(1.0, code - 127) for code in ran
 
 
 def _bits(values: Sequence[float]) -> tuple[int, ...]:
-    """float64 values as integers."""
+    """Returns the bits of float64 values as integers."""
     return struct.unpack(f"{len(values)}q", struct.pack(f"{len(values)}d", *values))
 
 
-# Bits of the values of every code, by what the code is. Of floats torch.compile makes variables where sizes are dynamic, and
-# takes -0.0 and 0.0 for the same one.
+# Bits of the value of every code, by type. The tables are integers because torch.compile turns floats into variables where
+# sizes are dynamic, and treats -0.0 and 0.0 as equal.
 _TABLES: dict[str, tuple[Any, ...]] = {
     "e2m1": _bits(E2M1_VALUES),
     "pairs of e2m1": tuple(_bits((E2M1_VALUES[byte & 0xF], E2M1_VALUES[byte >> 4])) for byte in range(256)),
@@ -88,80 +87,80 @@ _TABLES: dict[str, tuple[Any, ...]] = {
 
 
 def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Round to e2m1: nearest, ties to even, saturating at 6, sign of zero kept, NaN to +6.
+    """Rounds to e2m1: nearest, ties to even, saturating at 6, keeping the sign of zero, NaN to +6.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape. Rounded once, from the exact value of its own dtype.
 
     Returns:
-        uint8 codes 0 to 15 of the same shape, one a byte (see :func:`pack_e2m1`).
+        uint8 codes 0 to 15 in the same shape, one per byte (see :func:`pack_e2m1`).
     """
-    # Comparisons with NaN are false in the sign and beyond every boundary in the search: code 7, which is +6.
+    # NaN gives code 7, which is +6: it compares false for the sign, and the search puts it after every boundary.
     return _encode_minifloat(x, _E2M1_MAGNITUDES, sign_bit=0x8)
 
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
-    """Values of unpacked e2m1 codes (uint8, 0 to 15) as float32, exactly. The inverse of :func:`encode_e2m1`."""
+    """Decodes unpacked e2m1 codes (uint8, 0 to 15) to float32, exactly; the inverse of :func:`encode_e2m1`."""
     return _lookup("e2m1", codes, torch.float32)
 
 
 def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Round to e4m3: nearest, ties to even, saturating at 448, sign of zero kept, NaN to 0x7F.
+    """Rounds to e4m3: nearest, ties to even, saturating at 448, keeping the sign of zero, NaN to 0x7F.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape. Rounded once, from the exact value of its own dtype
-            (``.to(torch.float8_e4m3fn)`` rounds float64 twice, and whether it saturates depends on the release).
+            (``.to(torch.float8_e4m3fn)`` rounds float64 twice, and its saturation depends on the release).
 
     Returns:
-        uint8 codes of the same shape; ``.view(torch.float8_e4m3fn)`` is free.
+        uint8 codes in the same shape; ``.view(torch.float8_e4m3fn)`` is free.
     """
     codes = _encode_minifloat(x, _E4M3_MAGNITUDES, sign_bit=0x80)
     return codes.masked_fill_(torch.isnan(x), 0x7F)
 
 
 def decode_e4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values of e4m3 codes (uint8 or float8_e4m3fn) as float32 or float64, exactly; 0x7F and 0xFF give NaN."""
+    """Decodes e4m3 codes (uint8 or float8_e4m3fn) to float32 or float64, exactly; 0x7F and 0xFF give NaN."""
     return _lookup("e4m3", codes.view(torch.uint8), dtype)
 
 
 def encode_e5m2(x: torch.Tensor) -> torch.Tensor:
-    """Round to e5m2: nearest, ties to even, saturating at 57344, infinity too, sign of zero kept, NaN to 0x7F.
+    """Rounds to e5m2: nearest, ties to even, saturating at 57344 (also infinity), keeping the sign of zero, NaN to 0x7F.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape. Rounded once, from the exact value of its own dtype.
 
     Returns:
-        uint8 codes of the same shape; ``.view(torch.float8_e5m2)`` is free.
+        uint8 codes in the same shape; ``.view(torch.float8_e5m2)`` is free.
     """
     codes = _encode_minifloat(x, _E5M2_MAGNITUDES, sign_bit=0x80)
     return codes.masked_fill_(torch.isnan(x), 0x7F)
 
 
 def decode_e5m2(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values of e5m2 codes (uint8 or float8_e5m2) as float32 or float64, exactly; 0x7C is infinity, 0x7D to 0x7F NaN."""
+    """Decodes e5m2 codes (uint8 or float8_e5m2) to float32 or float64, exactly; 0x7C is infinity, 0x7D to 0x7F are NaN."""
     return _lookup("e5m2", codes.view(torch.uint8), dtype)
 
 
 def encode_s8(x: torch.Tensor) -> torch.Tensor:
-    """Round to integers: nearest, ties to even, saturating at 127 on both sides, NaN to 0.
+    """Rounds to integers: nearest, ties to even, saturating at -127 and 127, NaN to 0.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape.
 
     Returns:
-        uint8 of the same shape, two's complement; ``.view(torch.int8)`` is free.
+        uint8 in the same shape, two's complement; ``.view(torch.int8)`` is free.
     """
     whole = at_least_float32(x).round().clamp(-127, 127)
     return whole.masked_fill(torch.isnan(whole), 0).to(torch.int8).view(torch.uint8)
 
 
 def decode_s8(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values of integers (int8, or uint8 in two's complement) as float32 or float64, exactly."""
+    """Decodes integers (int8, or uint8 in two's complement) to float32 or float64, exactly."""
     return codes.view(torch.int8).to(dtype)
 
 
 def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values of block scales as the tensor cores read them: e4m3 with the sign bit ignored, 0x7F and 0xFF NaN.
+    """Decodes block scales as tensor cores read them: e4m3 without the sign bit; 0x7F and 0xFF give NaN.
 
     Args:
         codes: uint8 or float8_e4m3fn, any shape.
@@ -171,17 +170,17 @@ def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> tor
 
 
 def encode_ue8m0(x: torch.Tensor, *, rounding: Literal["up", "zero"] = "up") -> torch.Tensor:
-    """Round the magnitude to a power of two, as PTX ``cvt.rp`` ("up") or ``cvt.rz`` ("zero") ``.satfinite.ue8m0x2``.
+    """Rounds magnitudes to powers of two, like PTX ``cvt.rp`` ("up") or ``cvt.rz`` ("zero") ``.satfinite.ue8m0x2``.
 
-    The sign is dropped. Magnitudes below 2^-127, zero included, give 2^-127 (code 0); above 2^127, infinity
-    included, 2^127 (code 254). NaN gives 255.
+    The sign is dropped. Magnitudes below 2^-127, including zero, give 2^-127 (code 0). Magnitudes above 2^127, including
+    infinity, give 2^127 (code 254). NaN gives 255.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape.
         rounding: "up" for a scale that no value of the block exceeds, "zero" for the exponent of ``x`` itself.
 
     Returns:
-        uint8 codes of the same shape.
+        uint8 codes in the same shape.
     """
     if rounding not in ("up", "zero"):
         raise ValueError(f'rounding={rounding!r} is neither "up" nor "zero"')
@@ -196,7 +195,7 @@ def encode_ue8m0(x: torch.Tensor, *, rounding: Literal["up", "zero"] = "up") -> 
 
 
 def decode_ue8m0(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values of ue8m0 codes (uint8 or float8_e8m0fnu) as float32 or float64, exactly; 255 gives NaN.
+    """Decodes ue8m0 codes (uint8 or float8_e8m0fnu) to float32 or float64, exactly; 255 gives NaN.
 
     Code 0 is 2^-127, which is subnormal in float32.
     """
@@ -204,7 +203,7 @@ def decode_ue8m0(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> tor
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
-    """Pack e2m1 codes two a byte along the last dimension, the even index in the low nibble.
+    """Packs e2m1 codes, two per byte along the last dimension, the even index in the low nibble.
 
     Args:
         codes: uint8, 0 to 15, ``[..., K]`` with K even.
@@ -222,13 +221,13 @@ def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Inverse of :func:`pack_e2m1`: uint8 or float4_e2m1fn_x2 ``[..., K/2]`` to uint8 codes ``[..., K]``."""
+    """Unpacks uint8 or float4_e2m1fn_x2 ``[..., K/2]`` to uint8 codes ``[..., K]``; the inverse of :func:`pack_e2m1`."""
     data = packed.view(torch.uint8)
     return torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)
 
 
 def decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """``decode_e2m1(unpack_e2m1(packed))`` without the codes in between.
+    """Computes ``decode_e2m1(unpack_e2m1(packed))`` without storing the codes.
 
     Args:
         packed: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
@@ -241,24 +240,24 @@ def decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype = torch.float32)
 
 
 def encode_int4(x: torch.Tensor) -> torch.Tensor:
-    """Round to integers, to nearest even, cut to -8 to 7; NaN gives 0.
+    """Rounds to integers, to nearest even, and clamps to -8 to 7; NaN gives 0.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape.
 
     Returns:
-        uint8 codes of the same shape, value + 8.
+        uint8 codes in the same shape: value + 8.
     """
     return (_rounded(x, -8, 7) + INT4_ZERO_POINT).to(torch.uint8)
 
 
 def decode_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Values of unpacked codes of :func:`encode_int4` as float32."""
+    """Decodes unpacked codes of :func:`encode_int4` to float32."""
     return codes.float() - INT4_ZERO_POINT
 
 
 def encode_uint4(x: torch.Tensor) -> torch.Tensor:
-    """The same of integers 0 to 15, which are their codes."""
+    """Rounds to integers, to nearest even, and clamps to 0 to 15; the integers are their codes."""
     return _rounded(x, 0, 15).to(torch.uint8)
 
 
@@ -266,7 +265,7 @@ def _rounded(x: torch.Tensor, least: int, most: int) -> torch.Tensor:
     return at_least_float32(x).nan_to_num(nan=0.0).round().clamp(least, most)
 
 
-# By name of a NumberType: values to bytes; bytes and float32 or float64 to values of that dtype.
+# By name of a NumberType. ENCODERS map values to bytes, DECODERS map bytes and a dtype (float32, float64) to values.
 ENCODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "e2m1": lambda x: pack_e2m1(encode_e2m1(x)),
     "e4m3": encode_e4m3,
@@ -285,27 +284,28 @@ DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
     "int4": lambda packed, dtype: _lookup("int4", packed, dtype).flatten(-2),
     "uint4": lambda packed, dtype: _lookup("uint4", packed, dtype).flatten(-2),
     **{name: lambda scale, dtype: scale.to(dtype) for name in ("fp32", "bf16", "fp16")},
-    # The low halves of words.
+    # The low half of a word is the scale.
     "bf16_zero": lambda words, dtype: words.contiguous().view(torch.bfloat16)[..., ::2].to(dtype),
     "fp16_zero": lambda words, dtype: words.contiguous().view(torch.float16)[..., ::2].to(dtype),
 }
 
 
 def encode(x: torch.Tensor, number: NumberType) -> torch.Tensor:
-    """Elements ``[..., K]`` as stored: uint8 ``[..., K * bits / 8]``, rounded to nearest even, saturating.
+    """Encodes elements ``[..., K]`` as stored: uint8 ``[..., K * bits / 8]``, rounded to nearest even, saturating.
 
     Args:
         x: float16, bfloat16, float32 or float64.
-        number: e2m1, e4m3, e5m2 or s8.
+        number: type of the elements: e2m1, e4m3, e5m2 or s8.
     """
     return ENCODERS[number.name](x)
 
 
 def decode(stored: torch.Tensor, number: NumberType, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Values of stored elements or scales, exactly: ``[..., bytes]`` to ``[..., numbers]``.
+    """Decodes stored elements or scales exactly: ``[..., bytes]`` to ``[..., numbers]``.
 
     Args:
-        stored: one of the dtypes of ``number``. The sign of a ue4m3 is ignored.
+        stored: tensor in one of the dtypes of ``number``. The sign of a ue4m3 is ignored.
+        number: type of the stored numbers.
         dtype: float32 or float64.
     """
     return DECODERS[number.name](stored, dtype)
@@ -314,10 +314,12 @@ def decode(stored: torch.Tensor, number: NumberType, dtype: torch.dtype = torch.
 def decode_blocks(
     data: torch.Tensor, scale: torch.Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """``(element - zero point) * scale`` of stored rows, each operation rounded to ``dtype``.
+    """Computes ``(element - zero point) * scale`` for stored rows, each operation rounded to ``dtype``.
 
     Args:
-        data: ``[..., bytes of K]``, of a dtype of the format. scale: row-major, ``[..., K / block_k]``, one for each row.
+        data: ``[..., bytes of K]``, in a dtype of the format.
+        scale: row-major ``[..., K / block_k]``, with scales for every row.
+        format: format of the rows.
         dtype: float32 or float64.
 
     Returns:
@@ -331,10 +333,10 @@ def decode_blocks(
 
 
 def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: int) -> torch.Tensor:
-    """Nearest code by search among the boundaries between neighbours; NaN gets sign 0 and the largest magnitude.
+    """Finds the nearest code by a search among the boundaries between neighbors; NaN gets sign 0 and the largest magnitude.
 
-    The boundary between codes i and i + 1 is their mean, exact in float32. It belongs to the even one of the two:
-    where that is i + 1, the boundary moves one representable step down, since the search takes equality as below.
+    The boundary between codes i and i + 1 is their mean, which is exact in float32. A tie goes to the even code of the two. The
+    search puts equality below, so where i + 1 is even the boundary moves down by one representable step.
     """
     x = at_least_float32(x)
     means = [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:], strict=False)]
@@ -347,7 +349,7 @@ def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: 
 
 
 def check_is_float(x: torch.Tensor) -> None:
-    """Raise TypeError for a dtype that is not quantized."""
+    """Raises TypeError for a dtype that cannot be quantized."""
     if x.dtype not in INPUT_DTYPES:
         raise TypeError(
             f"expected float16, bfloat16, float32 or float64; got {x.dtype}; convert with .float()"
@@ -355,12 +357,12 @@ def check_is_float(x: torch.Tensor) -> None:
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """Widen 16-bit floats, exactly; refuse what is no float."""
+    """Widens 16-bit floats exactly. Raises TypeError for other types than floats."""
     check_is_float(x)
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _lookup(name: str, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The value of every code; entries that are tuples become a last dimension."""
+    """Looks up the value of every code; entries that are tuples become a last dimension."""
     bits = torch.tensor(_TABLES[name], dtype=torch.int64, device=codes.device)
     return bits.view(torch.float64).to(dtype)[codes.int()]

@@ -1,4 +1,4 @@
-"""The one float32 factor of an NVFP4 tensor: how it may be given, and what is refused."""
+"""The float32 global scale of an NVFP4 tensor: how a caller may give it, and which values are refused."""
 
 import math
 from typing import Any
@@ -9,9 +9,9 @@ from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
-# |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: the largest value times the largest block scale.
+# |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: largest element times largest block scale.
 GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
-# What a caller may give, for messages.
+# Accepted kinds of values, for messages.
 KINDS = {
     "global_scale": 'a number, a tensor, "auto", "per_batch" or None',
     "global_scale_inv": "a number, a tensor or None",
@@ -19,21 +19,22 @@ KINDS = {
 
 
 def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
-    """Raises ValueError where a global scale is given, not None, to a format that has none."""
+    """Raises ValueError if a global scale other than None is given to a format without one."""
     if not format.has_global_scale and any(factor is not None for factor in given):
         raise ValueError(f"{format.title} has no global scale; leave it out, or scale x")
 
 
 def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torch.Tensor | None:
-    """The global scale as a float32 tensor on the device of ``values``, or None: without dimensions, or [batches...].
+    """Returns the global scale as a float32 tensor on the device of ``values``, without dimensions or [batches...], or None.
 
     Args:
-        values: what is to be quantized, float [batches..., M, K]; only "auto" and "per_batch" read it.
-        given: ``global_scale`` of :func:`quantize`. inverse: ``global_scale_inv`` of it.
+        values: values to quantize, float [batches..., M, K]; only "auto" and "per_batch" read them.
+        given: ``global_scale`` of :func:`quantize`.
+        inverse: ``global_scale_inv`` of :func:`quantize`.
 
     Raises:
-        ValueError: both are given, one is not positive and normal, or they are neither one nor one a batch.
-        TypeError: what is no number, tensor or word.
+        ValueError: both are given, one is not positive and normal, or there is neither one number nor one per batch.
+        TypeError: a value is not a number, a tensor or one of the words.
     """
     if inverse is not None:
         if given is not None:
@@ -50,9 +51,9 @@ def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torc
 
 
 def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
-    """The finite amax / 2688, of all or of ``each`` batch; 1 where it is 0.
+    """Computes the finite amax / 2688 of all values or of ``each`` batch; 1 where the amax is 0.
 
-    In as few launches as torch can do it, for every call waits for the host.
+    Uses as few launches as torch allows, because each of them costs time on the host.
     """
     if not values.numel():
         return torch.ones(values.shape[:-2] if each else (), dtype=torch.float32, device=values.device)
@@ -66,7 +67,7 @@ def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
 
 
 def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
-    """Given numbers as float32 on the device of ``values``, without dimensions or [batches...]."""
+    """Converts given numbers to float32 on the device of ``values``, without dimensions or [batches...]."""
     try:
         own = given.device if isinstance(given, torch.Tensor) else "cpu"  # whatever the default device is
         tensor = torch.as_tensor(given, dtype=torch.float32, device=own).detach()
@@ -84,15 +85,16 @@ def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
         return tensor.to(device)
     tensor = tensor.reshape(())
     if tensor.device.type == "cpu" and device.type == "cuda" and not private_api.is_traced():
-        # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
+        # Fills on the device: a copy from the host would wait, and fail while a CUDA graph is captured.
         return torch.full((), _check_factor(tensor, name).item(), dtype=torch.float32, device=device)
     return tensor.to(device)
 
 
 def first_wrong(scales: torch.Tensor) -> int | None:
-    """Index of the first that would make divisors vanish or overflow: no positive, normal float32 number.
+    """Returns the index of the first scale that is not a positive, normal float32 number, or None if there is none.
 
-    None where there is none, on a GPU, since reading would wait, and while torch.compile traces: there is nothing to read.
+    Such a scale would make divisors vanish or overflow. Returns None also on a GPU, where reading would wait, and under
+    torch.compile, which has no values to read.
     """
     if scales.device.type != "cpu" or private_api.is_traced():
         return None

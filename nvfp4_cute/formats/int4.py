@@ -1,4 +1,4 @@
-"""Scales and zero points of int4 weights (``block_format.int4_format``): as checkpoints have them, and as kernels read them."""
+"""Converts int4 weights (``block_format.int4_format``) between the layouts of checkpoints and of kernels."""
 
 import torch
 
@@ -12,21 +12,22 @@ from nvfp4_cute.formats.zero_points import FLOATS, scale_words
 def int4_tensor(
     codes: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor | None = None
 ) -> BlockScaledTensor:
-    """Int4 weights from codes, scales and zero points: ``(code - zero point) * scale``.
+    """Makes int4 weights from codes, scales and zero points: ``(code - zero point) * scale``.
 
     Args:
         codes: integers 0 to 15, [..., N, K].
-        scale: float16, bfloat16 or float32, [..., N, K / block], block 32, 64 or 128, or [..., N, 1]: one a row, which is copied
-            to blocks of 128 (of the largest that divides K).
-        zero_points: integers 0 to 16, of the shape of ``scale``; None for 8, which float32 scales must have. Where all are 8, the
-            format has none, which reads them (on a GPU that waits). On the meta device nothing is read.
+        scale: float16, bfloat16 or float32, [..., N, K / block] with a block of 32, 64 or 128; or [..., N, 1], one per row,
+            which is repeated for blocks of 128 (or the largest block that divides K).
+        zero_points: integers 0 to 16 in the shape of ``scale``. None means 8, as float32 scales require. If all are 8, the
+            result has a format without zero points; finding out reads them, which waits for a GPU. On the meta device nothing
+            is read.
 
     Returns:
-        Contiguous, with blocked scales, of ``int4_format(block, scale.dtype, zero_points=...)``.
+        A contiguous tensor with blocked scales, of format ``int4_format(block, scale.dtype, zero_points=...)``.
 
     Raises:
-        TypeError: no tensors, or codes or zero points that are no integers.
-        ValueError: shapes that do not fit each other, codes or zero points out of range, or no such format.
+        TypeError: an argument is not a tensor, or codes or zero points are not integers.
+        ValueError: shapes do not fit each other, codes or zero points are out of range, or the format does not exist.
     """
     of_blocks = {"scale": scale} if zero_points is None else {"scale": scale, "zero_points": zero_points}
     for name, part in {"codes": codes, **of_blocks}.items():
@@ -59,10 +60,10 @@ def int4_tensor(
 
 
 def int4_scale(t: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points of int4 weights, row-major: of the scales' own dtype, and uint8, [..., N, K / block] each.
+    """Returns row-major scales, in their own dtype, and uint8 zero points of int4 weights, [..., N, K / block] each.
 
     Raises:
-        ValueError: the weights are of another format.
+        ValueError: the weights have another format.
     """
     if not t.format.is_int4:
         raise ValueError(

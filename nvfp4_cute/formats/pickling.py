@@ -1,4 +1,4 @@
-"""Restores pickled block-scaled tensors. Registered with torch, so that ``torch.load`` reads them by its safe default."""
+"""Restores pickled block-scaled tensors. Registered with torch, so that ``torch.load`` accepts them with ``weights_only``."""
 
 from importlib import import_module
 from typing import Any
@@ -9,8 +9,10 @@ from nvfp4_cute.formats.block_format import format_named
 
 
 def restored(state: dict[str, Any]) -> Any:
-    """The BlockScaledTensor of its pickled ``state``, whose format is a name. Raises ValueError for an unknown name."""
-    block_scaled = import_module("nvfp4_cute.formats.block_scaled")  # which imports this module
+    """Returns the BlockScaledTensor of a pickled ``state``, which names its format. Raises ValueError for an unknown name."""
+    block_scaled = import_module(
+        "nvfp4_cute.formats.block_scaled"
+    )  # imported late, because it imports this module
     fields = dict(state)
     for name in ("data", "scale"):
         dtype = fields.pop(f"{name}_dtype", None)

@@ -1,12 +1,12 @@
-"""The blocked 128x4 layout of block scales: what TMA and ``tcgen05.cp`` read, and cuBLAS and ``torch._scaled_mm`` take.
+"""The blocked 128x4 layout of block scales, which TMA, ``tcgen05.cp``, cuBLAS and ``torch._scaled_mm`` read.
 
-A scale matrix has one byte per row of the operand and block of values along K (16 of NVFP4): ``[rows, k_blocks]``. It is cut
-into atoms of 128 rows x 4 k blocks, row-major over the matrix; the missing rows and columns of the last atoms are
-padding. One atom is 512 contiguous bytes, indexed ``[row % 32, row % 128 // 32, k_block % 4]``. In letters, with
-``rm = ceil(rows / 128)`` and ``rk = ceil(k_blocks / 4)``, the blocked array is contiguous ``[rm, rk, 32, 4, 4]``.
+A scale matrix ``[rows, k_blocks]`` has one byte per row of the operand and block of values along K (16 for NVFP4). It is split
+into atoms of 128 rows x 4 k blocks, which follow each other row-major; missing rows and columns of the last atoms are padding.
+One atom is 512 contiguous bytes, indexed ``[row % 32, row % 128 // 32, k_block % 4]``. With ``rm = ceil(rows / 128)`` and ``rk
+= ceil(k_blocks / 4)``, the blocked array is contiguous ``[rm, rk, 32, 4, 4]``.
 
-Scales of 16 or 32 bits (int4 weights) lie in it as two or four columns of bytes: an atom is ``[32, 4, 2]`` or ``[32, 4, 1]`` of
-them, 32 bits a row.
+Scales of 16 or 32 bits (int4 weights) take two or four columns of bytes. Their atoms are ``[32, 4, 2]`` or ``[32, 4, 1]``, with
+32 bits per row.
 
 Source: PTX ISA 9.7.16.10.7 (scale factors in tensor memory), cuBLAS "1D block scaling factors layout".
 """
@@ -31,43 +31,44 @@ SF_VEC_SIZE = NVFP4.block_k
 
 
 def atom_counts(rows: int, k_blocks: int) -> tuple[int, int]:
-    """Atoms along rows and along k blocks, ``(rm, rk)``."""
+    """Returns the number of atoms along rows and along k blocks, ``(rm, rk)``."""
     return -(-rows // ATOM_ROWS), -(-k_blocks // ATOM_COLS)
 
 
 def padded_shape(rows: int, k_blocks: int) -> tuple[int, int]:
-    """``(rows, k_blocks)`` rounded up to whole atoms. Their product is the blocked size in bytes."""
+    """Rounds ``(rows, k_blocks)`` up to whole atoms. The product is the blocked size in bytes."""
     rm, rk = atom_counts(rows, k_blocks)
     return rm * ATOM_ROWS, rk * ATOM_COLS
 
 
 def blocked_offset(row, k_block, k_blocks: int):
-    """Byte offset of scale ``(row, k_block)`` in the blocked array of a matrix with ``k_blocks`` columns.
+    """Returns the byte offset of scale ``(row, k_block)`` in the blocked array of a matrix with ``k_blocks`` columns.
 
-    ``row`` and ``k_block`` may be ints or integer tensors (they broadcast).
+    ``row`` and ``k_block`` may be ints or integer tensors, which broadcast.
     """
     atom = row // ATOM_ROWS * -(-k_blocks // ATOM_COLS) + k_block // ATOM_COLS
     return atom * ATOM_BYTES + row % 32 * 16 + row % ATOM_ROWS // 32 * 4 + k_block % ATOM_COLS
 
 
 def num_k_blocks(k: int) -> int:
-    """Scale blocks along K of NVFP4. Raises ValueError unless ``k`` is a positive multiple of 16."""
+    """Returns the scale blocks along K in NVFP4. Raises ValueError unless ``k`` is a positive multiple of 16."""
     return NVFP4.num_k_blocks(k)
 
 
 def to_blocked(scale: torch.Tensor) -> torch.Tensor:
-    """Rearrange row-major scales into the blocked layout. Always a copy, its padding zero.
+    """Copies row-major scales into the blocked layout, with zero padding.
 
     Args:
-        scale: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rows, k_blocks]``, any strides, any device; or of 16 or 32 bits.
+        scale: uint8, float8_e4m3fn, float8_e8m0fnu, or a 16-bit or 32-bit type of scales, ``[..., rows, k_blocks]``, any
+            strides, any device.
 
     Returns:
-        Same dtype and device, contiguous ``[..., rm, rk, 32, 4, 4]`` (of 16 bits ``2]``, of 32 bits ``1]``); ``.flatten()`` of
-        it (for one matrix) is free.
+        Contiguous ``[..., rm, rk, 32, 4, 4]`` in the same dtype on the same device (the last extent is 2 for 16-bit and 1 for
+        32-bit scales). For one matrix, ``.flatten()`` of it is free.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: fewer than two dimensions.
+        TypeError: the dtype is not a type of scales.
+        ValueError: there are fewer than two dimensions.
     """
     _check_dtype(scale)
     if scale.ndim < 2:
@@ -85,20 +86,20 @@ def to_blocked(scale: torch.Tensor) -> torch.Tensor:
 
 
 def from_blocked(blocked: torch.Tensor, rows: int, k_blocks: int) -> torch.Tensor:
-    """Inverse of :func:`to_blocked`: drop the padding, whatever it holds, and return row-major scales.
+    """Copies blocked scales to row-major scales and drops the padding; the inverse of :func:`to_blocked`.
 
     Args:
-        blocked: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rm, rk, 32, 4, 4]`` of any strides, or one matrix as flat
-            1-D.
+        blocked: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rm, rk, 32, 4, 4]`` of any strides, or one matrix as flat 1-D.
+            Padding may hold anything.
         rows: rows of the operand, without padding.
-        k_blocks: K / 16, or K / block, without padding.
+        k_blocks: K / block (NVFP4: K / 16), without padding.
 
     Returns:
-        Same dtype and device, contiguous ``[..., rows, k_blocks]``.
+        Contiguous ``[..., rows, k_blocks]`` in the same dtype on the same device.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: a shape that does not fit ``rows`` and ``k_blocks``.
+        TypeError: the dtype is not a type of scales.
+        ValueError: the shape does not fit ``rows`` and ``k_blocks``.
     """
     _check_dtype(blocked)
     columns = k_blocks * blocked.element_size()
@@ -116,31 +117,31 @@ def from_blocked(blocked: torch.Tensor, rows: int, k_blocks: int) -> torch.Tenso
 
 
 def as_blocked(scale: torch.Tensor, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
-    """View the blocked scales of one operand as flat bytes, without a copy.
+    """Views the blocked scales of one operand as flat bytes, without a copy.
 
-    Three forms are accepted, told apart by shape and strides (``l`` is a batch mode and must be 1):
+    Shape and strides select one of three forms (``l`` is a batch mode and must be 1):
 
     - flat ``[rm * rk * 512]``, contiguous;
     - ``[rm, rk, 32, 4, 4]``, contiguous;
     - ``(32, 4, rm, 4, rk, l)``, the permuted view ``(3, 4, 1, 5, 2, 0)`` of contiguous ``[l, rm, rk, 32, 4, 4]``.
 
-    Of scales of 16 or 32 bits the last 4 is 2 or 1, and 512 is 256 or 128 (``BlockFormat.atom_shape``).
+    For 16-bit and 32-bit scales, 2 and 1 replace the last 4, and 256 and 128 replace 512 (``BlockFormat.atom_shape``).
 
-    A two-dimensional tensor is never guessed to be blocked: row-major scales have the same shape when padded.
+    A two-dimensional tensor is never taken as blocked, because padded row-major scales have the same shape.
 
     Args:
-        scale: uint8 or float8_e4m3fn (what ``format`` says), in one of the forms.
+        scale: uint8 or the format's own dtype, in one of the forms.
         rows: M or N of the operand, without padding.
         k: K in elements.
-        format: of the operand.
+        format: format of the operand.
 
     Returns:
         uint8, 1-D, contiguous, ``rm * rk * 512`` long, sharing storage with ``scale``.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: ``k`` is no multiple of the block (16), or the shape or the strides fit none of the forms, or scales of
-            ``format`` are never blocked.
+        TypeError: the dtype is not one of the format's.
+        ValueError: ``k`` is not a multiple of the block, shape and strides fit none of the forms, or the format's scales are
+            never blocked.
     """
     rm, rk = _atoms(scale, rows, k, format)
     atoms, permuted = (rm, rk, *format.atom_shape), _permuted_shape(rm, rk, 1, format)
@@ -163,25 +164,23 @@ def as_blocked(scale: torch.Tensor, rows: int, k: int, format: BlockFormat = NVF
 def as_blocked_batches(
     scale: torch.Tensor, rows: int, k: int, batches: int, format: BlockFormat = NVFP4
 ) -> torch.Tensor:
-    """View the blocked scales of a batch of operands as bytes, without a copy.
+    """Views the blocked scales of a batch of operands as bytes, without a copy.
 
-    Three forms are accepted, told apart by shape: contiguous ``[l, rm, rk, 32, 4, 4]``; ``(32, 4, rm, 4, rk, l)``, its
-    permuted view ``(3, 4, 1, 5, 2, 0)``; and for one batch whatever :func:`as_blocked` takes. Batches may lie further
-    apart than they are long.
+    The shape selects one of three forms: contiguous ``[l, rm, rk, 32, 4, 4]``; its permuted view ``(32, 4, rm, 4, rk, l)``,
+    which is ``(3, 4, 1, 5, 2, 0)``; and for one batch any form of :func:`as_blocked`. There may be gaps between batches.
 
     Args:
-        scale: uint8 or float8_e4m3fn (what ``format`` says), in one of the forms.
+        scale: uint8 or the format's own dtype, in one of the forms.
         rows: M or N of one operand, without padding.
         k: K in elements.
         batches: l.
-        format: of the operands.
+        format: format of the operands.
 
     Returns:
-        uint8 ``[l, rm * rk * 512]``, unit stride in a batch, sharing storage with ``scale``.
+        uint8 ``[l, rm * rk * 512]``, unit stride within a batch, sharing storage with ``scale``.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: as :func:`as_blocked`.
+        TypeError, ValueError: for the reasons of :func:`as_blocked`.
     """
     rm, rk = _atoms(scale, rows, k, format)
     straight, permuted = (batches, rm, rk, *format.atom_shape), _permuted_shape(rm, rk, batches, format)
@@ -210,7 +209,7 @@ def _permuted_shape(rm: int, rk: int, batches: int, format: BlockFormat) -> tupl
 
 
 def _atoms(scale: torch.Tensor, rows: int, k: int, format: BlockFormat) -> tuple[int, int]:
-    """Atoms along rows and along K of an operand, whose scales may be blocked and have a dtype of the format's."""
+    """Returns the atoms along rows and along K of an operand. Raises if its scales cannot be blocked or have a wrong dtype."""
     if format.scale_layout != "blocked":
         raise ValueError(
             f'scales of {format.title} are row-major, never blocked; use scale_layout="rowmajor"'
@@ -225,7 +224,7 @@ def _atoms(scale: torch.Tensor, rows: int, k: int, format: BlockFormat) -> tuple
 
 
 def _shape_fix(shape: Sequence[int], rows: int, k: int, permuted: Sequence[int], format: BlockFormat) -> str:
-    """What the caller probably has, and what to do about it."""
+    """Describes what the caller probably passed and how to convert it."""
     k_blocks = format.num_k_blocks(k)
     if tuple(shape) == (rows, k_blocks):
         return 'these look row-major: pass scale_layout="rowmajor" or convert with scale_layout.to_blocked'

@@ -1,6 +1,6 @@
-"""silu(x) * up in float32 arithmetic that every device repeats bit for bit: what a fused ``quantize`` quantizes.
+"""Computes silu(x) * up in float32 operations that give the same bits on every device. A fused ``quantize`` uses them.
 
-silu(x) = x / (1 + exp(-x)). Every line is one float32 operation of IEEE 754, rounded to nearest even, subnormals kept::
+silu(x) = x / (1 + exp(-x)). Every line is one IEEE 754 float32 operation, rounded to nearest even, with subnormals::
 
     1  t = |x| * LOG2_E;  t = min(t, 127)
     2  n = (t + MAGIC) - MAGIC              the nearest integer; y = n - t, exact
@@ -10,18 +10,18 @@ silu(x) = x / (1 + exp(-x)). Every line is one float32 operation of IEEE 754, ro
     6  s = r where x >= 0, else e * r       1 / (1 + exp(-x))
     7  silu = x * s;  result = silu * up
 
-It is off silu(x) * up by at most (|x| + 16) * 2^-24 of it (tested). From |x| = 87.7 on, silu of negative x is -0. NaN
-and silu(-infinity) are NaN.
+The error is at most (|x| + 16) * 2^-24 of silu(x) * up (tested). For negative x, silu is -0 from |x| = 87.7 on. NaN and
+silu(-infinity) give NaN.
 """
 
 import torch
 
-# Float32 numbers.
+# Constants of the operations above, as float32 numbers.
 LOG2_E = 1.44269502162933349609375
 MAX_EXPONENT = 127.0
-# 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
+# 1.5 * 2^23. Adding it leaves the nearest integer in the low bits.
 MAGIC = 12582912.0
-# Least largest relative error of 2^y on [-1/2, 1/2] with a first term of 1, rounded to float32.
+# Coefficients with the smallest maximum relative error of 2^y on [-1/2, 1/2] and first term 1, rounded to float32.
 EXP2 = (
     1.0,
     0.6931470036506653,
@@ -33,13 +33,13 @@ EXP2 = (
 
 
 def silu_mul(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(x) * up, as the module specifies.
+    """Computes silu(x) * up as specified above.
 
     Args:
-        x, up: float16, bfloat16 or float32 of one shape.
+        x, up: float16, bfloat16 or float32 in one shape.
 
     Returns:
-        float32 of that shape.
+        float32 in that shape.
     """
     x, up = x.float(), up.float()
     silu = x * sigmoid(x)
@@ -47,14 +47,14 @@ def silu_mul(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """1 / (1 + exp(-x)) of float32, by lines 1 to 6; NaN stays NaN."""
+    """Computes 1 / (1 + exp(-x)) for float32 by lines 1 to 6; NaN stays NaN."""
     e = exp_minus(x.abs())
     r = torch.ones_like(e) / (e + 1.0)
     return torch.where(x >= 0, r, e * r)
 
 
 def exp_minus(magnitude: torch.Tensor) -> torch.Tensor:
-    """exp(-magnitude) of float32 that are not negative, by lines 1 to 4; NaN stays NaN."""
+    """Computes exp(-magnitude) for nonnegative float32 by lines 1 to 4; NaN stays NaN."""
     t = torch.clamp(magnitude * LOG2_E, max=MAX_EXPONENT)
     n = (t + MAGIC) - MAGIC
     y = n - t

@@ -1,8 +1,8 @@
 """Weights in slabs of eight rows: the order in which the warps of ``kernels/warp_mma`` read them.
 
-A slab holds eight consecutive rows: 64 bytes of each of them, row after row, then the next 64 bytes. A load of a warp is
-then one run of 512 bytes, and consecutive loads follow each other. The last part of a slab is shorter where rows are not
-multiples of 64 bytes. The tensor keeps its shape; scales stay where they are.
+A slab holds eight consecutive rows: 64 bytes of each row, row after row, then the next 64 bytes of each. One load of a warp is
+then one run of 512 bytes, and consecutive loads are adjacent. The last part of a slab is shorter if rows are not multiples of
+64 bytes. The tensor keeps its shape, and scales are not moved.
 """
 
 import torch
@@ -20,7 +20,7 @@ def to_slabs(data: torch.Tensor) -> torch.Tensor:
 
 
 def from_slabs(data: torch.Tensor) -> torch.Tensor:
-    """Copies weights out of slabs: the inverse of :func:`to_slabs`."""
+    """Copies weights from slabs to rows; the inverse of :func:`to_slabs`."""
     rows, whole = _rows_of_slabs(data)
     flat, size = rows.flatten(1), SLAB_ROWS * whole
     parts = (
@@ -37,12 +37,12 @@ def from_slabs(data: torch.Tensor) -> torch.Tensor:
 
 
 def in_rows(data: torch.Tensor, format: BlockFormat) -> tuple[torch.Tensor, BlockFormat]:
-    """Returns weights in rows, copied where they lie in slabs, and their format."""
+    """Returns weights in rows and their format. Copies weights that are in slabs."""
     return (from_slabs(data), format.in_rows) if format.order == "slabs" else (data, format)
 
 
 def _rows_of_slabs(data: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Bytes [slabs, 8, row bytes], and how many of a row are in whole parts. Raises ValueError for rows left over."""
+    """Returns bytes [slabs, 8, row bytes] and the bytes per row in whole parts. Raises ValueError for leftover rows."""
     if data.shape[-2] % SLAB_ROWS:
         raise ValueError(
             f"{data.shape[-2]} rows are not whole slabs of {SLAB_ROWS}: pad the weights, or keep them in rows"
@@ -52,5 +52,5 @@ def _rows_of_slabs(data: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _like(data: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Bytes in the shape and dtype of ``data``."""
+    """Views bytes in the shape and dtype of ``data``."""
     return made.contiguous().view(*data.shape[:-1], -1).view(data.dtype)

@@ -1,4 +1,4 @@
-"""A format that only this test knows: everything takes it but the kernels, and sm_100's MMA loop once its table has a row."""
+"""A format that only this test defines: all code but the kernels takes it, and sm_100 does with a row in its MMA table."""
 
 from dataclasses import replace
 
@@ -25,13 +25,13 @@ SIZES = ((5, 130, 96), (0, 72, 64), (140, 40, 320))
 
 
 def tensors(seed=0, sizes=SIZES):
-    """Operands of every group whose products are exact in float32: few magnitudes, few scales."""
+    """Operands of every group with few magnitudes and few scales, so that all sums are exact in float32."""
     generator = torch.Generator().manual_seed(seed)
 
     def one(rows, k):
         numbers = torch.randint(-3, 4, (rows, k), generator=generator).float()
         powers = torch.randint(-1, 2, (rows, k // 32), generator=generator)
-        # 6 in every block: its scale is that power of two.
+        # Every block contains 6, which makes its scale this power of two.
         numbers[:, ::32] = 6.0
         return quantize(numbers * torch.exp2(powers.float()).repeat_interleave(32, dim=1), format=OURS)
 
@@ -93,7 +93,7 @@ def test_messages_speak_of_it():
 
 
 class _Cut:
-    """Data of fewer bytes a row, and other scales, of a tensor."""
+    """A tensor with fewer bytes per row and other scales."""
 
     def __init__(self, t, row_bytes, scale=None):
         self.data, self.scale = t.data[:, :row_bytes].contiguous(), t.scale if scale is None else scale
@@ -123,7 +123,7 @@ def test_keys_tell_formats_apart(monkeypatch):
     KernelConfig((128, 64, 256), use_2cta_instrs=True, swap_ab=True),
 ], ids=str)  # fmt: skip
 def test_a_row_of_the_table_is_a_kernel(monkeypatch, config):
-    """Two MMAs read the scales of an atom, which belong to 128 elements of K."""
+    """The scales of an atom belong to 128 elements of K, which two MMAs read."""
     monkeypatch.setitem(limits.MMA, (OURS, OURS), Mma("mxf4nvf4", 64))
     a, b = tensors(1)
     problem, operands = checked(a, b)

@@ -1,4 +1,4 @@
-"""Records of number formats: sizes worked out by hand, and what the layouts of scales and torch say."""
+"""Records of number formats against sizes computed by hand, layouts of scales, and torch's dtypes."""
 
 import pickle
 import subprocess
@@ -11,7 +11,7 @@ from nvfp4_cute.formats import block_format, codecs, scale_layout
 from nvfp4_cute.formats.block_format import FORMATS, NVFP4, format_named
 from nvfp4_cute.operands.operand import Operand
 
-# Of 200 rows of K=384: bytes of a row, blocks of a row, shape of the scales as kernels read them, their bytes.
+# For 200 rows of K=384: bytes per row, blocks per row, shape of the scales as kernels read them, and their bytes.
 BY_HAND = {
     "nvfp4": (192, 24, (2, 6, 32, 4, 4), 2 * 6 * 512),
     "mxfp4": (192, 12, (2, 3, 32, 4, 4), 2 * 3 * 512),

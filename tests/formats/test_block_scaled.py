@@ -1,4 +1,4 @@
-"""Tensors of every format: quantization against NumPy, the meaning of scales by hand, parts that move, rows that are cut."""
+"""Tensors of every format: quantization against NumPy, scales by hand, moved parts and sliced rows."""
 
 import copy
 import io
@@ -43,7 +43,7 @@ ELEMENTS = {
 
 
 def nearest(x: np.ndarray, element: str) -> np.ndarray:
-    """Rounded to the grid of its binade in float64, ties to even, saturating."""
+    """Rounds to the grid of each value's binade in float64, ties to even, saturating."""
     largest, mantissa_bits, min_exponent, _ = ELEMENTS[element]
     magnitude = np.minimum(np.abs(x), largest)
     _, exponent = np.frexp(magnitude)
@@ -52,7 +52,7 @@ def nearest(x: np.ndarray, element: str) -> np.ndarray:
 
 
 def expected_values(x: np.ndarray, f, rounding: str) -> np.ndarray:
-    """What quantization and its inverse make of finite ``x`` [rows, K], block by block in float64."""
+    """Quantizes and dequantizes finite ``x`` [rows, K] block by block in float64."""
     largest, _, _, top = ELEMENTS[f.element.name]
     result = np.zeros_like(x)
     for i in range(0, x.shape[0], f.block_rows):
@@ -80,7 +80,7 @@ def expected_values(x: np.ndarray, f, rounding: str) -> np.ndarray:
 )
 def test_quantize_matches_numpy(f, rounding):
     generator = torch.Generator().manual_seed(1)
-    # Magnitudes from tiny to large, so that blocks have scales of many kinds; a row of zeros.
+    # Magnitudes from tiny to large give blocks with many different scales; one row is zero.
     x = torch.randn(140, 256, generator=generator) * torch.exp2(torch.arange(140) - 70)[:, None]
     x[3] = 0
     t = quantize(x, format=f, scale_rounding=rounding)
@@ -92,7 +92,7 @@ def test_quantize_matches_numpy(f, rounding):
 
 
 def test_scales_of_mx_by_hand():
-    """amax = 7: 7 / 6 is over 1, so "up" takes 2, and 3.5 is a tie that goes to 4; "down" takes 2^(2 - 2), and 7 saturates."""
+    """For amax = 7, 7 / 6 is over 1: "up" gives 2, and 3.5 is a tie that goes to 4; "down" gives 2^(2 - 2), and 7 saturates."""
     x = torch.zeros(1, 32)
     x[0, :3] = torch.tensor([7.0, 1.0, -0.25])
     up = quantize(x, format=MXFP4, scale_layout="rowmajor")
@@ -101,7 +101,7 @@ def test_scales_of_mx_by_hand():
     assert up.dequantize()[0, :3].tolist() == [8.0, 1.0, -0.0]
     assert down.dequantize()[0, :3].tolist() == [6.0, 1.0, -0.0]
     assert (up.scale.dtype, up.data.dtype) == (torch.float8_e8m0fnu, torch.uint8)
-    # amax = 6 * 2^k is the largest that "up" gives 2^k.
+    # 12 = 6 * 2^1 is the largest amax for which "up" gives 2^1.
     x[0, 0] = 12.0
     assert quantize(x, format=MXFP4, scale_layout="rowmajor").scale.view(torch.uint8).item() == 128
     x[0, 0] = 12.0 * (1 + 2**-20)
@@ -109,7 +109,7 @@ def test_scales_of_mx_by_hand():
 
 
 def test_scales_of_tiny_blocks_are_those_of_their_magnitude():
-    """One step under 2^-125 is not 2^-125: its scale of MXFP4 by OCP's rule is code 0, of 2^-124 it is 1."""
+    """One step under 2^-125 must not count as 2^-125: by OCP's rule its MXFP4 scale is code 0, that of 2^-124 is code 1."""
     x = torch.zeros(1, 32)
     for amax, code in ((2.0**-124 - 2.0**-148, 0), (2.0**-124, 1), (2.0**-149, 0)):
         x[0, 5] = amax
@@ -134,7 +134,7 @@ def test_zeros_infinities_and_nans(f):
 
 
 def test_which_rounding_of_scales_errs_less():
-    """The figures in the description of ``scale_codes``."""
+    """The errors are the figures in the docstring of ``scale_codes``."""
     x = torch.randn(2048, 1024, generator=torch.Generator().manual_seed(0))
     for f, up, down in ((MXFP8_E4M3, 2.66, 2.93), (MXFP4, 11.56, 11.50)):
         for rounding, percent in (("up", up), ("down", down)):
@@ -229,7 +229,7 @@ def test_what_names_no_format():
 
 
 def test_tensors_pickled_before_there_were_formats():
-    """Their state has the five fields of then, and nothing else."""
+    """Their pickled state has exactly the five fields of that time."""
     t = tensor()
     old = NVFP4Tensor.__new__(NVFP4Tensor)
     old.__setstate__(

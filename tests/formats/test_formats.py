@@ -38,7 +38,7 @@ ALL_BYTES = torch.arange(256).to(torch.uint8)
 
 
 def e4m3_value(code: int) -> float:
-    """From the bit fields alone: sign, 4 exponent bits with bias 7, 3 mantissa bits, all ones is NaN."""
+    """Decodes from bit fields alone: sign, 4 exponent bits with bias 7, 3 mantissa bits, all ones is NaN."""
     sign = -1.0 if code & 0x80 else 1.0
     exponent, mantissa = (code >> 3) & 0xF, code & 7
     if code & 0x7F == 0x7F:
@@ -50,7 +50,7 @@ E4M3 = tuple(e4m3_value(code) for code in range(127))
 
 
 def exact_code(x: float, magnitudes: tuple[float, ...], sign_bit: int, nan_code: int) -> int:
-    """Nearest code in rational arithmetic, a tie to the even code, saturating: cvt.rn.satfinite."""
+    """Finds the nearest code in rational arithmetic, ties to the even code, saturating, like cvt.rn.satfinite."""
     if math.isnan(x):
         return nan_code
     sign = sign_bit if math.copysign(1.0, x) < 0 else 0
@@ -72,7 +72,7 @@ def exact_e4m3(x: float) -> int:
 
 
 def e5m2_value(code: int) -> float:
-    """From the bit fields alone: sign, 5 exponent bits with bias 15, 2 mantissa bits; infinity and NaN as IEEE has them."""
+    """Decodes from bit fields alone: sign, 5 exponent bits with bias 15, 2 mantissa bits; IEEE infinity and NaN."""
     sign = -1.0 if code & 0x80 else 1.0
     exponent, mantissa = (code >> 2) & 0x1F, code & 3
     if exponent == 0x1F:
@@ -158,7 +158,7 @@ def test_every_ue8m0_code():
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 def test_ties_and_their_neighbours(name, dtype):
-    """Around every value and every midpoint between two, and beyond the last, one representable step each way."""
+    """Tests every value, every midpoint between two, and beyond the last, plus one representable step each way."""
     encode, exact, magnitudes = CODECS[name]
     middles = [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:], strict=False)]
     points = [*magnitudes, *middles, magnitudes[-1] * 17 / 16, magnitudes[-1] * 2]
@@ -175,7 +175,7 @@ def test_every_16_bit_float(dtype):
     number = ~torch.isnan(x)
     assert_bitwise_equal(encode_e2m1(x), torch.from_numpy(numpy_e2m1(x.double().numpy())))
     assert_bitwise_equal(encode_e4m3(x), torch.from_numpy(numpy_e4m3(x.double().numpy())))
-    # torch's own cast, kept away from its overflow behaviour, which changed between releases.
+    # torch's own cast, without overflow, whose behavior changed between releases.
     cast = x.float().clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
     assert_bitwise_equal(encode_e4m3(x)[number], cast[number])
 
@@ -261,7 +261,7 @@ def test_pack_refuses_odd_k():
 
 
 def numpy_minifloat(x, mantissa_bits, min_exponent, largest):
-    """Magnitudes rounded to the grid of their binade (float64; every quotient by a power of two is exact)."""
+    """Rounds magnitudes to the grid of their binade in float64, where quotients by powers of two are exact."""
     magnitude = np.minimum(np.abs(x), largest)
     _, exponent = np.frexp(np.where(np.isnan(magnitude), largest, magnitude))
     step = np.ldexp(1.0, np.maximum(exponent - 1, min_exponent) - mantissa_bits)
@@ -285,7 +285,7 @@ def to_float32(x):
 
 
 def numpy_quantize(x, g=None):
-    """The documented steps in float64, each result then rounded to float32: packed data, row-major scale codes."""
+    """Computes the documented steps in float64, rounding each result to float32; returns packed data and row-major scale codes."""
     with np.errstate(all="ignore"):
         blocks = to_float32(x).reshape(*x.shape[:-1], -1, 16)
         q = to_float32(np.max(np.abs(blocks), axis=-1) / 6)
@@ -302,7 +302,7 @@ def numpy_quantize(x, g=None):
 
 
 def numpy_blocked(scale):
-    """Element by element through the published byte offset."""
+    """Places element by element with the published byte offset."""
     rows, k_blocks = scale.shape
     rm, rk = -(-rows // 128), -(-k_blocks // 4)
     flat = np.zeros(rm * rk * 512, np.uint8)
@@ -352,7 +352,7 @@ def test_quantize_matches_numpy(x, g):
 
 @pytest.mark.parametrize("g", [None, 1.0, 0.37, 2.0**-126, 1.3e-38, 1e30, 3.4e38, "auto"])
 def test_quantize_matches_numpy_on_random_bit_patterns(g):
-    """Every exponent of float32 in the same tensor, subnormals, infinities and NaNs among them."""
+    """One tensor contains every float32 exponent, including subnormals, infinities and NaNs."""
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(-(1 << 31), 1 << 31, (256, 512), generator=generator).to(torch.int32)
     x = words.view(torch.float32)
@@ -365,7 +365,7 @@ def test_quantize_matches_numpy_on_random_bit_patterns(g):
 @pytest.mark.parametrize("exponent", range(-149, 128, 9))
 @pytest.mark.parametrize("relative_g", [None, 2.0**-7, 1 / 2688, 1.1])
 def test_quantize_matches_numpy_at_every_magnitude(exponent, relative_g):
-    """Normal data around one power of two, with a global scale that suits it, or exceeds or falls short of it."""
+    """Normal data around one power of two, with a global scale that fits it, is too large, or is too small."""
     generator = torch.Generator().manual_seed(exponent + 200)
     x = torch.randn(8, 256, generator=generator, dtype=torch.float64) * 2.0**exponent
     g = None if relative_g is None else min(max(relative_g * 2.0**exponent, 2.0**-126), 2.0**127)
@@ -376,14 +376,14 @@ def test_quantize_matches_numpy_at_every_magnitude(exponent, relative_g):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("with_g", [False, True])
 def test_quantize_matches_numpy_one_step_from_every_tie(seed, with_g):
-    """Where one wrong rounding shows: amax / 6 / g around the ties of e4m3, and x / d around the ties of e2m1."""
+    """A single wrong rounding shows at these values: amax / 6 / g around ties of e4m3, and x / d around ties of e2m1."""
     generator = torch.Generator().manual_seed(seed)
     g = (torch.rand((), generator=generator) + 0.5).item() if with_g else 1.0
     ties = torch.tensor([(low + high) / 2 for low, high in zip(E4M3, E4M3[1:], strict=False)])
     amax = one_step_around(ties * g * 6, generator)
     values = torch.tensor([(low + high) / 2 for low, high in zip(E2M1, E2M1[1:], strict=False)])
     for middle in (0, 1):
-        # The scale on either side of the tie, so that one of the two suits the values that follow it in the block.
+        # Scales on both sides of the tie, so that one of them fits the values that follow it in the block.
         scale = torch.tensor([E4M3[tie + middle] for tie in range(126)]) * g
         rest = one_step_around(scale.unsqueeze(1) * torch.cat((values, -values, values[:1])), generator)
         rest = torch.where(rest.abs() < amax.unsqueeze(1), rest, 0)
@@ -391,7 +391,7 @@ def test_quantize_matches_numpy_one_step_from_every_tie(seed, with_g):
 
 
 def one_step_around(x: torch.Tensor, generator) -> torch.Tensor:
-    """Each element moved by -2 to 2 representable steps."""
+    """Moves each element by -2 to 2 representable steps."""
     steps = torch.randint(-2, 3, x.shape, generator=generator, dtype=torch.int32)
     return (x.view(torch.int32) + steps).view(torch.float32)
 
@@ -407,7 +407,7 @@ def test_quantize_matches_numpy_on_every_16_bit_float(dtype):
 
 @pytest.mark.parametrize("scale_code", [0x01, 0x07, 0x08, 0x38, 0x7E])
 def test_quantize_rounds_ties_to_even(scale_code):
-    """With amax = 6 * scale the scale is exact, and so are quotients that are midpoints."""
+    """With amax = 6 * scale, the scale and the quotients at midpoints are exact."""
     ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
     x = torch.tensor([6.0, *ties, *(-v for v in ties), -0.0]) * e4m3_value(scale_code)
     t = quantize(x, scale_layout="rowmajor")
@@ -458,7 +458,7 @@ def test_quantize_gives_the_same_bits_on_a_gpu():
 
 
 def one_block(*values: float, g=None) -> tuple[int, list[int]]:
-    """Scale code and value codes of one block, its other values 0."""
+    """Quantizes one block that starts with ``values`` and ends with zeros; returns its scale code and value codes."""
     t = quantize(
         torch.tensor([*values, *[0.0] * (16 - len(values))]), global_scale=g, scale_layout="rowmajor"
     )
@@ -480,7 +480,7 @@ def test_blocks_whose_scale_underflows_become_zeros():
 def test_subnormal_scales():
     assert one_block(6 * 2.0**-9, 2.0**-9) == (1, [7, 2] + [0] * 14)
     assert one_block(6 * 5 * 2.0**-9) == (5, [7] + [0] * 15)
-    # Just above 2^-10 the scale doubles, and the largest value becomes 3 of it.
+    # Just above 2^-10 the scale doubles, so the largest value becomes 3 scales.
     assert one_block(6 * 2.0**-10 * 1.001) == (1, [5] + [0] * 15)
 
 
@@ -608,7 +608,7 @@ def test_round_trip_error_bound(seed, magnitude, g):
     scale = t.scale.double()
     normal = (scale >= 2**-6) & (amax <= 2688 * (1.0 if t.global_scale is None else t.global_scale.double()))
     assert (error[normal] <= amax[normal] * (17 / 96) * (1 + 1e-6)).all()
-    # A scale in the subnormals is up to a third too small (then amax loses a third) or twice too large.
+    # A subnormal scale is up to a third too small, so that amax loses a third, or up to twice too large.
     assert (
         error[(scale > 0) & (scale < 2**-6)] <= amax[(scale > 0) & (scale < 2**-6)] * (1 / 3) * (1 + 1e-6)
     ).all()
@@ -616,7 +616,7 @@ def test_round_trip_error_bound(seed, magnitude, g):
 
 
 def test_quantize_is_idempotent_on_its_own_values():
-    """Where a block holds a 6, its scale is found again, and with it every bit."""
+    """A block that contains 6 gets the same scale again, and so the same bits."""
     codes = torch.randint(0, 16, (32, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(12))
     codes[:, 3] = 7
     scale = torch.randint(1, 127, (32, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(13))
@@ -627,7 +627,7 @@ def test_quantize_is_idempotent_on_its_own_values():
 
 
 def test_dequantize_every_value_times_every_scale():
-    """All 16 codes under all 256 scale bytes: the sign of the scale ignored, NaN for the whole block."""
+    """Covers all 16 codes under all 256 scale bytes; the scale's sign is ignored, and NaN spreads over the block."""
     data = pack_e2m1(torch.arange(16).to(torch.uint8).expand(256, 16))
     t = NVFP4Tensor(data, ALL_BYTES.reshape(256, 1), None, (256, 16), "rowmajor")
     magnitudes = [abs(e4m3_value(code)) for code in range(256)]
@@ -717,7 +717,7 @@ BAD_PARTS = {
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_global_scale_for_each_batch(dtype):
-    """Of weights of experts: the bits of every expert by itself, zeros and none among them."""
+    """Every expert's weights get the bits that they get alone, also when they are zero or when there are no experts."""
     x = torch.randn(4, 200, 32, dtype=dtype) * torch.tensor([1, 50, 0, 0.01], dtype=dtype).view(4, 1, 1)
     each = quantize(x, global_scale="per_batch")
     assert each.global_scale.tolist()[2] == 1 and "global_scale=[4]" in repr(each)

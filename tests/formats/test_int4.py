@@ -1,4 +1,4 @@
-"""Int4 weights: records, codes, scales, zero points and quantization, against arithmetic written out here."""
+"""Int4 weights: records, codes, scales, zero points and quantization against arithmetic written out here."""
 
 import pickle
 
@@ -10,7 +10,7 @@ from nvfp4_cute.formats.block_format import FP32, INT4_FORMATS, INT8, format_nam
 from nvfp4_cute.formats.int4 import int4_scale
 
 FORMATS = list(INT4_FORMATS.values())
-# Relative rounding of a scale in its dtype, half a step.
+# Relative rounding error of a scale in its dtype, half a step.
 SCALE_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 
 
@@ -19,7 +19,7 @@ def codes_of(t):
 
 
 def test_records_have_the_sizes_of_hand():
-    """Bytes of a row of 384, blocks, shape of blocked scales of 200 rows."""
+    """Checks bytes per row of 384, blocks, and the shape of blocked scales of 200 rows."""
     expected = {
         "int4_32_bfloat16": (192, 12, (2, 6, 32, 4, 2)),
         "int4_64_float16": (192, 6, (2, 3, 32, 4, 2)),
@@ -49,7 +49,7 @@ def test_records_have_the_sizes_of_hand():
 @pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
 @pytest.mark.parametrize("f", FORMATS, ids=str)
 def test_quantize_and_back(f, layout):
-    """Each value is off by half a step, and what cutting and the rounding of the scale and of the zero point add."""
+    """Each value is off by at most half a step plus the errors of clamping and of rounding the scale and the zero point."""
     x = torch.randn(2, 200, 384, generator=torch.Generator().manual_seed(1))
     x[0, 0], x[1, 3, :128] = 0, x[1, 3, :128].abs() + 1
     t = quantize(x, format=f, scale_layout=layout)
@@ -60,7 +60,7 @@ def test_quantize_and_back(f, layout):
     assert torch.equal(t.dequantize(), want.float()) and torch.equal(
         t.dequantize(torch.bfloat16), want.bfloat16()
     )
-    # Without zero points an eighth step up is cut to the seventh; with them both ends are rounded, and so is zero.
+    # Without zero points the eighth step up is clamped to the seventh; with them both ends and zero are rounded.
     slack = (15 if f.has_zero_points else 7.5) * SCALE_ROUNDING[f.name.split("_")[-1]]
     bound = steps * ((1 if f.has_zero_points else 0.5) + 1.001 * slack)
     assert ((want - x).abs() <= bound).all()
@@ -73,7 +73,7 @@ def test_scales_are_the_largest_magnitude_over_seven_and_a_half():
     x = torch.tensor([[7.5, -7.5, 1.0, 0.5, 1.5] + [0.0] * 123])
     t = quantize(x, format=int4_format(128, "float16"))
     assert int4_scale(t)[0].item() == 1.0
-    assert codes_of(t)[0, :6].tolist() == [15, 0, 9, 8, 10, 8]  # ties to even; 8 is cut to 7
+    assert codes_of(t)[0, :6].tolist() == [15, 0, 9, 8, 10, 8]  # ties to even; 8 is clamped to 7
 
 
 def test_zero_points_shift():
@@ -104,7 +104,7 @@ def test_tensors_of_parts():
     want = (codes - zero.repeat_interleave(128, -1)) * scale.repeat_interleave(128, -1).double()
     assert t.format == int4_format(128, "float16", zero_points=True)
     assert torch.equal(t.dequantize(torch.float64), want)
-    # Zero points that are all 8 need no memory; one scale a row stands for blocks of 128.
+    # Zero points that are all 8 are not stored; one scale per row is repeated for blocks of 128.
     plain = int4_tensor(codes, scale[..., :1], torch.full((3, 40, 1), 8))
     assert plain.format == int4_format(128, "float16")
     assert torch.equal(plain.dequantize(torch.float64), (codes - 8) * scale[..., :1].double())
@@ -130,7 +130,7 @@ def test_scales_of_another_format_are_refused():
 
 
 def test_float32_scales_take_two_roundings():
-    """To float32, then to 16 bits; in float64 none."""
+    """They are rounded to float32, then to 16 bits; float64 results are not rounded."""
     t = int4_tensor(torch.full((1, 32), 15), torch.tensor([[1 / 3]]))
     assert t.format.scale == FP32
     assert t.dequantize(torch.float64)[0, 0] == 7 * torch.tensor(1 / 3).double()

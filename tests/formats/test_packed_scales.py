@@ -1,4 +1,4 @@
-"""Packed ue8m0 scales become float32 ones, whatever their strides are."""
+"""Packed ue8m0 scales of any strides become float32 scales."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from nvfp4_cute.ops import parts
 
 
 def packed_by_hand(codes):
-    """int32 [rows, words], column by column as DeepGEMM lays them out; bytes behind the last block are not zero."""
+    """Packs int32 [rows, words], column by column like DeepGEMM; bytes after the last block are not zero."""
     rows, blocks = codes.shape
     words = -(-blocks // 4)
     padded = torch.full((rows, 4 * words), 7, dtype=torch.int64)

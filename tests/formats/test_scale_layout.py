@@ -14,13 +14,13 @@ SIZES = {"rows": st.integers(0, 400), "k_blocks": st.integers(1, 25)}
 
 
 def random_scale(*shape, dtype=torch.uint8, seed=0):
-    """Every byte except 0, so that padding is told from data."""
+    """Draws every byte except 0, which distinguishes data from padding."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, 256, shape, dtype=torch.uint8, generator=generator).view(dtype)
 
 
 def permuted_view(blocked):
-    """`[rm, rk, 32, 4, 4]` as the `(32, 4, rm, 4, rk, 1)` view in which kernel-competition inputs come."""
+    """Views `[rm, rk, 32, 4, 4]` as `(32, 4, rm, 4, rk, 1)`, the form of kernel-competition inputs."""
     return blocked.unsqueeze(0).permute(3, 4, 1, 5, 2, 0)
 
 
@@ -28,7 +28,7 @@ def permuted_view(blocked):
 
 
 def test_one_atom_by_hand():
-    """Scales of one row lie together; rows 32 apart follow each other; a row step is 16 bytes."""
+    """Scales of one row are adjacent, rows 32 apart follow each other, and a row step is 16 bytes."""
     k_block = torch.arange(4)
     assert blocked_offset(0, k_block, 4).tolist() == [0, 1, 2, 3]
     assert [blocked_offset(row, 0, 4) for row in (1, 31, 32, 64, 96, 127)] == [16, 496, 4, 8, 12, 508]

@@ -1,4 +1,4 @@
-"""Weights in slabs of eight rows: the same values, whatever reads them, or a refusal by name."""
+"""Weights in slabs of eight rows: every reader sees the same values or refuses them by name."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Operands of every pair of formats: the reference gives the exact sums, kernels compute a pair or refuse it by name."""
+"""Operands of every pair of formats: the reference gives the exact sums; kernels compute a pair or refuse it by name."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ G, M, N, K = 2, 40, 96, 160
 
 
 def tensor(format, *shape, seed=0):
-    """Small integers and few powers of two: sums that float32 holds exactly."""
+    """Draws small integers and few powers of two, whose sums are exact in float32."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return nv.quantize(torch.randint(-3, 4, shape, generator=generator).float(), format=format)
 
@@ -135,7 +135,7 @@ def test_what_is_no_format_of_products_is_refused():
 
 
 def test_fp8_with_fp32_scales_is_multiplied_by_gemm_and_grouped_gemm():
-    """Whole or in parts, in every form, beside every other format; all else refuses it by name."""
+    """Whole operands and parts work in every form and next to other formats; other operations refuse the format by name."""
     k, options = 256, {"out_dtype": torch.float32}
     x, w = tensor(nv.FP8_1x128, M, k), tensor(nv.FP8_128x128, 200, k)
     told = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}

@@ -1,4 +1,4 @@
-"""How calls reach a GPU: without waiting, on the current stream, from several threads, and in graphs with other sizes."""
+"""Calls on a GPU: they never wait, use the current stream, work from several threads, and in graphs with other sizes."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,14 +11,14 @@ from nvfp4_cute.ops.parts import grouped_gemm
 
 pytestmark = pytest.mark.gpu("sm_90a")
 FORMS = ("list", "ragged", "masked")
-# As many rows and blocks of scales each way.
+# Both have the same number of rows and of scale blocks.
 ROWS, OTHER_ROWS = (40, 100, 1), (100, 1, 40)
 LONG = 500_000_000
-"""Cycles that a stream is kept busy: a quarter of a second."""
+"""Cycles of a kernel that keeps a stream busy for a quarter of a second."""
 
 
 def arguments_of(form, rows=ROWS, seed=0):
-    """Arguments on the CPU, with an output that is all NaN."""
+    """Arguments on the CPU, with an output full of NaN."""
     if form != "list":
         return operands(form, rows, n=256, k=256, seed=seed)
     parts = operands("masked", rows, n=256, k=256, seed=seed)
@@ -29,7 +29,7 @@ def arguments_of(form, rows=ROWS, seed=0):
 
 
 def expected(arguments):
-    """What the reference makes of arguments on the CPU."""
+    """Returns the reference's results for arguments on the CPU."""
     if isinstance(arguments["a"], list):
         return grouped_gemm(**{**arguments, "out": None}, backend="reference")
     return [run(arguments, "reference")]
@@ -45,13 +45,13 @@ def on_gpu(arguments):
 
 
 def tensors(arguments, name):
-    """In a list or not."""
+    """Returns the tensors of one argument, which may be a list."""
     value = arguments[name]
     return [value] if isinstance(value, torch.Tensor) else value
 
 
 def write(arguments, name, source):
-    """Copy what ``source`` holds under a name, whatever its device."""
+    """Copies ``source`` into the argument with this name, on any device."""
     for tensor, value in zip(tensors(arguments, name), tensors(source, name), strict=True):
         tensor.copy_(value, non_blocking=True)
 
@@ -63,11 +63,11 @@ def assert_right(out, want):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_wait_for_nothing(form):
-    """Neither the first call of a problem nor a repeated one: both return while the stream is still busy."""
+    """First and repeated calls of a problem return while the stream is still busy."""
     arguments = arguments_of(form)
     moved, want = on_gpu(arguments), expected(arguments)
     for given in (moved, {**moved, "out": None}):
-        grouped_gemm(**given)  # compiled, its code on the GPU, and memory for results there
+        grouped_gemm(**given)  # compiles, loads the code on the GPU and allocates memory for results
     torch.cuda.synchronize()
     changed = on_gpu(arguments | {"b": [t.clone() for t in arguments["b"]]}) if form == "list" else moved
     idle = torch.cuda.Event()
@@ -82,7 +82,7 @@ def test_calls_wait_for_nothing(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_go_to_the_current_stream(form):
-    """Operands that a busy stream has yet to write are read when it has."""
+    """Operands that a busy stream still has to write are read only afterwards."""
     arguments = arguments_of(form)
     moved, want = on_gpu(arguments), expected(arguments)
     source = on_gpu(arguments)
@@ -99,7 +99,7 @@ def test_calls_go_to_the_current_stream(form):
 
 
 def test_threads_with_a_stream_each():
-    """Of the same shapes and of others, at once: every thread gets its own results."""
+    """Threads call with equal and with different shapes at the same time; every thread gets its own results."""
     problems = [
         arguments_of(form, rows, seed) for seed, rows in enumerate((ROWS, OTHER_ROWS)) for form in FORMS
     ]
@@ -135,7 +135,7 @@ def test_a_replayed_graph_follows_the_sizes(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_repeated_call_allocates_its_results_and_nothing_else(form):
-    """In one piece."""
+    """The results are one allocation."""
     moved = on_gpu(arguments_of(form))
     for given, pieces in ((moved, 0), (moved | {"out": None}, 1)):
         for _ in range(3):

@@ -18,12 +18,12 @@ def random_bytes(*shape):
 
 
 def random_scales(*shape):
-    """e4m3 of two binades: sums are exact, whoever adds them up."""
+    """Draws e4m3 scales from two binades, whose sums are exact in any order."""
     return torch.randint(48, 64, shape, dtype=torch.uint8)
 
 
 def arguments_of(form, rows=ROWS):
-    """Positional and named arguments of groups with these rows."""
+    """Positional and keyword arguments for groups with these rows."""
     groups = len(rows)
     if form == "gemv":
         return (
@@ -82,7 +82,7 @@ def test_a_whole_graph_holds_quantized_results(form):
 
 
 def test_a_whole_graph_holds_layers_that_stay_at_four_bits():
-    """A list of groups, and a batch whose result the next layer takes."""
+    """The graph holds a list of groups, and a batch whose result the next layer multiplies."""
 
     def layers(groups, batch, weights):
         hidden = gemm(*batch, 0.5, out_dtype="nvfp4", out_global_scale=0.25)
@@ -98,7 +98,7 @@ def test_a_whole_graph_holds_layers_that_stay_at_four_bits():
 
 
 def dual_arguments(form):
-    """As ``arguments_of``, with both weights."""
+    """Returns the arguments of ``arguments_of`` with both weights."""
     if form == "batch":
         (a, b, a_scale, b_scale), _ = arguments_of("gemm")
         return (a, b, b.flip(0), a_scale, b_scale, b_scale), {}
@@ -188,7 +188,7 @@ def test_a_whole_graph_holds_grouped_quantize(has_up):
 
 
 def any_number_of_rows(form):
-    """A call of a form as a function of tensors with any number of rows, and such tensors."""
+    """Returns a call of a form as a function of tensors with any number of rows, and such tensors."""
     experts = arguments_of("ragged")[0][1], arguments_of("ragged")[0][3]
     w, w_scale = experts[0][0], experts[1].view(2, -1)[0]
     vector, vector_scale = random_bytes(K // 2), random_scales(1024)
@@ -251,7 +251,7 @@ def test_a_graph_is_exported_for_any_number_of_rows(form):
 
 
 def test_threads_with_different_problems_on_the_emulator():
-    """One emulated GPU after the other: launches of two threads never meet."""
+    """Emulated GPUs run one after the other, so launches of two threads never overlap."""
     problems = [arguments_of("list", rows)[0] for rows in ((5, 3), (1, 9))]
     expected = [grouped_gemm(*args) for args in problems]
     with ThreadPoolExecutor(2) as pool:

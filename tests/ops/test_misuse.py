@@ -1,4 +1,4 @@
-"""What the public operations say to arguments of the wrong kind: rule, value, and what to pass instead."""
+"""Messages of the public operations for arguments of a wrong kind: rule, value, and fix."""
 
 import pytest
 import torch
@@ -182,7 +182,7 @@ def test_routes_that_are_not_chosen(backend, options):
 
 @pytest.mark.parametrize("ends", [[-5, 20], [-(2**31), 3], [7, 31], [2**31 - 1, 2**31 - 1]], ids=str)
 def test_kernels_clip_ends_beyond_the_rows(ends, monkeypatch):
-    """A launch does not write elsewhere where nothing read the ends before it, as on a GPU."""
+    """A launch stays within bounds where nothing has checked the ends before it, as on a GPU."""
     monkeypatch.setattr(group_sizes, "_values", lambda name, sizes: None)
     rows, wanted = torch.randn(30, 64).bfloat16(), [min(max(end, 0), 30) for end in ends]
     calls = [(ends, "reference"), (ends, "emulator"), (wanted, "reference")]

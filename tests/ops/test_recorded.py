@@ -1,4 +1,4 @@
-"""Operations while torch records or transforms what is called, and tensors whose values do not lie where kernels read."""
+"""Operations while torch records or transforms calls, and tensors whose memory does not hold their values."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ GATE_UP, DOWN = nv.quantize(some(2, 128, K)), nv.quantize(some(2, K, 64))
 IDS, WEIGHTS = torch.tensor([[0, 1], [1, 0]]), torch.full((2, 2), 0.5)
 LAYER = nv.QuantizedLinear.from_linear(torch.nn.Linear(K, 64).bfloat16())
 
-# Each a function of one operand and of a backend, and that operand.
+# Each entry is a function of one operand and a backend, and that operand.
 CALLS = {
     "gemm": (lambda a, **k: parts.gemm(a, W.data, X.scale, W.scale, **k), X.data),
     "gemm of 16 bits": (lambda a, **k: parts.gemm(a, W, **k), ROWS),
@@ -51,7 +51,7 @@ PLAIN = [name for name in CALLS if name != "layer"]
 
 
 class Records(TorchDispatchMode):
-    """Keeps the names of what is called."""
+    """Records the names of the operations that are called."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Records(TorchDispatchMode):
 
 
 class Wrapper(torch.Tensor):
-    """A tensor without memory, as DTensor is one."""
+    """A tensor without memory, like a DTensor."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -78,7 +78,7 @@ class Wrapper(torch.Tensor):
 
 @each_call
 def test_a_graph_keeps_the_operation(name):
-    """Not what the call computed while it was recorded."""
+    """The graph records the operation, not the values that one call computed."""
     call, given = CALLS[name]
     graph = make_fx(lambda x: call(x, backend="reference"))(given)
     assert any("nvfp4_cute" in str(node.target) for node in graph.graph.nodes)
@@ -140,7 +140,7 @@ def test_values_that_lie_nowhere_are_refused(name, backend):
 @pytest.mark.parametrize("name", [name for name in FLOATS if name in PLAIN])
 @pytest.mark.parametrize("backend", ["reference", "emulator"])
 def test_values_that_lie_otherwise_are_refused(name, backend):
-    """Such a view is the imaginary part of what was conjugated; a kernel would read the other sign."""
+    """The imaginary part of a conjugated tensor is such a view; a kernel would read it with the wrong sign."""
     call, given = CALLS[name]
     conjugated = torch.complex(torch.zeros_like(given.float()), given.float()).conj().imag
     assert conjugated.is_neg()

@@ -1,4 +1,4 @@
-"""Grouped products of 16-bit activations through the public functions: every form beside ``gemm``, refusals, graphs."""
+"""Grouped products of 16-bit activations through the public functions: every form against ``gemm``, refusals, graphs."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ ROWS, N, K = (5, 0, 20), 128, 128
 
 
 def operands(dtype=torch.bfloat16):
-    """Rows of every group; their weights, and others."""
+    """Returns the rows of every group, their weights, and other weights."""
     generator = torch.Generator().manual_seed(0)
     x = [torch.randn(m, K, generator=generator).to(dtype) for m in ROWS]
     weights = [[quantize(torch.randn(N, K, generator=generator)) for _ in ROWS] for _ in range(2)]
@@ -36,7 +36,7 @@ OFFS = torch.tensor(ROWS).cumsum(0).int()
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_forms_agree(dtype):
-    """Every form is ``gemm`` of each group."""
+    """Every form gives the results of one ``gemm`` per group."""
     x, weights, _ = operands(dtype)
     options = {"out_dtype": torch.float32, "backend": "reference"}
     want = [gemm(a, w.data, None, w.scale, 0.5, **options) for a, w in zip(x, weights, strict=True)]
@@ -71,7 +71,7 @@ def test_dual_is_of_every_group():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["list", "ragged"])
 def test_emulated(form):
-    """The kernel's results are the reference's but for the order of its sums."""
+    """The kernel's results differ from the reference's only by the order of summation."""
     x, gate, up = operands()
 
     def run(backend):
@@ -96,7 +96,7 @@ def test_emulated(form):
 
 
 def test_compiled():
-    """A traced graph calls the custom operations, with weights of their own and with both in one."""
+    """A traced graph calls the custom operations, with separate weights and with both in one tensor."""
     x, gate, up = operands()
     (b1, s1), (b2, s2), rows = stacked(gate), stacked(up), torch.cat(x)
 
@@ -127,7 +127,7 @@ def test_compiled():
     ],
 )  # fmt: skip
 def test_refusals(changed, error, message):
-    """By rule, value and fix; nothing is written."""
+    """Each message names rule, value and fix, and nothing is written."""
     x, weights, _ = operands()
     b, scale = stacked(weights)
     given = {"a": torch.cat(x), "b": b, "b_scale": scale, "offs": OFFS, "backend": EMULATED} | changed
@@ -145,7 +145,7 @@ def test_lists_are_of_one_dtype():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("batches", [1, 2])
 def test_gemm_by_the_grouped_kernel(monkeypatch, batches):
-    """A batch, whose results lie batch beside batch in memory, has the reference's results too."""
+    """A batch, whose results are batch by batch in memory, also has the reference's results."""
     monkeypatch.setattr(planning, "is_faster_than_few_rows", lambda *sizes: True)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(batches, 20, K, generator=generator).bfloat16().permute(1, 2, 0)
@@ -167,7 +167,7 @@ def places_match(task, tensors):
 
 
 def test_tensors_are_in_the_order_of_arguments():
-    """So that a repeated call can fill in addresses alone."""
+    """This order lets a repeated call fill in only addresses."""
     x, gate, up = operands()
     gpu = lookup("sm_90a").gpu
     (b1, s1), (b2, s2), rows = stacked(gate), stacked(up), torch.cat(x)
@@ -185,7 +185,7 @@ def test_tensors_are_in_the_order_of_arguments():
 
 
 def test_kernel_of_a_product():
-    """By estimate, on the architecture that has both, and where results are rows."""
+    """The estimate decides, on the architecture that has both kernels, where results have contiguous rows."""
 
     def task_of(m, arch, out=None):
         n = k = 4096

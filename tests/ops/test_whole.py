@@ -1,4 +1,4 @@
-"""Block-scaled tensors given whole: the bits of their parts, with the product of their global scales as alpha."""
+"""Whole block-scaled tensors give the bits of their parts, with the product of their global scales as alpha."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_groups_on_the_device():
 
 @pytest.mark.parametrize("backend", ["reference", "emulator", "emulator:sm_90a"])
 def test_a_format_that_says_nothing_is_refused(backend):
-    """Beside a whole tensor of another format, and beside 16-bit values, which have none."""
+    """Such an operand is refused next to a whole tensor of another format, and next to 16-bit values, which have none."""
     x, w = tensors(40, K), tensors(N, K)
     plain = torch.ones(4, K).bfloat16()
     other, none = (
