@@ -170,9 +170,9 @@ class WarpClock:
         self.learn(happened(other))
 
     def relaxed(self, published: np.ndarray) -> np.ndarray:
-        """Returns what a relaxed arrival announces of `published`:
+        """Returns the part of `published` that a relaxed arrival announces.
 
-        events that the last fence covered, and that the rest has happened.
+        Events that the last fence covered are ordered; the rest has only happened.
         """
         told = happened(published)
         return told if self.fenced is None else joined(told, self.fenced)

@@ -1,4 +1,4 @@
-"""What the parts of the hazard checker share: the records that it keeps, and the ledger that they report to."""
+"""Records that the parts of the hazard checker share, and the ledger that they report to."""
 
 import linecache
 import re
@@ -46,13 +46,13 @@ class Site:
 
     @property
     def python(self) -> str:
-        """The Python line that the instruction came from, such as ``load.py:48``; empty where that is not known."""
+        """The Python line of the instruction, such as ``load.py:48``; empty if unknown."""
         source = self.inst.source
         return f"{source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
 
     @property
     def python_text(self) -> str:
-        """The text of that Python line; empty where there is no such file."""
+        """The text of that Python line; empty if there is no such file."""
         return linecache.getline(*self.inst.source).strip() if self.inst.source else ""
 
     def lines(self) -> list[str]:
@@ -61,7 +61,7 @@ class Site:
         return [*shown, f"    {'    ' * len(shown)}PTX line {self.inst.line}: {self.inst.short_text}"]
 
     def __str__(self) -> str:
-        """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
+        """Returns a text such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
         words = self.instruction
         name = ".".join(words.split(".")[:2])
         for start, readable, part in _NAMES:
@@ -81,12 +81,15 @@ class Hazard:
     Attributes:
         kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
             `kind` of a `faults.Fault` that stopped the launch ("silicon" among them).
-        kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
-        text: what is wrong, in words.  count: how often it was seen.
-        pairs: of how many pairs of instructions in PTX, where it stands for several (`merged`).
-        also: places of findings with the same cause, which this one stands for (`by_cause`).
-        rule: name of the rule of `silicon` where the kind is that.
-        severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
+        kernel: name of the entry.
+        site: the instruction that showed the hazard, if one did.
+        other: the other access.
+        text: description of the hazard.
+        count: number of occurrences.
+        pairs: number of instruction pairs in PTX, if it stands for several (`merged`).
+        also: places of findings with the same cause that this one stands for (`by_cause`).
+        rule: name of the rule in `silicon`, for that kind.
+        severity: "error", "warning", or "note" if the evidence is weak or only speed is at stake.
     """
 
     kind: str
@@ -101,7 +104,7 @@ class Hazard:
     also: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
-        """Kind, text, and the lines of Python and PTX."""
+        """Returns kind, text, and the lines of Python and PTX."""
         kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
         often = f" [{self.count} times{f', {self.pairs} places in PTX' if self.pairs > 1 else ''}]"
         lines = [f"{kind}: {self.text}" + (often if self.count > 1 else "")]
@@ -115,11 +118,11 @@ class Hazard:
 
 
 def merged(hazards: Iterable[Hazard]) -> list[Hazard]:
-    """One for all hazards of a kind at the same source lines: unrolled loops and several CTAs make many of one mistake."""
+    """Merges hazards of a kind at the same source lines: unrolled loops and several CTAs repeat one mistake."""
     found: dict[Any, Hazard] = {}
     for hazard in hazards:
         places = [s.inst.source or s.inst.line for s in (hazard.site, hazard.other) if s is not None]
-        # Without an instruction the words say what it is, whichever CTA it was.
+        # Without an instruction the text identifies the hazard, in any CTA.
         what = frozenset(places) or re.sub(r"cta \d+,\d+,\d+", "", hazard.text)
         key = (hazard.kind, hazard.severity, hazard.rule, hazard.kernel, len(places), what)
         known = found.get(key)
@@ -132,10 +135,10 @@ def merged(hazards: Iterable[Hazard]) -> list[Hazard]:
 
 
 def by_cause(hazards: Iterable[Hazard]) -> list[Hazard]:
-    """Merged hazards, one for all of a kind that share a place: a missing wait shows at every line that relied on it.
+    """Merges hazards of a kind that share a place, because a missing wait shows at every line that relied on it.
 
-    The shared place is the other access where there is one. The first hazard of a cause keeps its words; its `also` names
-    the places of the rest.
+    The shared place is the other access if there is one. The first hazard of a cause keeps its text; its `also` names
+    the places of the others.
     """
     found: dict[Any, Hazard] = {}
     for number, hazard in enumerate(merged(hazards)):
@@ -153,7 +156,7 @@ def by_cause(hazards: Iterable[Hazard]) -> list[Hazard]:
 
 
 def counted(severities: Iterable[str]) -> str:
-    """How many of each severity, such as ``2 errors, 1 warning``; empty for none."""
+    """Returns the number of hazards per severity, such as ``2 errors, 1 warning``; empty for none."""
     counts = Counter(severities)
     return ", ".join(
         f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"
@@ -163,10 +166,10 @@ def counted(severities: Iterable[str]) -> str:
 
 
 class HazardError(EmulatorError):
-    """A launch had hazards. `hazards`: all of them."""
+    """Raised for a launch with hazards. `hazards`: all of them."""
 
     def __init__(self, hazards: "list[Hazard]"):
-        """`hazards`: at least one."""
+        """`hazards`: at least one hazard."""
         self.hazards = hazards
         shown = by_cause(hazards)
         said = counted(hazard.severity for hazard in shown)
@@ -176,7 +179,12 @@ class HazardError(EmulatorError):
 
 @dataclass(frozen=True)
 class HeldWrite:
-    """A write over an unordered write, to be reported when it is done. `content`: reads the place.  `before`: what it held."""
+    """A write over an unordered write, to be reported after it is done.
+
+    Attributes:
+        content: reads the place.
+        before: content of the place before the write.
+    """
 
     kind: str
     site: Site
@@ -188,7 +196,7 @@ class HeldWrite:
 
 
 class Copied(NamedTuple):
-    """What lanes of a warp copied to shared memory by cp.async: `nbytes` to each offset (int64), by `lanes` (uint32)."""
+    """A cp.async copy by lanes of a warp to shared memory: `nbytes` to each offset (int64), by `lanes` (uint32)."""
 
     offsets: np.ndarray
     nbytes: int
@@ -197,10 +205,11 @@ class Copied(NamedTuple):
 
 @dataclass
 class Record:
-    """What the checker keeps about an operation: what its warp knew, its own component and number, its place.
+    """The checker's record of an operation: the knowledge of its warp, its component and number, and its place.
 
     Attributes:
-        unwritten: which registers it loaded with words that nobody wrote.  copied: what it copied lane by lane.
+        unwritten: registers that it loaded with words that were never written.
+        copied: its lane-by-lane copy, if it was one.
     """
 
     knowledge: np.ndarray
@@ -212,7 +221,7 @@ class Record:
     _actor: Actor | None = None
 
     def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:
-        """The operation as one who accesses memory; `stamp`: its epoch if not that of its own component."""
+        """Returns the operation as an actor. `stamp`: its epoch, if not that of its own component."""
         if stamp is not None or not proxy:
             own = epoch(self.component, self.number) if stamp is None else stamp
             return Actor(self.knowledge, own, self.site, proxy)
@@ -223,18 +232,23 @@ class Record:
 
 @dataclass
 class BarrierClock:
-    """What waiting for an mbarrier tells.
+    """Knowledge that a wait for an mbarrier gives.
 
     Attributes:
-        component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
-        complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
-            fence that made it visible to other proxies and CTAs.  made: epoch of the warp that initialised it.
-        arrivals: sites that ever arrived.
-        users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
-        waiters: of the newest phase, by warpgroup: events and places of their waits.
+        component: its value is the number of complete phases.
+        gathering: knowledge of the arrivals of the current phase.
+        complete: knowledge of the arrivals of all complete phases.
+        init: epoch of its initialisation.
+        fence: epoch of the fence that made the initialisation visible to other proxies and CTAs.
+        made: epoch of the warp that initialised it.
+        arrivals: places of all arrivals so far.
+        users: newest event of each warp that used it.
+        senders: a place that stored from another CTA, by phase.
+        waiters: events and places of the waits for the newest phase, by warpgroup.
         completing: called before a phase is complete.
-        phases: number of complete phases.  history: of the newest ones, what arrivals of them and of all before knew, and
-            whether bytes were part of it.
+        phases: number of complete phases.
+        history: for the newest phases, the knowledge of their and all earlier arrivals, and whether bytes were part of
+            them.
     """
 
     component: int
@@ -253,22 +267,25 @@ class BarrierClock:
     history: deque[tuple[np.ndarray, bool]] = field(default_factory=lambda: deque(maxlen=KEPT_PHASES))
 
     def phase_done(self) -> None:
-        """Called by the barrier when a phase completes."""
+        """Completes a phase; called by the barrier."""
         self.completing(self)
         self.waiters.clear()
-        self.complete = joined(self.complete.copy(), self.gathering)  # the history keeps the old one
+        self.complete = joined(self.complete.copy(), self.gathering)  # the history keeps the old array
         self.gathering[:] = 0
         self.phases += 1
         copied, _ = self.users.get(self.component, (0, 0))
         self.history.append((self.complete, copied >= self.phases))
 
     def after(self, phases: int) -> tuple[np.ndarray, bool] | None:
-        """What arrivals of the first `phases` phases knew, and whether bytes were part of the last; None if not kept."""
+        """Returns the knowledge of the first `phases` phases, and whether bytes were part of the last one; None if not kept."""
         back = self.phases - phases
         return self.history[-1 - back] if phases and back < len(self.history) else None
 
     def known_phases(self, knowledge: np.ndarray) -> int:
-        """How many phases a holder of the knowledge knows complete: of them, or of all that completed them."""
+        """Returns the number of phases that a holder of the knowledge knows to be complete.
+
+        It knows of a phase directly, or of all of its arrivals.
+        """
         known = int(max(knowledge[SEEN, self.component], knowledge[CAUSED, self.component]))
         for phases in range(self.phases, known, -1):
             kept = self.after(phases)
@@ -282,39 +299,39 @@ class BarrierClock:
 
 
 def whose(cta: Cta) -> str:
-    """Says which CTA's memory it is, where there are several."""
+    """Names the CTA whose memory it is, if there are several."""
     return f" of cta {','.join(map(str, cta.idx))}" if len(cta.cluster.ctas) > 1 else ""
 
 
 class Ledger(Protocol):
-    """The checker, as its parts see it (`hazards.Checker`)."""
+    """The checker, from the point of view of its parts (`hazards.Checker`)."""
 
     sites: list[Site]
     components: Components
     shared: dict[Cta, Shadow]
 
     def clock(self, warp: Warp) -> WarpClock:
-        """Clock of a warp of the running cluster."""
+        """Returns the clock of a warp of the running cluster."""
         ...
 
     def site(self, warp: Warp, pc: int, *, atomic: bool = False) -> int:
-        """Number of the place of an instruction in a warp."""
+        """Returns the number of an instruction's place in a warp."""
         ...
 
     def warp_actor(self, warp: Warp, pc: int) -> Actor:
-        """A warp that accesses memory itself, through the generic proxy."""
+        """Returns a warp as the actor of its own accesses, through the generic proxy."""
         ...
 
     def operation(self) -> Record:
-        """What is kept of the operation that is happening now."""
+        """Returns the record of the operation that happens now."""
         ...
 
     def touch(self, cta: Cta, actor: Actor) -> None:
-        """The CTA must not exit before an access of somebody else, or of an engine, is done."""
+        """Notes that a CTA must not exit before an access by another CTA, or by an engine, is done."""
         ...
 
     def shared_range(self, cta: Cta, granules: tuple[int, int]) -> str:
-        """Bytes from the first to the last granule, for reports."""
+        """Returns the byte range from the first to the last granule, for reports."""
         ...
 
     def report(
@@ -328,7 +345,7 @@ class Ledger(Protocol):
         *,
         rule: str = "",
     ) -> None:
-        """Collect a hazard."""
+        """Collects a hazard."""
         ...
 
     def report_write(
@@ -340,5 +357,5 @@ class Ledger(Protocol):
         content: Callable[[], np.ndarray],
         detail: str = "",
     ) -> None:
-        """Collect a write over an unordered write."""
+        """Collects a write over an unordered write."""
         ...

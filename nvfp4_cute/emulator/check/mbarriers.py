@@ -1,4 +1,4 @@
-"""mbarriers for the checker: what an arrival knew, a wait learns; who uses a barrier that nobody has made, or misses a phase."""
+"""mbarriers for the checker: a wait learns what the arrivals knew. Finds uses of missing barriers, and missed phases."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -35,19 +35,19 @@ class Mbarriers:
     """Clocks of the mbarriers of the running clusters."""
 
     def __init__(self, checker: Ledger, silicon: SiliconChecks):
-        """`checker`: where findings go."""
+        """`checker`: receives the findings."""
         self.checker, self.silicon = checker, silicon
         self.begin()
 
     def begin(self) -> None:
-        """Fresh clusters: no barriers."""
+        """Forgets all barriers, for new clusters."""
         self._live: dict[Cta, np.ndarray] = {}
-        # By warp and component of the barrier: waits that gave up, and waits that may have passed phases earlier.
+        # By warp and component of the barrier: waits that gave up, and waits that may have passed some phases earlier.
         self._given_up: dict[tuple[tuple[int, int, int], int], dict[int, tuple[BarrierClock, int]]] = {}
         self._early: dict[tuple[tuple[int, int, int], int], dict[int, tuple[BarrierClock, int]]] = {}
 
     def initialised(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
-        """A barrier was initialised, perhaps over an old one."""
+        """Notes that a barrier was initialised, perhaps over an old one."""
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         if old is not None and old.record is not None:
             self._check_reuse(warp, number, old, "initialises mbarrier {} again")
@@ -66,9 +66,10 @@ class Mbarriers:
         )
 
     def _overtaken(self, offset: int, record: BarrierClock) -> None:
-        """A phase is about to complete: those who waited for the one before must have found it complete.
+        """Checks, before a phase completes, that every waiter for the previous phase has found that one complete.
 
-        A slower warp would find the parity of this phase and wait on. One warp of a warpgroup stands for all four.
+        A slower warp would find the parity of the new phase and keep waiting. One warp of a warpgroup stands for all
+        four.
         """
         gathering = self.checker.components.fit(record.gathering)
         known = np.maximum(gathering[SEEN], gathering[CAUSED])
@@ -86,13 +87,13 @@ class Mbarriers:
             )
 
     def invalidated(self, warp: "Warp", pc: int, barrier: Mbarrier) -> None:
-        """A warp is about to invalidate a barrier: its storage may be used for something else."""
+        """Notes that a warp is about to invalidate a barrier, whose storage may then be reused."""
         if barrier.record is not None:
             self._check_reuse(warp, self.checker.site(warp, pc), barrier, "invalidates mbarrier {}")
         self._live[warp.cta][barrier.offset // BARRIER_BYTES] = False
 
     def written_over(self, cta: "Cta", rows: tuple[int, int], index: Any, number: int) -> None:
-        """Data are written to granules of shared memory at `index`, in 16-byte rows [rows): no barrier lies there."""
+        """Checks that no barrier lies in granules of shared memory that are overwritten: at `index`, in 16-byte rows [rows)."""
         live = self._live.get(cta)
         if live is None or not np.count_nonzero(live[2 * rows[0] : 2 * rows[1]]):
             return
@@ -119,7 +120,7 @@ class Mbarriers:
             )
 
     def fence(self, warp: "Warp") -> None:
-        """A fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
+        """Notes a fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
         clock, fence = self.checker.clock(warp), None
         if INITS not in clock.engines:
             return
@@ -131,7 +132,10 @@ class Mbarriers:
         clock.fenced_inits = clock.issued[INITS]
 
     def relaxed(self, warp: "Warp", published: np.ndarray) -> np.ndarray:
-        """What a relaxed arrival of a warp tells: its fences cover its initialisations of mbarriers, and that CTAs run."""
+        """Returns what a relaxed arrival of a warp announces.
+
+        Its fences cover its mbarrier initialisations, and CTAs run.
+        """
         clock = self.checker.clock(warp)
         told = clock.relaxed(published)
         if clock.fenced_inits:
@@ -150,9 +154,9 @@ class Mbarriers:
         outside: bool,
         proxy: bool = False,
     ) -> BarrierClock:
-        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy (`proxy`).
+        """Checks a use of a barrier. `outside`: from another CTA, or through the async proxy (`proxy`).
 
-        Who goes through the generic proxy needs no fence of initialisations where a release of the cluster's scope told of it.
+        The generic proxy needs no fence of initialisations if a release of cluster scope announced them.
         """
         record: BarrierClock = barrier.record
         component, value = record.init
@@ -189,7 +193,7 @@ class Mbarriers:
         wide: bool = False,
         relaxed: bool = False,
     ) -> None:
-        """A warp is about to arrive (release unless `relaxed`). `wide`: with the scope of the cluster."""
+        """Notes that a warp is about to arrive (release unless `relaxed`). `wide`: with cluster scope."""
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         stamp = (clock.own, clock.value)
         published = clock.publish(number)
@@ -209,7 +213,7 @@ class Mbarriers:
             self.checker.touch(cta, Actor(published, epoch(*stamp), number, False))
 
     def counted(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:
-        """A warp is about to change the count of bytes that a barrier expects, which orders nothing."""
+        """Notes that a warp is about to change the count of bytes that a barrier expects, which orders nothing."""
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         outside, actor = cta is not warp.cta, self.checker.warp_actor(warp, pc)
         record = self._use(cta, barrier, actor.knowledge, number, outside=outside)
@@ -218,7 +222,7 @@ class Mbarriers:
             self.checker.touch(cta, actor)
 
     def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
-        """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
+        """Notes that the current operation (a commit) is about to arrive: everything before it on its engine is complete."""
         own = self.checker.operation()
         record = self._use(cta, barrier, own.knowledge, own.site, outside=outside, proxy=outside)
         learnt = own.knowledge.copy()
@@ -229,9 +233,9 @@ class Mbarriers:
         self.checker.touch(cta, own.actor())
 
     def signalled(self, cta: "Cta", offset: int, *, stored: bool = False) -> int:
-        """Epoch of data whose arrival the current operation will signal to an mbarrier.
+        """Returns the epoch of data whose arrival the current operation will signal to an mbarrier.
 
-        `stored`: by st.async, which goes through the generic proxy.
+        `stored`: sent by st.async, which uses the generic proxy.
         """
         barrier = cta.mbarrier(offset)
         own = self.checker.operation()
@@ -251,13 +255,15 @@ class Mbarriers:
     def gives_up(
         self, warp: "Warp", pc: int, barriers: list[Mbarrier], complete: Callable[[Mbarrier], bool]
     ) -> bool:
-        """Whether a wait answers false now, although its phase is complete or it could block until then.
+        """Returns whether a wait now answers false, although its phase is complete or it could block until then.
 
-        It may answer so unless its warp knows that the phase is complete: a test may come too early, and a wait ends after a
-        while. Each wait does it once in a warp (`WarpClock.gave_up`). Who repeats it until it answers true does not notice.
+        A wait may do so unless its warp knows that the phase is complete: a test may come too early, and a wait may
+        time out. Each wait does it once per warp (`WarpClock.gave_up`). Code that repeats the wait until it answers
+        true is unaffected.
 
         Args:
-            barriers: for which it waits.  complete: whether the phase of one is complete.
+            barriers: barriers that it waits for.
+            complete: whether the phase of a barrier is complete.
         """
         clock = self.checker.clock(warp)
         knowledge = clock.knowledge = self.checker.components.fit(clock.knowledge)
@@ -273,7 +279,7 @@ class Mbarriers:
         return True
 
     def weak_wait(self, reader: Site, writer: int) -> str:
-        """Says which wait of a reader's warp would have told of the epoch of a write, had it not been free to pass early."""
+        """Names the wait of a reader's warp that would have announced the epoch of a write if it could not pass early."""
         owner = reader.cta, reader.warp
         for waits, why in (
             (self._given_up, "may answer false after a while: repeat it until it answers true"),
@@ -305,13 +311,13 @@ class Mbarriers:
         wide: bool = False,
         relaxed: bool = False,
     ) -> None:
-        """A wait or test of a warp found a phase complete (acquire unless `relaxed`). `wide`: with the scope of the cluster.
+        """Notes that a warp's wait or test found a phase complete (acquire unless `relaxed`). `wide`: with cluster scope.
 
-        It tells of the fewest phases that would have let it pass: with a parity these are as many as the warp knew of, or one
-        more. Others that happen to be complete in this run need not be.
+        The warp learns of the fewest phases that would have let it pass. With a parity these are the phases that it
+        knew of, or one more. Further phases that are complete in this run need not be complete in another.
 
         Args:
-            token: of the phase that it waits for; None where it waits for a parity.
+            token: state token of the awaited phase; None for a wait with a parity.
         """
         clock, number = self.checker.clock(warp), self.checker.site(warp, pc)
         knowledge = clock.knowledge = self.checker.components.fit(clock.knowledge)
@@ -353,7 +359,7 @@ class Mbarriers:
         return "arrivals came from " + "; ".join(sites[:6])
 
     def explain_hang(self, warps: Iterable["Warp"]) -> str:
-        """For each awaited mbarrier: who arrived on it so far, and who of them cannot arrive again."""
+        """Returns, for each awaited mbarrier, who arrived on it so far, and who of them cannot arrive again."""
         lines: list[str] = [""]
         seen: set[int] = set()
         for warp in warps:
@@ -378,10 +384,10 @@ class Mbarriers:
         return ", ".join(names)
 
     def exits(self, cta: "Cta", name: str) -> None:
-        """A CTA, of this name, has ended: no barrier of it waits for bytes."""
+        """Checks that no barrier of a CTA that has ended waits for bytes. `name`: name of the CTA."""
         for barrier in cta.smem.barriers.values():
             if barrier.tx:
-                # Bytes that are expected in vain harm who waits for them, and everybody has left; bytes that nobody
+                # Bytes that are expected in vain harm only waiters, and all threads have left. Bytes that were not
                 # expected completed a phase too early or too late.
                 expected = "expected but not copied" if barrier.tx > 0 else "copied but not expected"
                 self.checker.report(

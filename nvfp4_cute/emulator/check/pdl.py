@@ -1,12 +1,13 @@
-"""Programmatic dependent launches: what of earlier launches may still run while a launch does, and who waited for it.
+"""Programmatic dependent launches: which earlier launches may still run during a launch, and which warps waited for them.
 
-Launches run one after the other here. On a GPU, one with the attribute of programmatic stream serialisation may start when
-all CTAs of the one before it have executed ``griddepcontrol.launch_dependents`` or ended; its ``griddepcontrol.wait``
-returns when that launch is complete and its writes are visible (PTX ISA, griddepcontrol). Where the one before does not
-trigger, its end does, and nothing has to wait. Only an earlier launch that itself waited is known to have been preceded
-by the end of its own predecessor. All launches count as those of one stream, with nothing else between them.
+The emulator runs launches one after the other. On a GPU, a launch with the attribute of programmatic stream
+serialization may start when all CTAs of the launch before it have executed ``griddepcontrol.launch_dependents`` or
+ended. Its ``griddepcontrol.wait`` returns when that launch is complete and its writes are visible (PTX ISA,
+griddepcontrol). If the earlier launch does not trigger, its end starts the next launch, and no wait is needed. Only an
+earlier launch that itself waited is known to have started after the end of its own predecessor. All launches count as
+launches of one stream, with nothing else between them.
 
-Who has waited is a component of the checker's clocks, so it is known to whoever learns from a warp that did.
+Waits are a component of the checker's clocks, so every warp that learns from a waiting warp knows of its wait.
 """
 
 from dataclasses import dataclass, field
@@ -30,10 +31,11 @@ MOST_UNDER_WAY = 8
 
 @dataclass
 class Progress:
-    """What the CTAs of a launch, or of a part of it, did about dependencies.
+    """Uses of dependencies by the CTAs of a launch, or of a part of it.
 
     Attributes:
-        triggered: launch_dependents was executed.  late: in some CTA by a warp that knew of a wait.
+        triggered: launch_dependents was executed.
+        late: in some CTA, a warp that knew of a wait executed it.
         waited: coordinates of CTAs that waited.
     """
 
@@ -42,7 +44,7 @@ class Progress:
     waited: set[tuple[int, int, int]] = field(default_factory=set)
 
     def add(self, other: "Progress") -> None:
-        """What another part of the launch did."""
+        """Adds the progress of another part of the launch."""
         self.triggered |= other.triggered
         self.late |= other.late
         self.waited |= other.waited
@@ -50,9 +52,9 @@ class Progress:
 
 @dataclass
 class Dependent:
-    """A launch, with the earlier ones that may be under way when it starts (`before`) and when its waits return (`after`).
+    """A launch, and the earlier launches that may be under way when it starts (`before`) and when its waits return (`after`).
 
-    `touched`: what it read and wrote, kept of those that trigger.
+    `touched`: memory that it read and wrote, kept for launches that trigger.
     """
 
     name: str
@@ -63,25 +65,26 @@ class Dependent:
     touched: Footprint = field(default_factory=Footprint)
 
     def known_by_waiting(self) -> "tuple[Dependent, ...]":
-        """What may still be under way when this launch is complete."""
+        """Returns the launches that may still be under way when this launch is complete."""
         return self.after if self.progress.waited else self.before
 
     def left_running(self) -> "tuple[Dependent, ...]":
-        """What may still be under way when this launch lets its dependents start."""
+        """Returns the launches that may still be under way when this launch lets its dependents start."""
         if not self.progress.triggered:
             return self.known_by_waiting()
         return (self, *(self.after if self.progress.late else self.before))[:MOST_UNDER_WAY]
 
 
 class Dependencies:
-    """Follows the launches of a checker.
+    """Tracks the launches of a checker.
 
     Attributes:
-        current: the launch that runs.  last: the one before it; None where the device is known to be idle.
+        current: the running launch.
+        last: the launch before it; None if the device is known to be idle.
     """
 
     def __init__(self, checker: Ledger, silicon: SiliconChecks):
-        """`checker`: where findings go.  `silicon`: words them."""
+        """`checker`: receives the findings. `silicon`: words them."""
         self.checker, self.silicon = checker, silicon
         self.current: Dependent | None = None
         self._launch: Launch | None = None
@@ -90,12 +93,12 @@ class Dependencies:
 
     @property
     def progress(self) -> Progress:
-        """Of the launch that runs."""
+        """Progress of the running launch."""
         assert self.current is not None, "no launch runs"
         return self.current.progress
 
     def begin_launch(self, launch: "Launch") -> bool:
-        """A launch starts, or starts again. Returns whether what it reads must be kept."""
+        """Notes that a launch starts, or starts again. Returns whether its reads must be kept."""
         last, self._launch = self.last, launch
         x, y, z = launch.grid
         self.current = Dependent(launch.code.entry.name, x * y * z)
@@ -104,11 +107,11 @@ class Dependencies:
         return any(map(_triggers, launch.code.insts))
 
     def begin_clusters(self) -> None:
-        """Fresh clusters: nobody has waited."""
+        """Starts new clusters, in which no warp has waited."""
         self._component = self.checker.components.new()
 
     def end_launch(self, touched: Footprint) -> None:
-        """The launch has ended."""
+        """Notes that the launch has ended."""
         current, launch = self.current, self._launch
         if current is None or launch is None:
             return
@@ -127,12 +130,12 @@ class Dependencies:
 
     # ---- instructions ------------------------------------------------------------------------------------
     def wait(self, warp: "Warp") -> None:
-        """griddepcontrol.wait of a warp."""
+        """Notes griddepcontrol.wait of a warp."""
         self.checker.clock(warp).completed(self._component, 1)
         self.progress.waited.add(warp.cta.idx)
 
     def trigger(self, warp: "Warp") -> None:
-        """griddepcontrol.launch_dependents of a warp."""
+        """Notes griddepcontrol.launch_dependents of a warp."""
         self.progress.triggered = True
         if self._waited(self.checker.clock(warp).knowledge):
             self.progress.late = True
@@ -141,7 +144,7 @@ class Dependencies:
         return self._component < knowledge.shape[1] and bool(knowledge[SEEN, self._component])
 
     def access(self, addresses: np.ndarray, nbytes: int, actor: "Actor", *, write: bool) -> None:
-        """The launch accesses global memory: `nbytes` at each address."""
+        """Checks an access of the launch to global memory: `nbytes` at each address."""
         current = self.current
         if current is None or not current.before or not addresses.size:
             return

@@ -1,8 +1,8 @@
-"""Shadow memory: for each granule of shared, tensor, or global memory, who wrote and who read it last.
+"""Shadow memory: the last writer and readers of each granule of shared, tensor, or global memory.
 
-A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 to 16 bytes of global memory: as many as all
-accesses there so far are multiples of. Granules of shared memory become bytes when parts of words are accessed, in kernels that
-store parts of words.
+A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 to 16 bytes of global memory (the
+largest power of two that divides all accesses there so far). Granules of shared memory become bytes at the first access
+to part of a word, in kernels that store parts of words.
 """
 
 from array import array
@@ -31,11 +31,13 @@ HALF_QUADRANT = 16
 
 @dataclass(slots=True)
 class Actor:
-    """Who accesses memory.
+    """A warp or an operation that accesses memory.
 
     Attributes:
-        knowledge: what happened before the access.  epoch: its stamp.
-        site: number of the place that issued it.  proxy: it goes through the async proxy.
+        knowledge: events that happened before the access.
+        epoch: stamp of the access.
+        site: number of the place that issued it.
+        proxy: it goes through the async proxy.
     """
 
     knowledge: np.ndarray
@@ -46,14 +48,16 @@ class Actor:
 
 @dataclass(frozen=True)
 class Conflict:
-    """An earlier access that nothing orders before this one.
+    """An earlier access that nothing orders before the current one.
 
     Attributes:
-        site: who made it.  wrote: it was a write.
-        unfenced: it is ordered, but its bytes were never handed to the async proxy.
-        granules: flat numbers of the first and the last granule concerned.  writer: epoch of the write, of this one for a read.
-        epoch: of the earlier access.
-        late: flat numbers of all granules that unordered writes wrote; empty for reads.
+        site: place of the earlier access.
+        wrote: it was a write.
+        unfenced: it is ordered, but its bytes were never made visible to the async proxy.
+        granules: flat numbers of the first and the last granule concerned.
+        writer: epoch of the write; for a read, of the current access.
+        epoch: epoch of the earlier access.
+        late: flat numbers of all granules with unordered writes; empty for reads.
     """
 
     site: int
@@ -66,59 +70,59 @@ class Conflict:
 
 
 class Accesses:
-    """All accesses to the memories of the running clusters, by number; 0 is nobody's.
+    """All accesses to the memories of the running clusters, by number. Number 0 means no access.
 
     Attributes:
-        epochs: their stamps.
-        sites: numbers of their places, twice, and one more where they went through the generic proxy.
+        epochs: stamps of the accesses.
+        sites: twice the numbers of their places, plus one if they went through the generic proxy.
     """
 
     def __init__(self) -> None:
-        """Nobody has accessed anything."""
+        """Starts without accesses."""
         self.epochs, self.sites = array("q", [NOBODY]), array("q", [0])
 
     def add(self, actor: Actor) -> int:
-        """Number of a new access."""
+        """Returns the number of a new access."""
         number = len(self.epochs)
         self.epochs.append(actor.epoch)
         self.sites.append(2 * actor.site if actor.proxy else 2 * actor.site + 1)
         return number
 
     def epochs_of(self, numbers: np.ndarray) -> np.ndarray:
-        """int64, of the same shape."""
+        """Returns the epochs, int64, of the same shape."""
         return np.frombuffer(self.epochs, np.int64)[numbers]
 
     def sites_of(self, numbers: np.ndarray) -> np.ndarray:
-        """int64, of the same shape."""
+        """Returns the places' numbers, int64, of the same shape."""
         return np.frombuffer(self.sites, np.int64)[numbers] >> 1
 
     def generic_of(self, numbers: np.ndarray) -> np.ndarray:
-        """bool, of the same shape."""
+        """Returns which accesses used the generic proxy, bool, of the same shape."""
         return np.frombuffer(self.sites, np.int64)[numbers] & 1 != 0
 
 
 class Granules:
-    """The number of an access for each granule, int32 (rows, columns)."""
+    """The number of one access per granule, int32 (rows, columns)."""
 
     def __init__(self, shape: tuple[int, int]):
-        """Nobody's."""
+        """Starts with number 0 everywhere."""
         self.numbers = np.zeros(shape, np.int32)
-        whole = shape[1] == GRANULES_PER_CHUNK  # rows are moved as one element each
+        whole = shape[1] == GRANULES_PER_CHUNK  # rows move as one element each
         self._rows = self.numbers.view(np.complex128).reshape(-1) if whole else None
         self._row = np.zeros(GRANULES_PER_CHUNK, np.int32)
 
     def at(self, index: Any) -> np.ndarray:
-        """Numbers of the granules at `index`; whole rows that an array names follow one another."""
+        """Returns the numbers of the granules at `index`; full rows that an array names are concatenated."""
         if self._rows is not None and index.__class__ is np.ndarray:
             return self._rows.take(index).view(np.int32)
         return self.numbers[index]
 
     def divide(self, parts: int) -> None:
-        """Make `parts` granules of each, of the same access."""
+        """Divides each granule into `parts` granules of the same access."""
         self.numbers, self._rows = np.repeat(self.numbers, parts, axis=1), None
 
     def put(self, index: Any, number: int) -> None:
-        """Gives all granules at `index` the number."""
+        """Sets all granules at `index` to the number."""
         if self._rows is not None and index.__class__ is np.ndarray:
             self._row.fill(number)
             self._rows[index] = self._row.view(np.complex128)
@@ -127,7 +131,7 @@ class Granules:
 
 
 def distinct(numbers: np.ndarray) -> list[int]:
-    """The different ones; neighbours are mostly the same."""
+    """Returns the distinct numbers. Neighbours are mostly equal."""
     flat = numbers.reshape(-1)
     if not flat.size:
         return []
@@ -136,15 +140,15 @@ def distinct(numbers: np.ndarray) -> list[int]:
 
 
 class Readers(Granules):
-    """Newest reads of one component: numbers of accesses, the rows that it ever touched, and the greatest of its values."""
+    """Newest reads of one component: numbers of accesses, the rows that it ever touched, and its greatest value."""
 
     def __init__(self, shape: tuple[int, int]):
-        """None yet."""
+        """Starts without reads."""
         super().__init__(shape)
         self.low, self.high, self.newest = shape[0], 0, 0
 
     def note(self, index: Any, span: tuple[int, int], value: int, number: int) -> None:
-        """A read of the granules at `index`, in rows [span)."""
+        """Notes a read of the granules at `index`, in rows [span)."""
         self.low, self.high = min(self.low, span[0]), max(self.high, span[1])
         self.newest = max(self.newest, value)
         self.put(index, number)
@@ -157,15 +161,16 @@ class Readers(Granules):
 class Shadow:
     """Last writer and readers of a memory of (rows, columns) granules.
 
-    Shared memory: rows are chunks of 4 words, or of 16 bytes. Tensor memory: rows are half quadrants, columns are columns.
+    Shared memory: rows are chunks of 4 words, or of 16 bytes. Tensor memory: rows are half quadrants, and columns are
+    its columns.
 
     Attributes:
-        bytewise: granules become bytes when parts of words are accessed.
-        parts: granules of a word of shared memory, 1 or 4.
+        bytewise: granules become bytes at the first access to part of a word.
+        parts: granules per word of shared memory, 1 or 4.
     """
 
     def __init__(self, rows: int, columns: int, accesses: Accesses, *, bytewise: bool = False):
-        """Nobody has accessed anything. `accesses`: of all memories of the running clusters."""
+        """`accesses`: accesses to all memories of the running clusters."""
         self.shape = (rows, columns)
         self.accesses = accesses
         self.bytewise, self.parts = bytewise, 1
@@ -173,7 +178,7 @@ class Shadow:
         self.readers: dict[int, Readers] = {}
 
     def at(self, index: Any) -> Any:
-        """The index of a place among the granules that there are now."""
+        """Returns the index of a place in the current granules."""
         if index.__class__ is ByteIndex:
             if self.parts == 1 and not self.bytewise:
                 return index.rows, index.columns // WORD_BYTES
@@ -185,7 +190,7 @@ class Shadow:
         return index
 
     def divide(self) -> None:
-        """Make every byte a granule."""
+        """Makes every byte a granule."""
         if self.parts == 1:
             self.parts = WORD_BYTES
             self.shape = self.shape[0], CHUNK_BYTES
@@ -195,9 +200,9 @@ class Shadow:
     def read(
         self, index: Any, span: tuple[int, int], actor: Actor, writers: list[int] | None = None
     ) -> Conflict | None:
-        """Note a read of the granules at `index`, whose rows lie in [span); report an unordered write.
+        """Notes a read of the granules at `index`, whose rows lie in [span). Reports an unordered write.
 
-        writers: `writers_of` them, if they are at hand.
+        writers: result of `writers_of` for them, if known.
         """
         index = self.at(index)
         conflict = self._against_writers(index, actor, writers)
@@ -209,28 +214,28 @@ class Shadow:
         return conflict
 
     def write(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
-        """Note a write; report an unordered write or read."""
+        """Notes a write. Reports an unordered write or read."""
         index = self.at(index)
         conflict = self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
         self.writers.put(index, self.accesses.add(actor))
         return conflict
 
     def writers_of(self, index: Any) -> list[int]:
-        """Numbers of the accesses that wrote the granules at `index` last; 0 if nobody wrote one."""
+        """Returns the numbers of the last writes to the granules at `index`; 0 if one was never written."""
         return distinct(self.writers.at(self.at(index)))
 
     def unwritten(self, index: Any) -> np.ndarray:
-        """Which granules at `index` nobody has written."""
+        """Returns which granules at `index` were never written."""
         return self.writers.at(self.at(index)) == NOBODY
 
     def forget(self, index: Any) -> None:
-        """The granules are as new (freshly allocated)."""
+        """Makes the granules as new (freshly allocated)."""
         self.writers.put(index, NOBODY)
         for readers in self.readers.values():
             readers.put(index, NOBODY)
 
     def unordered(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
-        """The first access that did not happen before the actor's, without noting one."""
+        """Returns the first access that did not happen before the actor's, without noting the actor's access."""
         index = self.at(index)
         return self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
 
@@ -245,7 +250,7 @@ class Shadow:
         return None
 
     def _late_write(self, index: Any, actor: Actor) -> Conflict:
-        """The first write that did not happen before the actor's access, or that no fence handed on."""
+        """Returns the first write that did not happen before the actor's access, or that no fence made visible."""
         numbers = self.writers.numbers[index]
         epochs, sites = self.accesses.epochs_of(numbers), self.accesses.sites_of(numbers)
         position = first_unordered(actor.knowledge[SEEN], epochs)
@@ -259,7 +264,7 @@ class Shadow:
         return Conflict(site, True, unfenced, extent, writer, writer, self.numbers(index)[late])
 
     def unordered_reader(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
-        """The first read that did not happen before the actor's access."""
+        """Returns the first read that did not happen before the actor's access."""
         index = self.at(index)
         seen, epochs = actor.knowledge[SEEN], self.accesses.epochs
         for component, readers in self.readers.items():
@@ -279,17 +284,17 @@ class Shadow:
         return None
 
     def extent(self, index: Any, where: np.ndarray) -> tuple[int, int]:
-        """Flat numbers of the first and the last granule at `index` where `where` holds."""
+        """Returns the flat numbers of the first and the last granule at `index` where `where` holds."""
         numbers = self.numbers(index)[where]
         return int(numbers.min()), int(numbers.max())
 
     def numbers(self, index: Any) -> np.ndarray:
-        """Flat numbers of the granules at `index`."""
+        """Returns the flat numbers of the granules at `index`."""
         return np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[self.at(index)]
 
 
 def shared_shadow(nbytes: int, accesses: Accesses, *, bytewise: bool = False) -> Shadow:
-    """Shadow of a CTA's shared memory of `nbytes` (reserved area included); `bytewise`: as `stores_parts` says."""
+    """Returns the shadow of a CTA's shared memory of `nbytes` (reserved area included). `bytewise`: result of `stores_parts`."""
     return Shadow(-(-nbytes // CHUNK_BYTES), GRANULES_PER_CHUNK, accesses, bytewise=bytewise)
 
 
@@ -298,7 +303,7 @@ _ELSEWHERE = {"global", "param", "local"}
 
 
 def stores_parts(insts: Sequence[Inst]) -> bool:
-    """Whether an instruction may store less than a word of shared memory: else neighbours in a word cannot be told apart."""
+    """Whether an instruction may store less than a word of shared memory, so that bytes of a word need separate shadows."""
     return any(
         inst.opcode in ("st", "atom", "red") and NARROW & set(inst.mods) and _ELSEWHERE.isdisjoint(inst.mods)
         for inst in insts
@@ -306,21 +311,21 @@ def stores_parts(insts: Sequence[Inst]) -> bool:
 
 
 class TensorShadow(Shadow):
-    """Shadow of a CTA's tensor memory, and for every word whether anybody wrote it."""
+    """Shadow of a CTA's tensor memory, with a flag per word that it was written."""
 
     def __init__(self, accesses: Accesses) -> None:
-        """Nobody has accessed anything."""
+        """Starts without accesses."""
         super().__init__(TMEM_LANES // HALF_QUADRANT, TMEM_COLS, accesses)
         self.valid = np.zeros((TMEM_LANES, TMEM_COLS), bool)
 
     def unwritten_words(self, lanes: slice, columns: slice) -> np.ndarray | None:
-        """Which words of a rectangle nobody wrote; None if there is none."""
+        """Returns which words of a rectangle were never written; None if all were."""
         valid = self.valid[lanes, columns]
         return None if valid.all() else ~valid
 
     @staticmethod
     def rectangle(lanes: slice, columns: slice) -> tuple[Any, tuple[int, int]]:
-        """Index and span of a rectangle of words."""
+        """Returns index and span of a rectangle of words."""
         rows = slice(lanes.start // HALF_QUADRANT, -(-lanes.stop // HALF_QUADRANT))
         return (rows, columns), (rows.start, rows.stop)
 
@@ -332,12 +337,12 @@ class GlobalShadow:
     """Last writers of one range of global memory during one launch.
 
     An entry of `writers` is an epoch of the cluster in `clusters`; `order` counts that cluster's releases to global
-    memory before the write. `read` says what anybody read, where that is kept. `granule`: bytes of an entry.
-    `writes` counts the accesses that wrote.
+    memory before the write. `read` holds the reads, if they are kept. `granule`: bytes per entry. `writes` counts the
+    write accesses.
     """
 
     def __init__(self, start: int, nbytes: int):
-        """Nobody has written anything."""
+        """Starts without writes."""
         self.start, self.end, self.granule = start, start + nbytes, WIDEST_GRANULE
         self.writes = 0
         count = -(-nbytes // WIDEST_GRANULE)
@@ -348,9 +353,9 @@ class GlobalShadow:
         self.read = np.zeros(count, bool)
 
     def index(self, addresses: np.ndarray, nbytes: int) -> Any:
-        """Granules of accesses of `nbytes` at each address; a slice where one access follows on the other.
+        """Returns granules of accesses of `nbytes` at each address; a slice for contiguous accesses.
 
-        An access that ends or begins inside a granule makes all of them smaller.
+        An access that ends or begins inside a granule makes all granules smaller.
         """
         first = addresses.astype(np.int64, copy=False) - self.start
         bits = int(np.bitwise_or.reduce(first)) | nbytes
@@ -367,9 +372,9 @@ class GlobalShadow:
             setattr(self, name, np.repeat(getattr(self, name), parts))
 
     def bytes_at(self, index: np.ndarray) -> np.ndarray:
-        """Offsets of all bytes of the granules at `index`, from the start of the range."""
+        """Returns the offsets of all bytes of the granules at `index`, from the start of the range."""
         return (index[:, None] * self.granule + np.arange(self.granule)).reshape(-1)
 
     def by_byte(self, flags: np.ndarray) -> np.ndarray:
-        """Flags of granules as packed bits of the bytes of the range."""
+        """Converts flags of granules to packed bits of the bytes of the range."""
         return np.packbits(np.repeat(flags, self.granule)[: self.end - self.start])

@@ -1,6 +1,7 @@
-"""Atomics and strong stores on shared memory: held against plain accesses of the same bytes, and not against each other.
+"""Atomics and strong stores on shared memory: compared with plain accesses to the same bytes, not with each other.
 
-A plain store before an atomic stays the last writer of its bytes: a missing barrier between the two shows whichever came first.
+A plain store before an atomic stays the last writer of its bytes, so a missing barrier between the two shows in either
+order.
 """
 
 from collections.abc import Callable
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class SharedAtomics:
-    """Newest atomics of every warp at each place of shared memory."""
+    """Newest atomics of every warp, by place in shared memory."""
 
     def __init__(self, checker: Ledger, conflict: Callable[..., None]):
-        """`checker`: has the plain accesses.  `conflict`: reports one (CTA, conflict, actor, whether it writes)."""
+        """`checker`: knows the plain accesses. `conflict`: reports one (CTA, conflict, actor, whether it writes)."""
         self.checker, self._conflict = checker, conflict
         self.begin(Accesses())
 
     def begin(self, accesses: Accesses) -> None:
-        """Fresh memories. `accesses`: of all memories of the running clusters."""
+        """Starts with new memories. `accesses`: accesses to all memories of the running clusters."""
         self._accesses = accesses
         self._shadows: dict[Cta, Shadow] = {}
 
     def access(self, cta: "Cta", place: Place, actor: Actor) -> None:
-        """A warp accesses a place by an atomic or a strong store. The bytes count as written from then on."""
+        """Notes an atomic or a strong store of a warp. The bytes count as written from then on."""
         memory = self.checker.shared[cta]
         index, span = memory.at(place[0]), place[1]
         conflict = memory.unordered(index, span, actor)
@@ -54,7 +55,7 @@ class SharedAtomics:
             shadow.divide()
 
     def plain(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
-        """Hold a plain access against the atomics before it."""
+        """Compares a plain access with earlier atomics."""
         shadow = self._shadows.get(cta)
         if shadow is None:
             return

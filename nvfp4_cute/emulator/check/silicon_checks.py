@@ -1,4 +1,4 @@
-"""Rules of `silicon` that need the checker's clocks: who knows of what, and which scope told them."""
+"""Rules of `silicon` that need the checker's clocks: knowledge of warps, and the scope that passed it on."""
 
 from typing import TYPE_CHECKING
 
@@ -21,20 +21,20 @@ PATTERN_ROWS = 8
 class SiliconChecks:
     """Finds violations for a checker.
 
-    How far a CTA of a cluster has come is a component of the clocks: it runs (1), it has executed so many allocations of
-    its pair (1 + their number).
+    The progress of a CTA in a cluster is a component of the clocks: 1 while it runs, plus the number of pair
+    allocations that it has executed.
 
     Attributes:
-        narrow: whether an arrival on the mbarrier of another CTA had the scope of its own CTA.
+        narrow: whether an arrival on the mbarrier of another CTA had only CTA scope.
     """
 
     def __init__(self, checker: Ledger):
-        """`checker`: where findings go."""
+        """`checker`: receives the findings."""
         self.checker = checker
         self.begin()
 
     def begin(self) -> None:
-        """Fresh clusters."""
+        """Starts new clusters."""
         self.narrow = False
         self._owners: dict[int, Cta] = {}
         self._work: dict[Warp, int] = {}
@@ -43,7 +43,7 @@ class SiliconChecks:
         self._failures: dict[Cluster, list[int]] = {}
 
     def begin_warp(self, warp: "Warp") -> None:
-        """A warp starts."""
+        """Starts a warp."""
         clock, cta = self.checker.clock(warp), warp.cta
         self._owners[clock.own] = cta
         if len(cta.cluster.ctas) > 1:
@@ -52,7 +52,7 @@ class SiliconChecks:
             clock.completed(self._lives[cta], 1)
 
     def report(self, name: str, site: "Site | None", what: str, other: "Site | None" = None) -> None:
-        """Collect a violation of a rule."""
+        """Collects a violation of a rule."""
         rule = silicon.BY_NAME[name]
         self.checker.report("silicon", site, other, rule.text(what), severity=rule.severity, rule=name)
 
@@ -61,12 +61,12 @@ class SiliconChecks:
 
     # ---- tensor memory -----------------------------------------------------------------------------------
     def scale_width(self, n: int) -> None:
-        """The current operation is a block-scaled MMA of a width that nobody else uses."""
+        """Checks the width of a block-scaled MMA, the current operation: whether public kernels use it."""
         site = self.checker.sites[self.checker.operation().site]
         self.report("scale-width", site, f"{site} has N = {n} with block scales")
 
     def tile(self, offset: int, span: int, rows: int) -> None:
-        """The current operation copies a tile at an offset of shared memory, with a swizzle of so many bytes, or 0."""
+        """Checks a tile copy at `offset` of shared memory, the current operation. `span`: bytes of the swizzle, or 0."""
         if span and rows >= PATTERN_ROWS and offset % (PATTERN_ROWS * span):
             site = self.checker.sites[self.checker.operation().site]
             self.report(
@@ -77,11 +77,11 @@ class SiliconChecks:
             )
 
     def issued(self, warp: "Warp", number: int) -> None:
-        """A warp issued an operation of the tensor core that a commit waits for."""
+        """Notes an operation of the tensor core that a commit waits for."""
         self._work[warp] = number
 
     def multicast_commit(self, warp: "Warp", pc: int) -> None:
-        """A warp is about to commit to barriers of several CTAs."""
+        """Checks a commit to barriers of several CTAs, which a warp is about to issue."""
         clock, last = self.checker.clock(warp), self._work.get(warp, 0)
         component = clock.engine(Engine.TCGEN05)
         if clock.knowledge[SEEN, component] >= last:
@@ -91,15 +91,16 @@ class SiliconChecks:
             )
 
     def caused(self, cause: np.ndarray, knowledge: np.ndarray) -> None:
-        """Who gets `knowledge` learns what CTAs had come to when somebody started what he waits for.
+        """Adds the progress of CTAs at the start of the awaited operation (`cause`) to `knowledge`.
 
-        Their life is no access to memory: a copy tells of it, too, though it orders nothing that its issuer wrote.
+        The progress of a CTA is not a memory access. A copy also announces it, although it orders nothing that its
+        issuer wrote.
         """
         for component in self._lives.values():
             knowledge[SEEN, component] = max(knowledge[SEEN, component], cause[SEEN, component])
 
     def pair_alloc(self, warp: "Warp", pc: int, peer: "Cta") -> None:
-        """A warp allocated tensor memory of a pair."""
+        """Notes that a warp allocated tensor memory of a pair."""
         clock, cta = self.checker.clock(warp), warp.cta
         if not clock.knowledge[SEEN, self._lives[peer]]:
             site = self._site(warp, pc)
@@ -110,7 +111,7 @@ class SiliconChecks:
         clock.completed(self._lives[cta], 1 + self._paired[cta])
 
     def pair_dealloc(self, warp: "Warp", pc: int, peer: "Cta") -> None:
-        """A warp of the leader frees tensor memory of a pair."""
+        """Checks a free of a pair's tensor memory by a warp of the leader."""
         needed = 1 + self._paired.get(warp.cta, 0)
         if self.checker.clock(warp).knowledge[SEEN, self._lives[peer]] < needed:
             site = self._site(warp, pc)
@@ -121,7 +122,7 @@ class SiliconChecks:
             )
 
     def remote_access(self, warp: "Warp", site: "Site", target: "Cta") -> None:
-        """A warp accesses the shared memory of another CTA."""
+        """Checks an access of a warp to the shared memory of another CTA."""
         if not self.checker.clock(warp).knowledge[SEEN, self._lives[target]]:
             self.report(
                 "remote-access-order", site, f"{site} does not know that the CTA of rank {target.rank} runs"
@@ -129,9 +130,10 @@ class SiliconChecks:
 
     # ---- scopes ------------------------------------------------------------------------------------------
     def stores_relied_on(self, epochs: np.ndarray, sites: np.ndarray, actor: "Actor", what: str) -> None:
-        """An access to what others wrote: does a scope that is wide enough order ordinary stores of other CTAs?
+        """Checks that a scope wide enough orders ordinary stores of other CTAs before an access to them.
 
-        epochs, sites: of the writes.  what: where, in words.
+        epochs, sites: epochs and places of the writes.
+        what: description of the place.
         """
         flat = epochs.reshape(-1)
         components = flat >> COMPONENT_SHIFT
@@ -155,14 +157,14 @@ class SiliconChecks:
                 return
 
     def async_store_awaited(self, warp: "Warp", pc: int, sender: "Site") -> None:
-        """A warp found complete what another CTA sent, by a wait with the scope of its CTA."""
+        """Checks a wait of CTA scope that found another CTA's st.async complete."""
         site = self._site(warp, pc)
         self.report(
             "async-store-scope", site, f"{site} waits for {sender} of another CTA with .cta scope", sender
         )
 
     def cancels(self, cluster: "Cluster") -> None:
-        """The current operation asks for a cluster of the grid."""
+        """Checks a request for a cluster of the grid, the current operation."""
         own = self.checker.operation()
         seen = own.knowledge[SEEN]
         if any(
@@ -174,12 +176,12 @@ class SiliconChecks:
             )
 
     def cancel_failed(self, cluster: "Cluster", stamp: int) -> None:
-        """Nothing was left for a cluster: who knows the epoch of the answer may know it."""
+        """Notes that no cluster was left. Holders of the answer's epoch may know it."""
         self._failures.setdefault(cluster, []).append(stamp)
 
     # ---- warps and launches ------------------------------------------------------------------------------
     def spin(self, warp: "Warp", ctas: int, resident: int) -> None:
-        """A warp waits in a loop for clusters of its launch that have not started; the GPU holds `resident` CTAs."""
+        """Reports a warp that waits in a loop for clusters of its launch that have not started. The GPU holds `resident` CTAs."""
         pc = warp.pc if warp.pc >= 0 else min(group.pc for group in warp.groups)
         site = self._site(warp, pc)
         self.report(
@@ -190,14 +192,14 @@ class SiliconChecks:
         )
 
     def unbounded_registers(self, warp: "Warp", pc: int) -> None:
-        """A warp changes its registers in a kernel without a bound of them."""
+        """Reports a warp that changes its register count in a kernel without a bound."""
         site = self._site(warp, pc)
         self.report(
             "register-bounds", site, f"{site} in a kernel without .minnctapersm and .reqntid, or .maxnreg"
         )
 
     def exits(self, cta: "Cta") -> None:
-        """A CTA has ended: did its warpgroups agree on their registers?"""
+        """Checks that the warpgroups of a CTA that has ended agreed on their register counts."""
         for first in range(0, len(cta.warps), 4):
             warps = cta.warps[first : first + 4]
             if len({warp.budgets for warp in warps}) > 1:
@@ -208,7 +210,7 @@ class SiliconChecks:
                 )
 
     def tensor_map(self, address: int, nbytes: int, name: str) -> None:
-        """A tensor map was made of a tensor with gaps between its rows, in an allocation of so many bytes."""
+        """Reports a tensor map of a tensor with gaps between its rows in an allocation of `nbytes`, if that is small."""
         self.report(
             "small-tensor-map",
             None,

@@ -1,10 +1,10 @@
-"""Tensor maps that a kernel edits: who uses a new one without a fence of its proxy, who edits one that a copy still uses.
+"""Tensor maps that a kernel edits: uses of a new map without a proxy fence, and edits of a map that a copy still uses.
 
-TMA reads maps through a proxy of their own. Ordinary writes reach it behind ``fence.proxy.tensormap::generic.release``, which
-``tensormap.cp_fenceproxy`` contains, and whoever uses the map executes ``.acquire`` before, or knows of a warp that did
-(PTX ISA, membar and fence, proxies). Edits are ``tensormap.replace`` and ordinary stores alike. TMA may read a map until the
-copies are complete that use it (DeepGEMM #343), or until ``wait_group.read`` of a group behind them, which waits for reads of
-maps, those of loads, too (CUTLASS #2912).
+TMA reads maps through a separate proxy. Ordinary writes reach it after ``fence.proxy.tensormap::generic.release``,
+which ``tensormap.cp_fenceproxy`` contains. A user of the map first executes ``.acquire``, or knows of a warp that did
+(PTX ISA, membar and fence, proxies). Edits are ``tensormap.replace`` and ordinary stores. TMA may read a map until the
+copies that use it are complete (DeepGEMM #343), or until ``wait_group.read`` of a later group, which also waits for the
+map reads of loads (CUTLASS #2912).
 """
 
 from dataclasses import dataclass, field
@@ -27,18 +27,18 @@ MANY = 16
 
 @dataclass
 class Use:
-    """A copy that uses a map: its place, and epochs that say that it was read: of the read itself, of data that came to a CTA."""
+    """A copy that uses a map: its place, and epochs after which the map was read (of the read, of received data)."""
 
     site: int
     epochs: list[int] = field(default_factory=list)
 
     def known(self, knowledge: np.ndarray) -> bool:
-        """Whether one of them happened before a holder of the knowledge: then TMA has read the map."""
+        """Whether one of them happened before a holder of the knowledge, so that TMA has read the map."""
         return any(knowledge[SEEN, epoch >> COMPONENT_SHIFT] >= epoch & VALUE_MASK for epoch in self.epochs)
 
 
 class Fence(NamedTuple):
-    """A fence of the proxy: component and count of its warp then, and what that warp knew."""
+    """A fence of the proxy: component and count of its warp, and the warp's knowledge."""
 
     component: int
     value: int
@@ -50,8 +50,10 @@ class Edits:
     """A map that the running clusters use or edit.
 
     Attributes:
-        writer: component, count and place of the newest edit.  released: the edit was one with a fence.
-        acquires: fences behind it.  uses: copies that may still use it.
+        writer: component, count and place of the newest edit.
+        released: the edit included a fence.
+        acquires: fences after it.
+        uses: copies that may still use the map.
     """
 
     writer: tuple[int, int, int] | None = None
@@ -61,20 +63,20 @@ class Edits:
 
 
 class TensorMaps:
-    """Follows the maps in global memory that the running clusters edit or use."""
+    """Tracks the maps in global memory that the running clusters edit or use."""
 
     def __init__(self, checker: Ledger, races: GlobalRaces):
-        """`checker`: where findings go.  `races`: knows the order of accesses to global memory."""
+        """`checker`: receives the findings. `races`: knows the order of accesses to global memory."""
         self.checker, self.races = checker, races
         self.begin()
 
     def begin(self) -> None:
-        """Fresh clusters."""
+        """Starts new clusters."""
         self._maps: dict[int, Edits] = {}
         self._releases: list[Fence] = []
 
     def edited(self, warp: "Warp", pc: int, address: int, *, released: bool) -> None:
-        """A warp writes a map in global memory. `released`: by an instruction that is a release of its proxy, too."""
+        """Notes a write to a map in global memory. `released`: the instruction is also a release of its proxy."""
         clock, actor = self.checker.clock(warp), self.checker.warp_actor(warp, pc)
         self.races.access(np.array([address], np.int64), DESCRIPTOR_BYTES, actor, write=True)
         uses = self._maps[address].uses if address in self._maps else []
@@ -86,14 +88,14 @@ class TensorMaps:
         self._maps[address] = Edits((clock.own, clock.value, actor.site), released)
 
     def fenced(self, warp: "Warp", address: int | None = None) -> None:
-        """A fence of the proxy: with an address an acquire of the map there, without one a release of all that the warp knows."""
+        """Notes a fence of the proxy: an acquire of the map at `address`, or without one a release of all that the warp knows."""
         clock = self.checker.clock(warp)
         fence = Fence(clock.own, clock.value, clock.publish())
         fences = self._releases if address is None else self._maps.setdefault(address, Edits()).acquires
         fences.append(fence)
 
     def used(self, warp: "Warp", pc: int, address: int) -> Use:
-        """A warp issues a copy that uses the map in global memory. Returns what `reading` completes."""
+        """Notes a copy that uses the map in global memory. Returns the argument of `reading`."""
         actor = self.checker.warp_actor(warp, pc)
         self.races.access(np.array([address], np.int64), DESCRIPTOR_BYTES, actor, write=False)
         edits = self._maps.setdefault(address, Edits())
@@ -128,7 +130,10 @@ class TensorMaps:
     def _missing(
         self, edits: Edits, writer: tuple[int, int, int], actor: Actor, *, released: bool
     ) -> str | None:
-        """Which half of the fence lacks between a write of a map and a use. `released`: the write was a release, too."""
+        """Returns which half of the fence is missing between a write of a map and a use.
+
+        `released`: the write was also a release.
+        """
         acquires = [
             fence
             for fence in edits.acquires
@@ -137,7 +142,7 @@ class TensorMaps:
         if released:
             return None if acquires else "acquire"
         missing = "release"
-        for release in reversed(self._releases):  # the newest ones are those of the newest writes
+        for release in reversed(self._releases):  # the newest releases are those of the newest writes
             if _knows(release.knowledge, writer):
                 if any(_knows(fence.knowledge, release) for fence in acquires):
                     return None
@@ -145,7 +150,7 @@ class TensorMaps:
         return missing
 
     def reading(self, use: Use, stamp: int | None = None) -> None:
-        """The current operation uses a map. `stamp`: epoch of its completion if not that of its own component."""
+        """Notes that the current operation uses a map. `stamp`: epoch of its completion, if not that of its own component."""
         use.epochs.append(self.checker.operation().actor(stamp).epoch)
 
 

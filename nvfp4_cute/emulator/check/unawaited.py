@@ -1,8 +1,8 @@
-"""Registers that tcgen05.ld or wgmma has written and that no wait has covered, where operations happen at their issue.
+"""Registers that tcgen05.ld or wgmma has written and no wait has covered, on machines that perform operations at issue.
 
-The registers hold their values at once. What counts as a use of them is noted beside the registers, instruction by instruction,
-as `late_registers` does it with promises where values come later: moves that pack registers become nothing in machine code,
-so a use of their results is one of what they moved. That of an accumulator before wgmma.wait_group is a fault.
+The registers hold their values at once. Their uses are noted instruction by instruction, like the `Deferred` values of
+`late_registers` on other machines. Moves that pack registers disappear in machine code, so a use of their results
+counts as a use of their sources. A use of an accumulator before wgmma.wait_group is a fault.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +20,12 @@ Used = Callable[[Operation, int], None]
 
 
 class Moved:
-    """What the targets of a move hold: it uses its sources once."""
+    """Content of a move's targets. It uses its sources once."""
 
     __slots__ = ("done", "sources")
 
     def __init__(self, sources: "list[Held]"):
-        """Nobody has used a target."""
+        """Starts without uses."""
         self.sources, self.done = sources, False
 
 
@@ -44,7 +44,7 @@ def _use_held(one: Held, used: Used) -> None:
 
 
 def _unwritten(one: Held) -> bool:
-    """Whether nobody wrote what was loaded."""
+    """Whether the loaded memory was never written."""
     if isinstance(one, Moved):
         return any(map(_unwritten, one.sources))
     operation, index = one
@@ -52,34 +52,34 @@ def _unwritten(one: Held) -> bool:
 
 
 class Unawaited:
-    """By warp and register slot, what operations left there."""
+    """Results of operations, by warp and register slot."""
 
     def __init__(self, used: Used):
-        """`used`: hears of every use of a register that an operation wrote."""
+        """`used`: called for every use of a register that an operation wrote."""
         self._used = used
         self.begin()
 
     def begin(self) -> None:
-        """Fresh warps."""
+        """Starts new warps."""
         self._held: dict[Warp, dict[int | None, Held]] = {}
-        self._doubtful: set[Warp] = set()  # those that loaded what nobody wrote
+        self._doubtful: set[Warp] = set()  # warps that loaded unwritten words
 
     def held(self, warp: "Warp") -> "dict[int | None, Held] | None":
-        """What the warp's registers hold; None or empty for nothing."""
+        """Returns what the warp's registers hold; None or empty for nothing."""
         return self._held.get(warp)
 
     def loaded(self, operation: Operation, slots: Sequence[int | None]) -> None:
-        """An operation wrote registers (None: a sink)."""
+        """Notes that an operation wrote registers (None: a sink)."""
         held = self._held.setdefault(operation.warp, {})
         if operation.record.unwritten is not None:
             self._doubtful.add(operation.warp)
             held.update(zip(slots, zip(repeat(operation), range(len(slots)), strict=False), strict=True))
-        else:  # which of them is used does not matter
+        else:  # it does not matter which of them is used
             held.update(dict.fromkeys(slots, (operation, 0)))
         held.pop(None, None)
 
     def awaited(self, warp: "Warp") -> None:
-        """The warp's operations are complete: a use tells nothing more, unless nobody wrote what it uses."""
+        """Notes that the warp's operations are complete: later uses tell nothing, except of unwritten words."""
         held = self._held.get(warp)
         if held and warp in self._doubtful:
             self._held[warp] = {slot: one for slot, one in held.items() if _unwritten(one)}
@@ -87,7 +87,7 @@ class Unawaited:
             held.clear()
 
     def use(self, warp: "Warp", slots: Iterable[int]) -> None:
-        """Registers are used, or overwritten."""
+        """Notes that registers are used, or overwritten."""
         held = self._held[warp]
         for slot in slots:
             one = held.pop(slot, None)
@@ -95,7 +95,7 @@ class Unawaited:
                 _use_held(one, self._used)
 
     def move(self, warp: "Warp", sources: Sequence[int], targets: Sequence[int], *, copy: bool) -> None:
-        """Registers get values of others as they are. `copy`: of one register, to one of the same type."""
+        """Notes that registers get values of others unchanged. `copy`: of one register, to one of the same type."""
         held = self._held[warp]
         found = [held[slot] for slot in sources if slot in held]
         if found and (warp.groups or not warp.all_active):  # lanes that wait elsewhere do not move
@@ -109,13 +109,13 @@ class Unawaited:
 
 
 def prepare_unawaited(code: "Code") -> None:
-    """Watch the instructions of an entry that touch registers which tcgen05.ld or wgmma may have written."""
+    """Watches the instructions of an entry that touch registers which tcgen05.ld or wgmma may have written."""
     for pc, passes_on, slots in late_uses(code):
         code.watch(pc, _held(code, pc), _move(code, pc) if passes_on else _use(slots))
 
 
 def _held(code: "Code", pc: int) -> "Callable[[Warp], bool]":
-    """Whether an instruction is executed, and a warp has registers that hold something."""
+    """Returns a test of whether an instruction is executed while a warp has registers that hold results."""
     runs = executes(code, pc)
     return _holds if runs is always else lambda warp: _holds(warp) and runs(warp)
 

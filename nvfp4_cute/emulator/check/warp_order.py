@@ -1,10 +1,11 @@
-"""Accesses of lanes of one warp to each other's places in shared memory, with nothing between that makes the warp meet.
+"""Accesses by lanes of one warp to each other's places in shared memory, without a warp barrier between them.
 
-Lanes run independently since Volta: what one lane stored another one may load only behind a barrier of the warp, which
-bar.warp.sync is (PTX ISA). Everything else that waits for the lanes counts here, too, since hardware executes the
-accesses of a warp that has met in program order. So only what may go wrong where the compiler lets lanes drift apart is
-reported, as a warning. So are accesses of what a copy brought or read where other lanes waited for the copy and these did not:
-what ``cp.async`` copied is a store of the lane that copied it, at the time when it waits for that.
+Lanes run independently since Volta: a lane may load what another one stored only after a barrier of the warp, such as
+bar.warp.sync (PTX ISA). Every other instruction that waits for the lanes also counts here, because hardware executes
+the accesses of a converged warp in program order. So this module reports, as warnings, only accesses that may go wrong
+if the compiler lets lanes diverge. It also reports accesses to bytes that a copy wrote or read if other lanes waited
+for the copy and these did not. A ``cp.async`` copy counts as a store of its lane, at the time when the lane waits for
+it.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,12 +27,14 @@ LANE_BITS, SITE_BITS = 5, 20
 
 
 class Access(NamedTuple):
-    """What lanes of a warp accessed since the warp met.
+    """An access by lanes since the warp last converged.
 
     Attributes:
-        round / place: how often warps had met before, the place of the instruction.
-        addresses: int64, in the window shared::cluster; one if all lanes agree.  nbytes: at each.
-        lanes: which, uint32; None for all of them alike.
+        round: number of times the warp had converged before.
+        place: place of the instruction.
+        addresses: int64, in the window shared::cluster; one address if all lanes agree.
+        nbytes: bytes at each address.
+        lanes: lane of each address, uint32; None if all lanes make every access.
     """
 
     round: int
@@ -47,23 +50,23 @@ class Access(NamedTuple):
         return ((self.addresses & OFFSET_MASK)[:, None] + np.arange(self.nbytes)).reshape(-1)
 
     def marks(self) -> np.ndarray | int:
-        """Of each byte."""
+        """Mark of each byte."""
         mark = (self.round << SITE_BITS | self.place) << LANE_BITS
-        if self.lanes is None:  # what each lane stores there, it may load
+        if self.lanes is None:  # each lane may load what it stores there
             return 0 if self.write else mark | LANES - 1
         return mark | np.repeat(self.lanes.astype(np.int64), self.nbytes)
 
 
 class WarpAccesses:
-    """Accesses of one warp since it met last.
+    """Accesses of one warp since it last converged.
 
     Attributes:
-        rounds: by 16-byte chunk, the round in which the warp accessed it last.
+        rounds: round of the warp's last access, by 16-byte chunk.
         copied: copies that their lanes have waited for, and their places.
     """
 
     def __init__(self, chunks: int):
-        """None yet."""
+        """Starts without accesses."""
         self.round = 0
         self.rounds = np.zeros(chunks, np.int32)
         self.unmarked: list[Access] = []
@@ -71,10 +74,11 @@ class WarpAccesses:
 
 
 class Waits(NamedTuple):
-    """What only some lanes of a warp have waited for since it met.
+    """Events that only some lanes of a warp have waited for since it converged.
 
     Attributes:
-        others: lanes that have not, bool (32,).  phases: of each component of them, how many events all lanes knew complete.
+        others: lanes that have not waited, bool (32,).
+        phases: by component, the number of events that all lanes knew to be complete.
     """
 
     others: np.ndarray
@@ -82,25 +86,26 @@ class Waits(NamedTuple):
 
 
 class WarpOrder:
-    """Accesses of each warp since it met last: a list, and marks of bytes where two of them are near each other.
+    """Accesses of each warp since it last converged: a list, and marks of bytes where two of them are close to each other.
 
-    A mark is of the newest load or the newest store of a byte. A byte that several lanes load keeps the mark of the last of them.
+    A mark belongs to the newest load or the newest store of a byte. A byte that several lanes load keeps the mark of
+    the last one.
     """
 
     def __init__(self, checker: Ledger):
-        """`checker`: where findings go."""
+        """`checker`: receives the findings."""
         self.checker = checker
         self.begin()
 
     def begin(self) -> None:
-        """Fresh memories."""
+        """Starts with new memories."""
         self._marks: dict[Cta, np.ndarray] = {}  # (2, bytes): loads and stores
         self._warps: dict[Warp, WarpAccesses] = {}
         self._waits: dict[Warp, Waits] = {}
         self._rounds = 0
 
     def met(self, warp: "Warp") -> None:
-        """All lanes of a warp are at one place."""
+        """Notes that all lanes of a warp have converged."""
         accesses = self._warps.get(warp)
         if accesses is not None:
             accesses.round = 0
@@ -110,7 +115,7 @@ class WarpOrder:
             self._waits.pop(warp, None)
 
     def waits(self, warp: "Warp", component: int) -> None:
-        """Active lanes have found events of a component (phases, or copies) complete, which the warp has not learnt yet."""
+        """Notes that active lanes found events of a component (phases, or copies) complete that the warp does not know yet."""
         missing = warp.missing()
         if missing is None:
             return
@@ -120,7 +125,7 @@ class WarpOrder:
         self._waits[warp] = Waits(others & missing, phases)
 
     def copied(self, warp: "Warp", site: int, copied: Copied) -> None:
-        """Lanes have waited for what they copied."""
+        """Notes that lanes have waited for their copies."""
         self._accesses(warp).copied.append((copied, site))
 
     def _accesses(self, warp: "Warp") -> WarpAccesses:
@@ -139,7 +144,10 @@ class WarpOrder:
         *,
         write: bool,
     ) -> None:
-        """Active lanes access `nbytes` at each address (int64, in the window shared::cluster; one if they agree), at `places`."""
+        """Checks accesses of active lanes to `places`.
+
+        `addresses`: int64 in the shared::cluster window, one if they agree; `nbytes` at each.
+        """
         if len(places) > 1 or places[0][0] != warp.cta.rank:
             return
         if warp in self._waits:
@@ -159,7 +167,7 @@ class WarpOrder:
         self._note(warp.cta, accesses, one, places[0][1])
 
     def _note(self, cta: "Cta", accesses: WarpAccesses, one: Access, place: Place) -> None:
-        """Hold an access against the earlier ones of its round where it is near one."""
+        """Compares an access with earlier ones of its round that are close to it."""
         index = place[0]
         chunks = index[0] if isinstance(index, tuple) else index
         if np.count_nonzero(accesses.rounds[chunks] == accesses.round):
@@ -171,7 +179,7 @@ class WarpOrder:
     def _compare_waits(
         self, warp: "Warp", number: int, addresses: np.ndarray, nbytes: int, *, write: bool
     ) -> None:
-        """Hold accesses of lanes against the copies that only others of the warp waited for."""
+        """Compares accesses of lanes with copies that only other lanes of the warp waited for."""
         others, phases = self._waits[warp]
         strange = others[warp.active]
         if addresses.size == strange.size:
@@ -196,7 +204,7 @@ class WarpOrder:
                 return
 
     def _compare(self, cta: "Cta", accesses: WarpAccesses, one: Access) -> None:
-        """Hold an access against the earlier ones of its round, byte by byte."""
+        """Compares an access with earlier ones of its round, byte by byte."""
         marks = self._marks.get(cta)
         if marks is None:
             marks = self._marks[cta] = np.zeros((2, cta.smem.size), np.int64)

@@ -1,6 +1,6 @@
-"""Steps of a checked machine: each synchronous instruction that the hazard checker must know of is wrapped.
+"""Steps of a checked machine: wraps each synchronous instruction that the hazard checker must know of.
 
-Asynchronous operations report from where they happen, in their family's module; the waits for them from `modes`.
+Asynchronous operations report where they happen, in the module of their family; waits for them report from `modes`.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ FENCES = {"acq_rel", "sc", "acquire", "release", "cta", "cluster", "gpu", "sys"}
 
 # ---- loads and stores ------------------------------------------------------------------------------------------------
 def _lanes(warp: "Warp", where: Any) -> np.ndarray:
-    """Addresses of the active lanes, int64; one if they agree."""
+    """Returns the addresses of the active lanes, int64; one if they agree."""
     if where.__class__ is not np.ndarray:
         return np.array([where], np.int64)
     return (where if warp.all_active else where[warp.active]).astype(np.int64)
@@ -54,10 +54,11 @@ def _access(
     reads: bool = False,
     targets: frozenset[int] = NOTHING,
 ) -> None:
-    """Report a generic access of the active lanes.
+    """Reports a generic access of the active lanes.
 
-    atomic: it is one, or a strong store; `reads`: what it stores depends on what was there.  targets: register slots that a load
-    writes.
+    atomic: it is an atomic, or a strong store.
+    reads: the stored value depends on the old one.
+    targets: register slots that a load writes.
     """
     checker, addresses = checker_of(warp), _lanes(warp, where)
     if space == "generic":
@@ -113,7 +114,7 @@ def _remote_access(checker: "Checker", warp: "Warp", cta: "Cta", actor: Actor) -
 
 
 def _keys(warp: "Warp", space: str, addresses: np.ndarray) -> list[Any]:
-    """What the checker calls the places of a strong access."""
+    """Returns the checker's keys for the places of a strong access."""
     unique = np.unique(addresses).tolist()
     if space == "global":
         return unique
@@ -137,7 +138,7 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
 
         def store(warp: "Warp") -> Any:
             def check() -> None:
-                with suppress(IndexError):  # outside shared memory, or of no CTA: the step says so
+                with suppress(IndexError):  # outside shared memory, or not in a CTA: the step reports it
                     _access(warp, pc, space, address(warp), nbytes, write=True)
 
             return checker_of(warp).judged(check, lambda: step(warp))
@@ -145,13 +146,13 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
         return store
 
     def run(warp: "Warp") -> Any:
-        where = address(warp)  # the value may go to the address register
+        where = address(warp)  # the value may be written to the address register
         result = step(warp)
-        if strong:  # what others wait for is no race; it orders
+        if strong:  # a strong access that others wait for does not race; it orders
             space_, addresses = _resolved(warp, space, where)
             keys = _keys(warp, space_, addresses)
             races = checker_of(warp).globals
-            if write:  # whoever finds the value may write over it: the store comes before what it tells
+            if write:  # a reader of the value may overwrite it: the store precedes what it announces
                 _access(warp, pc, space, where, nbytes, write=True, atomic=True)
             (races.release if write else races.acquire)(warp, keys, relaxed=relaxed)
         else:
@@ -186,14 +187,14 @@ def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
     results, reads = frozenset(b.writes), "exch" not in inst.mods
 
     def run(warp: "Warp") -> Any:
-        where = address(warp)  # the result may go to the address register
+        where = address(warp)  # the result may be written to the address register
         result = step(warp)
         space_, addresses = _resolved(warp, space, where)
         keys = _keys(warp, space_, addresses)
         races = checker_of(warp).globals
         if space_ != "global":
             _access(warp, pc, space, where, nbytes, write=True, atomic=True, reads=reads)
-        if space_ == "global" or warp.code.uses(results):  # what nobody looks at tells nothing
+        if space_ == "global" or warp.code.uses(results):  # an unused value announces nothing
             races.acquire(warp, keys, relaxed=acquires.isdisjoint(inst.mods))
         if space_ == "global":
             _access(warp, pc, space, where, nbytes, write=True, atomic=True)
@@ -216,7 +217,7 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
         where = address(warp)
         result = step(warp)
         if result is None:
-            # Forms without .shared take a generic address, or, as older compilers write them, 32 bits of shared memory.
+            # Forms without .shared take a generic address, or, from older compilers, 32 bits of a shared address.
             addresses = _lanes(warp, where)[:rows] & 0xFFFF_FFFF
             checker = checker_of(warp)
             checker.warp_order.met(warp)
@@ -245,7 +246,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
             checker.early_releases.fenced(warp)
         if ordering:
             _order(checker, warp, wide="cta" not in words)
-        elif restricted:  # to shared memory: the checker's clocks do not tell spaces apart
+        elif restricted:  # restricted to shared memory: the checker's clocks do not distinguish spaces
             if "acquire" in words:
                 checker.clock(warp).acquire_relaxed()
             else:
@@ -262,7 +263,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 def _order(checker: Checker, warp: "Warp", *, wide: bool) -> None:
-    """A fence of memory. `wide`: of more than the CTA."""
+    """Orders memory by a fence. `wide`: of more than CTA scope."""
     if wide:
         checker.globals.fence(warp)
     checker.clock(warp).fence_memory(wide=wide)
@@ -350,7 +351,7 @@ def _membar(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 def _fencing(step: Step) -> Step:
-    """A step that begins with a fence, in which the warp's loads are completed."""
+    """Returns a step that begins with a fence, which completes the warp's loads."""
 
     def run(warp: "Warp") -> Any:
         checker_of(warp).early_releases.fenced(warp)
@@ -368,9 +369,10 @@ def _gated(
     named: bool = False,
     relaxed: bool = False,
 ) -> Step:
-    """A step that arrives at a gate, and passes it when it is done.
+    """Returns a step that arrives at a gate and passes it when the step is done.
 
-    gate_of: the gate that an arrival now belongs to; evaluated before the step.  named: it is one of a named barrier.
+    gate_of: returns the gate of an arrival; evaluated before the step.
+    named: the gate belongs to a named barrier.
     relaxed: the arrival does not release.
     """
 
@@ -381,7 +383,7 @@ def _gated(
         result = step(warp)
         if arriving:
             if result is not None and warp.pending is None:
-                return result  # lanes of the warp are missing: it has not arrived
+                return result  # lanes of the warp are missing, so it has not arrived
             if named and gate is not None:
                 checker.round_in(warp, pc, gate, waits=waits)
             checker.gate_in(warp, pc, gate, relaxed=relaxed)
@@ -407,7 +409,7 @@ MASKS = {
 EVERY_LANE = 0xFFFFFFFF
 
 
-# Instructions of whole warps, which are .sync, beside those that have a wrapper of their own.
+# Instructions of full warps (.sync) that have no wrapper of their own.
 @WATCHERS.register(
     "bar.warp.sync", "vote.sync", "match.any.sync", "match.all.sync", "redux.sync", "elect.sync", "mma", "movmatrix",
     "wgmma", "tcgen05.ld", "tcgen05.st", "tcgen05.wait::ld", "tcgen05.wait::st", "setmaxnreg",
@@ -432,7 +434,7 @@ def _meeting(inst: Inst, b: Builder, step: Step) -> Step:
 def _shuffle(inst: Inst, b: Builder, step: Step) -> Step:
     met, pc = _meeting(inst, b, step), b.pc
     mode = next(mod for mod in inst.mods if mod in SHUFFLES)
-    if mode in ("up", "down"):  # reductions leave the values unused that the lanes at the end get
+    if mode in ("up", "down"):  # reductions ignore the values that the last lanes get
         return met
     amount, limit = (b.read(operand, "b32") for operand in inst.operands[2:4])
     lanes = LANE_IDS.astype(np.int64)
@@ -458,7 +460,7 @@ def _shuffle(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 def _check_mask(warp: "Warp", pc: int, mask: Any) -> None:
-    """Every lane that executes an instruction of a warp is among those that its mask names."""
+    """Checks that every lane that executes a warp instruction is named by its mask."""
     if mask.__class__ is int and mask == EVERY_LANE:
         return
     outside = warp.active & (np.broadcast_to(mask, LANES).astype(np.int64) >> LANE_IDS & 1 == 0)
@@ -633,7 +635,7 @@ def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
             base = int(cta.smem.read(offset, 4).view(np.uint32)[0])
             own = slice(base, base + int(lane_value(columns(warp), lane)))
             even, odd = cta_pair(cta) if pair else (cta, cta)
-            for owner in {even, odd} if cta is even else ():  # the leader's allocation is that of both
+            for owner in {even, odd} if cta is even else ():  # the leader's allocation belongs to both
                 checker.tensor[owner].forget((slice(None), own))
                 checker.tensor[owner].valid[:, own] = False
             if pair:

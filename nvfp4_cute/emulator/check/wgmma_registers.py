@@ -1,9 +1,10 @@
-"""Registers that wgmma uses: nobody writes them while it may read them, and a wgmma.fence orders what was written before.
+"""Registers of wgmma operations: they must not change while wgmma may read them, and wgmma.fence orders earlier writes.
 
-PTX ISA (wgmma.mma_async, wgmma.fence): to access a register of A or D before a wgmma.wait_group has covered the operation is
-undefined, and so is an operation whose registers were accessed with no wgmma.fence of the warp between, as is a first operation
-without a fence; D of operations one after the other is the exception. Plain moves are left out: compilers put them
-anywhere, and the assembler, which knows what is under way, turns them into nothing or places them.
+PTX ISA (wgmma.mma_async, wgmma.fence) leaves three cases undefined: an access to a register of A or D before a
+wgmma.wait_group has covered the operation; an operation whose registers were accessed without a wgmma.fence of the warp
+in between; and a first operation without a fence. Consecutive operations on the same D are the exception. Plain moves
+are ignored: compilers put them anywhere, and the assembler, which knows the operations under way, removes or places
+them.
 """
 
 from collections.abc import Callable
@@ -25,28 +26,28 @@ WORD_BYTES = 4
 
 
 class WgmmaRegisters:
-    """What warps did to registers that a wgmma of theirs uses.
+    """Writes and uses of the registers of warps' wgmma operations.
 
-    `_written`: by warp that has executed a wgmma.fence and by slot, where it was written since the newest one. `_reading`: by
-    warp and slot of A, the number of the newest product that reads it, and where.
+    `_written`: place of the last write since the newest wgmma.fence, by warp that executed one and by slot. `_reading`:
+    number of the newest product that reads a slot of A, and its place, by warp and slot.
     """
 
     def __init__(self, checker: Ledger):
-        """`checker`: where findings go."""
+        """`checker`: receives the findings."""
         self.checker = checker
         self.begin()
 
     def begin(self) -> None:
-        """Fresh warps."""
+        """Starts new warps."""
         self._written: dict[Warp, dict[int, int]] = {}
         self._reading: dict[Warp, dict[int, tuple[int, int]]] = {}
 
     def fenced(self, warp: "Warp") -> None:
-        """A warp executes wgmma.fence."""
+        """Notes that a warp executes wgmma.fence."""
         self._written.setdefault(warp, {}).clear()
 
     def write(self, warp: "Warp", pc: int, slots: tuple[int, ...]) -> None:
-        """A warp is about to write registers."""
+        """Checks the registers that a warp is about to write."""
         written, reading = self._written.get(warp), self._reading.get(warp)
         if written is not None:
             written.update(dict.fromkeys(slots, pc))
@@ -69,7 +70,7 @@ class WgmmaRegisters:
         return int(clock.knowledge[SEEN, component])
 
     def multiply(self, warp: "Warp", pc: int, a: tuple[int, ...], d: tuple[int, ...]) -> None:
-        """A warp is about to issue a product that reads the registers of A (none where it lies in shared memory) and D."""
+        """Checks the registers of a product that a warp is about to issue: A (none if it lies in shared memory) and D."""
         written = self._written.get(warp)
         if written is None or not written.keys().isdisjoint((*a, *d)):
             site = self.checker.sites[self.checker.site(warp, pc)]
@@ -91,7 +92,7 @@ class WgmmaRegisters:
 
 
 def prepare_wgmma(code: "Code") -> None:
-    """Watch the instructions of an entry that touch registers of its products."""
+    """Watches the instructions of an entry that touch registers of its products."""
     products = [
         pc for pc, inst in enumerate(code.insts) if inst.opcode == "wgmma" and inst.mods[:1] == ("mma_async",)
     ]
