@@ -1,1 +1,1 @@
-"""The ways into the machine: PTX and arguments, host code of CuTe DSL, whole scripts with torch."""
+"""Entry points of the machine: PTX with arguments, host code of CuTe DSL, and full scripts with torch."""

@@ -1,7 +1,7 @@
-"""Answers to calls of cuda-python (`cuda.bindings.driver` and `.runtime`) from the virtual GPU.
+"""Answers calls of cuda-python (`cuda.bindings.driver` and `.runtime`) from the virtual GPU.
 
-A function that is not answered here is refused by name: nothing reaches a real driver while the shim is in place.
-Times of events are host times: they say how long the emulation took, nothing about a GPU.
+Functions without an answer here raise an error that names them, so nothing reaches a real driver while the shim is in
+place. Event times are host times: they measure the emulation, not a GPU.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ Answer = tuple[Any, ...]
 
 @contextmanager
 def answered_cuda(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block cuda-python talks to `gpu`. Without cuda-python there is nothing to do."""
+    """Context manager in which cuda-python talks to `gpu`. Does nothing without cuda-python."""
     try:
         from cuda.bindings import driver, runtime
     except ImportError:
@@ -57,7 +57,7 @@ def answered_cuda(gpu: VirtualGpu) -> Iterator[None]:
 
 
 def _functions(module: Any, answers: "Answers") -> dict[str, Callable]:
-    """Every CUDA function of a cuda-python module: the answer to it, or its refusal."""
+    """Returns the answer or the refusal of every CUDA function of a cuda-python module."""
     functions = {}
     for name, value in vars(module).items():
         if re.match(r"cu(da)?[A-Z]", name) and callable(value) and not isinstance(value, type):
@@ -73,7 +73,7 @@ def _refusal(module: str, name: str) -> Callable:
 
 
 def host_bytes(source: Any, nbytes: int, *, write: bool = False) -> np.ndarray:
-    """uint8 view of host memory given as an address or as an object with a buffer (bytes, ndarray)."""
+    """uint8 view of host memory, given as an address or as an object with a buffer (bytes, ndarray)."""
     if hasattr(source, "__int__") and not isinstance(source, np.ndarray):
         return host_view(int(source), nbytes)
     view = np.frombuffer(memoryview(source).cast("B"), np.uint8)
@@ -83,15 +83,15 @@ def host_bytes(source: Any, nbytes: int, *, write: bool = False) -> np.ndarray:
 
 
 class Answers:
-    """What driver and runtime have in common: memory, time, graphs."""
+    """Answers shared by driver and runtime: memory, time, graphs."""
 
     def __init__(self, gpu: VirtualGpu, module: Any):
-        """`module`: the cuda-python module whose types the answers are made of."""
+        """`module`: the cuda-python module that defines the types of the answers."""
         self.gpu, self.module = gpu, module
         self.times: dict[int, float] = {}
 
     def do(self, action: Callable[[], None]) -> Answer:
-        """Run device work now, or put it into the graph that is being captured."""
+        """Runs device work now, or adds it to the graph that is being captured."""
         if self.gpu.graph is not None:
             self.gpu.graph.actions.append(action)
         else:
@@ -100,22 +100,22 @@ class Answers:
 
     @property
     def ok(self) -> Any:
-        """The success code, unless a kernel failed: then the code of a launch failure."""
+        """The success code, or the code of a launch failure after a kernel failed."""
         return self.failure if self.gpu.failed else self.success
 
     success: Any
     failure: Any
 
     def nothing(self, *args: Any, **kwargs: Any) -> Answer:
-        """A call that needs no work: launches are over when they return."""
+        """Answers a call that needs no work, because launches are over when they return."""
         return (self.ok,)
 
     def accept(self, *args: Any, **kwargs: Any) -> Answer:
-        """A call that a faulted device accepts too."""
+        """Answers a call that even a faulted device accepts."""
         return (self.success,)
 
     def copy(self, to: Any, source: Any, nbytes: int, *rest: Any) -> Answer:
-        """Copy between any two kinds of memory."""
+        """Copies between any two kinds of memory."""
         target, data = host_bytes(to, nbytes, write=True), host_bytes(source, nbytes)
 
         def run() -> None:
@@ -124,7 +124,7 @@ class Answers:
         return self.do(run)
 
     def fill(self, address: Any, value: int, count: int, item_bytes: int) -> Answer:
-        """Set `count` items of 1, 2, or 4 bytes."""
+        """Sets `count` items of 1, 2, or 4 bytes."""
         view = host_view(int(address), count * item_bytes)
         pattern = np.frombuffer(int(value).to_bytes(4, "little")[:item_bytes], np.uint8)
 
@@ -134,79 +134,79 @@ class Answers:
         return self.do(run)
 
     def now(self, event: Any) -> Answer:
-        """Note the host time of an event."""
+        """Notes the host time of an event."""
         self.times[int(event)] = time.perf_counter()
         return (self.ok,)
 
     def milliseconds(self, start: Any, end: Any) -> Answer:
-        """Host time between two events."""
+        """Returns the host time between two events."""
         return self.ok, 1e3 * (self.times[int(end)] - self.times[int(start)])
 
     def begin_capture(self, *args: Any) -> Answer:
-        """Begin a stream capture: every stream is captured, since there is only one."""
+        """Begins a stream capture. It captures every stream, because there is only one."""
         self.gpu.begin_capture(Graph())
         return (self.ok,)
 
     def end_capture(self, *args: Any) -> Answer:
-        """End it; the graph."""
+        """Ends a stream capture. Returns the graph."""
         return self.ok, self.gpu.end_capture()
 
     def graph_nodes(self, graph: Graph, *args: Any) -> Answer:
-        """The nodes of a graph, one for each launch, copy, or fill."""
+        """Returns the nodes of a graph, one per launch, copy, or fill."""
         return self.ok, list(graph.actions), len(graph.actions)
 
     def instantiate(self, graph: Graph, *args: Any) -> Answer:
-        """An executable graph is the graph."""
+        """Returns the graph itself, which is executable."""
         return self.ok, graph
 
     def replay(self, graph: Graph, *args: Any) -> Answer:
-        """Run a graph."""
+        """Runs a graph."""
         graph.replay()
         return (self.ok,)
 
     def limit(self, number: Any) -> Answer:
-        """A limit of the device; an unknown one is refused by its name."""
+        """Returns a limit of the device; raises for an unknown one, with its name."""
         if int(number) not in self.gpu.limits:
             raise EmulatorError(f"{getattr(number, 'name', number)} has no value on the virtual GPU")
         return self.success, self.gpu.limits[int(number)]
 
     def set_limit(self, number: Any, value: int) -> Answer:
-        """Change a limit, which bounds nothing here."""
+        """Changes a limit, which has no effect here."""
         self.limit(number)
         self.gpu.limits[int(number)] = int(value)
         return (self.success,)
 
     def put_uuid(self, found: Any) -> None:
-        """Write the identity of the device into a structure, whose bytes cuda-python only reads."""
+        """Writes the identity of the device into a structure whose bytes cuda-python can only read."""
         ctypes.memmove(found.getPtr(), self.gpu.uuid.bytes, 16)
 
     def priorities(self) -> Answer:
-        """Priorities of streams: least, greatest."""
+        """Returns the priorities of streams: least, greatest."""
         return self.success, 0, -5
 
     def zero(self, *args: Any) -> Answer:
-        """A number that is 0: flags, a priority, access to another device."""
+        """Returns 0: flags, a priority, or access to another device."""
         return self.success, 0
 
     def host_function(self, stream: Any, function: Any, data: Any, *args: Any) -> Answer:
-        """Call a function of the host where it stands among device work."""
+        """Calls a function of the host in order with device work."""
         return self.do(lambda: function(data))
 
     def bus_id(self, length: int, device: Any) -> Answer:
-        """Where the device would be plugged in."""
+        """Returns a bus address of the device."""
         return self.success, b"0000:00:00.0"[: length - 1].ljust(length, b"\0")
 
     def same_address(self, address: Any, *args: Any) -> Answer:
-        """The device's address of host memory: the same."""
+        """Returns the device's address of host memory, which is the host's."""
         return self.success, int(address)
 
     def error_name(self, error: Any) -> Answer:
-        """Name of an error code."""
+        """Returns the name of an error code."""
         return self.success, error.name.encode()
 
 
 class Driver(Answers):
-    """cuda.bindings.driver."""
+    """Answers for cuda.bindings.driver."""
 
     @property
     def success(self) -> Any:
@@ -215,7 +215,7 @@ class Driver(Answers):
 
     @property
     def failure(self) -> Any:
-        """What a faulted device answers."""
+        """Returns the error of a faulted device."""
         return self.module.CUresult.CUDA_ERROR_LAUNCH_FAILED
 
     cuInit = cuCtxSetCurrent = cuCtxPushCurrent = cuCtxDestroy = Answers.accept
@@ -246,67 +246,67 @@ class Driver(Answers):
     )
 
     def cuDriverGetVersion(self) -> Answer:
-        """Stated version."""
+        """Returns the stated version."""
         return self.success, CUDA_VERSION
 
     def cuDeviceGetCount(self) -> Answer:
-        """One device."""
+        """Returns 1."""
         return self.success, 1
 
     def cuDeviceGet(self, ordinal: int) -> Answer:
-        """The device, if the ordinal is 0."""
+        """Returns the device, if the ordinal is 0."""
         if int(ordinal) != 0:
             return self.module.CUresult.CUDA_ERROR_INVALID_DEVICE, None
         return self.success, self.module.CUdevice(0)
 
     def cuDeviceGetName(self, length: int, device: Any) -> Answer:
-        """Product name, padded with zeros as the driver pads it."""
+        """Returns the product name, padded with zeros as by the driver."""
         return self.success, self.gpu.product.name.encode()[: length - 1].ljust(length, b"\0")
 
     def cuDeviceGetAttribute(self, attribute: Any, device: Any) -> Answer:
-        """A device attribute; refused if the virtual device has no value for it."""
+        """Returns a device attribute; raises if the virtual device has no value for it."""
         return self.success, self.gpu.attribute(int(attribute))
 
     def cuDeviceComputeCapability(self, device: Any) -> Answer:
-        """Compute capability."""
+        """Returns the compute capability."""
         return self.success, *self.gpu.device.capability
 
     def cuDeviceTotalMem(self, device: Any) -> Answer:
-        """Bytes of device memory."""
+        """Returns the bytes of device memory."""
         return self.success, self.gpu.product.memory_bytes
 
     def cuDeviceGetUuid(self, device: Any) -> Answer:
-        """The identity of the device."""
+        """Returns the identity of the device."""
         found = self.module.CUuuid()
         self.put_uuid(found)
         return self.success, found
 
     def cuDevicePrimaryCtxGetState(self, device: Any) -> Answer:
-        """Flags, and whether the context is active."""
+        """Returns flags, and whether the context is active."""
         return self.success, 0, 1
 
     def cuMemGetInfo(self) -> Answer:
-        """Free and total bytes."""
+        """Returns free and total bytes."""
         return self.success, self.gpu.product.memory_bytes, self.gpu.product.memory_bytes
 
     def cuCtxGetCurrent(self, *args: Any) -> Answer:
-        """The one context."""
+        """Returns the only context."""
         return self.success, self.module.CUcontext(1)
 
     cuCtxCreate = cuCtxPopCurrent = cuDevicePrimaryCtxRetain = cuCtxGetCurrent
 
     def cuCtxGetDevice(self) -> Answer:
-        """The one device."""
+        """Returns the only device."""
         return self.success, self.module.CUdevice(0)
 
     def cuStreamCreate(self, *args: Any) -> Answer:
-        """A new stream; all of them are in order."""
+        """Returns a new stream; all streams are in order."""
         return self.ok, self.module.CUstream(self.gpu.new_handle())
 
     cuStreamCreateWithPriority = cuStreamCreate
 
     def cuStreamIsCapturing(self, *args: Any) -> Answer:
-        """Whether a capture is going on."""
+        """Returns whether a capture is under way."""
         status = self.module.CUstreamCaptureStatus
         active = self.gpu.graph is not None
         return (
@@ -315,49 +315,49 @@ class Driver(Answers):
         )
 
     def cuEventCreate(self, *args: Any) -> Answer:
-        """A new event."""
+        """Returns a new event."""
         return self.ok, self.module.CUevent(self.gpu.new_handle())
 
     def cuEventRecord(self, event: Any, *args: Any) -> Answer:
-        """Note the time."""
+        """Notes the time of an event."""
         return self.now(event)
 
     def cuMemAlloc(self, nbytes: int, *args: Any) -> Answer:
-        """New device memory."""
+        """Allocates device memory."""
         return self.ok, self.module.CUdeviceptr(self.gpu.allocate(int(nbytes)))
 
     cuMemAllocAsync = cuMemAllocManaged = cuMemAlloc
 
     def cuMemAllocHost(self, nbytes: int, *args: Any) -> Answer:
-        """New host memory, which the device sees too."""
+        """Allocates host memory that the device can also access."""
         return self.ok, self.gpu.allocate(int(nbytes))
 
     cuMemHostAlloc = cuMemAllocHost
 
     def cuMemFree(self, address: Any, *args: Any) -> Answer:
-        """Give memory back."""
+        """Frees memory."""
         self.gpu.free(int(address))
         return (self.ok,)
 
     cuMemFreeAsync = cuMemFreeHost = cuMemFree
 
     def cuMemsetD8(self, address: Any, value: int, count: int, *args: Any) -> Answer:
-        """Set bytes."""
+        """Sets bytes."""
         return self.fill(address, value, count, 1)
 
     def cuMemsetD16(self, address: Any, value: int, count: int, *args: Any) -> Answer:
-        """Set 16-bit words."""
+        """Sets 16-bit words."""
         return self.fill(address, value, count, 2)
 
     def cuMemsetD32(self, address: Any, value: int, count: int, *args: Any) -> Answer:
-        """Set 32-bit words."""
+        """Sets 32-bit words."""
         return self.fill(address, value, count, 4)
 
     cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async = cuMemsetD8, cuMemsetD16, cuMemsetD32
 
 
 class Runtime(Answers):
-    """cuda.bindings.runtime."""
+    """Answers for cuda.bindings.runtime."""
 
     @property
     def success(self) -> Any:
@@ -366,7 +366,7 @@ class Runtime(Answers):
 
     @property
     def failure(self) -> Any:
-        """What a faulted device answers."""
+        """Returns the runtime's error of a faulted device."""
         return self.module.cudaError_t.cudaErrorLaunchFailure
 
     cudaSetDevice = Answers.accept
@@ -394,25 +394,25 @@ class Runtime(Answers):
     )
 
     def cudaGetDeviceCount(self) -> Answer:
-        """One device."""
+        """Returns 1, the number of devices."""
         return self.success, 1
 
     def cudaGetDevice(self) -> Answer:
-        """Device 0."""
+        """Returns 0, the ordinal of the device."""
         return self.success, 0
 
     def cudaRuntimeGetVersion(self) -> Answer:
-        """Stated version."""
+        """Returns the stated version of the runtime."""
         return self.success, CUDA_VERSION
 
     cudaDriverGetVersion = cudaRuntimeGetVersion
 
     def cudaDeviceGetAttribute(self, attribute: Any, device: int) -> Answer:
-        """A device attribute; refused if the virtual device has no value for it."""
+        """Returns a device attribute; raises if the virtual device lacks it."""
         return self.success, self.gpu.attribute(int(attribute))
 
     def cudaGetDeviceProperties(self, device: int) -> Answer:
-        """Properties that follow from the device's attributes; of others, zeros."""
+        """Returns properties that follow from the device's attributes, and zeros for all others."""
         gpu, numbers, found = self.gpu, self.gpu.device.attributes(), self.module.cudaDeviceProp()
         found.name = gpu.product.name.encode().ljust(256, b"\0")
         self.put_uuid(found.uuid)
@@ -425,7 +425,7 @@ class Runtime(Answers):
         return self.success, found
 
     def cudaStreamIsCapturing(self, *args: Any) -> Answer:
-        """Whether a capture is going on."""
+        """Returns whether a stream capture is under way."""
         status = self.module.cudaStreamCaptureStatus
         active = self.gpu.graph is not None
         return (
@@ -434,40 +434,40 @@ class Runtime(Answers):
         )
 
     def cudaMemGetInfo(self) -> Answer:
-        """Free and total bytes."""
+        """Returns free and total bytes of device memory."""
         return self.success, self.gpu.product.memory_bytes, self.gpu.product.memory_bytes
 
     def cudaStreamCreate(self, *args: Any) -> Answer:
-        """A new stream; all of them are in order."""
+        """Returns a new stream; every stream runs in order."""
         return self.ok, self.module.cudaStream_t(self.gpu.new_handle())
 
     cudaStreamCreateWithFlags = cudaStreamCreateWithPriority = cudaStreamCreate
 
     def cudaEventCreate(self, *args: Any) -> Answer:
-        """A new event."""
+        """Returns a new, unrecorded event."""
         return self.ok, self.module.cudaEvent_t(self.gpu.new_handle())
 
     cudaEventCreateWithFlags = cudaEventCreate
 
     def cudaEventRecord(self, event: Any, *args: Any) -> Answer:
-        """Note the time."""
+        """Notes the host time of the event."""
         return self.now(event)
 
     def cudaMalloc(self, nbytes: int, *args: Any) -> Answer:
-        """New device memory."""
+        """Allocates bytes of device memory."""
         return self.ok, self.gpu.allocate(int(nbytes))
 
     cudaMallocAsync = cudaMallocManaged = cudaMallocHost = cudaHostAlloc = cudaMalloc
 
     def cudaFree(self, address: Any, *args: Any) -> Answer:
-        """Give memory back."""
+        """Frees device memory."""
         self.gpu.free(int(address))
         return (self.ok,)
 
     cudaFreeAsync = cudaFreeHost = cudaFree
 
     def cudaMemset(self, address: Any, value: int, nbytes: int, *args: Any) -> Answer:
-        """Set bytes."""
+        """Sets bytes of device memory."""
         return self.fill(address, value & 0xFF, nbytes, 1)
 
     cudaMemsetAsync = cudaMemset

@@ -1,4 +1,4 @@
-"""Launching: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
+"""Launches kernels: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
 
 import ctypes
 import io
@@ -33,24 +33,24 @@ Dim3 = tuple[int, int, int]
 
 
 def dim3(value: int | Sequence[int]) -> Dim3:
-    """A launch dimension given as an int or up to three ints."""
+    """Returns a launch dimension given as an int or up to three ints."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     x, y, z = (*numbers, 1, 1, 1)[:3]
     return x, y, z
 
 
 def param_buffer(nbytes: int) -> np.ndarray:
-    """Zeroed parameter buffer, aligned to 128 bytes (tensor maps are parameters)."""
+    """Returns a zeroed parameter buffer, aligned to 128 bytes because tensor maps are parameters."""
     raw = np.zeros(nbytes + 256, np.uint8)
     start = -raw.ctypes.data % 128
     return raw[start : start + max(nbytes, 16)]
 
 
 def pack_arguments(entry: Entry, args: Sequence[Any]) -> np.ndarray:
-    """Parameter buffer of an entry from bytes, ints, floats, or arrays (whose address is passed).
+    """Builds the parameter buffer of an entry from bytes, ints, floats, or arrays (passed by address).
 
     Raises:
-        EmulatorError: the count or the size of an argument does not fit the entry's signature.
+        EmulatorError: the number or the size of the arguments does not fit the entry's signature.
     """
     if len(args) != len(entry.params):
         raise EmulatorError(
@@ -91,15 +91,17 @@ def run_ptx(
     programmatic: bool = False,
     machine: Machine | None = None,
 ) -> Stats:
-    """Run one kernel of a PTX text.
+    """Runs one kernel of a PTX text.
 
     Args:
-        ptx: module text, or a parsed Program.  entry: kernel name; may be left out if there is only one.
-        grid, block, cluster: launch shape.  smem_bytes: dynamic shared memory.
+        ptx: module text, or a parsed Program.
+        entry: kernel name; optional if there is only one kernel.
+        grid, block, cluster: launch shape.
+        smem_bytes: dynamic shared memory.
         args: one per parameter: bytes, int, float, or an ndarray (passed by address, and registered as memory).
         checked: accesses outside the given arrays raise; False trusts every address.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
-        check: look for hazards, and raise them when the launch has ended.
+        check: look for hazards, and raise them at the end of the launch.
         cooperative, programmatic: attributes of the launch (see `Launch`).
         machine: run on this machine (its mode, ranges and statistics) instead of a fresh one.
 
@@ -131,9 +133,9 @@ def launch_of(
     checked: bool,
     machine_code: MachineCode | None = None,
 ) -> Launch:
-    """A launch from PTX and arguments, compiled as the machine needs it; registers the arrays if `checked`.
+    """Builds a launch from PTX and arguments, compiled for the machine. Registers the arrays if `checked`.
 
-    `machine_code`: as of a `Launch`.
+    `machine_code`: see `Launch`.
     """
     program = parse(ptx) if isinstance(ptx, str) else ptx
     if entry is None:
@@ -160,7 +162,7 @@ _shared_code = lru_cache(KEPT)(compiled)
 
 
 def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
-    """An entry compiled as the machine needs it. Code without variables in memory is the same for all machines."""
+    """Returns an entry compiled for the machine. All machines share code without variables in memory."""
     variables = (*program.variables.values(), *entry.variables.values())
     has_memory = any(v.space in ("global", "const") for v in variables)
     return (compiled if has_memory else _shared_code)(
@@ -177,11 +179,11 @@ def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
 def check_launch(
     code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int, programmatic: bool = False
 ) -> None:
-    """Refuse a launch that the hardware would refuse.
+    """Raises if the hardware would refuse a launch.
 
     Raises:
-        EmulatorError: thread count against ``.reqntid``/``.maxntid``, cluster size, or shared memory; a cluster or the
-            programmatic attribute on a device that has none.
+        EmulatorError: the thread count contradicts ``.reqntid``/``.maxntid``; the cluster size or shared memory is too
+            large; or a cluster or the programmatic attribute on a device without them.
     """
     entry, name = code.entry, short_name(code.entry.name)
     if not device.has_clusters and (programmatic or cluster != (1, 1, 1)):
@@ -258,7 +260,7 @@ class TensorMapRecord(ctypes.Structure):
         return False
 
     def encode(self) -> None:
-        """Write the descriptor.
+        """Writes the descriptor.
 
         Raises:
             ValueError, EmulatorError: the driver would refuse it, or it is not modelled.
@@ -285,7 +287,7 @@ SUCCESS, INVALID_VALUE, LAUNCH_FAILURE, COOPERATIVE_LAUNCH_TOO_LARGE = 0, 1, 719
 
 
 class _Refused(Exception):
-    """A launch that the driver answers with an error code and forgets: the device goes on."""
+    """A launch that the driver answers with an error code; the device stays usable."""
 
     def __init__(self, code: int):
         super().__init__(f"CUDA error {code}")
@@ -295,7 +297,7 @@ class _Refused(Exception):
 class Emulator:
     """A virtual GPU for CuTe DSL functions of this process.
 
-    While used as a context manager, every launch of a registered kernel runs on it; host pointers are device
+    While it is used as a context manager, every launch of a registered kernel runs on it. Host pointers are device
     pointers, so CPU tensors are the operands. Emulators nest; the innermost one is the device.
 
         emulator = Emulator(sm_count=4)
@@ -303,8 +305,8 @@ class Emulator:
         with emulator:
             compiled(a, b)
 
-    An exception inside a launch cannot cross the native host code: it is kept, and raised by `check` and on leaving
-    the context.
+    An exception inside a launch cannot cross the native host code. It is kept, and raised by `check` and on leaving the
+    context.
     """
 
     def __init__(
@@ -318,16 +320,21 @@ class Emulator:
         timing: Clock | None = None,
         count_banks: bool = False,
     ):
-        """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
+        """Makes a virtual GPU.
 
-        `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
-        `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
-        `timing`: models the time of every launch (`timing.clock.Clock`), which `timings` keeps. Times are recorded in
-        eager mode without checks: with either, every launch runs twice, and only what the second run stores stays.
-        `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
+        Args:
+            arch: the PTX target that it runs.
+            progress: called with (finished CTAs, all CTAs) during launches.
+            mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+            check: look for hazards (see `hazards`), and raise them at the end of a launch.
+            timing: models the time of every launch (`timing.clock.Clock`), which `timings` keeps. Times are recorded in
+                eager mode without checks: with either, every launch runs twice, and only the second run's stores
+                remain.
+            count_banks: count bank conflicts of shared memory, by instruction (`stats.banks`).
 
         Raises:
-            EmulatorError: unknown architecture.  ValueError: unknown mode.
+            EmulatorError: unknown architecture.
+            ValueError: unknown mode.
         """
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
@@ -341,25 +348,28 @@ class Emulator:
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
-        self._machine_code: dict[int, MachineCode] = {}  # by the id of an entry, which its program keeps
+        self._machine_code: dict[
+            int, MachineCode
+        ] = {}  # by the id of an entry, which its program keeps alive
         self._code: dict[tuple[int, str], Code] = {}
         self._error: BaseException | None = None
 
     @property
     def hazards(self) -> list[Hazard]:
-        """What checked launches have been found guilty of so far."""
+        """Hazards of checked launches so far."""
         return list(self.machine.checker.hazards) if self.machine.checker is not None else []
 
     @property
     def stats(self) -> Stats:
-        """What has run so far."""
+        """Work of all launches so far."""
         return self.machine.stats
 
     def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
-        """Make the kernels of a PTX text known. Returns their names.
+        """Registers the kernels of a PTX text. Returns their names.
 
-        `cubin`: what the same compilation made of the text. Modules with kernels of equal names are told apart by it, and how
-        many CTAs an SM holds and how fast a warp issues follows from it; without it, a name means its newest registration.
+        `cubin`: output of the same compilation for the text. It distinguishes modules with kernels of equal names, and
+        determines how many CTAs an SM holds and how fast a warp issues. Without it, a name means its newest
+        registration.
 
         Raises:
             EmulatorError: the text does not parse, or is for another architecture.
@@ -377,31 +387,31 @@ class Emulator:
         return tuple(program.entries)
 
     def learn(self, ptx: str, cubin: bytes) -> None:
-        """A kernel that was compiled earlier is loaded: register its text if it is for this device."""
+        """Registers the text of an earlier compiled kernel that is being loaded, if it is for this device."""
         if ptx_arch(parse(ptx).target) == self.device.arch:
             self.register(ptx, cubin)
 
     def register_new(self, ptx: str) -> None:
-        """Make the kernels of a text known if none of their names is."""
+        """Registers the kernels of a text if none of their names is known."""
         if self._kernels.keys().isdisjoint(parse(ptx).entries):
             self.register(ptx)
 
     def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
-        """Declare live memory. Once any is declared, accesses outside all of it raise."""
+        """Declares live memory. Once any is declared, accesses outside all declared memory raise."""
         self.machine.memory.add_range(name, addr, nbytes, writable)
 
     def clear_ranges(self) -> None:
-        """Forget the declared memory: every address is trusted again."""
+        """Forgets the declared memory, so every address is trusted again."""
         self.machine.memory.clear_ranges()
 
     def check(self) -> None:
-        """Raise the exception that a launch left behind, if there is one, and forget it."""
+        """Raises the exception that a launch left, if there is one, and forgets it."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def __enter__(self) -> "Emulator":
-        """Become the device of this process."""
+        """Becomes the device of this process."""
         self._error = None
         shim = ctypes.CDLL(shim_path())
         active_emulators.append(self)
@@ -409,7 +419,7 @@ class Emulator:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        """Stop being the device; raise what a launch left behind."""
+        """Stops being the device, and raises the exception that a launch left."""
         active_emulators.remove(self)
         if not active_emulators:
             nothing = ctypes.c_void_p(None)
@@ -419,10 +429,10 @@ class Emulator:
             raise left from error
 
     def launch(self, record: LaunchRecord) -> None:
-        """Run the launch that host code asked for.
+        """Runs a launch that host code requested.
 
         Raises:
-            EmulatorError: unknown kernel, a launch the hardware would refuse, or a failure of the kernel.
+            EmulatorError: unknown kernel, a launch that the hardware would refuse, or a failure of the kernel.
         """
         launch = self.decode(record)
         x, y, z = launch.grid
@@ -431,10 +441,10 @@ class Emulator:
         self.run(launch)
 
     def decode(self, record: LaunchRecord) -> Launch:
-        """The launch that host code asked for, with its parameters copied.
+        """Decodes a launch that host code requested, and copies its parameters.
 
         Raises:
-            EmulatorError: unknown kernel, or a launch the hardware would refuse.
+            EmulatorError: unknown kernel, or a launch that the hardware would refuse.
         """
         code = self._find_code(record.name.decode(), image_at(record.image))
         entry = code.entry
@@ -455,10 +465,10 @@ class Emulator:
         params: np.ndarray,
         attributes: int,
     ) -> Launch:
-        """A launch of compiled code.
+        """Builds a launch of compiled code.
 
         Args:
-            cluster: zeros where the host code names none.
+            cluster: zeros if the host code names none.
             attributes: COOPERATIVE and PROGRAMMATIC.
 
         Raises:
@@ -480,7 +490,7 @@ class Emulator:
         )
 
     def code_of(self, program: Program, name: str) -> Code:
-        """An entry of a program, compiled as the machine needs it."""
+        """Returns an entry of a program, compiled for the machine."""
         key = id(program), name
         if key not in self._code:
             self._code[key] = _compiled(program, program.entries[name], self.machine)
@@ -503,11 +513,11 @@ class Emulator:
         return next((program for cubin, program in reversed(self._modules) if cubin in image), None)
 
     def recover(self, image: bytes) -> bool:
-        """Register the PTX of device code that nobody registered, if it can be had; subclasses know where to look."""
+        """Registers the PTX of unknown device code if it can be found. Returns whether it was; subclasses know where to look."""
         return False
 
     def run(self, launch: Launch) -> None:
-        """Run a decoded launch to its end. Subclasses add what is to happen around it.
+        """Runs a decoded launch to its end. Subclasses add work around it.
 
         Raises:
             EmulatorError: a failure of the kernel.
@@ -525,9 +535,9 @@ class Emulator:
             raise failure
 
     def _record_apart(self, launch: Launch) -> EmulatorError | None:
-        """Record a launch on a machine of its own and leave memory as it was.
+        """Records a launch on a separate machine and leaves memory unchanged.
 
-        Returns what stopped it: the run that follows has better words for it.
+        Returns the error that stopped it; the run that follows explains it better.
         """
         memory, machine = self.machine.memory, self._timed
         if not memory.is_checked:
@@ -543,20 +553,20 @@ class Emulator:
         return None
 
     def expect(self, *works: LaunchWork | None) -> None:
-        """Say what the clusters of the next launches compute: of those that are alike one is executed, for its time."""
+        """States the work of the clusters of the next launches: of equal clusters only one is executed for its time."""
         assert self._timed.recorder is not None, "only times are modelled from few clusters"
         self._timed.recorder.upcoming = list(works)
 
     def recorded(self, trace: LaunchTrace) -> None:
-        """What took time in a launch that has ended; here its time is modelled."""
+        """Called with the recording of a launch that has ended; models its time here."""
         assert self._clock is not None
         self.timings.append(self._clock.model(trace))
 
     def attribute(self, number: int) -> int:
-        """Value of a cudaDeviceAttr.
+        """Returns the value of a cudaDeviceAttr.
 
         Raises:
-            EmulatorError: one that is not in the device's table.
+            EmulatorError: the attribute is not in the device's table.
         """
         if number not in self._attributes:
             raise EmulatorError(
@@ -565,7 +575,7 @@ class Emulator:
         return self._attributes[number]
 
     def tensor_map(self, record: TensorMapRecord) -> None:
-        """A tensor map was made. The checker looks at those of small allocations."""
+        """Notes that a tensor map was made. The checker examines maps of small allocations."""
         checker = self.machine.checker
         if checker is not None and record.gap():
             for found in self.machine.memory.ranges:
@@ -610,7 +620,7 @@ def _tensor_map(record: Any) -> int:
             record.contents.encode()
             emulator.tensor_map(record.contents)
         except (ValueError, EmulatorError) as error:
-            # The host code that CuTe DSL compiles ends the process when this fails.
+            # CuTe DSL's compiled host code ends the process when this fails.
             print(f"cuTensorMapEncodeTiled: {error}", file=sys.stderr, flush=True)
             raise
 

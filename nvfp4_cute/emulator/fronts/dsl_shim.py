@@ -1,6 +1,7 @@
-"""CuTe DSL in the service of a virtual GPU: compiled kernels are registered, timing helpers run a kernel once.
+"""CuTe DSL on a virtual GPU: registers compiled kernels, and makes timing helpers run a kernel once.
 
-Serves every version from 4.3.5 on: competition servers run older ones than this project compiles with.
+Supports every version from 4.3.5 on, because competition servers run versions older than the one that this project
+compiles with.
 """
 
 import functools
@@ -21,10 +22,10 @@ PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 
 
 def set_environment(arch: str, *, line_info: bool = False) -> None:
-    """Have CuTe DSL compile for `arch` and reuse no file that another process compiled.
+    """Makes CuTe DSL compile for `arch` and reuse no file that another process compiled.
 
-    `line_info`: the PTX names the Python lines that it came from. The DSL reads these variables when it is imported:
-    call this before.
+    `line_info`: the PTX names the Python lines that it came from. Call this before the DSL is imported, because it
+    reads these variables then.
     """
     for prefix in PREFIXES:
         os.environ[f"{prefix}_ARCH"] = arch
@@ -35,12 +36,12 @@ def set_environment(arch: str, *, line_info: bool = False) -> None:
 
 @contextmanager
 def answered_dsl(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block, what CuTe DSL compiles is registered with `gpu`, and its questions about a GPU are answered.
+    """Context manager that registers kernels compiled by CuTe DSL with `gpu`, and answers the DSL's queries about a GPU.
 
-    `cutlass.testing.benchmark` and the tuning helpers run the kernel once and answer the host's time for it.
+    `cutlass.testing.benchmark` and the tuning helpers run the kernel once and return its host time.
 
     Raises:
-        EmulatorError: the launch shim is missing, or the DSL compiled something before.
+        EmulatorError: the launch shim is missing, or the DSL has already compiled something.
     """
     prepare_cutlass()
     with ExitStack() as stack:
@@ -53,15 +54,15 @@ def answered_dsl(gpu: VirtualGpu) -> Iterator[None]:
         yield
 
 
-# ---- PTX of everything that is compiled ------------------------------------------------------------
+# ---- PTX of all compilations -----------------------------------------------------------------------
 
 
 @contextmanager
 def kept_ptx(gpu: VirtualGpu, folder: Path) -> Iterator[None]:
-    """Inside the block every compilation leaves PTX and cubin in `folder`, is registered with `gpu`, and is deleted.
+    """Context manager in which every compilation writes PTX and cubin to `folder`, registers them with `gpu`, and deletes them.
 
-    What a script itself asks to keep goes where it wants it and is registered all the same. Kernels for another
-    architecture are not registered: launching one says that it is unknown.
+    Files that a script itself asks to keep go where the script wants them and are also registered. Kernels for another
+    architecture are not registered; launching one reports that it is unknown.
     """
     from cutlass.base_dsl import compiler, dsl, jit_executor
 
@@ -69,7 +70,7 @@ def kept_ptx(gpu: VirtualGpu, folder: Path) -> Iterator[None]:
     apply_settings = options_class.apply_envar_settings
 
     kinds = {compiler.KeepPTX: "ptx", compiler.KeepCUBIN: "cubin"}
-    ours: set[int] = set()  # options objects are reused: what we switched on is not what the script asked for
+    ours: set[int] = set()  # options objects are reused, so the flags set here must not count as the script's
 
     def apply_and_keep(options: Any, settings: Any, function_name: str) -> None:
         for kind in kinds:
@@ -87,7 +88,7 @@ def kept_ptx(gpu: VirtualGpu, folder: Path) -> Iterator[None]:
 
     def artifacts(**paths: Any) -> Any:
         made = artifacts_class(**paths)
-        ptx = (made.PTX or "").rstrip("\0")  # as older versions end the file
+        ptx = (made.PTX or "").rstrip("\0")  # older versions end the file with a zero byte
         if ".entry" in ptx and gpu.runs(ptx):
             gpu.register(ptx, made.CUBIN if isinstance(made.CUBIN, bytes) else None)
         for path in folder.iterdir():
@@ -104,11 +105,11 @@ def kept_ptx(gpu: VirtualGpu, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def kept_exports(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block the PTX of every function that is exported to an object goes into the GPU's store."""
+    """Context manager that stores the PTX of every function exported to an object in the GPU's store."""
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
     classes: dict[Any, tuple[str, ...]] = {JitCompiledFunction: ("export_to_c", "dump_to_object")}
-    ffi = _optional("cutlass.cutlass_dsl.tvm_ffi_provider")  # imports tvm_ffi, which is an extra
+    ffi = _optional("cutlass.cutlass_dsl.tvm_ffi_provider")  # imports tvm_ffi, an optional dependency
     if ffi is not None:
         classes[ffi.TVMFFIJitCompiledFunctionBase] = ("export_to_c",)
 
@@ -136,7 +137,7 @@ def kept_exports(gpu: VirtualGpu) -> Iterator[None]:
 
 @contextmanager
 def ptx_beside_objects(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block PTX files in the folder of an object that is loaded are registered, unless their kernels are known."""
+    """Context manager that registers PTX files in the folder of a loaded object, unless their kernels are known."""
     external = _optional("cutlass.base_dsl.export.external_binary_module")
     if external is None:
         yield
@@ -155,19 +156,19 @@ def ptx_beside_objects(gpu: VirtualGpu) -> Iterator[None]:
 
 
 def _optional(module: str) -> Any:
-    """A module that only some versions of the DSL have, or None."""
+    """Returns a module that only some versions of the DSL have, or None."""
     try:
         return importlib.import_module(module)
     except ImportError:
         return None
 
 
-# ---- questions -------------------------------------------------------------------------------------
+# ---- queries ---------------------------------------------------------------------------------------
 
 
 @contextmanager
 def answered_queries(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block the occupancy query answers from the number of SMs, without compiling a probe kernel.
+    """Context manager that answers the occupancy query from the number of SMs, without compiling a probe kernel.
 
     A real GPU may hold fewer clusters, because its SMs come in groups of uneven size.
     """
@@ -180,7 +181,7 @@ def answered_queries(gpu: VirtualGpu) -> Iterator[None]:
             raise ValueError(f"Cluster size must be between 1 and 32, {cluster_size} is not supported")
         return max(1, gpu.product.sm_count // cluster_size)
 
-    # The TVM-FFI path looks the runtime libraries up anew; it must get the list that begins with the launch shim.
+    # The TVM-FFI path looks up the runtime libraries again; it must get the list that begins with the launch shim.
     def libraries(prefix: str) -> str | None:
         return CuTeDSL._get_dsl().envar.shared_libs
 
@@ -198,9 +199,9 @@ def answered_queries(gpu: VirtualGpu) -> Iterator[None]:
 
 @contextmanager
 def single_benchmark_runs() -> Iterator[None]:
-    """Inside the block the DSL's benchmark and tuning helpers run what they are given once.
+    """Context manager in which the DSL's benchmark and tuning helpers run their function once.
 
-    They answer microseconds of the host: positive, so that scripts can divide by them, and no statement about a GPU.
+    They return host microseconds: positive, so that scripts can divide by them, but unrelated to a GPU.
     """
     from cutlass.cute import testing as old_testing
 

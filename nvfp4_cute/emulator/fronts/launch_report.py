@@ -1,4 +1,4 @@
-"""What launches executed and what their kernels need, as tables for people and records for machines."""
+"""Executed work of launches and resources of their kernels, as tables for people and records for machines."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ WARP = 32
 
 
 def cells(index: int, row: LaunchRow) -> tuple[str, ...]:
-    """A launch as a row below `HEADER`, and its modelled time where it has one."""
+    """Returns the row of a launch under `HEADER`, with its modelled time if it has one."""
     work = row.work
     timed = () if row.timing is None else (f"{row.timing.us:.2f}",)
     return (
@@ -50,7 +50,7 @@ def cells(index: int, row: LaunchRow) -> tuple[str, ...]:
 
 
 def launch_cells(rows: Sequence[LaunchRow]) -> list[tuple[str, ...]]:
-    """The header and a row for each launch; modelled times have a column where any launch has one."""
+    """Returns the header and one row per launch. A column holds modelled times if any launch has one."""
     timed = any(row.timing is not None for row in rows)
     header = (*HEADER, MODELLED) if timed else HEADER
     found = [cells(i, row) for i, row in enumerate(rows)]
@@ -58,7 +58,7 @@ def launch_cells(rows: Sequence[LaunchRow]) -> list[tuple[str, ...]]:
 
 
 def needs_cells(rows: Sequence[LaunchRow]) -> list[tuple[str, ...]]:
-    """The header and a row for each kernel and shape of a CTA: what it needs of an SM, and how many CTAs that leaves room for."""
+    """Returns the header and one row per kernel and CTA shape: its SM resources, and the number of CTAs that fit."""
     found: dict[Any, tuple[str, ...]] = {}
     for row in rows:
         needs, code = row.resources, row.resources.code
@@ -81,7 +81,7 @@ def needs_cells(rows: Sequence[LaunchRow]) -> list[tuple[str, ...]]:
 
 
 def launch_table(rows: Sequence[LaunchRow]) -> str:
-    """What every launch executed, and the sum."""
+    """Returns a table of the work of every launch, and the sum."""
     seconds = sum(row.work.seconds for row in rows)
     instructions = sum(row.work.instructions for row in rows)
     launches = "1 launch" if len(rows) == 1 else f"{len(rows)} launches"
@@ -90,12 +90,12 @@ def launch_table(rows: Sequence[LaunchRow]) -> str:
 
 
 def needs_table(rows: Sequence[LaunchRow]) -> str:
-    """What every kernel needs of an SM."""
+    """Returns a table of the SM resources of every kernel."""
     return f"{_aligned(needs_cells(rows))}\n{NEEDS_NOTE}" if rows else "no kernel was launched"
 
 
 def bank_table(rows: Sequence[LaunchRow]) -> str:
-    """What the instructions of each kernel asked of the banks of shared memory, over all its launches."""
+    """Returns a table of the bank accesses of each kernel's instructions, over all its launches."""
     tables = []
     for kernel in dict.fromkeys(row.kernel for row in rows):
         use = sum((row.work.banks for row in rows if row.kernel == kernel), BankUse())
@@ -105,7 +105,7 @@ def bank_table(rows: Sequence[LaunchRow]) -> str:
 
 
 def record(row: LaunchRow) -> dict[str, Any]:
-    """A launch as JSON holds it. `seconds` is the host's time, `modelled` the GPU's, in microseconds."""
+    """Returns a launch as a JSON record. `seconds` is host time; `modelled` is GPU time in microseconds."""
     needs, code = row.resources, row.resources.code
     found: dict[str, Any] = {
         "kernel": short_name(row.kernel),

@@ -1,6 +1,6 @@
-"""Putting launch_shim.c where CuTe DSL looks for its runtime: before anything is compiled, whether or not it is emulated.
+"""Puts launch_shim.c where CuTe DSL looks for its runtime, before anything is compiled, with or without emulation.
 
-A module of its own, since a program that only launches on a GPU needs nothing else of the emulator.
+A separate module, because a program that only launches on a GPU needs nothing else of the emulator.
 """
 
 import ctypes
@@ -11,16 +11,16 @@ from typing import Any
 from nvfp4_cute.errors import EmulatorError
 
 SHIM_MODULE = "nvfp4_cute.emulator.fronts._launch_shim"
-# Those that answer instead of the CUDA runtime; the innermost, last one is the device.
+# Emulators that answer instead of the CUDA runtime. The last one, the innermost, is the device.
 active_emulators: list[Any] = []
 
 
 def shim_path() -> str:
-    """Path of the compiled launch shim.
+    """Returns the path of the compiled launch shim.
 
     Raises:
-        EmulatorError: it was not built: there was no C compiler when the package was installed, or the checkout is newer
-            than its installation.
+        EmulatorError: it was not built, because there was no C compiler when the package was installed, or because the
+            checkout is newer than its installation.
     """
     spec = importlib.util.find_spec(SHIM_MODULE)
     if spec is None or spec.origin is None:
@@ -33,27 +33,28 @@ def shim_path() -> str:
 
 
 def shim_is_built() -> bool:
-    """Whether the launch shim is there."""
+    """Whether the launch shim exists."""
     return importlib.util.find_spec(SHIM_MODULE) is not None
 
 
 def load_shim(runtime: str) -> ctypes.CDLL:
-    """Load the launch shim, which calls CuTe DSL's ``runtime`` library while no Emulator is active. Idempotent."""
-    # Global, and first: programs that load the DSL's runtime library globally, too, then still launch through the shim.
+    """Loads the launch shim, which calls CuTe DSL's ``runtime`` library while no Emulator is active. Idempotent."""
+    # Global and first, so that programs that also load the DSL's runtime library globally still launch through the
+    # shim.
     shim = ctypes.CDLL(shim_path(), mode=ctypes.RTLD_GLOBAL)
     shim.nvfp4_cute_set_runtime(runtime.encode())
     return shim
 
 
 def prepare_cutlass() -> None:
-    """Put the launch shim between CuTe DSL and its runtime library, so that its functions can launch on an Emulator.
+    """Puts the launch shim between CuTe DSL and its runtime library, so that its functions can launch on an Emulator.
 
-    Functions compiled after this call resolve the CUDA entry points in the shim, which goes on to the runtime library
-    while no Emulator is active. Idempotent.
+    Functions compiled after this call resolve the CUDA entry points in the shim, which calls the runtime library while
+    no Emulator is active. Idempotent.
 
     Raises:
-        EmulatorError: the shim is missing, or CuTe DSL has loaded its runtime library already: the entry points of a
-            process are those of the library that was loaded first.
+        EmulatorError: the shim is missing, or CuTe DSL has already loaded its runtime library. A process uses the entry
+            points of the library that was loaded first.
     """
     path = shim_path()
     from cutlass import cutlass_dsl
@@ -73,7 +74,7 @@ def prepare_cutlass() -> None:
     # Version 4.5 has no second DSL.
     for dsl in filter(None, (CuTeDSL, getattr(cutlass_dsl, "CuteExperimentalDSL", None))):
         dsl._get_dsl().envar.shared_libs = os.pathsep.join([path, *libraries])
-    # The DSL would ask the CUDA runtime; the emulator is one device.
+    # The DSL would query the CUDA runtime; the emulator is one device.
     real = CudaDialectJitCompiledFunction.num_devices.func
     CudaDialectJitCompiledFunction.num_devices = property(lambda self: 1 if active_emulators else real(self))
 

@@ -1,6 +1,6 @@
-"""Running somebody's CuTe DSL script, unmodified, with the virtual GPU as its GPU.
+"""Runs an unmodified CuTe DSL script with the virtual GPU as its GPU.
 
-The whole process belongs to the script: `__main__`, `sys.argv`, and the settings of CuTe DSL are its own.
+The script owns the process: `__main__`, `sys.argv`, and the settings of CuTe DSL.
 """
 
 import runpy
@@ -19,12 +19,12 @@ from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
 
 @dataclass
 class Outcome:
-    """How a script ended.
+    """The end of a script.
 
     Attributes:
-        exit_code: the one that Python would have ended with.
-        error: what stopped it: an exception of the script, or the kernel failure behind it; None at a normal end.
-        trace: the traceback of that exception, frames of the runner left out; empty for an exit.
+        exit_code: the exit code that Python would have returned.
+        error: an exception of the script, or the kernel failure that caused it; None at a normal end.
+        trace: the traceback of that exception without frames of the runner; empty for an exit.
     """
 
     exit_code: int
@@ -33,13 +33,13 @@ class Outcome:
 
 
 def run_script(path: Path, arguments: Sequence[str], gpu: VirtualGpu) -> Outcome:
-    """Run a script as `python path arguments...` would, with `gpu` as its GPU.
+    """Runs a script like `python path arguments...`, with `gpu` as its GPU.
 
     A kernel failure counts even if the script caught the error that its launch returned: the outcome is that failure,
-    with exit code 1. To be called once in a process, before anything in it compiled with CuTe DSL.
+    with exit code 1. Call this once per process, before anything in it compiles with CuTe DSL.
 
     Raises:
-        EmulatorError: the launch shim is missing, or CuTe DSL compiled something in this process before.
+        EmulatorError: the launch shim is missing, or CuTe DSL has already compiled something in this process.
     """
     arguments_before, path_before = sys.argv, sys.path[0]
     sys.argv = [str(path), *arguments]
@@ -56,10 +56,10 @@ def run_script(path: Path, arguments: Sequence[str], gpu: VirtualGpu) -> Outcome
 
 @contextmanager
 def answers(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block torch, the CUDA bindings and CuTe DSL take `gpu` for this machine's GPU.
+    """Context manager in which torch, the CUDA bindings and CuTe DSL use `gpu` as this machine's GPU.
 
     Raises:
-        EmulatorError: the launch shim is missing, or CuTe DSL compiled something in this process before.
+        EmulatorError: the launch shim is missing, or CuTe DSL has already compiled something in this process.
     """
     set_environment(gpu.device.arch, line_info=gpu.machine.checker is not None)
     with answered_cuda(gpu), answered_dsl(gpu), emulated_cuda(gpu):
@@ -68,7 +68,7 @@ def answers(gpu: VirtualGpu) -> Iterator[None]:
 
 @contextmanager
 def emulation(gpu: VirtualGpu) -> Iterator[None]:
-    """As `answers`, and launches run on `gpu`; what one leaves behind is for the caller to take."""
+    """`answers`, with launches that run on `gpu`. The caller takes the failure that a launch leaves."""
     with answers(gpu):
         gpu.__enter__()
         try:
@@ -83,7 +83,7 @@ def _run(path: Path, gpu: VirtualGpu, stack: ExitStack) -> Outcome:
     try:
         outcome = _outcome_of(path)
     finally:
-        # Leaving raises what a launch left behind; the script may have caught the error code that it saw of it.
+        # Leaving raises the failure of a launch; the script may have caught its error code.
         failure = gpu.failed
         try:
             gpu.__exit__(None, None, None)
@@ -105,7 +105,7 @@ def _outcome_of(path: Path) -> Outcome:
 
 
 def _exit_code(code: object) -> int:
-    """Exit code of a SystemExit, as Python takes it: None is 0, a text is printed and means 1."""
+    """Returns the exit code of a SystemExit as Python does: None is 0; a text is printed and means 1."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -115,7 +115,7 @@ def _exit_code(code: object) -> int:
 
 
 def _script_trace(error: BaseException) -> str:
-    """The traceback from the script's first frame on."""
+    """Returns the traceback from the script's first frame on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__") != "__main__":
         frames = frames.tb_next

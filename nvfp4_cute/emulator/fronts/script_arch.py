@@ -1,4 +1,4 @@
-"""The architecture that a CuTe DSL script is written for, from its text, and from the DSL's refusal to compile it."""
+"""The architecture that a CuTe DSL script targets, from its text and from the DSL's refusal to compile it."""
 
 import ast
 import re
@@ -18,9 +18,9 @@ REFUSAL = re.compile(r"expects arch to be (?P<wanted>.+?), but got (?P<given>sm_
 
 
 def wanted_arch(script: Path) -> tuple[str, str] | None:
-    """The only architecture that names in a script stand for, and the first such name; None if there is none or several.
+    """Returns the only architecture that names in a script stand for, and the first such name. None if there is none or several.
 
-    Looks at imports, attributes and strings without executing anything.
+    Reads imports, attributes and strings without executing anything.
     """
     try:
         tree = ast.parse(script.read_bytes())
@@ -48,7 +48,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def other_arch(said: str) -> str | None:
-    """The architecture that CuTe DSL's refusal asks for (``sm_90a``); None for any other text."""
+    """Returns the architecture that CuTe DSL's refusal asks for (``sm_90a``); None for any other text."""
     refusal = REFUSAL.search(said)
     wanted = re.search(r"sm_\d+[af]?", refusal["wanted"]) if refusal else None
     if wanted is None:

@@ -1,4 +1,4 @@
-"""The functions and classes of `torch.cuda` for a virtual GPU: properties, streams, events, graphs, memory numbers."""
+"""Functions and classes of `torch.cuda` for a virtual GPU: properties, streams, events, graphs, memory statistics."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,16 +25,16 @@ class Stream:
         self.cuda_stream = options["stream_ptr"] if "stream_ptr" in options else self.gpu.new_stream()
 
     def nothing(self, *args: Any) -> None:
-        """A wait."""
+        """Waits for nothing."""
 
     synchronize = wait_stream = wait_event = nothing
 
     def query(self) -> bool:
-        """Whether all work is done: always."""
+        """Whether all work is done: always True."""
         return True
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        """An event recorded here."""
+        """Returns an event recorded in this stream."""
         event = event or Event()
         event.record(self)
         return event
@@ -58,32 +58,32 @@ class Stream:
 
 
 class Event:
-    """An event of the virtual GPU; it remembers the host's time."""
+    """An event of the virtual GPU. It stores the host's time."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
-        """Not recorded yet."""
+        """Starts unrecorded."""
         self.cuda_event = Stream.gpu.new_handle()
         self._time: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Note the time."""
+        """Records the host's time."""
         self._time = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Does nothing, because streams run in order."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Returns at once, because the work is done."""
 
     def query(self) -> bool:
-        """Whether the work before it is done: always."""
+        """Whether the earlier work is done: always True."""
         return True
 
     def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds of the host between two records. They say nothing about a GPU.
+        """Returns host milliseconds between two records. They are unrelated to GPU time.
 
         Raises:
-            RuntimeError: one of them was not recorded.
+            RuntimeError: an event was not recorded.
         """
         if self._time is None or end._time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
@@ -91,34 +91,34 @@ class Event:
 
 
 class CUDAGraph:
-    """A graph of launches and torch operations that are kept while it is captured and run by every replay."""
+    """A graph of launches and torch operations that a capture collects and every replay runs."""
 
     def __init__(self, keep_graph: bool = False):
-        """Empty."""
+        """Starts empty."""
         self._graph = Graph()
 
     def capture_begin(self, *args: Any, **options: Any) -> None:
-        """Keep device work from now on."""
+        """Starts to collect device work instead of running it."""
         self._graph = Graph()
         Stream.gpu.begin_capture(self._graph)
 
     def capture_end(self) -> None:
-        """Run device work again."""
+        """Stops collecting device work."""
         Stream.gpu.end_capture()
 
     def replay(self) -> None:
-        """Run what was captured."""
+        """Runs the captured work."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Forget what was captured."""
+        """Forgets the captured work."""
         self._graph = Graph()
 
     def instantiate(self) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     def pool(self) -> tuple[int, int]:
-        """An identifier of a memory pool, which nothing uses."""
+        """Returns an identifier of a memory pool, which nothing uses."""
         return 0, 0
 
 
@@ -126,7 +126,7 @@ class CUDAGraph:
 def graph(
     cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **options: Any
 ) -> Iterator[None]:
-    """torch.cuda.graph: capture what the block does."""
+    """torch.cuda.graph: captures the work of the block."""
     with stream or Stream.current:
         cuda_graph.capture_begin()
         try:
@@ -136,10 +136,10 @@ def graph(
 
 
 class StreamContext:
-    """torch.cuda.StreamContext: within the block, a stream is the current one. A class, as torch's compiler asks."""
+    """torch.cuda.StreamContext: makes a stream the current one within the block. A class, as torch's compiler requires."""
 
     def __init__(self, stream: Stream | None):
-        """`stream` None: the current one."""
+        """`stream` None: the current stream."""
         self.stream = stream
 
     def __enter__(self) -> None:
@@ -151,10 +151,10 @@ class StreamContext:
 
 
 class DeviceContext:
-    """torch.cuda.device and its kin: there is one device."""
+    """torch.cuda.device and similar context managers. There is only one device."""
 
     def __init__(self, device: Any = None):
-        """`device`: which one; it is the only one."""
+        """`device`: ignored, because there is only one."""
         self.idx, self.prev_idx = 0, -1
 
     def __enter__(self) -> None:
@@ -165,15 +165,15 @@ class DeviceContext:
 
 
 def _range(message: str = "", *args: Any, **kwargs: Any) -> DeviceContext:
-    """torch.cuda.nvtx.range: a mark that goes nowhere."""
+    """torch.cuda.nvtx.range: discards the mark."""
     return DeviceContext()
 
 
 class Answered(SimpleNamespace):
-    """Answers by name; a question without an answer is refused by name, as an AttributeError, as `hasattr` expects."""
+    """Answers by name. A missing answer raises AttributeError with the name, so `hasattr` works."""
 
     def __init__(self, whose: str, **answers: Any):
-        """`whose`: what the names belong to, for the refusal."""
+        """`whose`: owner of the names, for the error message."""
         super().__init__(**answers)
         object.__setattr__(self, "_whose", whose)
 
@@ -182,7 +182,7 @@ class Answered(SimpleNamespace):
 
 
 def properties(gpu: VirtualGpu) -> Answered:
-    """What torch.cuda.get_device_properties answers."""
+    """Returns the answer of torch.cuda.get_device_properties."""
     major, minor = gpu.device.capability
     numbers = gpu.device.attributes()
     return Answered(
@@ -219,7 +219,10 @@ def _refuse(name: str, why: str) -> Callable:
 
 
 def _constant(name: str, value: Any) -> Callable:
-    """A function of that name that answers `value` to everything. One for each name: torch's compiler tells them apart."""
+    """Returns a function of this name that always answers `value`.
+
+    Each name gets its own, since torch's compiler compares them.
+    """
 
     def answer(*args: Any, **kwargs: Any) -> Any:
         return value
@@ -229,7 +232,7 @@ def _constant(name: str, value: Any) -> Callable:
 
 
 def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
-    """Replacements for attributes of torch.cuda."""
+    """Returns replacements for attributes of torch.cuda."""
     Stream.gpu = gpu
     Stream.current = Stream(stream_ptr=0)
     default = Stream.current
@@ -238,7 +241,7 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         Stream.current = stream
 
     def synchronize(device: Any = None) -> None:
-        # Where a GPU build reports that a kernel failed.
+        # A GPU build reports here that a kernel failed.
         if gpu.failed:
             raise RuntimeError("CUDA error: unspecified launch failure")
 
@@ -251,7 +254,7 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "manual_seed": lambda seed: torch.random.default_generator.manual_seed(seed) and None,
         "manual_seed_all": lambda seed: (
             None
-        ),  # torch.manual_seed calls it after seeding the generator that everything uses
+        ),  # torch.manual_seed calls it after it seeds the shared generator
     }
     quiet = (
         "_lazy_init init ipc_collect reset_peak_memory_stats reset_max_memory_allocated seed seed_all "
@@ -326,21 +329,21 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
 
 
 class Profile(torch.profiler.profile):
-    """torch.profiler.profile: there is no GPU whose activity could be recorded, so that of the CPU is."""
+    """torch.profiler.profile that records only CPU activity, because there is no GPU activity."""
 
     def __init__(self, *, activities: Any = None, **options: Any) -> None:
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
 
 
 def nvtx_module() -> dict[str, Any]:
-    """Replacements for attributes of torch.cuda.nvtx: marks go nowhere."""
+    """Returns replacements for attributes of torch.cuda.nvtx, which discard marks."""
 
     names = ("range_push", "range_pop", "range_start", "range_end", "mark")
     return {**{name: _constant(name, 0) for name in names}, "range": _range}
 
 
 def accelerator_module(cuda: dict[str, Any]) -> dict[str, Any]:
-    """Replacements for attributes of torch.accelerator, given those of torch.cuda."""
+    """Returns replacements for attributes of torch.accelerator, given those of torch.cuda."""
     shared = ("is_available", "device_count", "synchronize", "current_stream", "set_stream")
     return {
         **{name: cuda[name] for name in shared},

@@ -21,9 +21,9 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.
 
 
 def capsule_device(capsule: Any) -> Any:
-    """The (device type, index) of an unversioned DLPack capsule, int32 [2], to read or to overwrite.
+    """Returns the (device type, index) of an unversioned DLPack capsule as a writable int32 [2].
 
-    A capsule holds a DLTensor, whose device follows its data pointer.
+    A capsule holds a DLTensor, in which the device follows the data pointer.
     """
     return (ctypes.c_int32 * 2).from_address(
         _get_pointer(capsule, CAPSULE_NAME) + ctypes.sizeof(ctypes.c_void_p)
@@ -34,14 +34,14 @@ class Bridges:
     """Exports and imports of tensors."""
 
     def __init__(self, memory: DeviceMemory):
-        """`memory`: who knows what is on the GPU."""
+        """`memory`: knows which tensors are on the GPU."""
         self.memory = memory
         self._import = torch.utils.dlpack.from_dlpack
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside the block torch's DLPack functions are ours, and TVM-FFI uses them instead of torch's C interface."""
-        os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"  # or it would build that interface anew
+        """Context manager that replaces torch's DLPack functions, and makes TVM-FFI use them instead of torch's C interface."""
+        os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"  # otherwise TVM-FFI would build that interface
         with ExitStack() as stack:
             stack.enter_context(without(torch.Tensor, "__dlpack_c_exchange_api__"))
             for module in (torch, torch.utils.dlpack):
@@ -52,7 +52,7 @@ class Bridges:
             yield
 
     def capsule(self, tensor: torch.Tensor, **options: Any) -> Any:
-        """Tensor.__dlpack__: an unversioned capsule, whatever version the consumer would take."""
+        """Tensor.__dlpack__: always returns an unversioned capsule."""
         with torch._C.DisableTorchFunction():
             capsule = torch._C._to_dlpack(tensor)
         if self.memory.is_device(tensor):
@@ -60,12 +60,12 @@ class Bridges:
         return capsule
 
     def device(self, tensor: torch.Tensor) -> tuple[Any, int]:
-        """Tensor.__dlpack_device__."""
+        """Implements Tensor.__dlpack_device__."""
         kind, index = tensor.__dlpack_device__()
         return (type(kind)(DLPACK_CUDA) if self.memory.is_device(tensor) else kind), index
 
     def imported(self, source: Any, **options: Any) -> torch.Tensor:
-        """torch.from_dlpack: a tensor that shares the memory of a capsule or of an object that exports one."""
+        """torch.from_dlpack: returns a tensor that shares the memory of a capsule or of an object that exports one."""
         if not _is_valid(source, CAPSULE_NAME):
             source = source.__dlpack__()
         device = capsule_device(source)
@@ -77,10 +77,10 @@ class Bridges:
 
 
 def _raw_stream(index: int) -> int:
-    """torch._C._cuda_getCurrentRawStream."""
+    """Implements torch._C._cuda_getCurrentRawStream."""
     return torch.cuda.current_stream(index).cuda_stream
 
 
 def _device() -> int:
-    """torch._C._cuda_getDevice."""
+    """Implements torch._C._cuda_getDevice."""
     return torch.cuda.current_device()

@@ -1,6 +1,6 @@
-"""Fake tensors on the virtual GPU: code generators that trace with them (Helion) see the devices that a GPU build shows.
+"""Fake tensors on the virtual GPU: code generators that trace with them (Helion) see the devices of a GPU build.
 
-A fake tensor for CUDA is one for the CPU that is marked, as real tensors are: torch without CUDA cannot index others.
+A fake CUDA tensor is a marked fake CPU tensor, like real tensors, because torch without CUDA cannot index others.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ DEVICES = ("device", "fake_device", "_fake_device")
 
 @contextmanager
 def marked_fakes(memory: DeviceMemory, gpu: torch.device) -> Iterator[None]:
-    """Inside the block fake tensors for CUDA are marked in `memory`, and say that they are on `gpu`."""
+    """Context manager that marks fake CUDA tensors in `memory` and makes them report the device `gpu`."""
     make, attribute = FakeTensor.__new__, vars(FakeTensor)["device"]
 
     def new(cls: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Device memory of the virtual GPU as torch sees it: storages that are marked, aligned, and known to the emulator."""
+"""Device memory of the virtual GPU for torch: marked, aligned storages that the emulator knows."""
 
 import weakref
 from collections import deque
@@ -16,14 +16,14 @@ MOST_FREED = 1024
 
 
 class DeviceMemory:
-    """Which storages are device memory, and which host memory is pinned (kernels may touch that too).
+    """Records which storages are device memory, and which host memory is pinned (kernels may also access that).
 
-    Memory of tensors that are gone stays accessible for a while (`VirtualGpu.freed_bytes`), as under torch's caching
-    allocator: scripts that let go of a tensor before its kernel ran work on hardware.
+    Memory of deleted tensors stays accessible for a while (`VirtualGpu.freed_bytes`), as with torch's caching
+    allocator. Scripts that delete a tensor before its kernel has run work on hardware.
     """
 
     def __init__(self, gpu: VirtualGpu) -> None:
-        """Nothing yet."""
+        """Starts without memory."""
         self.gpu = gpu
         self._device: dict[int, tuple[weakref.ref, str]] = {}
         self._pinned: dict[int, tuple[weakref.ref, str]] = {}
@@ -40,7 +40,7 @@ class DeviceMemory:
         return self._has(self._pinned, tensor)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a tensor whose storage nobody else uses into device memory, in place; returns it."""
+        """Moves a tensor whose storage nobody else uses into device memory, in place. Returns the tensor."""
         if isinstance(tensor, FakeTensor):
             return self.mark_fake(tensor)
         storage = tensor.untyped_storage()
@@ -55,11 +55,11 @@ class DeviceMemory:
         return tensor
 
     def place_once(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`place`, unless the tensor is on the GPU already."""
+        """`place`, unless the tensor is already on the GPU."""
         return tensor if self.is_device(tensor) else self.place(tensor)
 
     def fresh(self, result: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of a result that have a storage, and share it with no input."""
+        """Returns the tensors of a result whose storage no input shares."""
         found = list(tensors_in(result))
         if not found:
             return []
@@ -67,32 +67,32 @@ class DeviceMemory:
         return [tensor for tensor in found if id(storage_of(tensor)) not in old]
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note that memory which came from elsewhere is device memory; returns the tensor."""
+        """Marks memory of another origin as device memory. Returns the tensor."""
         self._mark(self._device, tensor)
         return tensor
 
     def mark_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note that a tensor without data (FakeTensor) stands for one on the GPU; returns it."""
+        """Marks a tensor without data (FakeTensor) as a GPU tensor. Returns the tensor."""
         self._mark(self._fake, tensor)
         return tensor
 
     def unmark_fake(self, tensor: torch.Tensor) -> None:
-        """A fake tensor is on the CPU: what it was made of is on the GPU."""
+        """Marks a fake tensor as a CPU tensor although its source is on the GPU."""
         if isinstance(tensor, FakeTensor):
             self._fake.pop(id(tensor.untyped_storage()), None)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note that a host tensor is pinned; returns it."""
+        """Marks a host tensor as pinned. Returns the tensor."""
         self._mark(self._pinned, tensor)
         return tensor
 
     def empty_cache(self) -> None:
-        """Forget the memory of tensors that are gone."""
+        """Forgets the memory of deleted tensors."""
         self._freed.clear()
         self._freed_bytes = 0
 
     def ranges(self) -> Iterator[MemoryRange]:
-        """Everything that kernels may touch."""
+        """Yields all memory that kernels may access."""
         for reference, name in (*self._device.values(), *self._pinned.values()):
             storage = reference()
             if storage is not None and storage.nbytes():
@@ -123,7 +123,7 @@ class DeviceMemory:
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """The storage of a tensor, or None if it has none (sparse, meta, wrappers)."""
+    """Returns the storage of a tensor, or None if it has none (sparse, meta, wrappers)."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -131,7 +131,7 @@ def storage_of(tensor: torch.Tensor) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested lists, tuples, and dictionaries."""
+    """Yields the tensors in nested lists, tuples, and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -145,7 +145,7 @@ def is_gpu(device: Any) -> bool:
     """Whether a device argument means the GPU.
 
     Raises:
-        RuntimeError: it means a GPU other than the first.
+        RuntimeError: it means a GPU other than the first one.
     """
     if device is None:
         return False

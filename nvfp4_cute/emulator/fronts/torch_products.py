@@ -1,7 +1,7 @@
-"""Matrix products of torch as a GPU does them: 16-bit operands summed in float32, `out_dtype`, groups.
+"""Matrix products of torch with GPU semantics: 16-bit operands summed in float32, `out_dtype`, groups.
 
-CPU builds lack the forms that scripts take as their references; these are exact products, summed in float32 or wider
-and rounded once to the output.
+CPU builds lack the forms that scripts use as references. These products are exact, summed in float32 or wider and
+rounded once to the output.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def in_float32(product: Callable) -> Callable:
-    """A matrix product whose 16-bit operands are widened and whose result is rounded once, to `out_dtype` if given."""
+    """Wraps a matrix product: widens 16-bit operands, and rounds the result once, to `out_dtype` if given."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         kwargs = dict(kwargs)
@@ -50,7 +50,7 @@ def _widened(value: Any) -> Any:
     return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-# ---- scales told by recipes ------------------------------------------------------------------------
+# ---- scales described by recipes -------------------------------------------------------------------
 def scaled_mm_v2(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -65,15 +65,17 @@ def scaled_mm_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """torch._scaled_mm_v2: as `scaled_mm`, with a list of scales an operand; further ones are factors of all of it.
+    """torch._scaled_mm_v2: `scaled_mm` with a list of scales per operand. Further scales multiply the complete operand.
 
     Args:
-        a: [M, K].  b: [K, N].  scale_a, scale_b: block or row scales, then float32 global ones.
-        recipe_a, recipe_b: ignored, the scales' dtypes and shapes say the same.
+        a: [M, K].
+        b: [K, N].
+        scale_a, scale_b: block or row scales, then float32 global scales.
+        recipe_a, recipe_b: ignored, because the scales' dtypes and shapes imply them.
         swizzle_a, swizzle_b: 0 for row-major scales, else the 128x4 blocked layout.
 
     Raises:
-        ValueError: a scale does not fit its operand, or a contraction over other dimensions.
+        ValueError: a scale does not fit its operand, or the contraction is over other dimensions.
     """
     if list(contraction_dim) not in ([], [1, 0], [-1, -2]):
         raise ValueError(f"contraction_dim {list(contraction_dim)}: only [M, K] @ [K, N] is modelled")
@@ -83,7 +85,7 @@ def scaled_mm_v2(
 
 
 def _operand(rows: torch.Tensor, scales: Sequence[torch.Tensor], swizzles: Sequence[int]) -> torch.Tensor:
-    """[rows, K] float64: an operand times all its scales."""
+    """[rows, K] float64: an operand times all of its scales."""
     blocked = bool(swizzles) and swizzles[0] != 0
     first = scales[0]
     if first.dtype == torch.float32 or blocked:
@@ -96,7 +98,7 @@ def _operand(rows: torch.Tensor, scales: Sequence[torch.Tensor], swizzles: Seque
 
 
 def _transposed(scale: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Float32 scales of b [K, N], in its order or already in that of b.t(), in the latter."""
+    """Returns float32 scales of b [K, N], given in its order or in that of b.t(), in the order of b.t()."""
     if scale.dtype != torch.float32 or scale.ndim != 2 or scale.numel() == 1:
         return scale
     k, n = b.shape
@@ -111,7 +113,7 @@ def _rounded(result: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 # ---- groups ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Group:
-    """One product of a grouped call. `index`: its number.  `a` [M, K], `b` [K, N].  `rows`: of a's scales and b's."""
+    """One product of a grouped call: `a` [M, K], `b` [K, N]. `index`: its number. `rows`: scale rows of a and of b."""
 
     index: int
     a: torch.Tensor
@@ -119,7 +121,7 @@ class _Group:
 
 
 def _groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> Iterator[_Group]:
-    """The products of torch's grouped forms: M, N or K ragged, told by `offs` [groups] (inclusive ends), or batched."""
+    """Yields the products of torch's grouped forms: ragged M, N or K with `offs` [groups] (inclusive ends), or batched."""
     if a.ndim == 3 and b.ndim == 3:
         yield from (_Group(i, a[i], b[i]) for i in range(a.shape[0]))
         return
@@ -139,9 +141,9 @@ def _groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> Iter
 
 
 def _joined(a: torch.Tensor, b: torch.Tensor, results: list[torch.Tensor]) -> torch.Tensor:
-    """Results of groups as torch arranges them: rows or columns after one another, else stacked.
+    """Arranges results of groups like torch: concatenated rows or columns, or else stacked.
 
-    Rows behind the last group, which a GPU leaves as they are, are zeros.
+    Rows after the last group are zeros here; a GPU leaves them unchanged.
     """
     if a.ndim == b.ndim:
         return torch.stack(results)
@@ -161,7 +163,7 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """torch._grouped_mm: 16-bit operands, [M, K] or [G, M, K] and [K, N] or [G, K, N]; float32 sums.
+    """torch._grouped_mm: 16-bit operands, [M, K] or [G, M, K] and [K, N] or [G, K, N], summed in float32.
 
     Raises:
         ValueError: `offs` is missing.
@@ -181,7 +183,7 @@ def scaled_grouped_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """torch._scaled_grouped_mm: `scaled_grouped_mm_v2` with one scale an operand."""
+    """torch._scaled_grouped_mm: `scaled_grouped_mm_v2` with one scale per operand."""
     swizzle = [int(scale_a.dtype != torch.float32)]
     result = scaled_grouped_mm_v2(
         a, b, [scale_a], [], swizzle, [scale_b], [], swizzle, offs, bias, torch.float64
@@ -206,12 +208,14 @@ def scaled_grouped_mm_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """torch._scaled_grouped_mm_v2.
+    """torch._scaled_grouped_mm_v2: grouped products of fp8 or fp4 operands with block or row scales.
 
     Args:
-        a, b: as of `grouped_mm`; fp8, or packed fp4 (offsets count elements).  offs: inclusive ends, int32 [groups].
-        scale_a, scale_b: float32, one a row or column, in the order of the groups; or block scales in the 128x4 layout,
-            each group's padded to whole tiles, one after the other; then float32 global scales, one a group.
+        a, b: shapes as for `grouped_mm`; fp8, or packed fp4 (offsets count elements).
+        offs: inclusive ends, int32 [groups].
+        scale_a, scale_b: float32, one per row or column, in the order of the groups; or block scales in the 128x4
+            layout, the groups' scales one after the other, each padded to full tiles; then float32 global scales, one
+            per group.
 
     Raises:
         ValueError: a scale does not fit its operand.
@@ -229,13 +233,13 @@ def scaled_grouped_mm_v2(
 
 
 class _ScaleParts:
-    """The scales of an operand, handed out group by group."""
+    """Scales of an operand, returned group by group."""
 
     def __init__(self, scale: torch.Tensor, batched: bool):
         self._scale, self._batched, self._taken = scale, batched, 0
 
     def take(self, index: int, rows: torch.Tensor) -> torch.Tensor:
-        """Scales of a group's operand [rows, K], packed or not: float32 [rows, 1], or blocked."""
+        """Returns the scales of a group's operand [rows, K], packed or not: float32 [rows, 1], or blocked."""
         scale = self._scale
         if scale.dtype == torch.float32:
             count = rows.shape[0]
@@ -254,7 +258,7 @@ class _ScaleParts:
 
 
 def _global(scales: Sequence[torch.Tensor], index: int) -> float:
-    """Product of a group's global scales."""
+    """Returns the product of a group's global scales."""
     factor = 1.0
     for scale in scales:
         flat = scale.reshape(-1)

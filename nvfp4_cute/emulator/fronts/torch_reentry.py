@@ -1,8 +1,8 @@
-"""Python that torch calls from inside an operator: it sees the virtual GPU as the script around it does.
+"""Lets Python functions that torch calls from inside an operator see the virtual GPU.
 
-A mode is off while it handles a call, and with it in everything that the call runs: autograd's backward functions and
-hooks, bodies of custom operators, checkpointed functions. These enter the mode again. Gradients that torch computes in
-C++ are marked as on the GPU where what they are computed from is.
+A torch mode is off while it handles a call, and also in everything that the call runs: autograd's backward functions
+and hooks, bodies of custom operators, checkpointed functions. These functions enter the mode again. Gradients that
+torch computes in C++ are marked as GPU tensors if their inputs are.
 """
 
 import functools
@@ -25,17 +25,17 @@ BUILT_IN = "aten"
 
 
 class Reentry:
-    """Enters a mode again wherever torch calls Python."""
+    """Enters a mode again wherever torch calls Python functions."""
 
     def __init__(self, mode: TorchFunctionMode, memory: DeviceMemory):
-        """`mode`: the one that is off inside operators.  `memory`: where marks are kept."""
+        """`mode`: the mode that is off inside operators. `memory`: stores the marks."""
         self.mode, self.memory = mode, memory
         self._bodies: dict[tuple[str, str], dict[str, Callable]] = {}
         self._register = Library.impl
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside the block autograd's engine and operators that are registered enter the mode."""
+        """Context manager in which autograd's engine and registered operators enter the mode."""
         with ExitStack() as stack:
             stack.enter_context(replaced(Variable, _execution_engine=_Engine(self)))
             stack.enter_context(replaced(Library, impl=self._library_impl()))
@@ -43,12 +43,12 @@ class Reentry:
             yield
 
     def is_on(self) -> bool:
-        """Whether the mode handles what is called now."""
+        """Whether the mode handles calls now."""
         return self.mode in _get_current_function_mode_stack()
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """The mode is on in this block, once."""
+        """Context manager that turns the mode on, at most once."""
         if self.is_on():
             yield
         else:
@@ -56,7 +56,7 @@ class Reentry:
                 yield
 
     def _hooks_init(self) -> Callable:
-        """saved_tensors_hooks.__init__ (checkpoints use them, too): operators call the hooks where the mode is off."""
+        """saved_tensors_hooks.__init__, also used by checkpoints, whose hooks enter the mode: operators call them with it off."""
         real = saved_tensors_hooks.__init__
 
         def init(hooks: Any, pack: Callable, unpack: Callable) -> None:
@@ -66,7 +66,7 @@ class Reentry:
 
     # ---- operators that Python implements ------------------------------------------------------
     def _library_impl(self) -> Callable:
-        """Library.impl whose functions enter the mode; those for CUDA serve marked tensors, which CPU kernels get."""
+        """Library.impl whose functions enter the mode. Functions for CUDA serve marked tensors, which reach CPU kernels."""
 
         def impl(
             library: Library, op_name: Any, fn: Callable, dispatch_key: str = "", **options: Any
@@ -80,7 +80,9 @@ class Reentry:
                 bodies = self._bodies.setdefault((library.ns, str(op_name)), {})
                 is_second = bool(bodies) and key not in bodies
                 bodies[key] = body
-                if is_second:  # what is registered chooses; torch before 2.13 refuses a key twice
+                if (
+                    is_second
+                ):  # the registered function chooses; torch before 2.13 refuses a second function per key
                     return
                 key, body = "CPU", self._chosen(bodies)
             self._register(library, op_name, body, key, **options)
@@ -96,7 +98,7 @@ class Reentry:
         return run
 
     def _chosen(self, bodies: dict[str, Callable]) -> Callable:
-        """The body for the device of the tensors that it gets."""
+        """Returns a function that calls the body for the device of its tensors."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             on_gpu = any(map(self.memory.is_device, tensors_in((args, kwargs))))
@@ -106,13 +108,13 @@ class Reentry:
 
 
 class _Engine:
-    """Autograd's engine, which runs with the mode on."""
+    """Autograd's engine with the mode on."""
 
     def __init__(self, reentry: Reentry):
         self._reentry, self._engine = reentry, Variable._execution_engine
 
     def run_backward(self, tensors: Any, grad_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Variable._execution_engine.run_backward: gradients of what is on the GPU are there, too."""
+        """Variable._execution_engine.run_backward: marks gradients of GPU tensors as GPU tensors."""
         memory = self._reentry.memory
         if not any(map(memory.is_device, tensors_in(tensors))):
             with self._reentry.again():
@@ -128,7 +130,7 @@ class _Engine:
 
 
 class _Marking(TorchDispatchMode):
-    """Marks results of operators that C++ calls: those computed from marked tensors, and those made of nothing."""
+    """Marks results of operators that C++ calls: results of marked tensors, and tensors created without inputs."""
 
     def __init__(self, reentry: Reentry):
         super().__init__()
@@ -139,7 +141,7 @@ class _Marking(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        # A call from Python was taken by the mode, which marks what it must, and is off here.
+        # The mode handled a call from Python and marks its results, so this mode does nothing.
         if self._reentry.is_on():
             memory = self._reentry.memory
             inputs = list(tensors_in((args, kwargs)))

@@ -1,6 +1,6 @@
-"""torch._scaled_mm for tensors on the virtual GPU: exact products, summed in float64, rounded once to the output.
+"""torch._scaled_mm for tensors on the virtual GPU: exact products, summed in float64 and rounded once to the output.
 
-No CPU build of torch multiplies fp4 or block-scaled operands; scripts use the function as their reference.
+No CPU build of torch multiplies fp4 or block-scaled operands, but scripts use the function as their reference.
 """
 
 import torch
@@ -20,13 +20,16 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """(scale_a * a) @ (scale_b * b) + bias, divided by nothing and rounded once.
+    """Computes (scale_a * a) @ (scale_b * b) + bias, rounded once.
 
     Args:
-        a: [M, K], K-major; fp8, or packed fp4 [M, K/2].  b: [K, N] (fp4: [K/2, N]), K-major: a transposed view.
-        scale_a, scale_b: float32 of shape [], [1], [M, 1] and [1, N], or any that divides the operand's shape evenly;
-            or e4m3 (blocks of 16 along K) or e8m0 (blocks of 32) in the 128x4 blocked layout, any shape.
-        bias: [N].  scale_result: scalar factor of the result.  use_fast_accum: ignored, sums are exact enough.
+        a: [M, K], K-major; fp8, or packed fp4 [M, K/2].
+        b: [K, N] (fp4: [K/2, N]), K-major: a transposed view.
+        scale_a, scale_b: float32 of shape [], [1], [M, 1] and [1, N], or any shape that divides the operand's shape
+            evenly; or e4m3 (blocks of 16 along K) or e8m0 (blocks of 32) in the 128x4 blocked layout, any shape.
+        bias: [N].
+        scale_result: scalar factor of the result.
+        use_fast_accum: ignored, because the sums are exact enough.
 
     Raises:
         ValueError: a scale does not fit its operand.
@@ -44,10 +47,10 @@ def scaled_mm(
 
 
 def scaled_rows(operand: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[rows, K] float64: values times scales, float32 or blocked ones.
+    """[rows, K] float64: values times scales, float32 or blocked.
 
     Raises:
-        ValueError: a scale does not fit.
+        ValueError: a scale does not fit its operand.
     """
     values = decode(operand)
     if scale.dtype == torch.float32:
@@ -80,7 +83,7 @@ def decode(operand: torch.Tensor) -> torch.Tensor:
     if operand.dtype != torch.float4_e2m1fn_x2:
         return operand.float().double()
     codes = operand.view(torch.uint8)
-    # Two values a byte, the low nibble first.
+    # Two values per byte, the low nibble first.
     nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.float64)
     return table[nibbles]

@@ -1,16 +1,18 @@
 """torch on the virtual GPU: tensors "on cuda" are CPU tensors in storages that are marked as device memory.
 
-`emulated_cuda` holds while a script runs. Inside, `device="cuda"`, `.cuda()`, and `torch.cuda.*` work without a GPU:
+`emulated_cuda` is active while a script runs. Inside it, `device="cuda"`, `.cuda()`, and `torch.cuda.*` work without a
+GPU:
 
-- A tensor is on the GPU if its storage is marked. Results of operations on marked tensors are marked; `.cpu()` copies
-  and `.device`, `.is_cuda`, and DLPack answer as a GPU build of torch does.
-- Marked storages are aligned as CUDA allocations are, and are the memory that kernels may touch.
-- torch.compile leaves functions as they are.
-- Streams run in order, so waiting is nothing. Event times are host times, not times of a GPU.
-- Python that torch calls from inside an operator (backward functions, custom operators) sees the same (torch_reentry).
-- While a graph is captured, launches and in-place operations are kept instead of run; a replay runs them.
+- A tensor is on the GPU if its storage is marked. Results of operations on marked tensors are marked. `.cpu()` copies,
+  and `.device`, `.is_cuda`, and DLPack answer like a GPU build of torch.
+- Marked storages are aligned like CUDA allocations, and are the memory that kernels may access.
+- torch.compile returns functions unchanged.
+- Streams run in order, so waits do nothing. Event times are host times, not GPU times.
+- Python functions that torch calls from inside an operator (backward functions, custom operators) see the virtual GPU
+  (torch_reentry).
+- During a graph capture, launches and in-place operations are stored instead of run; a replay runs them.
 
-The mode is one of the thread that enters it: tensors that other threads or processes create stay on the CPU.
+The mode belongs to the thread that enters it: tensors created by other threads or processes stay on the CPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ CUDA_VERSION = "13.0"
 
 @contextmanager
 def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
-    """Inside the block, torch's CUDA device is `gpu`."""
+    """Context manager in which torch's CUDA device is `gpu`."""
     memory = DeviceMemory(gpu)
     mode = DeviceMode(gpu, memory)
     gpu.torch_memory = memory
@@ -69,10 +71,10 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
 
 
 class DeviceMode(TorchFunctionMode):
-    """Maps every torch function to CPU tensors and keeps track of which of them are on the GPU."""
+    """Maps every torch function to CPU tensors and tracks which of them are on the GPU."""
 
     def __init__(self, gpu: VirtualGpu, memory: DeviceMemory):
-        """`memory`: where marks are kept."""
+        """`memory`: stores the marks."""
         super().__init__()
         self.gpu, self.memory, self.bridges = gpu, memory, Bridges(memory)
         self.default_device: torch.device | None = None
@@ -98,7 +100,7 @@ class DeviceMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        """Run one torch function. The mode is off inside, so everything here sees plain CPU tensors."""
+        """Runs one torch function. The mode is off inside, so the code here sees plain CPU tensors."""
         kwargs = kwargs or {}
         handler = self._handlers.get(func)
         if handler is not None:
@@ -131,7 +133,7 @@ class DeviceMode(TorchFunctionMode):
         self.default_device = None if device is None else torch.device(device)
 
     def _capture(self, func: Callable, args: tuple, kwargs: dict, inputs: list[torch.Tensor]) -> Any:
-        """Keep an operation in the graph. In-place ones wait for the replay; the others run to give their outputs."""
+        """Stores an operation in the graph. In-place operations wait for the replay; others run to create their outputs."""
         assert self.gpu.graph is not None
         if _in_place(func, kwargs):
             self.gpu.graph.actions.append(lambda: func(*args, **kwargs))
@@ -148,7 +150,7 @@ class DeviceMode(TorchFunctionMode):
         return result
 
     def _on_gpu(self, reference: Callable) -> Callable:
-        """A function whose result is on the GPU, given `out` or not."""
+        """Wraps a function whose result is on the GPU, with or without `out`."""
 
         def run(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
             result = reference(*args, **kwargs)
@@ -200,7 +202,7 @@ class DeviceMode(TorchFunctionMode):
             self.gpu.graph.actions.append(lambda: _copy_bytes(result, convert(tensor, True)))
         return result
 
-    # ---- questions and bridges -----------------------------------------------------------------
+    # ---- queries and bridges -------------------------------------------------------------------
     def _device_of(self, tensor: torch.Tensor) -> torch.device:
         return GPU if self.memory.is_device(tensor) else torch.Tensor.device.__get__(tensor)
 
@@ -216,12 +218,12 @@ class DeviceMode(TorchFunctionMode):
 
 
 def uncompiled(model: Any = None, **options: Any) -> Any:
-    """torch.compile: what is compiled runs as it is. A compiler would make code for a GPU that is not there."""
+    """torch.compile: returns the function unchanged, because a compiler would generate code for a GPU."""
     return model if model is not None else lambda function: function
 
 
 def _getter(name: str) -> Any:
-    """What a mode sees as the function that reads an attribute of tensors."""
+    """Returns the function that a mode sees for reading an attribute of tensors."""
     return vars(torch._C.TensorBase)[name].__get__
 
 
@@ -236,7 +238,7 @@ def _in_place(func: Callable, kwargs: dict) -> bool:
 
 
 def _copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
-    """copy_ that needs no arithmetic for the dtype (there is none for packed fp4)."""
+    """copy_ without arithmetic on the dtype, which packed fp4 does not have."""
     if to.dtype == source.dtype and to.stride() == source.stride() and to.element_size() == 1:
         to, source = to.view(torch.uint8), source.view(torch.uint8)
     to.copy_(source)
@@ -249,7 +251,7 @@ def _index(device: Any) -> int:
 
 
 class _Generator(torch.Generator):
-    """A generator "on cuda" is one on the CPU: the numbers differ from a GPU's."""
+    """A generator "on cuda" is a CPU generator, so its numbers differ from a GPU's."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         return super().__new__(cls, "cpu" if is_gpu(device) else device)  # type: ignore[call-arg]

@@ -1,6 +1,6 @@
-"""A virtual GPU for a whole process: an Emulator with memory, streams, graphs, properties, and a log of launches.
+"""A virtual GPU for a process: an Emulator with memory, streams, graphs, properties, and a log of launches.
 
-The shims (torch_shim, cuda_shim, dsl_shim) answer a script's questions from it.
+The shims (torch_shim, cuda_shim, dsl_shim) answer a script's queries from it.
 """
 
 import copy
@@ -47,7 +47,7 @@ FREED_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class Product:
-    """What a device of an architecture says of itself: name, SMs, bytes of memory and of L2, clock in kHz."""
+    """Reported properties of an architecture's device: name, SMs, bytes of memory and of L2, clock in kHz."""
 
     name: str
     sm_count: int
@@ -72,12 +72,13 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What a CTA of a kernel needs of an SM.
+    """SM resources of a kernel's CTA.
 
     Attributes:
-        threads: of a CTA.  shared_bytes: static and dynamic shared memory of a CTA.
+        threads: threads per CTA.
+        shared_bytes: static and dynamic shared memory per CTA.
         ctas_per_sm: CTAs that an SM holds at a time.
-        code: what the assembler made of the kernel; None where only its PTX is known.
+        code: the kernel's machine code; None if only its PTX is known.
     """
 
     threads: int
@@ -88,10 +89,10 @@ class Resources:
 
 @dataclass
 class LaunchRow:
-    """One launch: what was launched, and what it executed so far.
+    """One launch, and its executed work so far.
 
     Attributes:
-        timing: its modelled time (`timing.result.Timing`), where one was asked for and the launch ended.
+        timing: its modelled time (`timing.result.Timing`), if one was requested and the launch has ended.
     """
 
     kernel: str
@@ -105,18 +106,18 @@ class LaunchRow:
 
 
 class Watcher(Protocol):
-    """Who is told about launches as they happen."""
+    """An observer of launches."""
 
     def begin(self, row: LaunchRow) -> None:
-        """A launch starts."""
+        """Called when a launch starts."""
         ...
 
     def progress(self, row: LaunchRow, done: int, total: int) -> None:
-        """`done` of `total` CTAs are finished."""
+        """Called when `done` of `total` CTAs are finished."""
         ...
 
     def end(self, row: LaunchRow) -> None:
-        """The launch is over, finished or failed."""
+        """Called when the launch is over, finished or failed."""
         ...
 
 
@@ -125,30 +126,33 @@ MemoryRange = tuple[str, int, int]
 
 
 class Graph:
-    """Work that was captured instead of run, in order; every replay runs it once."""
+    """Captured work, in order. Every replay runs it once."""
 
     def __init__(self) -> None:
-        """An empty graph."""
+        """Starts without work."""
         self.actions: list[Callable[[], None]] = []
 
     def replay(self) -> None:
-        """Run everything once."""
+        """Runs the captured work once."""
         for action in self.actions:
             action()
 
 
 class VirtualGpu(Emulator):
-    """The one GPU of this process.
+    """The only GPU of this process.
 
     Attributes:
-        product: what it says of itself.
-        uuid: its identity, the same in every process.  limits: what `cudaDeviceGetLimit` answers, by number.
+        product: its reported properties.
+        uuid: its identity, equal in every process.
+        limits: answers of `cudaDeviceGetLimit`, by number.
         launches: every launch that ran, in order.
-        graph: where work goes while it is captured, else None.
+        graph: the graph that is being captured, or None.
         store: PTX of exported objects, or None.
-        freed_bytes: memory of tensors that are gone which kernels may still touch; 0 makes every use after free an error.
-        memory_sources: callables that list the live device memory besides `allocate`'s; asked before each launch.
-        torch_memory: which of torch's storages are device memory (`torch_memory.DeviceMemory`), while torch is answered.
+        freed_bytes: amount of memory of deleted tensors that kernels may still access; 0 makes every use after free an
+            error.
+        memory_sources: callables that list the live device memory besides that of `allocate`; called before each
+            launch.
+        torch_memory: torch's device storages (`torch_memory.DeviceMemory`), while torch is emulated.
     """
 
     def __init__(
@@ -163,9 +167,11 @@ class VirtualGpu(Emulator):
         timing: Clock | None = None,
         store: KernelStore | None = None,
     ):
-        """`sm_count`: SMs, by default those of the architecture's product. The others: as `Emulator` takes them.
+        """Makes the GPU of an architecture. Other arguments: see `Emulator`.
 
-        `store`: where PTX of exported objects is kept, and looked for when one is loaded.
+        Args:
+            sm_count: number of SMs; by default that of the architecture's product.
+            store: stores PTX of exported objects, and finds it when one is loaded.
 
         Raises:
             EmulatorError: unknown architecture.
@@ -203,7 +209,7 @@ class VirtualGpu(Emulator):
         return target is not None and ptx_arch(target.group(1)) == self.device.arch
 
     def recover(self, image: bytes) -> bool:
-        """Register the PTX of an object that another process exported, if it was kept."""
+        """Registers the PTX of an object that another process exported, if it was kept."""
         found = self.store.find(image) if self.store else None
         if found is None:
             return False
@@ -218,7 +224,7 @@ class VirtualGpu(Emulator):
 
     # ---- launches ------------------------------------------------------------------------------
     def run(self, launch: Launch) -> None:
-        """Run a launch, or keep it if a graph is being captured.
+        """Runs a launch, or stores it if a graph is being captured.
 
         Raises:
             EmulatorError: a failure of the kernel.
@@ -249,7 +255,7 @@ class VirtualGpu(Emulator):
                 self._watcher.end(row)
 
     def recorded(self, trace: LaunchTrace) -> None:
-        """A launch has ended: its row has its modelled time."""
+        """Stores the modelled time of a launch that has ended in its row."""
         super().recorded(trace)
         self.launches[-1].timing = self.timings[-1]
 
@@ -261,17 +267,17 @@ class VirtualGpu(Emulator):
 
     @property
     def failed(self) -> BaseException | None:
-        """What stopped a launch; from then on the device answers every launch with an error, as hardware does."""
+        """Error that stopped a launch. From then on the device answers every launch with an error, like hardware."""
         return self._error
 
     def take_failure(self) -> BaseException | None:
-        """What stopped a launch, once: afterwards the device runs launches again, as in a new process."""
+        """Returns the error that stopped a launch, once. Afterwards the device runs launches again, as in a new process."""
         failure, self._error = self._error, None
         return failure
 
     @contextmanager
     def capturing(self, graph: Graph) -> Iterator[Graph]:
-        """Put launches into `graph` instead of running them."""
+        """Context manager that stores launches in `graph` instead of running them."""
         self.begin_capture(graph)
         try:
             yield graph
@@ -279,20 +285,20 @@ class VirtualGpu(Emulator):
             self.end_capture()
 
     def begin_capture(self, graph: Graph) -> None:
-        """Put launches into `graph` until `end_capture`.
+        """Stores launches in `graph` until `end_capture`.
 
         Raises:
-            EmulatorError: a capture is going on.
+            EmulatorError: a capture is already under way.
         """
         if self.graph is not None:
             raise EmulatorError("a graph capture began while another one was going on")
         self.graph = graph
 
     def end_capture(self) -> Graph:
-        """Run launches again; the graph that took them.
+        """Ends the capture and returns its graph.
 
         Raises:
-            EmulatorError: no capture is going on.
+            EmulatorError: no capture is under way.
         """
         graph, self.graph = self.graph, None
         if graph is None:
@@ -301,7 +307,7 @@ class VirtualGpu(Emulator):
 
     # ---- memory --------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        """Address of new device memory, aligned and poisoned."""
+        """Returns the address of new device memory, aligned and poisoned."""
         view = self.new_bytes(nbytes)
         view[:] = POISON
         address = int(view.ctypes.data)
@@ -309,52 +315,52 @@ class VirtualGpu(Emulator):
         return address
 
     def new_bytes(self, nbytes: int) -> np.ndarray:
-        """Uninitialised memory, uint8, for tensors and allocations; subclasses say where it lies."""
+        """Returns uninitialised memory, uint8, for tensors and allocations. Subclasses choose its place."""
         return aligned_bytes(nbytes)
 
     def free(self, address: int) -> None:
-        """Give memory back.
+        """Frees memory.
 
         Raises:
-            EmulatorError: it was not allocated here.
+            EmulatorError: the address was not allocated here.
         """
         if address and self._allocations.pop(address, None) is None:
             raise EmulatorError(f"free of {address:#x}, which no driver call allocated")
 
     def live_memory(self) -> Iterator[MemoryRange]:
-        """Everything that kernels may touch."""
+        """Yields all memory that kernels may access."""
         for address, view in self._allocations.items():
             yield f"driver allocation of {view.size} bytes", address, view.size
         for source in self.memory_sources:
             yield from source()
 
     def new_handle(self) -> int:
-        """A number for a stream, an event, or a graph; never zero, which is the default stream."""
+        """Returns a number for a stream, an event, or a graph. It is never zero, which means the default stream."""
         return next(self._handles)
 
     def new_stream(self) -> int:
-        """A number for a stream that a script makes."""
+        """Returns a number for a new stream."""
         return self.new_handle()
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray:
-    """Uninitialised host memory, uint8, aligned as device memory is, and not below LOWEST_ADDRESS."""
+    """Returns uninitialised host memory, uint8, aligned like device memory, and not below LOWEST_ADDRESS."""
     raw = np.empty(max(nbytes, 1) + ALLOCATION_ALIGN, np.uint8)
-    if raw.ctypes.data < LOWEST_ADDRESS:  # the heap of an interpreter that is linked to a fixed address
+    if raw.ctypes.data < LOWEST_ADDRESS:  # the heap of an interpreter linked to a fixed address
         raw = np.frombuffer(mmap.mmap(-1, raw.size), np.uint8)
     start = -raw.ctypes.data % ALLOCATION_ALIGN
     return raw[start : start + max(nbytes, 1)]
 
 
 def difference(now: Stats, before: Stats) -> Stats:
-    """What was counted between two readings."""
+    """Returns the counts between two readings."""
     fields = [field.name for field in dataclasses.fields(Stats)]
     return Stats(**{name: getattr(now, name) - getattr(before, name) for name in fields})
 
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Attributes of a module or class replaced inside the block, and put back (or removed) after it."""
+    """Context manager that replaces attributes of a module or class, and restores (or removes) them at the end."""
     missing = object()
     saved = {name: vars(owner).get(name, missing) for name in values}
     for name, value in values.items():
@@ -371,7 +377,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def without(owner: Any, name: str) -> Iterator[None]:
-    """An attribute, if there is one, removed inside the block."""
+    """Context manager that removes an attribute, if there is one."""
     if name not in vars(owner):
         yield
         return
