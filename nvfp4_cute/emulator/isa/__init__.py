@@ -1,8 +1,8 @@
 """The instruction registry and the Builder that turns operands into readers and writers.
 
-A handler is a builder function: it looks at one `Inst` once, checks every modifier, and returns the closure
-(`Step`) that a warp calls each time it executes the instruction. One module per instruction family; a module
-registers its handlers when imported, and `isa.families` imports them all.
+A handler is a builder function. It reads one `Inst` once, checks every modifier, and returns the closure (`Step`) that
+a warp calls each time it executes the instruction. Each instruction family has a module, which registers its handlers
+when imported; `isa.families` imports them all.
 
 Register slots. Every operand (register, literal, special register, symbol address) lives in a slot of the warp's
 register list, so that reading an operand is ``warp.regs[slot]``. A slot holds a bit pattern: a Python int (a
@@ -56,7 +56,7 @@ FLOATS: dict[str, np.dtype] = {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f6
 
 
 def handler(*prefixes: str) -> Callable[[HandlerFunction], HandlerFunction]:
-    """Register a handler for opcodes that start with one of `prefixes` (whole dotted words)."""
+    """Registers a handler for opcodes that start with one of `prefixes` (whole dotted words)."""
 
     def register(function: HandlerFunction) -> HandlerFunction:
         for prefix in prefixes:
@@ -69,30 +69,30 @@ def handler(*prefixes: str) -> Callable[[HandlerFunction], HandlerFunction]:
 
 
 def longest_prefix(inst: Inst, table: Container[str]) -> str | None:
-    """The longest dotted prefix of an instruction's opcode that is in a table; None if none is."""
+    """Returns the longest dotted prefix of an instruction's opcode that is in a table, or None."""
     return next((prefix for prefix in _prefixes(inst.opcode, inst.mods) if prefix in table), None)
 
 
 @lru_cache(4096)
 def _prefixes(opcode: str, mods: tuple[str, ...]) -> tuple[str, ...]:
-    """Of an instruction's opcode, the longest first."""
+    """Returns the dotted prefixes of an instruction's opcode, the longest first."""
     words = (*opcode.split("."), *mods[opcode.count(".") :])
     return tuple(".".join(words[:count]) for count in range(len(words), 0, -1))
 
 
 class Wrappers:
-    """What is put around the steps of some instructions.
+    """Wrappers of the steps of some instructions.
 
     Attributes:
         by_prefix: opcode prefix (whole dotted words) -> the wrapper.
     """
 
     def __init__(self) -> None:
-        """None yet."""
+        """Starts without wrappers."""
         self.by_prefix: dict[str, Wrapper] = {}
 
     def register(self, *prefixes: str) -> Callable[[Wrapper], Wrapper]:
-        """Register a wrapper for opcodes that start with one of `prefixes`."""
+        """Registers a wrapper for opcodes that start with one of `prefixes`."""
 
         def add(function: Wrapper) -> Wrapper:
             self.by_prefix.update(dict.fromkeys(prefixes, function))
@@ -105,81 +105,81 @@ class Wrappers:
         return longest_prefix(inst, self.by_prefix) is not None
 
     def wrap(self, inst: Inst, b: "Builder", step: Step) -> Step:
-        """The step, wrapped by the wrapper of the longest matching prefix if there is one."""
+        """Returns the step in the wrapper of the longest matching prefix, or the step itself without one."""
         prefix = longest_prefix(inst, self.by_prefix)
         return step if prefix is None else self.by_prefix[prefix](inst, b, step)
 
 
 class Mods:
-    """Consumes the modifiers of an instruction one by one, so that none can be overlooked.
+    """Consumes the modifiers of an instruction one by one, so that none is overlooked.
 
     The words that the handler's prefix already matched are consumed at the start.
     """
 
     def __init__(self, inst: Inst):
-        """Take all modifiers of `inst` as not yet consumed."""
+        """Starts with no modifier of `inst` consumed."""
         self.inst = inst
         self.left = list(inst.mods[inst.opcode.count(".") :])
 
     def flag(self, name: str) -> bool:
-        """Consume `name` if present."""
+        """Consumes `name` if present. Returns whether it was."""
         if name in self.left:
             self.left.remove(name)
             return True
         return False
 
     def one_of(self, *names: str, default: str | None = None) -> str | None:
-        """Consume the first of `names` that is present; `default` if none is."""
+        """Consumes the first of `names` that is present; returns `default` if none is."""
         for name in names:
             if self.flag(name):
                 return name
         return default
 
     def drop(self, *names: str) -> None:
-        """Consume modifiers that change nothing here (hints, scopes of an in-order machine)."""
+        """Consumes modifiers that change nothing here (hints, scopes of an in-order machine)."""
         for name in names:
             while self.flag(name):
                 pass
 
     def drop_prefix(self, *prefixes: str) -> None:
-        """Consume hints that are spelled with a value, such as ``L2::128B``."""
+        """Consumes hints that include a value, such as ``L2::128B``."""
         self.left = [m for m in self.left if not m.startswith(prefixes)]
 
     def types(self) -> list[str]:
-        """Consume and return all data types, in order."""
+        """Consumes and returns all data types, in order."""
         found = [m for m in self.left if m in TYPE_BYTES]
         self.left = [m for m in self.left if m not in TYPE_BYTES]
         return found
 
     def type(self) -> str:
-        """Consume exactly one data type."""
+        """Consumes and returns exactly one data type."""
         found = self.types()
         if len(found) != 1:
             raise self.inst.unsupported(f"expected one type, found {found}")
         return found[0]
 
     def done(self) -> None:
-        """Refuse the instruction if a modifier is left.
+        """Raises if a modifier is left.
 
         Raises:
-            EmulatorError: names the modifiers that nobody consumed.
+            EmulatorError: names the modifiers that were not consumed.
         """
         if self.left:
             raise self.inst.unsupported(f"unknown modifier {', '.join('.' + m for m in self.left)}")
 
 
 def type_bytes(type_: str) -> int:
-    """Size of a PTX type in bytes."""
+    """Returns the size of a PTX type in bytes."""
     return TYPE_BYTES[type_]
 
 
 def lane_value(value: Any, lane: int) -> Any:
-    """The value that one lane sees of a dual (uniform or 32-lane) value."""
+    """Returns one lane's value of a dual (uniform or 32-lane) value."""
     return value[lane].item() if value.__class__ is np.ndarray else value
 
 
 def merge_lanes(active: np.ndarray, new: Any, old: Any, dtype: np.dtype) -> Any:
-    """`new` in the active lanes, `old` in the others; stays uniform where the two agree."""
+    """Returns `new` in the active lanes and `old` in the others; uniform if the two agree."""
     if old is None or (new.__class__ is not np.ndarray and old.__class__ is not np.ndarray and new == old):
         return new
     merged = np.empty(len(active), dtype)
@@ -189,7 +189,7 @@ def merge_lanes(active: np.ndarray, new: Any, old: Any, dtype: np.dtype) -> Any:
 
 
 def slot_dtype(type_: str) -> np.dtype:
-    """dtype of the 32-lane form of a register of this declared type."""
+    """Returns the dtype of the 32-lane form of a register of this declared type."""
     if type_ == "pred":
         return np.dtype(bool)
     size = TYPE_BYTES[type_]
@@ -197,18 +197,18 @@ def slot_dtype(type_: str) -> np.dtype:
 
 
 class Builder:
-    """Gives the handlers of one entry their operand readers and writers, and records what each one touches.
+    """Creates operand readers and writers for the handlers of one entry, and records the slots that each handler touches.
 
     Attributes:
-        arch: what the module was compiled for.
+        arch: target of the module.
         template: initial register list of a warp: None for registers, the value for literals.
         specials: slot -> name of the special register that a warp fills in when it starts.
         shared_symbols / params: slot -> byte offset, turned into addresses when a warp starts.
         dtypes: slot -> dtype of its 32-lane form.
         reads / writes: slots that the instruction being built reads and writes (input of the liveness analysis).
         dynamic: slots of special registers that change while the kernel runs, read by this instruction.
-        targets / falls_through: where control may go after this instruction (set by control handlers).
-        guarded: the handler takes care of the instruction's predicate itself.
+        targets, falls_through: possible successors of this instruction (set by control handlers).
+        guarded: the handler itself applies the instruction's predicate.
     """
 
     def __init__(
@@ -218,9 +218,13 @@ class Builder:
         tables: dict[str, tuple[str, ...]],
         arch: Architecture,
     ):
-        """`labels`: name -> instruction index. `symbols`: name -> (space, offset in the space or host address).
+        """Makes a builder for one entry.
 
-        `tables`: name -> label names of a ``.branchtargets`` list. `arch`: what the module was compiled for.
+        Args:
+            labels: name -> instruction index.
+            symbols: name -> (space, offset in the space or host address).
+            tables: name -> label names of a ``.branchtargets`` list.
+            arch: target of the module.
         """
         self.arch = arch
         self.labels = labels
@@ -243,7 +247,7 @@ class Builder:
         self._slots: dict[Any, int] = {}
 
     def begin(self, inst: Inst, pc: int, prefix: str) -> None:
-        """Start the instruction at index `pc`, matched by the registered `prefix`."""
+        """Starts the instruction at index `pc`, matched by the registered `prefix`."""
         self.inst = inst if prefix == inst.opcode else replace(inst, opcode=prefix)
         self.pc = pc
         self.reads, self.writes, self.dynamic = set(), set(), {}
@@ -251,7 +255,7 @@ class Builder:
 
     # ---- slots ---------------------------------------------------------------------------------
     def slot(self, operand: Operand, type_: str) -> int:
-        """Slot of a source operand. Literals are encoded for `type_`. Registers keep their own width."""
+        """Returns the slot of a source operand. Literals are encoded for `type_`. Registers keep their own width."""
         if isinstance(operand, Reg):
             slot = self._register(operand)
             self.reads.add(slot)
@@ -274,7 +278,7 @@ class Builder:
         raise self.refuse(f"operand {operand} where a register or a literal is expected")
 
     def target(self, operand: Operand) -> int:
-        """Slot of a destination register (a Sink is the caller's business)."""
+        """Returns the slot of a destination register. The caller handles a Sink."""
         if not isinstance(operand, Reg):
             raise self.refuse(f"operand {operand} where a destination register is expected")
         slot = self._register(operand)
@@ -315,22 +319,22 @@ class Builder:
         return slot, True
 
     def width(self, slot: int) -> int:
-        """Bytes of a slot's register (predicates count as one)."""
+        """Returns the bytes of a slot's register (1 for predicates)."""
         return 16 if self.dtypes[slot] is WIDE else self.dtypes[slot].itemsize
 
     def poison(self, slot: int) -> Any:
-        """What a register holds that nobody wrote: all ones, NaN in every float format; predicates are false."""
+        """Returns the content of an unwritten register: all ones, which is NaN in every float format; False for predicates."""
         if self.dtypes[slot] == np.dtype(bool):
             return False
         return (1 << 8 * self.width(slot)) - 1
 
     # ---- readers -------------------------------------------------------------------------------
     def read(self, operand: Operand, type_: str) -> Reader:
-        """A function ``warp -> value`` of the operand seen as `type_`.
+        """Returns a function ``warp -> value`` that reads the operand as `type_`.
 
-        u/b types: Python int or unsigned ndarray (32 lanes). s types: signed int or signed ndarray. f16/f32/f64:
-        NumPy scalar or ndarray of that dtype; bf16: exact float32. pred: bool or bool ndarray. A register wider
-        than `type_` is truncated.
+        u/b types: Python int or unsigned ndarray (32 lanes). s types: signed int or signed ndarray. f16/f32/f64: NumPy
+        scalar or ndarray of that dtype; bf16: exact float32. pred: bool or bool ndarray. A register wider than `type_`
+        is truncated.
         """
         if isinstance(operand, Not):
             inner = self.read(operand.operand, "pred")
@@ -343,7 +347,7 @@ class Builder:
         return self._reinterpret(bits, type_, want)
 
     def read_as(self, operand: Operand, type_: str, seen_as: str) -> Reader:
-        """Read bits of a typed operand: literals are encoded for `type_`, the value is seen as `seen_as`."""
+        """Returns a reader of the bits of a typed operand: literals are encoded for `type_`, the value is read as `seen_as`."""
         if isinstance(operand, Imm):
             return self.read(Imm(encode_literal(operand, type_)), seen_as)
         return self.read(operand, seen_as)
@@ -370,10 +374,10 @@ class Builder:
 
     # ---- writers -------------------------------------------------------------------------------
     def write(self, operand: Operand, type_: str) -> Writer:
-        """A function ``(warp, value)`` that stores a value of `type_`, honouring the active mask.
+        """Returns a function ``(warp, value)`` that stores a value of `type_` in the active lanes.
 
-        Accepts what `read` returns. Integers are wrapped to the register; a value narrower than the register is
-        extended (sign-extended for s types).
+        Accepts the results of `read`. Integers wrap to the register; values narrower than the register are extended
+        (sign-extended for s types).
         """
         if isinstance(operand, Sink):
             return lambda warp, value: None
@@ -406,7 +410,7 @@ class Builder:
 
     # ---- others --------------------------------------------------------------------------------
     def address(self, operand: Operand) -> Reader:
-        """A function ``warp -> address`` of ``[base+offset]``: int or unsigned ndarray, in the operand's own space."""
+        """Returns a function ``warp -> address`` of ``[base+offset]``: int or unsigned ndarray, in the operand's own space."""
         if not isinstance(operand, Address):
             raise self.refuse(f"operand {operand} where an address `[...]` is expected")
         base, offset = operand.base, operand.offset
@@ -429,13 +433,13 @@ class Builder:
         return moved
 
     def imm(self, operand: Operand) -> int:
-        """The value of a literal operand; refuses anything else."""
+        """Returns the value of a literal operand; raises for any other operand."""
         if not isinstance(operand, Imm) or operand.kind != "int":
             raise self.refuse(f"operand {operand} where an integer literal is expected")
         return operand.value
 
     def label(self, operand: Operand) -> int:
-        """Instruction index of a branch target, which becomes a possible successor of this instruction."""
+        """Returns the instruction index of a branch target, and makes it a possible successor of this instruction."""
         if not isinstance(operand, Label):
             raise self.refuse(f"operand {operand} where a label is expected")
         target = self.labels[operand.name]
@@ -443,12 +447,12 @@ class Builder:
         return target
 
     def refuse(self, why: str) -> EmulatorError:
-        """The error for the instruction that is being built."""
+        """Returns the error for the instruction that is being built."""
         return self.inst.unsupported(why)
 
 
 def _integer_writer(slot: int, dtype: np.dtype) -> Writer:
-    """`Builder.write` of integers and bits, in one call: most instructions end with it."""
+    """`Builder.write` for integers and bits, in one call, because most instructions end with it."""
     mask = (1 << 8 * dtype.itemsize) - 1
 
     def put(warp: "Warp", value: Any) -> None:
@@ -493,12 +497,12 @@ def _bf16_reader(bits: Reader) -> Reader:
 
 
 def invert(value: Any) -> Any:
-    """Logical not of a dual predicate."""
+    """Returns the logical not of a dual predicate."""
     return ~value if value.__class__ is np.ndarray else not value
 
 
 def encode_literal(operand: Imm, type_: str) -> Any:
-    """Bit pattern of a literal for an operand of `type_`."""
+    """Returns the bit pattern of a literal for an operand of `type_`."""
     if type_ == "pred":
         return bool(operand.value)
     if operand.kind == "int" and type_ in ("f32", "f64"):
@@ -510,5 +514,5 @@ def encode_literal(operand: Imm, type_: str) -> Any:
 
 
 def special_type(name: str) -> str:
-    """Declared type of a special register."""
+    """Returns the declared type of a special register."""
     return "b64" if name in ("%clock64", "%globaltimer") or name.endswith("64") else "b32"

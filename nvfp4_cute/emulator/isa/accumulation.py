@@ -1,9 +1,9 @@
-"""Accumulators of tcgen05.mma in tensor memory, and chains of products that are added to one of them.
+"""Accumulators of tcgen05.mma in tensor memory, and chains of products that accumulate in one of them.
 
-A kernel adds many products to an accumulator before it looks at the sum, and most of the time of a product goes into reading,
-proving and writing the accumulator. So block-scaled 4-bit products are put off: operands and scale factors are read when
-the instruction is executed, and the checker hears of everything then. The sum is made when somebody looks at the columns
-(`TensorMemory.words`), all at once where that is provably the same (`numerics.accumulate_block_scaled`).
+A kernel adds many products to an accumulator before it reads the sum, and most of a product's time goes into reading,
+proving and writing the accumulator. So block-scaled 4-bit products are delayed. Their operands and scale factors are
+read when the instruction is executed, and the checker is notified then. The sum is computed when the columns are used
+(`TensorMemory.words`), as one product if that provably gives the same bits (`numerics.accumulate_block_scaled`).
 """
 
 from dataclasses import dataclass
@@ -43,19 +43,19 @@ class Accumulator:
         self.last = max(columns.stop for _, columns in spans)
 
     def span(self, block: AccumulatorBlock) -> tuple[slice, slice]:
-        """Lanes and columns of a block in tensor memory."""
+        """Returns the lanes and columns of a block in tensor memory."""
         start = self.column + block.column_offset
         return block.lanes, slice(start, start + block.columns.stop - block.columns.start)
 
     def _place(self, block: AccumulatorBlock) -> tuple[np.ndarray, tuple[slice, slice]]:
-        """The block's words, and its place in this CTA's rows of D."""
+        """Returns the block's words, and its place in this CTA's rows of D."""
         rows = slice(block.rows.start - self.first_row, block.rows.stop - self.first_row)
         lanes, columns = self.span(block)
         words = self.cta.tmem.columns(columns.start, columns.stop - columns.start)
         return words[lanes, columns], (rows, block.columns)
 
     def require(self) -> None:
-        """The instruction reads D: the checker demands that it was written."""
+        """Requires, for the checker, that D was written, because the instruction reads it."""
         checker = self.cta.machine.checker
         if checker is not None:
             for block in self.blocks:
@@ -64,14 +64,18 @@ class Accumulator:
                 checker.require_tensor("the accumulator", unwritten, columns)
 
     def note_write(self) -> None:
-        """The instruction writes D: the checker hears of it."""
+        """Tells the checker that the instruction writes D."""
         checker = self.cta.machine.checker
         if checker is not None:
             for block in self.blocks:
                 checker.write_tensor(self.cta, *self.span(block))
 
     def read(self) -> np.ndarray:
-        """float32, float16, or int32 (rows, N); may be a view."""
+        """Returns D as float32, float16, or int32 (rows, N); may be a view.
+
+        Stores D; float16 goes to the low half of each word, with zero above. Lanes in `disabled` (one bit each) keep
+        their words.
+        """
         if len(self.blocks) == 1:
             bits = self._place(self.blocks[0])[0]
         else:
@@ -99,11 +103,13 @@ class Accumulator:
 
 @dataclass
 class Chain:
-    """Products that are to be added to one accumulator, in order.
+    """Products to be added to one accumulator, in order.
 
     Attributes:
-        accumulator: where they go.  settings: scale type and signs, equal for all of them.
-        accumulate: whether the first one adds to what is there.  products: operands and scale factors (a, b, sfa, sfb).
+        accumulator: the accumulator.
+        settings: scale type and signs, equal for all products.
+        accumulate: whether the first product adds to the old content.
+        products: operands and scale factors (a, b, sfa, sfb).
     """
 
     accumulator: Accumulator
@@ -112,11 +118,11 @@ class Chain:
     products: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
     def __post_init__(self) -> None:
-        """Take the columns of the accumulator."""
+        """Reserves the columns of the accumulator."""
         self.first, self.last = self.accumulator.first, self.accumulator.last
 
     def settle(self) -> None:
-        """Make the sum and write it."""
+        """Computes and writes the sum."""
         accumulator = self.accumulator
         c = accumulator.read() if self.accumulate else None
         accumulator.write(numerics.accumulate_block_scaled(self.products, c, **self.settings))
@@ -128,7 +134,7 @@ def add_product(
     accumulate: bool,
     product: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
-    """D = a * sfa @ (b * sfb)^T, plus D if `accumulate`, when somebody looks at D."""
+    """Delays D = a * sfa @ (b * sfb)^T, plus D if `accumulate`, until D is used."""
     tmem = accumulator.cta.tmem
     chain = tmem.later.get(accumulator.first)
     if (

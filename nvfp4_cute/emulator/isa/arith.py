@@ -26,10 +26,10 @@ INTEGER_TYPES = ("u8", "s8", "b8", "u16", "s16", "b16", "u32", "s32", "b32", "u6
 
 
 def same_width(b: Builder, operand: Operand, type_: str) -> int:
-    """Slot of a source operand whose register is exactly as wide as the type.
+    """Returns the slot of a source operand whose register is exactly as wide as the type.
 
     Raises:
-        EmulatorError: another width, which PTX does not allow here.
+        EmulatorError: the register has another width, which PTX does not allow here.
     """
     slot = b.slot(operand, type_)
     if type_ != "pred" and b.width(slot) != type_bytes(type_):
@@ -44,7 +44,7 @@ def binary_step(
     d = b.target(dest)
     dtype = b.dtypes[d]
     literal = b.template[y]
-    # NumPy takes an array operand much faster than a Python int.
+    # NumPy is much faster with an array operand than with a Python int.
     lanes = np.full(LANES, literal, b.dtypes[y]) if literal.__class__ is int else None
 
     def step(warp: "Warp") -> None:
@@ -72,14 +72,17 @@ def put_step(b: Builder, dest: Operand, compute: "Callable[[Warp], Any]", type_:
 
 
 def as_array(value: Any, dtype: Any) -> np.ndarray:
-    """A dual value as 32 lanes (uniform values by broadcasting) of `dtype`."""
+    """Returns a dual value as 32 lanes of `dtype` (uniform values by broadcasting)."""
     if value.__class__ is np.ndarray:
         return value
     return np.full(LANES, value, dtype)
 
 
 def as_lanes(value: Any, dtype: Any) -> np.ndarray:
-    """A dual value as an array that combines with any number of lanes: a uniform value has one element."""
+    """Returns a dual value as an array that combines with any number of lanes: a uniform value has one element.
+
+    Applies a function of Python ints: once if all operands are uniform, else lane by lane.
+    """
     return value if value.__class__ is np.ndarray else np.array([value], dtype)
 
 
@@ -151,7 +154,7 @@ def cnot(inst: Inst, b: Builder) -> Step:
 
 
 def select(condition: Any, yes: Any, no: Any, dtype: Any) -> Any:
-    """yes where condition, else no; uniform if the condition is."""
+    """Returns `yes` where `condition` holds, else `no`; uniform if the condition is."""
     if condition.__class__ is np.ndarray:
         return np.where(condition, as_lanes(yes, dtype), as_lanes(no, dtype))
     return yes if condition else no
@@ -183,7 +186,7 @@ def integer_add_sub(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
 
 
 def _multiply(part: str, type_: str) -> Callable[[Any, Any], Any]:
-    """Product of two typed dual values: .lo, .hi, or .wide of it."""
+    """Returns the .lo, .hi, or .wide part of the product of two typed dual values."""
     size = type_bytes(type_)
     signed = type_[0] == "s"
     dtype, wide_dtype = (np.dtype(("i" if signed else "u") + str(n)) for n in (size, min(2 * size, 8)))

@@ -1,7 +1,7 @@
 """st.async and red.async: asynchronous stores and reductions by single threads (PTX ISA 9.7.9.12, 9.7.13.7).
 
-To the shared memory of a CTA of the cluster, with complete_tx on an mbarrier there; or to global memory, where nothing
-says that they are done. st.bulk, which fills shared memory with zeros, is an ordinary store and happens at once.
+They go to the shared memory of a CTA of the cluster, with complete_tx on an mbarrier there, or to global memory,
+without a completion signal. st.bulk, which fills shared memory with zeros, is an ordinary store and happens at once.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _REDUCTIONS = {
 
 @handler("st.async", "red.async")
 def async_store(inst: Inst, b: Builder) -> Step:
-    """Store or combine after the instruction; `release` forms go to global memory, the others to shared memory."""
+    """Stores or combines after the instruction; `release` forms go to global memory, the others to shared memory."""
     mods = Mods(inst)
     reduction = mods.one_of(*_REDUCTIONS) if inst.opcode == "red.async" else None
     to_global = mods.flag("release")
@@ -86,10 +86,10 @@ def async_store(inst: Inst, b: Builder) -> Step:
 def _together(
     warp: "Warp", where: Any, values: list[Any], barrier: Any, size: int
 ) -> "tuple[Cta, np.ndarray, np.ndarray, Cta, int] | None":
-    """Arguments of `store_rows` for the stores of all lanes; None where they have to be done one by one.
+    """Returns arguments of `store_rows` for the stores of all lanes, or None if they must be done one by one.
 
-    That is where operations are kept (they may happen in any order), where an event of each is recorded, where they
-    are not plainly legal, and where the barrier's phase would end before the last of them.
+    They must be done one by one if operations are queued (they may happen in any order), if an event of each is
+    recorded, if a store may be illegal, or if the barrier's phase would end before the last store.
     """
     cta, machine = warp.cta, warp.cta.machine
     if warp.num_active == 1 or machine.recorder is not None or not machine.immediate:
@@ -126,7 +126,7 @@ def _combine(operation: str, type_: str, old: np.ndarray, new: np.ndarray) -> np
 
 
 def store_global(cta: "Cta", where: int, data: np.ndarray, update: Update) -> None:
-    """Store or combine into global memory."""
+    """Stores or combines into global memory."""
     memory = cta.machine.memory.view(where, data.size, write=True)
     if cta.machine.checker is not None:
         cta.machine.checker.write_global(np.array([where], np.int64), data.size, atomic=True)
@@ -136,12 +136,12 @@ def store_global(cta: "Cta", where: int, data: np.ndarray, update: Update) -> No
 def store_shared(
     target: "Cta", offset: int, data: np.ndarray, update: Update, owner: "Cta", barrier: int
 ) -> None:
-    """Store or combine into shared memory, and signal the mbarrier."""
+    """Stores or combines into shared memory, and signals the mbarrier."""
     target.smem.check(offset, data.size)
     checker = target.machine.checker
     if checker is not None:
         stamp = checker.mbarriers.signalled(owner, barrier, stored=True)
-        if update is None:  # reductions do not race with one another
+        if update is None:  # reductions do not race with each other
             place = granules(np.array([offset], np.int64), data.size)
             checker.write_shared(target, place, stamp=stamp, proxy=False)
     memory = target.smem.read(offset, data.size)
@@ -150,7 +150,7 @@ def store_shared(
 
 
 def store_rows(target: "Cta", offsets: np.ndarray, data: np.ndarray, owner: "Cta", barrier: int) -> None:
-    """Store rows of bytes into shared memory, each somewhere else, and signal the mbarrier of all."""
+    """Stores rows of bytes to separate places in shared memory, and signals one mbarrier for all."""
     checker = target.machine.checker
     if checker is not None:
         stamp = checker.mbarriers.signalled(owner, barrier, stored=True)

@@ -27,10 +27,10 @@ NAMED_BARRIERS = 16
 
 
 class NamedBarrier:
-    """One of the 16 barriers of a CTA. Counts warps, as the hardware does: an arrival is 32 threads."""
+    """One of the 16 barriers of a CTA. Counts warps like the hardware: an arrival is 32 threads."""
 
     def __init__(self, cta: "Cta", number: int):
-        """Barrier `number` with nobody there."""
+        """Makes barrier `number` without arrivals."""
         self.cta, self.number = cta, number
         self.generation = 0
         self.arrived: list[int] = []
@@ -39,7 +39,7 @@ class NamedBarrier:
         self.result: list[np.ndarray] = []
 
     def arrive(self, warp: "Warp", threads: int | None) -> int:
-        """Count one warp; returns the generation that it belongs to."""
+        """Counts one warp. Returns the generation that it belongs to."""
         if threads is not None and (threads % 32 or threads <= 0):
             raise EmulatorError(
                 f"barrier {self.number}: thread count {threads} is not a positive multiple of 32"
@@ -56,7 +56,7 @@ class NamedBarrier:
         return generation
 
     def complete(self) -> None:
-        """Start the next generation if everybody is there; exited warps count for a barrier of all threads."""
+        """Starts the next generation if all warps have arrived; exited warps count for a barrier of all threads."""
         needed = self.cta.live_warps if self.expected is None else self.expected // 32
         if self.arrived and len(self.arrived) >= needed:
             self.generation += 1
@@ -65,7 +65,7 @@ class NamedBarrier:
             self.cta.machine.changes += 1
 
     def wait(self, generation: int) -> Condition:
-        """The end of a generation."""
+        """Returns a wait for the end of a generation."""
 
         def passed() -> bool:
             if self.generation == generation:
@@ -102,7 +102,7 @@ def _number_and_count(
 
 
 def two_phase(begin: "Callable[[Warp], Wait]", finish: "Callable[[Warp], None] | None" = None) -> Step:
-    """A blocking step: `begin` acts once and says what to wait for, `finish` runs when that has happened."""
+    """Returns a blocking step: `begin` acts once and returns a wait, `finish` runs after it."""
 
     def step(warp: "Warp") -> "Wait | None":
         wait = warp.pending
@@ -202,7 +202,7 @@ def cluster_arrive(inst: Inst, b: Builder) -> Step:
 
 @handler("barrier.cluster.wait")
 def cluster_wait(inst: Inst, b: Builder) -> Step:
-    """barrier.cluster.wait: until all live warps of the cluster have arrived."""
+    """barrier.cluster.wait: blocks until all live warps of the cluster have arrived."""
     mods = Mods(inst)
     mods.drop("acquire", "aligned")
     mods.done()
@@ -215,10 +215,11 @@ ORDERING = ("release", "acquire", "relaxed", "cta", "cluster", "gpu", "sys")
 
 
 def barrier_place(warp: "Warp", space: str, address: int) -> "tuple[Cta, int]":
-    """CTA and offset of an mbarrier address in any of the spaces that may hold one.
+    """Returns CTA and offset of an mbarrier address in any space that may hold one.
 
     Raises:
-        EmulatorError: misaligned, not shared memory, or of another CTA where only the own one is allowed.
+        EmulatorError: the address is misaligned, not in shared memory, or in another CTA if only the own one is
+            allowed.
     """
     if space == "generic":
         if generic_space(address) != "shared::cluster":
@@ -240,7 +241,7 @@ def barrier_place(warp: "Warp", space: str, address: int) -> "tuple[Cta, int]":
 
 
 def mbarrier_mods(inst: Inst) -> tuple[Mods, str]:
-    """Consume the ordering and the space: (left-over modifiers, space)."""
+    """Consumes the ordering and the space. Returns (remaining modifiers, space)."""
     mods = Mods(inst)
     space = mods.one_of("shared::cluster", "shared::cta", "shared", default="generic") or "generic"
     mods.drop("b64", *ORDERING)
@@ -248,7 +249,7 @@ def mbarrier_mods(inst: Inst) -> tuple[Mods, str]:
 
 
 def each_operand(warp: "Warp", *values: Any) -> list[tuple[tuple[int, ...], int]]:
-    """Distinct operand tuples over the active lanes, with how many lanes hold each."""
+    """Returns the distinct operand tuples of the active lanes, each with its number of lanes."""
     if all(v.__class__ is not np.ndarray for v in values):
         return [(values, warp.num_active)]
     return [(tuple(int(lane_value(v, lane)) for v in values), 1) for lane in warp.active_lanes()]
@@ -351,7 +352,7 @@ class MbarrierWait:
         return self.barrier.test_parity(self.token) if self.by_parity else self.barrier.test_state(self.token)
 
     def describe(self) -> str:
-        """Barrier, awaited phase, and what is missing."""
+        """Returns the barrier, the awaited phase, and what is missing."""
         kind = "parity" if self.by_parity else "state"
         barrier, notes = self.barrier, ""
         if self.by_parity and barrier.phase:
@@ -377,8 +378,8 @@ class MbarrierWait:
 def mbarrier_wait(inst: Inst, b: Builder) -> Step:
     """mbarrier.{test,try}_wait{.parity} p, [a], token{, suspend time}.
 
-    A try_wait with a suspend time blocks until the phase completes (the hint is as long as a kernel may want);
-    without one, and for test_wait, it answers at once.
+    A try_wait with a suspend time blocks until the phase completes (the hint is the longest time that a kernel
+    accepts). A try_wait without one, and a test_wait, answer at once.
     """
     mods, space = mbarrier_mods(inst)
     parity = mods.flag("parity")
@@ -419,7 +420,7 @@ def mbarrier_wait(inst: Inst, b: Builder) -> Step:
 
 @handler("mbarrier.pending_count")
 def mbarrier_pending_count(inst: Inst, b: Builder) -> Step:
-    """mbarrier.pending_count.b64 count, state: the arrivals that were pending when the token was taken."""
+    """mbarrier.pending_count.b64 count, state: the arrivals that were pending at the token's creation."""
     mods = Mods(inst)
     mods.drop("b64")
     mods.done()

@@ -224,7 +224,7 @@ _PRMT_MODES = {
 
 @lru_cache(1024)
 def _literal_picks(selector: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Bytes that a selector picks, and of which of them the sign; None where of none."""
+    """Returns the bytes that a selector picks, and for which of them the sign; None if for none."""
     picks = selector >> _NIBBLES & 15
     signed = (picks & 8).astype(bool)
     return (picks & 7).astype(np.intp), signed if signed.any() else None
@@ -232,7 +232,7 @@ def _literal_picks(selector: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 @lru_cache(1024)
 def _pickable(low: int, high: int) -> np.ndarray:
-    """What the sixteen values of a selector's nibble pick of {high, low}."""
+    """Returns the bytes of {high, low} that the sixteen values of a selector's nibble pick."""
     plain = np.array([low, high], np.uint32).view(np.uint8)
     return np.concatenate([plain, (plain.view(np.int8) >> 7).view(np.uint8)])
 

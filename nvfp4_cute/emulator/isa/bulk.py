@@ -1,6 +1,6 @@
 """Copies of contiguous bytes: cp.async.bulk, cp.async, and the groups that both wait for.
 
-Operands are read when the instruction executes; everything that touches memory or an mbarrier is the effect given to
+Operands are read when the instruction executes. All accesses to memory and mbarriers are in the effect passed to
 `Cta.issue`.
 """
 
@@ -92,7 +92,7 @@ def bulk_in(
     offset: int,
     signals: "Sequence[tuple[Cta, int]]",
 ) -> None:
-    """Copy bytes into shared memory of the targets, and signal their mbarriers."""
+    """Copies bytes into shared memory of the targets, and signals their mbarriers."""
     checker = cta.machine.checker
     if checker is not None and nbytes:
         _check_in(checker, cta, src, from_shared, nbytes, targets, offset, signals)
@@ -130,7 +130,7 @@ def _check_in(
 
 
 def _bulk_store(inst: Inst, b: Builder, mods: Mods) -> Step:
-    """Shared to global; .cp_mask: bit i of a 16-bit mask copies byte i of every 16."""
+    """Copies shared to global memory. `.cp_mask`: bit i of a 16-bit mask copies byte i of every 16."""
     masked = mods.flag("cp_mask")
     if not mods.flag("bulk_group"):
         raise inst.unsupported("completion mechanism")
@@ -177,7 +177,7 @@ def _read_out(cta: "Cta", offset: int, nbytes: int) -> np.ndarray:
 def bulk_out(
     cta: "Cta", dst: int, nbytes: int, mask: int, reduce: str | None, type_name: str, source: np.ndarray
 ) -> None:
-    """Copy or combine bytes of shared memory into global memory."""
+    """Copies or combines bytes of shared memory into global memory."""
     target = cta.machine.memory.view(dst, nbytes, write=True)
     checker, store = cta.machine.checker, partial(_store_bytes, target, source, mask, reduce, type_name)
     if checker is None:
@@ -251,7 +251,7 @@ def _reduce_bytes(op: str, type_name: str, target: np.ndarray, source: np.ndarra
 # ---- bulk groups -------------------------------------------------------------------------------------------------
 @handler("cp.async.bulk.commit_group", "cp.async.commit_group")
 def commit_group(inst: Inst, b: Builder) -> Step:
-    """Close a group of copies."""
+    """Closes a group of copies."""
     mods = Mods(inst)
     mods.done()
     engine = _engine(inst)
@@ -270,7 +270,7 @@ def _engine(inst: Inst) -> Engine:
 
 @handler("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
 def wait_group(inst: Inst, b: Builder) -> Step:
-    """Wait until at most N groups are incomplete (wait_all: until every copy is complete)."""
+    """Waits until at most N groups are incomplete (wait_all: until every copy is complete)."""
     mods = Mods(inst)
     read = mods.flag("read")
     mods.done()
@@ -315,7 +315,7 @@ def small_copy(inst: Inst, b: Builder) -> Step:
 
     def run(warp: "Warp") -> None:
         limits = np.broadcast_to(np.asarray(available(warp)), 32)
-        # A predicate operand means "ignore the source".
+        # A predicate operand means that the source is ignored.
         counts = np.where(limits, 0, nbytes) if is_predicate else np.minimum(limits.astype(np.int64), nbytes)
         to, source = (np.broadcast_to(np.asarray(read(warp)), 32) for read in (dst, src))
         _issue_small(warp, partial(copy_padded, warp, to, source, nbytes, counts, warp.active))
@@ -330,7 +330,7 @@ def _issue_small(warp: "Warp", effect: "Callable[[], None]") -> None:
 
 
 def copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray) -> None:
-    """cp.async of the given lanes of a warp."""
+    """Executes cp.async for the given lanes of a warp."""
     element = np.dtype(np.uint32)
     with warp.as_if(lanes):
         rows = gather(warp, "global", src, nbytes, element, nbytes // 4)
@@ -346,7 +346,7 @@ def copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray)
 def copy_padded(
     warp: "Warp", dst: np.ndarray, src: np.ndarray, nbytes: int, counts: np.ndarray, lanes: np.ndarray
 ) -> None:
-    """cp.async of the given lanes: of each `counts` bytes, then zeros up to `nbytes`."""
+    """Executes cp.async for the given lanes: copies `counts` bytes of each, then zeros up to `nbytes`."""
     cta, offsets = warp.cta, _offsets(dst, lanes)
     addresses, counts = as_u64(src)[lanes].astype(np.int64), counts[lanes]
     data = np.zeros((len(offsets), nbytes), np.uint8)
@@ -367,7 +367,7 @@ def _offsets(dst: Any, lanes: np.ndarray) -> np.ndarray:
 
 
 def _check_small(cta: "Cta", offsets: np.ndarray, data: np.ndarray, lanes: np.ndarray) -> None:
-    """Report a cp.async whose `lanes` wrote data (uint8 [lanes, bytes]) at offsets; they may meet where they copy the same."""
+    """Reports cp.async copies (uint8 [lanes, bytes]) by `lanes` to overlapping offsets. Overlaps with equal bytes are legal."""
     checker = cta.machine.checker
     assert checker is not None
     checker.write_shared(cta, granules(offsets, data.shape[1]), proxy=False)
@@ -381,7 +381,7 @@ def _check_small(cta: "Cta", offsets: np.ndarray, data: np.ndarray, lanes: np.nd
 
 @handler("cp.async.mbarrier.arrive")
 def small_copy_arrive(inst: Inst, b: Builder) -> Step:
-    """Arrive when the warp's earlier cp.async are complete. Without .noinc the pending count is raised until then."""
+    """Arrives when the warp's earlier cp.async are complete. Without .noinc the pending count is raised until then."""
     mods = Mods(inst)
     counted = mods.flag("noinc")
     mods.drop("shared", "shared::cta", "b64")
@@ -399,7 +399,7 @@ def small_copy_arrive(inst: Inst, b: Builder) -> Step:
 
 
 def arrive_after_copies(cta: "Cta", barrier: Mbarrier, counted: bool) -> None:
-    """The arrival that the warp's earlier cp.async make; `counted`: the pending count was not raised for it."""
+    """Makes the arrival of the warp's earlier cp.async. `counted`: the pending count was not raised for it."""
     if cta.machine.checker is not None:
         cta.machine.checker.mbarriers.arrive_later(cta, barrier, outside=False)
     barrier.arrive()

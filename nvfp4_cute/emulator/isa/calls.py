@@ -1,6 +1,6 @@
-"""`call` of the functions that the CUDA runtime provides: vprintf and __assertfail; and the parameters of calls.
+"""`call` of functions that the CUDA runtime provides (vprintf and __assertfail), and the parameters of calls.
 
-What a kernel prints goes to `sys.stdout` when the instruction executes, lane by lane in ascending order.
+Output of a kernel goes to `sys.stdout` when the instruction executes, lane by lane in ascending order.
 """
 
 import re
@@ -28,7 +28,7 @@ Function = Callable[["Warp", int, tuple[int, ...]], int | None]
 
 @handler("call")
 def call(inst: Inst, b: Builder) -> Step:
-    """call (result), function, (arguments): of the functions in FUNCTIONS, once for every active lane."""
+    """call (result), function, (arguments): calls a function in FUNCTIONS once per active lane."""
     mods = Mods(inst)
     mods.drop("uni")
     mods.done()
@@ -50,7 +50,7 @@ def call(inst: Inst, b: Builder) -> Step:
 
 
 def _signature(inst: Inst) -> tuple[list[Argument], Symbol, list[Argument]]:
-    """Results, function, and arguments of a call."""
+    """Returns results, function, and arguments of a call."""
     operands = list(inst.operands)
     results = _arguments(inst, operands.pop(0)) if isinstance(operands[0], Group) else []
     name = operands[0]
@@ -72,7 +72,7 @@ def _bits(argument: Argument) -> str:
 
 
 def move_argument(inst: Inst, b: Builder) -> Step | None:
-    """`st.param` of a call's argument, or `ld.param` of its result, as a move; None for any other load or store."""
+    """Handles `st.param` of a call's argument, or `ld.param` of its result, as a move; None for other accesses."""
     place = inst.operands[0 if inst.opcode == "st" else 1]
     if not isinstance(place, Address) or not isinstance(place.base, Argument):
         return None
@@ -87,7 +87,7 @@ def move_argument(inst: Inst, b: Builder) -> Step | None:
     return lambda warp: put(warp, read(warp))
 
 
-# ---- memory as one lane sees it ----------------------------------------------------------------------------------
+# ---- memory accesses of one lane ---------------------------------------------------------------------------------
 def _load(warp: "Warp", lane: int, address: int, nbytes: int) -> int:
     lanes, where = np.array([lane], np.uint32), np.array([address], np.uint64)
     memory, index = resolve_lanes(warp, "generic", where, nbytes, False, lanes)
@@ -95,7 +95,7 @@ def _load(warp: "Warp", lane: int, address: int, nbytes: int) -> int:
 
 
 def _text(warp: "Warp", lane: int, address: int) -> str:
-    """The zero-terminated string at a generic address."""
+    """Returns the zero-terminated string at a generic address."""
     data = bytearray()
     while len(data) < _TEXT_LIMIT:
         byte = _load(warp, lane, address + len(data), 1)
@@ -107,13 +107,13 @@ def _text(warp: "Warp", lane: int, address: int) -> str:
 
 # ---- printf ------------------------------------------------------------------------------------------------------
 class _Arguments:
-    """The values that follow one another in a printf buffer, each aligned to its size."""
+    """The consecutive values in a printf buffer, each aligned to its size."""
 
     def __init__(self, warp: "Warp", lane: int, address: int):
         self.warp, self.lane, self.address, self.count = warp, lane, address, 0
 
     def word(self, nbytes: int) -> int:
-        """The next value of 4 or 8 bytes."""
+        """Returns the next value of 4 or 8 bytes."""
         self.address = -(-self.address // nbytes) * nbytes
         value = _load(self.warp, self.lane, self.address, nbytes)
         self.address += nbytes
@@ -122,7 +122,7 @@ class _Arguments:
 
 
 def _vprintf(warp: "Warp", lane: int, arguments: tuple[int, ...]) -> int:
-    """Print, and count the arguments that the format names, as CUDA's printf does; -1 for a null format."""
+    """Prints, and returns the number of arguments that the format names, like CUDA's printf; -1 for a null format."""
     where, buffer = arguments
     if where == 0:
         return -1
@@ -132,7 +132,7 @@ def _vprintf(warp: "Warp", lane: int, arguments: tuple[int, ...]) -> int:
 
 
 def _formatted(text: str, values: _Arguments) -> Iterator[str]:
-    """Pieces of a printf text: C's conversions, which Python's `%` mostly shares."""
+    """Yields the pieces of a printf text. Python's `%` supports most of C's conversions."""
     position = 0
     for match in _SPEC.finditer(text):
         yield text[position : match.start()]
@@ -183,7 +183,7 @@ def _assertfail(warp: "Warp", lane: int, arguments: tuple[int, ...]) -> Any:
     """__assertfail(message, file, line, function, character size).
 
     Raises:
-        EmulatorError: always: the kernel's assertion does not hold.
+        EmulatorError: always, because the kernel's assertion failed.
     """
     message, file, line, function, _ = arguments
     text, where, name = (

@@ -19,7 +19,7 @@ TYPES = ("u32", "s32", "u64", "s64")
 
 @handler("add.cc", "addc", "sub.cc", "subc", "mad.lo.cc", "mad.hi.cc", "madc")
 def extended(inst: Inst, b: Builder) -> Step:
-    """d = a + b, a - b, or a part of a*b, + c; `addc`, `subc` and `madc` take the flag in, `.cc` gives it out."""
+    """d = a + b, a - b, or a part of a*b, + c; `addc`, `subc` and `madc` read the flag, `.cc` writes it."""
     mods = Mods(inst)
     base, *matched = inst.opcode.split(".")
     taken, operation = base.endswith("c"), base.removesuffix("c")
@@ -38,7 +38,7 @@ def extended(inst: Inst, b: Builder) -> Step:
     put_carry = b.write(CARRY, "pred") if given else None
 
     def one(values: list[int], carry: bool) -> int:
-        """The result before it is wrapped: bits above the register are the carry."""
+        """Returns the result before it wraps; bits above the register are the carry."""
         if operation == "sub":
             return values[0] + (values[1] ^ mask) + carry
         if operation == "mad":
@@ -65,7 +65,7 @@ def extended(inst: Inst, b: Builder) -> Step:
 
 
 def _part(x: int, y: int, high: bool, signed: bool, bits: int) -> int:
-    """The low or the high half of a product, as an unsigned pattern."""
+    """Returns the low or the high half of a product, as an unsigned pattern."""
     if signed:
         x, y = (v - (1 << bits) if v >> (bits - 1) else v for v in (x, y))
     product = x * y

@@ -24,7 +24,7 @@ CANCELED_BIT = 64
 
 @handler("clusterlaunchcontrol.try_cancel")
 def try_cancel(inst: Inst, b: Builder) -> Step:
-    """try_cancel.async [response], [mbarrier]: 16 bytes in this CTA, or at the same offset in all of the cluster."""
+    """try_cancel.async [response], [mbarrier]: 16 bytes in this CTA, or at the same offset in all CTAs of the cluster."""
     mods = Mods(inst)
     mods.drop("async", "shared::cta", "mbarrier::complete_tx::bytes", "b128")
     everywhere = mods.flag("multicast::cluster::all")
@@ -46,7 +46,7 @@ def try_cancel(inst: Inst, b: Builder) -> Step:
 
 
 def take_over(asking: "Cta", ctas: "Sequence[Cta]", where: int, signal: int) -> None:
-    """Take the next cluster out of the grid, and tell CTAs of the asking cluster at an offset of their shared memory."""
+    """Takes the next cluster out of the grid, and writes the answer to shared memory of CTAs of the asking cluster."""
     checker = asking.machine.checker
     if checker is not None:
         checker.silicon.cancels(asking.cluster)

@@ -39,13 +39,13 @@ def _sleep(warp: "Warp") -> None:
 
 @handler("griddepcontrol")
 def grid_dependency(inst: Inst, b: Builder) -> Step:
-    """Launches run one after the other, so the earlier grid has always finished. The checker asks who would have known."""
+    """Waits for nothing, because the earlier launch has always finished. The checker notes the wait."""
     return lambda warp: None
 
 
 @handler("bra")
 def branch(inst: Inst, b: Builder) -> Step:
-    """Jump; a predicate that differs between lanes splits the warp into groups."""
+    """Jumps; a predicate that differs between lanes splits the warp into groups."""
     mods = Mods(inst)
     mods.drop("uni")
     mods.done()
@@ -79,7 +79,7 @@ def branch(inst: Inst, b: Builder) -> Step:
 
 @handler("brx.idx")
 def branch_indexed(inst: Inst, b: Builder) -> Step:
-    """Jump to entry `index` of a .branchtargets list."""
+    """Jumps to entry `index` of a .branchtargets list."""
     mods = Mods(inst)
     mods.drop("uni")
     mods.done()
@@ -107,7 +107,7 @@ def branch_indexed(inst: Inst, b: Builder) -> Step:
 
 @handler("ret", "exit")
 def leave(inst: Inst, b: Builder) -> Step:
-    """End the lanes (a kernel is not called by anyone, so ret and exit are one)."""
+    """Ends the lanes. ret and exit are equal, because a kernel has no caller."""
     mods = Mods(inst)
     mods.drop("uni")
     mods.done()
@@ -130,7 +130,7 @@ def leave(inst: Inst, b: Builder) -> Step:
 
 @handler("trap", "brkpt")
 def trap(inst: Inst, b: Builder) -> Step:
-    """Abort the launch."""
+    """Aborts the launch."""
 
     def step(warp: "Warp") -> "Wait | None":
         raise EmulatorError(f"the kernel executed {inst.opcode} (lanes {warp.active_lanes()})")

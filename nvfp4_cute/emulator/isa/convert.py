@@ -117,7 +117,7 @@ def _integer_to_integer(inst: Inst, b: Builder, mods: Mods, dest: str, source: s
 
 
 def _array(value: Any, dtype: Any = None) -> np.ndarray:
-    """A dual value as an array of its lanes, or of 1 if it is uniform."""
+    """Returns a dual value as an array of its lanes, or of one element if it is uniform."""
     return value if value.__class__ is np.ndarray else np.array([value], dtype)
 
 
@@ -150,7 +150,7 @@ def _integer_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str
 
 
 def _to_odd(values: np.ndarray) -> np.ndarray:
-    """Integers as float64, rounded to odd where 53 bits do not hold them."""
+    """Converts integers to float64, rounded to odd if they need more than 53 bits."""
     if values.dtype.itemsize < 8:
         return values.astype(np.float64)
     high = (values >> 32).astype(np.float64) * 2.0**32
@@ -169,7 +169,7 @@ def _encode_scalar(values: np.ndarray, dest: str, rounding: str, saturate: bool)
 
 
 def _float_reader(b: Builder, operand: Any, source: str) -> "Callable[[Warp], np.ndarray]":
-    """Values of a scalar float operand as float64 (32 elements, or 1 if uniform)."""
+    """Returns a reader of a scalar float operand as float64 (32 elements, or 1 if uniform)."""
     lanes = Lanes(source)
     type_ = source if source in ("f32", "f64") else f"b{8 * lanes.bytes}"
     read = b.read_as(operand, type_, f"b{8 * lanes.bytes}")
@@ -190,7 +190,7 @@ def _float_to_integer(
     size = type_bytes(dest)
     functions = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
     whole = functions[mode]
-    # NaN converts to 0, except that 64-bit results and f64 sources give the sign bit alone.
+    # NaN converts to 0, except that 64-bit results and f64 sources give only the sign bit.
     invalid = 1 << (8 * size - 1) if size == 8 or source == "f64" else 0
 
     def compute(warp: "Warp") -> Any:
@@ -232,7 +232,7 @@ def _float_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, 
         return _widen_half(inst, b)
     read = _float_reader(b, inst.operands[1], source)
     size = type_bytes(dest)
-    # An f16 result takes subnormal operands as they are, with .ftz too.
+    # An f16 result uses subnormal operands unchanged, even with .ftz.
     flushed = ftz and dest != "f16"
     integral = INTEGER_ROUNDINGS.get(rounding or "")
     functions = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
@@ -267,7 +267,7 @@ def _widen_half(inst: Inst, b: Builder) -> Step:
 
 
 def _kept_nan(operand: np.ndarray, words: np.ndarray, dest: str, source: str) -> np.ndarray:
-    """NaN of f64 that is narrowed keeps its sign and top bits, made quiet, as on an H200."""
+    """A narrowed f64 NaN keeps its sign and top bits, made quiet, as on an H200."""
     nan = operand != operand
     if source != "f64" or dest not in ("f32", "f16", "bf16") or not nan.any():
         return words
@@ -280,9 +280,9 @@ def _kept_nan(operand: np.ndarray, words: np.ndarray, dest: str, source: str) ->
 
 
 def _to_tf32_away(inst: Inst, b: Builder, satfinite: bool) -> Step:
-    """cvt.rna.tf32.f32, on the bits: a H200 rounds the magnitude's pattern, those of NaN and infinity too.
+    """cvt.rna.tf32.f32, on the bits: an H200 rounds the bit pattern of the magnitude, even for NaN and infinity.
 
-    .satfinite then takes one step from all patterns with the top exponent.
+    .satfinite then subtracts one step from all patterns with the top exponent.
     """
     read = b.read(inst.operands[1], "b32")
 
@@ -298,12 +298,12 @@ def _to_tf32_away(inst: Inst, b: Builder, satfinite: bool) -> Step:
 
 
 def _canonical(values: np.ndarray) -> np.ndarray:
-    """NaN (held in float64) as the canonical binary32 NaN."""
+    """Replaces NaN (held in float64) by the canonical binary32 NaN."""
     return np.where(values != values, np.uint32(0x7FFFFFFF).view(np.float32).astype(np.float64), values)
 
 
 def _flush(values: np.ndarray) -> np.ndarray:
-    """Binary32 subnormals (held in float64) to zeros of the same sign."""
+    """Replaces binary32 subnormals (held in float64) by zeros of the same sign."""
     return np.where(np.abs(values) < 2.0**-126, np.copysign(0.0, values), values)
 
 
@@ -317,7 +317,7 @@ def _clamp(values: np.ndarray, sat: bool, relu: bool) -> np.ndarray:
 
 
 def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str) -> Step:
-    """Two elements into one register: from f32 pairs (a high, b low), or from another packed type."""
+    """Converts two elements into one register, from f32 pairs (a high, b low) or from another packed type."""
     relu, satfinite = mods.flag("relu"), mods.flag("satfinite")
     mods.drop("ftz")  # results of at most 16 bits keep their subnormals
     mods.done()
@@ -331,7 +331,7 @@ def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, round
         return encode(high) << np.uint32(element) | encode(low)
 
     if source in PACKED_BITS:
-        # A source of at most 16 bits: every result at once, and a look-up an execution.
+        # For a source of at most 16 bits, a table holds every result, and an execution is one look-up.
         width = 2 * PACKED_BITS[source]
         every = np.arange(1 << width, dtype=UNSIGNED[width // 8])
         table = pack(*_packed_values(every, source)).astype(UNSIGNED[register])
@@ -362,9 +362,9 @@ ZONES = ((0, 0x7F800000), (0x7F800001, 0x7FFFFFFF), (0x80000000, 0xFF800000), (0
 
 @lru_cache(64)
 def _steps(name: str, rounding: str, satfinite: bool, relu: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A conversion of binary32 to at most 8 bits as steps: patterns (uint32) from which on it gives another code, and the codes.
+    """Returns a conversion of binary32 to at most 8 bits as steps: uint32 patterns at which the code changes, and the codes.
 
-    Within a zone the code never falls as the magnitude grows, so between two patterns of equal codes it is constant.
+    Within a zone the code never falls as the magnitude grows, so it is constant between two patterns of equal codes.
     """
     encode = _packed_encoder(name, rounding, satfinite)
 
@@ -389,7 +389,7 @@ def _steps(name: str, rounding: str, satfinite: bool, relu: bool) -> tuple[np.nd
 def _pack_stepped(
     inst: Inst, b: Builder, element: int, register: int, steps: tuple[np.ndarray, np.ndarray]
 ) -> Step:
-    """Two binary32 operands into elements of at most 8 bits each, by a search among `steps`."""
+    """Converts two binary32 operands into elements of at most 8 bits each, by a search among `steps`."""
     high, low = (b.read_as(o, "f32", "b32") for o in inst.operands[1:3])
     firsts, codes = steps
     dtype, shift = UNSIGNED[register], np.uint32(element)
@@ -419,7 +419,7 @@ def _zeros(count: int) -> np.ndarray:
 
 
 def nearest_words(pairs: np.ndarray, bf16: bool) -> np.ndarray:
-    """float32 (2 n,) rounded to the nearest bfloat16 or float16: uint32 (n,), the first of a pair low."""
+    """Rounds float32 (2 n,) to the nearest bfloat16 or float16: uint32 (n,), the first of a pair low."""
     if bf16:
         return floats.f32_to_bf16(pairs).view(np.uint32)
     halves = pairs.astype(np.float16)
@@ -429,7 +429,7 @@ def nearest_words(pairs: np.ndarray, bf16: bool) -> np.ndarray:
 
 
 def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
-    """cvt.rn.{f16x2,bf16x2}.f32, the epilogue's workhorse, without a detour through float64."""
+    """cvt.rn.{f16x2,bf16x2}.f32, the most frequent conversion of epilogues, without a detour through float64."""
     high, low = (b.slot(o, "f32") for o in inst.operands[1:3])
     if b.width(high) != 4 or b.width(low) != 4:
         raise b.refuse("operands that are not 32 bits wide")
@@ -455,7 +455,7 @@ def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
 
 
 def _packed_readers(b: Builder, inst: Inst, source: str) -> "list[Callable[[Warp], np.ndarray]]":
-    """Readers of the high and the low element of an f16x2 or bf16x2 source, as float64."""
+    """Returns readers of the high and the low element of an f16x2 or bf16x2 source, as float64."""
     read: Reader = b.read(inst.operands[1], "b32")
 
     def half(place: int) -> "Callable[[Warp], np.ndarray]":
@@ -465,7 +465,7 @@ def _packed_readers(b: Builder, inst: Inst, source: str) -> "list[Callable[[Warp
 
 
 def _packed_values(words: np.ndarray, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """The high and the low elements of packed words, as float64."""
+    """Returns the high and the low elements of packed words, as float64."""
     name = source.removesuffix("x2")
     element = PACKED_BITS.get(source, 16)
     mask = (1 << element) - 1
@@ -475,14 +475,14 @@ def _packed_values(words: np.ndarray, source: str) -> tuple[np.ndarray, np.ndarr
 
 
 def decode_ue8m0(codes: np.ndarray) -> np.ndarray:
-    """2**(code - 127); 0xFF is NaN."""
+    """Decodes to 2**(code - 127); 0xFF is NaN."""
     return np.where(codes == 0xFF, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
 
 
 def encode_ue8m0(values: np.ndarray, rounding: str, satfinite: bool) -> np.ndarray:
-    """uint32 codes of float64 magnitudes rounded down (rz) or up (rp) to a power of two; signs are dropped.
+    """Returns uint32 codes of float64 magnitudes rounded down (rz) or up (rp) to a power of two; signs are dropped.
 
-    Without satfinite what exceeds 2**127 becomes NaN (0xFF), with it 0xFE.
+    Values above 2**127 become 0xFE with satfinite, and NaN (0xFF) without.
     """
     magnitude = np.abs(values)
     finite = np.isfinite(magnitude) & (magnitude > 0)

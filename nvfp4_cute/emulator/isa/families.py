@@ -1,4 +1,4 @@
-"""All instruction families. Importing one registers its handlers, so this makes every instruction known."""
+"""All instruction families. Importing a family registers its handlers, so this module registers every instruction."""
 
 from nvfp4_cute.emulator.isa import (
     HANDLERS,
@@ -51,7 +51,7 @@ FAMILIES = (
 
 
 def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
-    """The longest registered dotted prefix of the instruction's opcode.
+    """Returns the longest registered dotted prefix of the instruction's opcode, and its handler.
 
     Raises:
         EmulatorError: no prefix is registered; names the instruction and its PTX line.

@@ -57,7 +57,7 @@ def _add(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def _zero_sum(result: np.ndarray, any_negative: np.ndarray, rounding: str) -> np.ndarray:
-    """An exact zero sum of terms of both signs is -0 when rounding down (IEEE 754, 6.3)."""
+    """Sets the sign of exact zero sums of terms of both signs: -0 when rounding down (IEEE 754, 6.3)."""
     if rounding != "rm":
         return result
     return np.where((result == 0) & any_negative, -np.abs(result), result)
@@ -76,8 +76,8 @@ def _div(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
         return a / b
     if a.dtype == np.float64:
         return floats.exact_f64(lambda x, y: x / y if y else None, a / b, rounding, a, b)
-    # A quotient of binary32 numbers is either a binary32 number or farther than 2**-50 (relative) from all of
-    # them, so rounding it to binary64 first does no harm.
+    # A quotient of binary32 numbers is either a binary32 number or farther than 2**-50 (relative) from all of them, so
+    # an earlier rounding to binary64 does not change it.
     return floats.round_f32(a.astype(np.float64) / b.astype(np.float64), rounding)
 
 
@@ -106,7 +106,7 @@ def _sqrt(a: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def _minimum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
-    # -0 counts as less than +0; a NaN operand loses to a number, a signalling one too (np.fmin would return it).
+    # -0 counts as less than +0. A number wins over a NaN operand, even a signalling one (np.fmin would return it).
     first = (a < b) | ((a == b) & np.signbit(a)) | (b != b)
     return np.where(first & (a == a), a, b)
 
@@ -117,7 +117,7 @@ def _maximum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def _of_all(pick: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """The two-operand `pick` over two or three operands."""
+    """Applies the two-operand `pick` to two or three operands."""
 
     def kernel(*args: Any) -> np.ndarray:
         *values, rounding = args
@@ -127,7 +127,7 @@ def _of_all(pick: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 
 def _narrow(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray, str], np.ndarray]:
-    """A transcendental function computed in float64 and rounded once to the operand's format."""
+    """Wraps a transcendental function: computed in float64 and rounded once to the operand's format."""
     return lambda a, rounding: function(a.astype(np.float64)).astype(a.dtype)
 
 
@@ -151,14 +151,14 @@ KERNELS: dict[str, Callable[..., np.ndarray]] = {
     "max": _of_all(_maximum),
 }
 
-# ---- operand formats: register bits <-> arrays that the kernels work on -----------------------------
+# ---- operand formats: register bits <-> arrays for computation --------------------------------------
 
 
 class Lanes:
-    """How a float type lies in a register: `lanes` elements of format `name`, computed in float32 or float64."""
+    """Storage of a float type in a register: `lanes` elements of format `name`, computed in float32 or float64."""
 
     def __init__(self, type_: str):
-        """Describe a PTX float type, packed types included."""
+        """Describes a PTX float type, including packed types."""
         self.type = type_
         self.name = type_.removesuffix("x2")
         self.bytes = type_bytes(type_)
@@ -199,19 +199,19 @@ class Lanes:
 
 @lru_cache(1024)
 def _one(value: int, register: np.dtype) -> np.ndarray:
-    """The bits of a uniform register as an array of one element, which nobody changes."""
+    """Returns the bits of a uniform register as an array of one element, which must not be changed."""
     array = np.array([value], register)
     array.flags.writeable = False
     return array
 
 
 def _plain(opcode: str, lanes: Lanes, rounding: str, relu: bool, sat: bool, nan: bool) -> bool:
-    """True where the NumPy operator alone is the whole instruction."""
+    """Whether the NumPy operator alone implements the complete instruction."""
     return opcode in ("add", "sub", "mul") and rounding == "rn" and not (relu or sat or nan or lanes.narrow)
 
 
 def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
-    """Any float instruction of KERNELS: rounding, .ftz, .sat, .relu, .NaN, .xorsign.abs, .approx."""
+    """Handles any float instruction of KERNELS: rounding, .ftz, .sat, .relu, .NaN, .xorsign.abs, .approx."""
     opcode = inst.opcode
     lanes = Lanes(type_)
     rounding = mods.one_of(*ROUNDING_MODIFIERS, default="rn") or "rn"
@@ -294,8 +294,9 @@ def _plain_f32(inst: Inst, b: Builder) -> Step:
 def _half_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c for float16, rounded once to nearest even.
 
-    Rounding the sum to float64 first does no harm: a product has 22 bits and is a multiple of 2**-48, so a sum of more than
-    53 bits either is 2**29 or more, or is c and a product below 2**-30 of it, which is no tie and near none.
+    An earlier rounding of the sum to float64 does not change the result. A product has 22 bits and is a multiple of
+    2**-48. So a sum of more than 53 bits is either at least 2**29, or the sum of c and a product below 2**-30 of it,
+    which is not close to a tie.
     """
     return (a.astype(np.float64) * b + c).astype(np.float16)
 
@@ -334,9 +335,9 @@ def _plain_f16(inst: Inst, b: Builder, lanes: Lanes) -> Step:
 
 
 def _narrow_extreme(inst: Inst, b: Builder, lanes: Lanes, nan: bool) -> Step:
-    """min/max{.NaN} of f16 and bf16 and their pairs, on codes: with the magnitude of negative ones inverted they are in order.
+    """min/max{.NaN} of f16 and bf16 and their pairs, on codes, which are in order if the magnitude of negative ones is inverted.
 
-    A NaN operand counts as the end of that order which the operation never chooses, or with .NaN always does.
+    A NaN operand counts as the end of that order which the operation never picks, or with .NaN always picks.
     """
     slots = [arith.same_width(b, o, f"b{8 * lanes.bytes}") for o in inst.operands[1:]]
     put = b.write(inst.operands[0], f"b{8 * lanes.bytes}")
@@ -358,7 +359,7 @@ def _narrow_extreme(inst: Inst, b: Builder, lanes: Lanes, nan: bool) -> Step:
         place = reduce(pick, [ordered(regs[slot]) for slot in slots])
         place = np.where(
             place == lowest, highest, place
-        )  # only NaN is there; the canonical one is the highest code
+        )  # only NaN is there; the canonical NaN is the highest code
         codes = place ^ (place >> sign_bits & magnitude)
         bits = np.ascontiguousarray(codes).reshape(-1).view(register)
         put(warp, bits if bits.size > 1 else int(bits[0]))
@@ -371,7 +372,7 @@ def _unpack_f32(bits: int) -> float:
 
 
 def _pack_f32(value: float) -> int:
-    """Bits of a double rounded to binary32; NaN is canonical."""
+    """Returns the bits of a double rounded to binary32; NaN is canonical."""
     if value != value:
         return 0x7FFFFFFF
     try:
@@ -395,7 +396,7 @@ def _any_nan(args: list[np.ndarray]) -> np.ndarray:
 
 
 def _narrow_fma(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """fma of f16/bf16 values with one rounding; the result is exact in float32, so storing does not round again."""
+    """Computes fma of f16/bf16 values with one rounding. The result is exact in float32, so storing does not round again."""
     if name == "f16":  # NumPy rounds float64 to half once
         return floats.fma_odd(a, b, c).astype(np.float16).astype(np.float32)
     codes = floats.encode(floats.fma_odd(a, b, c), name)
@@ -450,14 +451,14 @@ def fused_multiply_add(inst: Inst, b: Builder) -> Step:
 
 @handler("sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
 def unary_float(inst: Inst, b: Builder) -> Step:
-    """One-operand functions, correctly rounded also where PTX allows an approximation."""
+    """One-operand functions, correctly rounded even if PTX allows an approximation."""
     mods = Mods(inst)
     return float_operation(inst, b, mods, mods.type())
 
 
 @handler("abs", "neg")
 def sign_operation(inst: Inst, b: Builder) -> Step:
-    """abs/neg: on floats they touch the sign bit only, and make NaN canonical."""
+    """abs/neg: on floats they change only the sign bit, and make NaN canonical."""
     mods = Mods(inst)
     type_ = mods.type()
     if type_ in arith.INTEGER_TYPES:

@@ -1,13 +1,14 @@
-"""What becomes of a float result: flushing, saturation, and which NaN comes out.
+"""Post-processing of float results: flushing, saturation, and the choice of NaN.
 
-Where PTX leaves these open the rules are an H200's (recorded 2026-11-21):
+PTX leaves some results open. There the rules are those of an H200 (recorded 2026-11-21):
 
-* ``.ftz`` judges a result as if its exponent had no lower end: what rounds up to the smallest normal number only
+* ``.ftz`` judges a result as if its exponent had no lower end: a result that rounds up to the smallest normal number
+  only
   because subnormals are coarse is still flushed to zero.
 * ``.sat`` turns -0 and NaN into +0.
-* NaN results of 16- and 32-bit formats are canonical (0x7FFF, 0x7FFFFFFF), also those of abs and neg. binary64
-  arithmetic hands on its last NaN operand, made quiet; abs and neg keep its sign. A NaN that an operation makes of
-  numbers is 0xFFF8000000000000, whatever the processor of the host makes of them.
+* NaN results of 16- and 32-bit formats are canonical (0x7FFF, 0x7FFFFFFF), including those of abs and neg. binary64
+  arithmetic returns its last NaN operand, made quiet; abs and neg keep its sign. A NaN that an operation makes of
+  numbers is 0xFFF8000000000000, whatever the host's processor makes of them.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ EXACT: dict[str, Callable[..., np.ndarray]] = {
     "mul": lambda a, b: a * b,
     "fma": floats.fma_odd,
     "mad": floats.fma_odd,
-    # A quotient of binary32 numbers is never so close to a tie that rounding it to binary64 first matters.
+    # A quotient of binary32 numbers is never close enough to a tie for an earlier rounding to binary64 to matter.
     "div": lambda a, b: a / b,
     "rcp": lambda a: 1.0 / a,
 }
@@ -42,7 +43,7 @@ EXACT: dict[str, Callable[..., np.ndarray]] = {
 
 
 def flush(values: np.ndarray, name: str) -> np.ndarray:
-    """Subnormals of format `name` (held in float32 or float64) to zeros of the same sign."""
+    """Replaces subnormals of format `name` (held in float32 or float64) by zeros of the same sign."""
     small = np.abs(values) < SMALLEST_NORMAL[name]
     if not np.count_nonzero(small):
         return values
@@ -52,7 +53,7 @@ def flush(values: np.ndarray, name: str) -> np.ndarray:
 def flush_result(
     values: np.ndarray, opcode: str, args: list[np.ndarray], name: str, rounding: str
 ) -> np.ndarray:
-    """`.ftz` for the rounded results of an operation on `args` (float32, subnormals already flushed)."""
+    """Applies `.ftz` to the rounded results of an operation on `args` (float32, subnormals already flushed)."""
     smallest = SMALLEST_NORMAL[name]
     values = flush(values, name)
     edge = np.abs(values) == smallest
@@ -64,7 +65,7 @@ def flush_result(
 
 
 def _round(values: np.ndarray, name: str, rounding: str) -> np.ndarray:
-    """float64 rounded to the precision of a format, whatever its exponent."""
+    """Rounds float64 to the precision of a format, with unlimited exponent."""
     mantissa, exponent = np.frexp(values)
     bits = floats.FORMATS[name].mantissa_bits + 1
     steps = floats._round_integral(np.ldexp(np.abs(mantissa), bits), np.signbit(values), rounding)
@@ -72,17 +73,17 @@ def _round(values: np.ndarray, name: str, rounding: str) -> np.ndarray:
 
 
 def saturate(values: np.ndarray) -> np.ndarray:
-    """Clamp to [0, 1]; NaN and -0 become +0."""
+    """Clamps to [0, 1]; NaN and -0 become +0."""
     return np.where(values > 0, np.minimum(values, values.dtype.type(1)), values.dtype.type(0))
 
 
 def rectify(values: np.ndarray) -> np.ndarray:
-    """Clamp below at zero (`.relu`); NaN stays."""
+    """Clamps below at zero (`.relu`); NaN stays."""
     return np.where((values > 0) | (values != values), values, values.dtype.type(0))
 
 
 def canonical_nan(values: np.ndarray) -> np.ndarray:
-    """binary32 NaN results are 0x7FFFFFFF."""
+    """Replaces binary32 NaN results by 0x7FFFFFFF."""
     nan = values != values
     if np.count_nonzero(nan) and values.dtype == np.float32:
         return np.where(nan, np.uint32(0x7FFFFFFF).view(np.float32), values)
@@ -90,7 +91,7 @@ def canonical_nan(values: np.ndarray) -> np.ndarray:
 
 
 def signed_nan(codes: np.ndarray, results: np.ndarray, name: str) -> np.ndarray:
-    """NaN results of abs and neg: canonical, but of binary64 the operand made quiet.
+    """Sets NaN results of abs and neg: canonical, except for binary64, which keeps the operand, made quiet.
 
     `codes`, `results`: operand and plain result, elements of format `name` as unsigned words.
     """

@@ -1,9 +1,9 @@
 """Floating-point formats and correctly rounded arithmetic on arrays of bit patterns.
 
-Everything here takes and returns NumPy arrays (any shape). Formats narrower than binary32 are described by data
-(`Format`); conversions go through float64, which holds every value of every such format exactly. A float64 that
-stands for an inexact sum is *rounded to odd* (Boldo and Melquiond, 2008), so that rounding it once more to a format
-with at most 51 significant bits gives the correctly rounded result in every rounding mode.
+All functions take and return NumPy arrays of any shape. Formats narrower than binary32 are described by data
+(`Format`). Conversions go through float64, which holds every value of every such format exactly. A float64 that stands
+for an inexact sum is *rounded to odd* (Boldo and Melquiond, 2008), so that rounding it once more to a format with at
+most 51 significant bits gives the correctly rounded result in every rounding mode.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ FORMATS = {
 
 
 def decode(codes: np.ndarray, name: str) -> np.ndarray:
-    """float64 values of an array of unsigned codes of format `name` (bits above the format are ignored)."""
+    """Returns the float64 values of unsigned codes of format `name` (bits above the format are ignored)."""
     if name in ("f16", "f32", "bf16"):
         return _decode_wide(codes, name).astype(np.float64)
     return _table(name)[codes & np.asarray((1 << FORMATS[name].bits) - 1, codes.dtype)]
@@ -65,7 +65,7 @@ _TABLES: dict[str, np.ndarray] = {}
 
 
 def _table(name: str) -> np.ndarray:
-    """Value of every code of a format of at most 8 bits."""
+    """Returns the value of every code of a format of at most 8 bits."""
     if name not in _TABLES:
         f = FORMATS[name]
         values = [_value_of(code, f) for code in range(1 << f.bits)]
@@ -88,7 +88,7 @@ def _value_of(code: int, f: Format) -> float:
 
 
 def encode(values: np.ndarray, name: str, rounding: str = "rn", saturate: bool = False) -> np.ndarray:
-    """uint32 codes of float64 `values` rounded to format `name`.
+    """Returns uint32 codes of float64 `values` rounded to format `name`.
 
     `saturate`: magnitudes above the largest finite value (infinity included) become it. Formats without a NaN turn
     NaN into their largest positive value (PTX ISA, cvt). NaN results are the canonical code, sign cleared.
@@ -119,12 +119,12 @@ def _max_code(f: Format) -> int:
 
 
 def _keeps_finite(negative: np.ndarray, rounding: str) -> Any:
-    """Where a finite overflow rounds to the largest finite value rather than to infinity."""
+    """Returns where a finite overflow rounds to the largest finite value instead of infinity."""
     return {"rz": True, "rm": ~negative, "rp": negative}.get(rounding, False)
 
 
 def _round_integral(x: np.ndarray, negative: np.ndarray, rounding: str) -> np.ndarray:
-    """Non-negative magnitudes rounded to integers in a rounding mode that knows the sign."""
+    """Rounds non-negative magnitudes to integers in a rounding mode that depends on the sign."""
     if rounding == "rn":
         return np.rint(x)
     if rounding == "rz":
@@ -161,7 +161,7 @@ def add_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return total
     bits = total.view(np.int64)
     even = (bits & 1) == 0
-    # Towards the error: away from zero if the error has the sign of the sum, else towards zero.
+    # Steps away from zero if the error has the sign of the sum, else towards zero.
     step = np.where((error > 0) == (total > 0), 1, -1)
     return np.where(inexact & even, bits + step, bits).view(np.float64)
 
@@ -169,13 +169,13 @@ def add_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c for float32, rounded once to nearest even.
 
-    The product is exact in float64. Rounding the sum to float64 first does harm only where the result is the middle
-    between two float32 values (or subnormal): there the sum is taken again, rounded to odd.
+    The product is exact in float64. Rounding the sum to float64 first changes the result only if it is midway between
+    two float32 values (or subnormal). In that case the sum is computed again, rounded to odd.
     """
     total = a.astype(np.float64) * b + c
     bits = total.view(np.uint64)
     middle = (bits & _BELOW_F32) == _MIDDLE
-    # Of 0, less 1 is more than any.
+    # For zero the subtraction wraps to the largest value, so it does not count as small.
     small = (bits + bits) - _ONE < _SMALL
     if np.count_nonzero(middle | small):
         total = fma_odd(a, b, c)
@@ -185,7 +185,7 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 _BELOW_F32 = np.uint64((1 << 29) - 1)
 _MIDDLE = np.uint64(1 << 28)
 _ONE = np.uint64(1)
-# Magnitudes below 2**-125, twice their bits.
+# Twice the bits of 2**-125: the bound for small magnitudes.
 _SMALL = np.uint64(2 * (1023 - 125 << 52) - 1)
 
 
@@ -211,7 +211,7 @@ def flush(values: np.ndarray) -> np.ndarray:
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn") -> np.ndarray:
-    """Exact-then-rounded float64 a * b + c, element by element; an exact zero sum is -0 when rounding down."""
+    """Computes a * b + c in float64, exact and then rounded, element by element; an exact zero sum is -0 when rounding down."""
     function = lambda x, y, z: x * y + z
     result = exact_f64(function, a * b + c, rounding, a, b, c)
     mixed = (np.signbit(a) ^ np.signbit(b)) != np.signbit(c)
@@ -223,9 +223,9 @@ def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn") -
 
 
 def exact_f64(function: Any, plain: np.ndarray, rounding: str, *args: np.ndarray) -> np.ndarray:
-    """`function` on exact fractions rounded to float64.
+    """Applies `function` to exact fractions and rounds the result to float64.
 
-    `plain`: the ordinary results; one that is not finite stays, unless finite operands overflowed.
+    `plain`: the ordinary results. A result that is not finite stays, unless finite operands overflowed.
     """
     out = np.array(plain, np.float64, ndmin=1, copy=True)
     flat = [np.atleast_1d(x) for x in args]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def source_slots(b: Builder, operand: Operand, count: int, name: str) -> list[int]:
-    """Slots of the `count` 32-bit source registers of a fragment.
+    """Returns the slots of the `count` 32-bit source registers of a fragment.
 
     Raises:
         EmulatorError: another number of registers, or registers that are not 32 bits wide.
@@ -34,7 +34,7 @@ def source_slots(b: Builder, operand: Operand, count: int, name: str) -> list[in
 
 
 def target_slots(b: Builder, operand: Operand, count: int, name: str) -> list[int]:
-    """Slots of the `count` 32-bit destination registers of a fragment; raises as `source_slots`."""
+    """Returns the slots of the `count` 32-bit destination registers of a fragment; raises like `source_slots`."""
     items = _registers(b, operand, count, name)
     return [_word(b, b.target(item), name) for item in items]
 
@@ -53,7 +53,7 @@ def _word(b: Builder, slot: int, name: str) -> int:
 
 
 def require_whole_warp(warp: "Warp", what: str) -> None:
-    """Raise EmulatorError unless all 32 lanes execute the instruction together."""
+    """Raises EmulatorError unless all 32 lanes execute the instruction together."""
     if not warp.all_active:
         raise EmulatorError(f"{what} needs all 32 lanes of the warp; lanes {warp.active_lanes()} execute it")
 
@@ -67,23 +67,23 @@ def read_words(warp: "Warp", slots: list[int]) -> np.ndarray:
 
 
 def write_words(warp: "Warp", slots: list[int], words: np.ndarray) -> None:
-    """Store uint32 (registers, 32) into all 32 lanes of the registers."""
+    """Stores uint32 (registers, 32) into all 32 lanes of the registers."""
     for slot, row in zip(slots, words, strict=True):
         warp.regs[slot] = row
 
 
 def matrix_a(words: np.ndarray) -> np.ndarray:
-    """A fragment (R, 32) -> uint32 (16, 2R): rows of k, contiguous."""
+    """Converts an A fragment (R, 32) to uint32 (16, 2R): rows of k, contiguous."""
     return np.ascontiguousarray(words.reshape(-1, 2, 8, 4).transpose(1, 2, 0, 3)).reshape(16, -1)
 
 
 def matrix_b(words: np.ndarray) -> np.ndarray:
-    """B fragment (R, 32) -> uint32 (8, 4R): for each column n its words along k, contiguous."""
+    """Converts a B fragment (R, 32) to uint32 (8, 4R): for each column n its words along k, contiguous."""
     return np.ascontiguousarray(words.reshape(-1, 8, 4).transpose(1, 0, 2)).reshape(8, -1)
 
 
 def matrix_c(words: np.ndarray, dtype: type) -> np.ndarray:
-    """Accumulator fragment (R, 32) -> (16, N) of `dtype` (float32, int32: N = 2R; float16: N = 4R)."""
+    """Converts an accumulator fragment (R, 32) to (16, N) of `dtype` (float32, int32: N = 2R; float16: N = 4R)."""
     if np.dtype(dtype).itemsize == 4:
         rows = words.reshape(-1, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2)
     else:
@@ -92,7 +92,7 @@ def matrix_c(words: np.ndarray, dtype: type) -> np.ndarray:
 
 
 def fragment_d(matrix: np.ndarray) -> np.ndarray:
-    """(16, N) float32, int32 or float16 -> accumulator fragment uint32 (R, 32)."""
+    """Converts (16, N) float32, int32 or float16 to an accumulator fragment uint32 (R, 32)."""
     words = np.ascontiguousarray(matrix).view(np.uint32)
     if matrix.dtype.itemsize == 4:
         registers = words.reshape(2, 8, -1, 4, 2).transpose(2, 0, 4, 1, 3)

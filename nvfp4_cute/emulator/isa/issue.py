@@ -1,4 +1,4 @@
-"""What the asynchronous families share: instructions that single threads issue, and shared-memory operands."""
+"""Helpers of the asynchronous families: instructions that single threads issue, and shared-memory operands."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempotent: bool = False) -> Step:
-    """A step that calls `run(warp, *operand values)` once for every active lane (mostly one), lowest lane first.
+    """Returns a step that calls `run(warp, *operand values)` once per active lane (mostly one), lowest lane first.
 
-    idempotent: doing it twice is doing it once, so lanes with equal operands count as one. CuTe DSL lets a whole
-    warp execute the same TMA store.
+    idempotent: repetition changes nothing, so lanes with equal operands count as one. CuTe DSL lets a whole warp
+    execute the same TMA store.
     """
 
     def step(warp: "Warp") -> None:
@@ -44,7 +44,7 @@ def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempoten
 
 
 def converged(run: "Callable[[Warp], Wait | None]") -> Step:
-    """A step for `.sync.aligned` instructions: waits until all live lanes of the warp have come here."""
+    """Returns a step for `.sync.aligned` instructions, which waits until all live lanes of the warp have reached it."""
 
     def step(warp: "Warp") -> "Wait | None":
         if warp.missing() is not None:
@@ -57,7 +57,7 @@ def converged(run: "Callable[[Warp], Wait | None]") -> Step:
 
 
 def vector_items(inst: Inst, operand: Operand, count: int | None = None) -> tuple[Operand, ...]:
-    """Elements of a vector operand (a lone operand is a vector of one); checks their number."""
+    """Returns the elements of a vector operand (a lone operand is a vector of one), after a check of their number."""
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if count is not None and len(items) != count:
         raise inst.unsupported(f"{len(items)} registers where {count} are expected")
@@ -65,7 +65,7 @@ def vector_items(inst: Inst, operand: Operand, count: int | None = None) -> tupl
 
 
 def own_offset(cta: "Cta", address: int) -> int:
-    """Offset of a shared::cta (or generic) address in the CTA's own shared memory.
+    """Returns the offset of a shared::cta (or generic) address in the CTA's own shared memory.
 
     Raises:
         EmulatorError: the address names another CTA of the cluster.
@@ -79,7 +79,10 @@ def own_offset(cta: "Cta", address: int) -> int:
 
 
 def own_place(cta: "Cta", address: int) -> "tuple[Cta, int]":
-    """As `any_shared`, for an address that must be the CTA's own."""
+    """`any_shared` for an address that must be the CTA's own.
+
+    Returns the CTA and offset of a shared::cluster (or generic) address.
+    """
     return cta, own_offset(cta, address)
 
 
@@ -93,7 +96,7 @@ def any_shared(cta: "Cta", address: int) -> "tuple[Cta, int]":
 
 
 def in_mask(cta: "Cta", mask: int) -> "list[Cta]":
-    """CTAs of the cluster whose rank's bit is set in a multicast mask.
+    """Returns the CTAs of the cluster whose rank's bit is set in a multicast mask.
 
     Raises:
         EmulatorError: a bit beyond the cluster.
@@ -105,7 +108,7 @@ def in_mask(cta: "Cta", mask: int) -> "list[Cta]":
 
 
 def cta_pair(cta: "Cta") -> "tuple[Cta, Cta]":
-    """The two CTAs of a `.cta_group::2` instruction, even rank first.
+    """Returns the two CTAs of a `.cta_group::2` instruction, even rank first.
 
     Raises:
         EmulatorError: the cluster has no such pair.
@@ -117,7 +120,7 @@ def cta_pair(cta: "Cta") -> "tuple[Cta, Cta]":
 
 
 def issuing_pair(cta: "Cta") -> "tuple[Cta, Cta]":
-    """As `cta_pair`, for what only the CTA of even rank may issue.
+    """`cta_pair` for an instruction that only the CTA of even rank may issue.
 
     Raises:
         EmulatorError: the rank is odd, or the cluster has no such pair.
@@ -128,7 +131,7 @@ def issuing_pair(cta: "Cta") -> "tuple[Cta, Cta]":
 
 
 def cta_group(inst: Inst, mods: Mods) -> int:
-    """Consume the `.cta_group` of a tcgen05 instruction: 1 or 2 CTAs."""
+    """Consumes the `.cta_group` of a tcgen05 instruction. Returns 1 or 2."""
     group = mods.one_of("cta_group::1", "cta_group::2")
     if group is None:
         raise inst.unsupported("no .cta_group")
@@ -138,7 +141,7 @@ def cta_group(inst: Inst, mods: Mods) -> int:
 def signalled(
     cta: "Cta", targets: "Sequence[Cta]", barrier: int, pair: bool, multicast: bool
 ) -> "list[tuple[Cta, int]]":
-    """CTA and offset of the mbarrier that each target's copy signals.
+    """Returns CTA and offset of the mbarrier that each target's copy signals.
 
     The mbarrier has the same offset everywhere. It lies in the CTA that receives the data; with cta_group::2, in the
     CTA of the receiver's pair whose rank has the parity of the CTA that the operand names.
@@ -156,6 +159,6 @@ def signalled(
 
 
 def drop_policy(inst: Inst, b: Builder, mods: Mods, operands: list[Operand]) -> None:
-    """Consume the cache hint and its operand, which change no result."""
+    """Consumes the cache hint and its operand, which change no result."""
     if mods.flag("L2::cache_hint"):
         b.read(operands.pop(), "b64")

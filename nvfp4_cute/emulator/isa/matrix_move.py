@@ -1,7 +1,7 @@
 """ldmatrix and stmatrix of 8-bit elements, 4- and 6-bit elements expanded to bytes on load, and movmatrix.
 
-The forms with 16-bit elements are in `memory`. Every lane that takes part gives the address of one 16-byte row. With
-lane = 4g + t (PTX ISA 9.7.14.5.15-17; byte positions as CuTe's copy traits for sm_100 state them):
+`memory` has the forms with 16-bit elements. Every participating lane supplies the address of one 16-byte row. With lane
+= 4g + t (PTX ISA 9.7.14.5.15-17; byte positions as in CuTe's copy traits for sm_100):
 
 * ``ldmatrix.m8n16``: matrix j has rows at the addresses of lanes 8j..8j+7; register j of a lane holds elements
   4t..4t+3 of row g, element 4t in the low byte.
@@ -47,17 +47,17 @@ def _count(mods: Mods, *legal: str) -> int:
 
 
 def _elements(mods: Mods) -> str:
-    """Stored form of the elements: b8, or a compressed format that is loaded as b8x16."""
+    """Returns the stored form of the elements: b8, or a compressed format that is loaded as b8x16."""
     if mods.flag("b8x16"):
         return mods.one_of("b4x16_p64", "b6x16_p32", default="") or ""
     return mods.one_of("b8", default="") or ""
 
 
 def expand(rows: np.ndarray, stored: str) -> np.ndarray:
-    """16-byte rows, uint8 (R, 16) -> their 16 elements, one a byte, in the low bits.
+    """Expands 16-byte rows, uint8 (R, 16), to their 16 elements, one per byte, in the low bits.
 
-    b8: as they are. b4x16_p64: 8 bytes of data, low nibble first. b6x16_p32: 12 bytes, lowest bits first. The rest
-    of the row is padding.
+    b8: unchanged. b4x16_p64: 8 bytes of data, low nibble first. b6x16_p32: 12 bytes, lowest bits first. The rest of the
+    row is padding.
     """
     if stored == "b8":
         return rows
@@ -67,7 +67,7 @@ def expand(rows: np.ndarray, stored: str) -> np.ndarray:
 
 
 def _load_rows(warp: "Warp", space: str, address: object, lanes: int) -> np.ndarray:
-    """uint8 (lanes, 16): the row that each of the first lanes addresses."""
+    """Returns uint8 (lanes, 16): the row that each of the first lanes addresses."""
     addresses = as_array(address, np.uint32 if space != "generic" else np.uint64)[:lanes]
     memory, index = resolve_lanes(warp, space, addresses, ROW_BYTES, False)
     warp.cta.machine.stats.load_bytes += ROW_BYTES * lanes
@@ -143,7 +143,7 @@ def store_transposed(inst: Inst, b: Builder) -> Step:
 
 @handler("movmatrix.sync.aligned.m8n8")
 def move_matrix(inst: Inst, b: Builder) -> Step:
-    """movmatrix: transpose an 8 x 8 matrix of 16-bit elements that a register of the warp holds."""
+    """movmatrix: transposes an 8 x 8 matrix of 16-bit elements in a register of the warp."""
     mods = Mods(inst)
     if not (mods.flag("trans") and mods.flag("b16")):
         raise inst.unsupported("movmatrix needs .trans.b16")

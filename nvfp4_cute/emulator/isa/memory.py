@@ -1,7 +1,7 @@
 """Loads, stores, atomics, matrix loads, and address arithmetic between state spaces.
 
-Uniform addresses take a scalar path. Lane-dependent addresses are one NumPy gather or scatter of whole vectors:
-memory is seen as items as wide as the access.
+Uniform addresses use a scalar path. Lane-dependent addresses are one NumPy gather or scatter of full vectors, with
+memory viewed as items as wide as the access.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ POLLING = ("relaxed", "acquire", "volatile", "mmio")
 
 
 def memory_mods(inst: Inst) -> tuple[Mods, str, bool]:
-    """Consume the space and the hints: (left-over modifiers, space, may this load be a poll)."""
+    """Consumes the space and the hints. Returns (remaining modifiers, space, whether this load may be a poll)."""
     mods = Mods(inst)
     space = mods.one_of(*SPACES, default="generic") or "generic"
     polling = any(name in inst.mods for name in POLLING)
@@ -200,7 +200,7 @@ ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 
 @handler("atom", "red")
 def atomic(inst: Inst, b: Builder) -> Step:
-    """atom/red: lanes act one after the other in lane order (PTX ISA 9.7.13.5, 9.7.13.7)."""
+    """atom/red: lanes act one after the other, in lane order (PTX ISA 9.7.13.5, 9.7.13.7)."""
     mods, space, _ = memory_mods(inst)
     operation = mods.one_of(*ATOMIC, "cas")
     type_ = mods.type()
@@ -252,7 +252,10 @@ def _compare_and_swap(old: np.ndarray, compare: np.ndarray, new: np.ndarray) -> 
 
 
 def _updater(operation: str, type_: str, flush: bool) -> Callable[..., np.ndarray]:
-    """Function of one-element word arrays (old, operand...) -> new word. `flush`: in global memory, f32 is flushed."""
+    """Returns a function of one-element word arrays (old, operand...) -> new word.
+
+    `flush`: flush f32 subnormals in global memory.
+    """
     if operation == "cas":
         return _compare_and_swap
     if type_[0] in "fb" and not type_[1:].isdecimal() or type_ in ("f16", "f32", "f64"):
@@ -261,7 +264,7 @@ def _updater(operation: str, type_: str, flush: bool) -> Callable[..., np.ndarra
 
 
 def integer_updater(function: Callable[[Any, Any], Any], type_: str) -> Callable[..., np.ndarray]:
-    """Function of one-element word arrays (old, operand) -> new word, from one of Python ints of an integer type."""
+    """Wraps a function of Python ints of an integer type as one of word arrays (old, operand) -> new word, one element each."""
     size = type_bytes(type_)
     dtype = SIGNED[size] if type_[0] == "s" else UNSIGNED[size]
     mask = (1 << 8 * size) - 1
@@ -296,7 +299,7 @@ def _row_offsets(warp: "Warp", address: Any, count: int, write: bool) -> tuple[n
 
 @handler("ldmatrix")
 def load_matrix(inst: Inst, b: Builder) -> Step:
-    """ldmatrix m8n8: lane 8j+i gives the address of row i of matrix j; lane 4g+t gets elements 2t, 2t+1 of row g."""
+    """ldmatrix m8n8: lane 8j+i supplies the address of row i of matrix j; lane 4g+t gets elements 2t, 2t+1 of row g."""
     count, transposed = _matrix_mods(inst)
     writes = [b.write(item, "b32") for item in _targets(inst.operands[0])]
     address_of = b.address(inst.operands[1])
@@ -342,7 +345,7 @@ def store_matrix(inst: Inst, b: Builder) -> Step:
 
 @handler("cvta")
 def convert_address(inst: Inst, b: Builder) -> Step:
-    """cvta / cvta.to: between a state space and the generic address space."""
+    """cvta / cvta.to: converts between a state space and the generic address space."""
     mods = Mods(inst)
     back = mods.flag("to")
     space = mods.one_of(*SPACES)
@@ -367,7 +370,7 @@ def convert_address(inst: Inst, b: Builder) -> Step:
 
 @handler("isspacep")
 def is_space(inst: Inst, b: Builder) -> Step:
-    """True if a generic address points into a state space."""
+    """Whether a generic address points into a state space."""
     mods = Mods(inst)
     space = mods.one_of(*SPACES)
     mods.done()
@@ -377,7 +380,7 @@ def is_space(inst: Inst, b: Builder) -> Step:
 
     def inside(warp: "Warp", address: int) -> bool:
         kind = generic_space(address)
-        if own:  # the other CTAs of a cluster lie in shared::cluster alone
+        if own:  # the other CTAs of a cluster lie only in shared::cluster
             return kind == "shared::cluster" and address >> RANK_SHIFT & 0xFF == warp.cta.rank
         return kind == space
 
@@ -392,7 +395,7 @@ def is_space(inst: Inst, b: Builder) -> Step:
 
 @handler("mapa")
 def map_address(inst: Inst, b: Builder) -> Step:
-    """The address of the same variable in the CTA with the given rank: replace the rank byte."""
+    """Returns the address of the same variable in the CTA with the given rank: replaces the rank byte."""
     mods = Mods(inst)
     mods.one_of("shared::cluster")
     type_ = mods.type()
@@ -422,7 +425,7 @@ def cta_rank(inst: Inst, b: Builder) -> Step:
 
 @handler("createpolicy")
 def create_policy(inst: Inst, b: Builder) -> Step:
-    """An opaque cache policy: any value will do, since hints are not modelled."""
+    """Returns an opaque cache policy. Any value works, because hints are not modelled."""
     if isinstance(inst.operands[0], Sink):
         return lambda warp: None
     return put_step(b, inst.operands[0], lambda warp: 0x12F0000000000000, "b64")
