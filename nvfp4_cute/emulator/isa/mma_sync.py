@@ -1,9 +1,9 @@
-"""mma.sync: one warp multiplies m16n8kK tiles held in registers, plain and block-scaled (PTX ISA 9.7.14.5).
+"""mma.sync: one warp multiplies m16n8kK tiles in registers, plain and block-scaled (PTX ISA 9.7.14.5).
 
-Sums round as `numerics` says for sm_90 and later; earlier architectures split K and are not modelled. The 8-bit
-floating-point forms without `.kind` are rounded as sm_120 does, where they are instructions of their own. sm_90 has
-none: an H200 converts to f16, sums two f16 products from zero (first the k with bit 1 clear, then the others), and
-adds C with one more rounding; a handler does not know the architecture, so that is not modelled.
+Sums round as in `numerics` for sm_90 and later; earlier architectures split K and are not modelled. The 8-bit
+floating-point forms without `.kind` are rounded as on sm_120, where they are instructions of their own. sm_90 has no
+such instructions: an H200 converts to f16, sums two f16 products from zero (first the k with bit 1 clear, then the
+others), and adds C with one more rounding. A handler does not know the architecture, so that is not modelled.
 """
 
 from dataclasses import dataclass
@@ -66,12 +66,15 @@ BYTE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
 
 @dataclass(frozen=True)
 class Form:
-    """What the modifiers of an mma.sync fix.
+    """Properties of an mma.sync that its modifiers determine.
 
     Attributes:
-        k: K of the shape.  a, b: element types.  d: type of C and D.
-        packed: two e2m1 elements a byte (mxf4, mxf4nvf4); else narrow elements fill 8-bit containers.
-        scales: scales per row for the whole K, 0 without block scaling.  scale_type: "ue8m0" or "ue4m3".
+        k: K of the shape.
+        a, b: element types.
+        d: type of C and D.
+        packed: two e2m1 elements per byte (mxf4, mxf4nvf4); otherwise narrow elements fill 8-bit containers.
+        scales: scales per row for the full K, 0 without block scaling.
+        scale_type: "ue8m0" or "ue4m3".
         saturate: clamp integer results.
     """
 
@@ -85,18 +88,18 @@ class Form:
     saturate: bool = False
 
     def words(self, rows: int) -> int:
-        """32-bit registers of an operand with so many rows."""
+        """Returns the number of 32-bit registers of an operand with this number of rows."""
         bits = 4 if self.packed else 8 * np.dtype(CONTAINERS[self.a]).itemsize
         return rows * self.k * bits // 1024
 
     @property
     def accumulators(self) -> int:
-        """32-bit registers of C and of D."""
+        """Number of 32-bit registers of C and of D."""
         return 2 if self.d == "f16" else 4
 
 
 def parse_form(inst: Inst) -> Form:
-    """Check every modifier of an mma.sync.
+    """Checks every modifier of an mma.sync.
 
     Raises:
         EmulatorError: an unknown modifier, or a combination that the ISA does not have or that is not modelled.
@@ -140,7 +143,7 @@ def parse_form(inst: Inst) -> Form:
 
 
 def _element_class(a: str, b: str) -> str:
-    """Key of PLAIN for the pair of element types ("" if they do not go together)."""
+    """Returns the key of PLAIN for the pair of element types ("" for an illegal pair)."""
     for name, members in (("fp8", FP8), ("integer", INTEGERS)):
         if a in members and b in members:
             return name
@@ -185,7 +188,7 @@ def mma_sync(inst: Inst, b: Builder) -> Step:
 def compute(
     form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, scales: tuple[np.ndarray, np.ndarray] | None
 ) -> np.ndarray:
-    """The arithmetic of one instruction.
+    """Computes one instruction.
 
     Args:
         form: types.
@@ -214,16 +217,16 @@ def compute(
 
 
 def _code(containers: np.ndarray, fmt: str) -> np.ndarray:
-    """Element codes: an e2m1 element lies in bits 2-5 of its byte, the others at the bottom of theirs."""
+    """Returns element codes: an e2m1 element is in bits 2-5 of its byte, others are in the low bits."""
     return containers >> 2 if fmt == "e2m1" else containers
 
 
 # ---- scale factors -----------------------------------------------------------------------------------------------
 def _scale_reader(b: Builder, inst: Inst, form: Form, name: str) -> Reader:
-    """A function ``warp -> uint8 (rows, form.scales)`` of a scale register and its {byte, thread} selectors.
+    """Returns a function ``warp -> uint8 (rows, form.scales)`` of a scale register and its {byte, thread} selectors.
 
-    In each group of four lanes, lanes 2*thread and 2*thread + 1 hold the scales of rows g and g + 8 of A, lane
-    `thread` those of column g of B (PTX ISA 9.7.14.3).
+    In each group of four lanes, lanes 2*thread and 2*thread + 1 hold the scales of rows g and g + 8 of A; lane `thread`
+    holds those of column g of B (PTX ISA 9.7.14.3).
     """
     data, selectors = inst.operands[4:6] if name == "A" else inst.operands[6:8]
     if isinstance(data, Vector):
@@ -247,7 +250,7 @@ def _scale_reader(b: Builder, inst: Inst, form: Form, name: str) -> Reader:
 
 
 def _selectors(b: Builder, inst: Inst, pair: Operand, form: Form, name: str) -> list[Any]:
-    """Readers of the byte and the thread selector; literals are checked now, registers when they are read."""
+    """Returns readers of the byte and the thread selector. Literals are checked now, registers when they are read."""
     if not isinstance(pair, Vector) or len(pair.items) != 2:
         raise inst.unsupported(f"expected {{byte-id, thread-id}} for {name}")
     legal = (BYTE_IDS[form.scales], (0, 1) if name == "A" else (0, 1, 2, 3))

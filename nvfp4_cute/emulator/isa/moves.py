@@ -67,7 +67,7 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
     word, element = UNSIGNED.get(part * count), UNSIGNED[part]
 
     def compute(warp: "Warp") -> Any:
-        # The compiler packs a register that nobody wrote where only the other parts are used later.
+        # Compilers pack an unwritten register if only the other parts are used later.
         values = [poison if (v := r(warp)) is None else v for r in reads]
         if all(v.__class__ is not np.ndarray for v in values):
             return sum(v << 8 * part * i for i, v in enumerate(values))
@@ -99,7 +99,7 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
 
 
 def _wide_words(values: list[Any], element: np.dtype) -> np.ndarray:
-    """128-bit lanes (Python ints) of dual parts, the low part first."""
+    """Returns 128-bit lanes (Python ints) of dual parts, the low part first."""
     columns = [as_array(v, element).tolist() for v in values]
     words = np.empty(32, object)
     bits = 8 * element.itemsize
@@ -111,7 +111,7 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
     count = len(dest.items)
     part = type_bytes(type_) // count
     read = b.read(source, type_)
-    # (which part, destination slot, writer for the less common cases)
+    # (part number, destination slot, writer for the less common cases)
     parts = [
         (i, b.target(item), b.write(item, f"b{8 * part}"))
         for i, item in enumerate(dest.items)
@@ -124,7 +124,7 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
     def step(warp: "Warp") -> None:
         value = read(warp)
         if value is None:
-            value = poison  # as in _pack: the compiler may take a part that it does not use
+            value = poison  # as in _pack: the compiler may read an unused part
         if value.__class__ is not np.ndarray:
             for i, _, write in parts:
                 write(warp, value >> 8 * part * i & mask)
@@ -214,7 +214,7 @@ BOOLEAN = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
 def comparison(inst: Inst, b: Builder, mods: Mods, type_: str) -> "Callable[[Warp], Any]":
-    """The compare part of setp/set: a dual bool of the operands 1 and 2."""
+    """Returns the comparison of setp/set: a dual bool of operands 1 and 2."""
     integer = type_ in INTEGER_TYPES
     name = mods.one_of(*(INTEGER_COMPARE if integer else FLOAT_COMPARE))
     if name is None:
@@ -260,7 +260,10 @@ def set_predicate(inst: Inst, b: Builder) -> Step:
 
 
 def _set_predicate_fast(inst: Inst, b: Builder, type_: str) -> Step:
-    """Integer compare into one predicate: the loop condition of every kernel, so no calls but the compare."""
+    """Integer comparison into one predicate.
+
+    It is the loop condition of every kernel, so it makes no calls but the comparison.
+    """
     name = next(m for m in inst.mods if m in INTEGER_COMPARE)
     compare = INTEGER_COMPARE[name]
     x, y = same_width(b, inst.operands[1], type_), same_width(b, inst.operands[2], type_)

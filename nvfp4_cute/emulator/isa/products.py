@@ -1,17 +1,16 @@
-"""The sums of one warp matrix instruction: small tiles, where the fixed cost of every NumPy call counts.
+"""Sums of one warp matrix instruction: small tiles, for which the fixed cost of every NumPy call counts.
 
 The rounding rules are those of `numerics` (products aligned to the largest exponent, truncated to F fractional bits,
-summed exactly, rounded toward zero). Two things are added here: a short path for tiles whose sum is provably exact,
-and the rule of Hopper's 8-bit `wgmma`, whose adder keeps F = 13 fractional bits and whose float32 results carry 13
-mantissa bits.
+summed exactly, rounded toward zero). This module adds a short path for tiles whose sum is provably exact, and the rule
+of Hopper's 8-bit `wgmma`, whose adder keeps F = 13 fractional bits and whose float32 results carry 13 mantissa bits.
 
-Why the exact path is right. Let eA, eB be the largest exponents of the operands as the hardware sees them (zeros and
-subnormals included), eC that of C, and q = 2**(emax - F) with emax = max(eA + eB, eC). If every element of A is a multiple of
-2**x, of B of 2**y with 2**(x + y) = q, and C of q, then every term is a multiple of q. The hardware's emax, of one
-element of D, is at most the tile's, so it truncates nothing. In float64, |a| < 2**(eA + w) with w = 1 (w = 4 where
-the scales alone make up the exponent, since an e2m1 value is at most 6), so sums of at most 64 products and C stay
-below 2**(emax + 2w + 7), that is 2**(F + 2w + 7) <= 2**50 times q: no operation of the product rounds, in whatever
-order BLAS forms it. One rounding of the exact sum is what the hardware does.
+Proof of the exact path. Let eA, eB be the largest exponents of the operands in the hardware (including zeros and
+subnormals), eC that of C, and q = 2**(emax - F) with emax = max(eA + eB, eC). If every element of A is a multiple of
+2**x, every element of B a multiple of 2**y with 2**(x + y) = q, and C a multiple of q, then every term is a multiple of
+q. The hardware's emax for one element of D is at most the tile's, so it truncates nothing. In float64, |a| < 2**(eA +
+w) with w = 1 (w = 4 if only the scales make up the exponent, since an e2m1 value is at most 6). So sums of at most 64
+products and C stay below 2**(emax + 2w + 7), which is 2**(F + 2w + 7) <= 2**50 times q. No operation of the product
+rounds, in whatever order BLAS forms it. The hardware also rounds the exact sum once.
 """
 
 from functools import lru_cache
@@ -47,8 +46,10 @@ HOPPER_FP8 = Rule(13, 13)
 
 
 class _Factor(NamedTuple):
-    """Values (rows, K) of an operand as float64, their exponents, the largest of these, and the power of 2 that all values
-    are finite multiples of, as its exponent: None where one is not finite.
+    """An operand as float64 values (rows, K), with facts for the choice of the path.
+
+    The further fields are the values' exponents, the largest of them, and the exponent of the largest power of 2 that
+    divides all values; None if a value is not finite.
     """
 
     values: np.ndarray
@@ -71,11 +72,11 @@ class _Factor(NamedTuple):
 
     @classmethod
     def decode_fp4(cls, packed: np.ndarray, scales: np.ndarray, scale_type: str) -> "_Factor":
-        """e2m1 pairs (rows, 32) times scales (rows, 2 or 4); the exponents are those of the scales."""
+        """Returns e2m1 pairs (rows, 32) times scales (rows, 2 or 4); the exponents are those of the scales."""
         return _decoded_fp4(packed.tobytes(), scales.tobytes(), len(packed), scale_type)
 
 
-# An operand meets every other one of its warp's tile, and in the other warps that read it.
+# An operand is multiplied with every other one of its warp's tile, and used again in other warps that read it.
 @lru_cache(maxsize=1024)
 def _decoded_fp4(packed_bytes: bytes, scale_bytes: bytes, rows: int, scale_type: str) -> _Factor:
     packed, scales = (
@@ -100,10 +101,10 @@ def multiply(
     scales: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
     negate: tuple[bool, bool] = (False, False),
 ) -> np.ndarray:
-    """D = A @ B^T + C of one instruction.
+    """Computes D = A @ B^T + C of one instruction.
 
     Args:
-        a: codes (M, K) as `numerics.decode_elements` takes them.
+        a: codes (M, K), see `numerics.decode_elements`.
         b: codes (N, K).
         c: (M, N) of `d_type`, or None for zero.
         formats: element formats of A and B, see `numerics.ElementType`.
@@ -132,7 +133,7 @@ def multiply(
 def multiply_fp4(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, sfa: np.ndarray, sfb: np.ndarray, scale_type: str
 ) -> np.ndarray:
-    """D = (A*SFA) @ (B*SFB)^T + C with K = 64, as `numerics.mma_block_scaled` computes it; float32 (M, N)."""
+    """Computes D = (A*SFA) @ (B*SFB)^T + C with K = 64, like `numerics.mma_block_scaled`; float32 (M, N)."""
     left, right = _Factor.decode_fp4(a, sfa, scale_type), _Factor.decode_fp4(b, sfb, scale_type)
     total = _exact(left, right, c, FRACTION_BITS_FP4)
     if total is not None:
@@ -141,9 +142,10 @@ def multiply_fp4(
 
 
 def multiply_integers(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, saturate: bool) -> np.ndarray:
-    """int32 (M, N) = A @ B^T + C, exact, then clamped to the range of int32 (`saturate`) or wrapped.
+    """Computes A @ B^T + C as int32 (M, N), exact, then clamped to the range of int32 (`saturate`) or wrapped.
 
-    a, b: int8 or uint8 (M, K) and (N, K). c: int32 (M, N) or None.
+    a, b: int8 or uint8 (M, K) and (N, K).
+    c: int32 (M, N) or None.
     """
     # At most 32 products below 2**16: exact in float32, which has the fastest product.
     total = (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.int64)
@@ -156,7 +158,7 @@ def multiply_integers(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, satura
 
 # ---- paths -------------------------------------------------------------------------------------------------------
 def _exact(a: _Factor, b: _Factor, c: np.ndarray | None, fraction_bits: int) -> np.ndarray | None:
-    """The exact sum as float64 (M, N), or None where the conditions of the module docstring do not hold."""
+    """Returns the exact sum as float64 (M, N), or None if the conditions of the module docstring do not hold."""
     emax = max(a.top + b.top, ZERO_EXPONENT)
     if c is not None:
         emax = max(emax, _least_exponent(c), int(np.frexp(np.abs(c).max())[1]) - 1)
@@ -173,12 +175,12 @@ def _exact(a: _Factor, b: _Factor, c: np.ndarray | None, fraction_bits: int) -> 
 
 
 def _least_exponent(c: np.ndarray) -> int:
-    """Exponent of the subnormals of C's format."""
+    """Returns the exponent of the subnormals of C's format."""
     return F16_LEAST_EXPONENT if c.dtype == np.float16 else ZERO_EXPONENT
 
 
 def _unit(values: np.ndarray) -> float | None:
-    """The largest x such that every value is a multiple of 2**x (infinite: all are 0); None where one is not finite."""
+    """Returns the largest x such that every value is a multiple of 2**x (infinite: all are 0); None if a value is not finite."""
     if not np.isfinite(values).all():
         return None
     mantissas, exponents = np.frexp(values[values != 0])
@@ -190,11 +192,11 @@ def _unit(values: np.ndarray) -> float | None:
 def _is_multiple(values: np.ndarray, exponent: int) -> bool:
     """Whether every value is a finite multiple of 2**exponent."""
     units = values * 2.0**-exponent
-    return bool((units - np.rint(units) == 0).all())  # inf - inf and NaN are not 0
+    return bool((units - np.rint(units) == 0).all())  # inf - inf and NaN differ from 0
 
 
 def _rounded(total: np.ndarray, d_type: str, mantissa_bits: int) -> np.ndarray:
-    """Exact float64 sums -> float16 to nearest even, or float32 toward zero with so many mantissa bits; -0 -> +0."""
+    """Rounds exact float64 sums to nearest even float16, or to float32 toward zero with `mantissa_bits`; -0 becomes +0."""
     if d_type == "f16":
         return total.astype(np.float16) + np.float16(0)
     out = (total.view(np.int64) & np.int64(-1 << (52 - mantissa_bits))).view(np.float64)
@@ -206,7 +208,7 @@ def _rounded(total: np.ndarray, d_type: str, mantissa_bits: int) -> np.ndarray:
 
 
 def _truncated(a: _Factor, b: _Factor, c: np.ndarray | None, d_type: str, rule: Rule) -> np.ndarray:
-    """Every term truncated to F fractional bits of its element's largest exponent; any values."""
+    """Computes the sum with every term truncated to F fractional bits of its element's largest exponent; for any values."""
     shape = (len(a.values), len(b.values))
     wide = np.zeros(shape) if c is None else c.astype(np.float64)
     least = ZERO_EXPONENT if c is None else _least_exponent(c)

@@ -1,4 +1,4 @@
-"""setmaxnreg: warps hand registers to one another through the pool of their CTA (PTX ISA 9.7.19.5)."""
+"""setmaxnreg: warps exchange registers through the pool of their CTA (PTX ISA 9.7.19.5)."""
 
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,11 @@ REGISTER_FILE = 65536
 
 
 def entry_registers(entry: Entry) -> int | None:
-    """Registers of a thread at the entry of a kernel that executes setmaxnreg; None if its directives do not bound them.
+    """Returns registers per thread at the entry of a kernel with setmaxnreg, or None if its directives do not bound them.
 
-    What ptxas 13.0 says ("Used ... registers") over thread counts, occupancies and budgets: the largest budget, as far
-    as threads of all CTAs that ``.minnctapersm`` asks for get that many. Without a bound it leaves out the setmaxnreg.
+    The rule follows the reports of ptxas 13.0 ("Used ... registers") over thread counts, occupancies and budgets: the
+    largest budget, as far as threads of all CTAs that ``.minnctapersm`` requires get that many. Without a bound, ptxas
+    drops setmaxnreg.
     """
     directives = entry.directives
     if "maxnreg" in directives:
@@ -41,7 +42,7 @@ def entry_registers(entry: Entry) -> int | None:
 
 @handler("setmaxnreg")
 def set_budget(inst: Inst, b: Builder) -> Step:
-    """Change the registers of the warp's threads; .inc waits until the CTA has released enough."""
+    """Changes the register count of the warp's threads; .inc waits until the CTA has released enough."""
     mods = Mods(inst)
     action = mods.one_of("inc", "dec")
     mods.drop("sync", "aligned", "u32")
@@ -74,7 +75,7 @@ def set_budget(inst: Inst, b: Builder) -> Step:
 
 
 def _used(cta: "Cta", warp: "Warp", count: int, entry: int) -> int:
-    """Registers of the CTA's threads, also of those that have exited, if a warp had `count` for each."""
+    """Returns the registers of the CTA's threads, including those that have exited, if `warp` had `count` per thread."""
     others = (w for w in cta.warps if w is not warp)
     return LANES * (count + sum(w.budgets[-1] if w.budgets else entry for w in others))
 

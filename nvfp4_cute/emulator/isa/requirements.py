@@ -1,6 +1,6 @@
-"""Which architecture has which instruction: a kernel that would not assemble for its target must not run here either.
+"""Architectures of instructions: a kernel that would not assemble for its target must not run here either.
 
-Every rule is a sentence of the PTX ISA's "Target ISA Notes", checked against what the assembler of CUDA 13.0 accepts.
+Every rule is a sentence of the PTX ISA's "Target ISA Notes", checked against the assembler of CUDA 13.0.
 """
 
 import re
@@ -28,7 +28,7 @@ class Architecture:
 
 
 def architecture(target: str) -> Architecture:
-    """Architecture of a ``.target`` directive. One that is not understood has no features: number 0."""
+    """Returns the architecture of a ``.target`` directive. An unknown one has no features: number 0."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", ptx_arch(target))
     return Architecture(int(match.group(1)), match.group(2)) if match else Architecture(0, "")
 
@@ -38,9 +38,9 @@ class Rule:
     """Instructions that start with `opcode` and have all of `words` among their modifiers need an architecture.
 
     Attributes:
-        least: the lowest number that has it.
+        least: the lowest number with this feature.
         only: the numbers of the specific architectures that have it; () means every one from `least`.
-        suffixes: what those may end in: family targets ("f") lack some features.
+        suffixes: the suffixes that have it; family targets ("f") lack some features.
     """
 
     opcode: str
@@ -50,18 +50,18 @@ class Rule:
     suffixes: str = "af"
 
     def matches(self, words: tuple[str, ...]) -> bool:
-        """Whether the rule speaks of the instruction with these dotted words."""
+        """Whether the rule applies to the instruction with these dotted words."""
         head = tuple(self.opcode.split("."))
         return words[: len(head)] == head and all(w in words for w in self.words)
 
     def allows(self, arch: Architecture) -> bool:
-        """Whether the architecture has what the rule speaks of."""
+        """Whether the architecture has the instructions of the rule."""
         if self.only:
             return arch.number in self.only and arch.suffix != "" and arch.suffix in self.suffixes
         return arch.number >= self.least
 
     def needs(self) -> str:
-        """What the architecture must be, for a message."""
+        """Names the required architecture, for a message."""
         if self.only:
             return " or ".join(f"sm_{n}{s}" for n in self.only for s in self.suffixes)
         return f"sm_{self.least} or later"
@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = (
 
 @lru_cache(4096)
 def missing_on(words: tuple[str, ...], arch: Architecture) -> str | None:
-    """Why an architecture does not have the instruction with these dotted words, or None."""
+    """Returns why an architecture does not have the instruction with these dotted words, or None."""
     for rule in RULES:
         if rule.matches(words) and not rule.allows(arch):
             what = ".".join((rule.opcode, *rule.words))
@@ -148,7 +148,7 @@ def missing_on(words: tuple[str, ...], arch: Architecture) -> str | None:
 
 
 def missing_operand(words: tuple[str, ...], count: int, arch: Architecture) -> str | None:
-    """Why an architecture does not have the instruction with so many operands, or None."""
+    """Returns why an architecture does not have the instruction with `count` operands, or None."""
     arrives = words[0] == "mbarrier" and words[1] in ("arrive", "arrive_drop") and "noComplete" not in words
     if arrives and count == 3 and arch.number < 90:
         return f"{arch} has no mbarrier.{words[1]} with a count; it needs sm_90 or later (PTX ISA, mbarrier, Target ISA Notes)"
@@ -158,7 +158,7 @@ def missing_operand(words: tuple[str, ...], count: int, arch: Architecture) -> s
 
 
 def missing_register(name: str, arch: Architecture) -> str | None:
-    """Why an architecture does not have a special register ("%clusterid"), or None (PTX ISA 10, Target ISA Notes)."""
+    """Returns why an architecture lacks a special register ("%clusterid"), or None (PTX ISA 10, Target ISA Notes)."""
     if arch.number >= 90 or not CLUSTER_REGISTER.match(name):
         return None
     return f"{arch} has no {name.split('.')[0]}; it needs sm_90 or later (PTX ISA, Special Registers)"

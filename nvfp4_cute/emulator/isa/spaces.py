@@ -1,4 +1,4 @@
-"""State spaces: from an address (or 32 of them) to the bytes it names."""
+"""State spaces: resolve one address, or 32 of them, to bytes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ WINDOW_BYTES = 1 << 32
 
 @dataclass(frozen=True)
 class Space:
-    """`window`: what cvta adds to an address of the space to make it generic."""
+    """A state space. `window`: offset that cvta adds to an address of the space to make it generic."""
 
     window: int
 
@@ -35,7 +35,7 @@ SPACES = {
 
 
 def generic_space(address: int) -> str:
-    """The space that a generic address lies in: shared::cluster, local, or global."""
+    """Returns the space of a generic address: shared::cluster, local, or global."""
     if SHARED_WINDOW <= address < SHARED_WINDOW + WINDOW_BYTES:
         return "shared::cluster"
     if LOCAL_WINDOW <= address < LOCAL_WINDOW + WINDOW_BYTES:
@@ -44,7 +44,7 @@ def generic_space(address: int) -> str:
 
 
 def is_uniform(space: str, where: Any) -> bool:
-    """True if one address names one place for all lanes; equal local addresses name a place per lane."""
+    """Whether one address means one place for all lanes. Equal local addresses mean a place per lane."""
     if where.__class__ is np.ndarray or space == "local":
         return False
     return space != "generic" or generic_space(where) != "local"
@@ -72,9 +72,9 @@ def _check_alignment(addresses: np.ndarray, nbytes: int) -> None:
 def locate(
     warp: "Warp", space: str, address: int, nbytes: int, size: int, write: bool
 ) -> tuple[np.ndarray, int]:
-    """A view of `size`-byte items and the index of the one at a uniform address, where `nbytes` are accessed.
+    """Returns a view of `size`-byte items and the index of the one at a uniform address, for an access of `nbytes`.
 
-    Raises as `resolve_one`.
+    Raises like `resolve_one`.
     """
     if address & (nbytes - 1):
         raise _misaligned(address, nbytes)
@@ -92,10 +92,10 @@ def locate(
 
 
 def resolve_one(warp: "Warp", space: str, address: int, nbytes: int, write: bool) -> np.ndarray:
-    """uint8 view of the bytes at one address (of lane 0 of the active ones, for local memory).
+    """Returns a uint8 view of the bytes at one address (of the first active lane, for local memory).
 
     Raises:
-        EmulatorError: misaligned, out of bounds, or of another CTA where only the own one is allowed.
+        EmulatorError: the address is misaligned, out of bounds, or in another CTA if only the own one is allowed.
     """
     if address & (nbytes - 1):
         raise _misaligned(address, nbytes)
@@ -123,10 +123,10 @@ def _local_rows(warp: "Warp") -> np.ndarray:
 def resolve_lanes(
     warp: "Warp", space: str, addresses: np.ndarray, nbytes: int, write: bool, lanes: np.ndarray = LANE_IDS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A view of items of `nbytes` (at most 16) and the index of each lane's item.
+    """Returns a view of items of `nbytes` (at most 16) and the index of each lane's item.
 
-    `addresses`: those of the active lanes only; `lanes`: which lanes these are (for local memory).
-    Raises as `resolve_one`; lanes must not mix state spaces or CTAs.
+    `addresses`: addresses of the active lanes only; `lanes`: numbers of these lanes (for local memory). Raises like
+    `resolve_one`; lanes must not mix state spaces or CTAs.
     """
     if space in ("shared", "shared::cta"):
         return _own_lanes(warp.cta, addresses, nbytes)
@@ -153,7 +153,7 @@ MOST_INDICES = 1 << 14
 
 
 def _own_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """`resolve_lanes` in the CTA's own shared memory. Kernels go over the same places again and again: a legal access is kept."""
+    """`resolve_lanes` in the CTA's own shared memory. Legal accesses are cached, because kernels repeat their places."""
     smem = cta.smem
     key = addresses.tobytes(), addresses.itemsize, nbytes, cta.rank, smem.size
     index = _own_indices.get(key)
@@ -168,7 +168,7 @@ def _own_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray
 
 
 def _shared_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """`resolve_lanes` in the shared memory of a CTA, which all addresses must name."""
+    """`resolve_lanes` in the shared memory of a CTA, to which all addresses must point."""
     smem, dtype, count = cta.smem, addresses.dtype, len(addresses)
     relative = addresses - lane_constant(dtype, cta.rank << RANK_SHIFT | SHARED_BASE, count)
     # Unsigned: an address below the window, or of another rank, wraps to a huge offset.
@@ -185,7 +185,7 @@ def _shared_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndar
 
 
 def _addresses(warp: "Warp", where: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses of the active lanes, and which lanes these are."""
+    """Returns the addresses of the active lanes, and their lane numbers."""
     width = len(warp.active)
     if where.__class__ is not np.ndarray:
         where = np.full(width, where, np.uint64)
@@ -196,7 +196,7 @@ def _addresses(warp: "Warp", where: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _per_rank(warp: "Warp", space: str, addresses: np.ndarray) -> list[np.ndarray] | None:
-    """Lane selections by CTA where lanes address several CTAs of the cluster, else None."""
+    """Returns lane selections by CTA if lanes address several CTAs of the cluster, else None."""
     if space not in ("shared::cluster", "generic") or len(warp.cta.cluster.ctas) == 1:
         return None
     if space == "generic" and generic_space(int(addresses[0])) != "shared::cluster":
@@ -210,7 +210,7 @@ def _per_rank(warp: "Warp", space: str, addresses: np.ndarray) -> list[np.ndarra
 def _parts(
     warp: "Warp", space: str, addresses: np.ndarray, total: int, write: bool, lanes: np.ndarray
 ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-    """(lanes, items, index of each lane's item): one part, or one for each CTA or tensor that lanes address."""
+    """Yields (lanes, items, index of each lane's item): one part, or one for each CTA or tensor that lanes address."""
     groups = _per_rank(warp, space, addresses)
     if groups is None:
         try:
@@ -225,7 +225,7 @@ def _parts(
 
 
 def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, count: int) -> np.ndarray:
-    """Load `count` elements per active lane; array (count, lanes), zero in inactive lanes."""
+    """Loads `count` elements per active lane; array (count, lanes), zero in inactive lanes."""
     addresses, lanes = _addresses(warp, where)
     warp.cta.machine.stats.load_bytes += total * len(addresses)
     if total > 16:
@@ -261,12 +261,12 @@ def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, 
 
 
 def as_u64(where: Any, width: int = LANES) -> np.ndarray:
-    """Dual address as 64-bit lanes."""
+    """Returns a dual address as 64-bit lanes."""
     return where.astype(np.uint64) if where.__class__ is np.ndarray else np.full(width, where, np.uint64)
 
 
 def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.dtype) -> None:
-    """Store one element of each of `values` per active lane, contiguously from the lane's address."""
+    """Stores one element of each of `values` per active lane, contiguously from the lane's address."""
     count, total = len(values), dtype.itemsize * len(values)
     if total > 16:
         _check_alignment(_addresses(warp, where)[0], total)

@@ -1,8 +1,8 @@
 """Tensor memory: allocation, copies from shared memory, loads and stores, and completion (PTX ISA "tcgen05").
 
-All asynchronous operations go through `Cta.issue` to the engines that `modes` orders: mma, cp and commit to one, so that a
-commit arrives after every earlier operation of its thread; loads and stores each to their own.
-Matrix instructions are in `tcgen05_mma`, copies from shared memory and shifts in `tcgen05_copy`.
+All asynchronous operations go through `Cta.issue` to the engines that `modes` orders. mma, cp and commit share one
+engine, so a commit arrives after every earlier operation of its thread. Loads and stores have one engine each.
+`tcgen05_mma` has matrix instructions; `tcgen05_copy` has copies from shared memory and shifts.
 """
 
 from collections.abc import Callable
@@ -46,10 +46,10 @@ _U32 = np.dtype(np.uint32)
 # ---- allocation --------------------------------------------------------------------------------------------------
 @handler("tcgen05.alloc")
 def alloc(inst: Inst, b: Builder) -> Step:
-    """Allocate columns and write their base address to shared memory; blocks until there is room.
+    """Allocates columns and writes their base address to shared memory; blocks until there is room.
 
-    With cta_group::2 both CTAs of a pair execute it. The one of even rank allocates for both and goes on; the other one
-    waits for that. So a B300 does, by CUTLASS #3435: delaying the odd CTA stops nobody.
+    With cta_group::2 both CTAs of a pair execute it. The CTA of even rank allocates for both and continues; the other
+    one waits for that. A B300 does the same (CUTLASS #3435): delaying the odd CTA stops nothing else.
     """
     mods = Mods(inst)
     group = cta_group(inst, mods)
@@ -76,7 +76,7 @@ def alloc(inst: Inst, b: Builder) -> Step:
 
 
 def _no_room(count: int, *ctas: "Cta") -> Condition:
-    """An allocation that waits until one of the CTAs frees columns."""
+    """Returns a wait of an allocation until one of the CTAs frees columns."""
     taken = [cta.tmem.owned.copy() for cta in ctas]
     live = ctas[0].tmem.allocations
     return Condition(
@@ -86,7 +86,7 @@ def _no_room(count: int, *ctas: "Cta") -> Condition:
 
 
 def _not_promised(cta: "Cta") -> Condition:
-    """The odd CTA of a pair waits for the allocation of the even one."""
+    """Returns the odd CTA's wait for the allocation of the even one."""
     return Condition(
         lambda: bool(cta.tmem.promised),
         lambda: f"tcgen05.alloc.cta_group::2: the CTA of rank {cta.rank & ~1} has not executed it",
@@ -95,7 +95,7 @@ def _not_promised(cta: "Cta") -> Condition:
 
 @handler("tcgen05.dealloc")
 def dealloc(inst: Inst, b: Builder) -> Step:
-    """Free an allocation; with cta_group::2 each CTA of a pair its own columns."""
+    """Frees an allocation; with cta_group::2 each CTA of a pair frees its own columns."""
     mods = Mods(inst)
     group = cta_group(inst, mods)
     mods.drop("sync", "aligned", "b32")
@@ -120,7 +120,7 @@ def dealloc(inst: Inst, b: Builder) -> Step:
 
 @handler("tcgen05.relinquish_alloc_permit")
 def relinquish(inst: Inst, b: Builder) -> Step:
-    """Give up the right to allocate."""
+    """Gives up the right to allocate."""
     mods = Mods(inst)
     cta_group(inst, mods)
     mods.drop("sync", "aligned")
@@ -133,13 +133,13 @@ def relinquish(inst: Inst, b: Builder) -> Step:
 
 
 def _one_value(value: Any, lane: int) -> int:
-    """The value that all lanes must agree on."""
+    """Returns the value on which all lanes must agree."""
     return int(value[lane]) if value.__class__ is np.ndarray else value
 
 
 # ---- loads and stores --------------------------------------------------------------------------------------------
 def _load_shape(inst: Inst, mods: Mods, packing: str) -> tuple[str, int, bool]:
-    """(shape, repetitions, packed) of a tcgen05.ld or .st; consumes all modifiers."""
+    """Returns (shape, repetitions, packed) of a tcgen05.ld or .st; consumes all modifiers."""
     mods.drop("sync", "aligned", "b32")
     shape = mods.one_of(*LOAD_SHAPES)
     packed = mods.flag(packing)
@@ -156,9 +156,9 @@ _Reduction = Callable[[np.ndarray], np.ndarray]
 
 
 def _reduction(inst: Inst, mods: Mods) -> _Reduction:
-    """The operation of a tcgen05.ld.red: the least or the greatest of a thread's values.
+    """Returns the operation of a tcgen05.ld.red: the least or the greatest of a thread's values.
 
-    f32: a NaN loses to a number, unless `.NaN` is given; `.abs` compares magnitudes and gives one.
+    f32: a number wins over a NaN unless `.NaN` is given; `.abs` compares and returns magnitudes.
     """
     operation, type_ = mods.one_of("min", "max"), mods.one_of("u32", "s32", "f32")
     absolute, nan = mods.flag("abs"), mods.flag("NaN")
@@ -181,10 +181,10 @@ def _reduction(inst: Inst, mods: Mods) -> _Reduction:
 
 
 class _Window:
-    """The words that a load or store of one warp touches.
+    """The words that a load or store of one warp accesses.
 
-    The lanes are those of the warp's quadrant of tensor memory (32 * (warp index mod 4)); the address may name the
-    quadrant too, and then must name the right one.
+    The lanes are those of the warp's quadrant of tensor memory (32 * (warp index mod 4)). If the address names a
+    quadrant, it must be that one.
     """
 
     def __init__(self, shape: str, repeat: int, half_split: int, packed: bool):
@@ -197,7 +197,7 @@ class _Window:
         self.rectangular = shape == "32x32b" and not packed
 
     def origin(self, warp: "Warp", address: int) -> tuple[int, int]:
-        """First lane and column.
+        """Returns the first lane and column.
 
         Raises:
             EmulatorError: a lane that the warp cannot reach, or columns that are not allocated.
@@ -218,11 +218,11 @@ class _Window:
         return 32 * own + lane, column
 
     def _span(self, lane: int, column: int) -> tuple[slice, slice]:
-        """The rectangle that encloses the words."""
+        """Returns the rectangle that encloses the words."""
         return slice(lane, lane + LOAD_SHAPES[self.shape].lanes), slice(column, column + self.width)
 
     def read(self, cta: "Cta", lane: int, column: int, reduce: _Reduction | None = None) -> np.ndarray:
-        """uint32 (registers, 32), a copy; with `reduce` one more row, what it makes of the others."""
+        """Returns uint32 (registers, 32), a copy; with `reduce` one more row, the reduction of the others."""
         checker = cta.machine.checker
         if checker is not None:
             words = checker.read_tensor(cta, *self._span(lane, column))
@@ -241,7 +241,7 @@ class _Window:
         return words[rows, columns]
 
     def write(self, cta: "Cta", lane: int, column: int, data: np.ndarray) -> None:
-        """Store uint32 (registers, 32). Unpacking puts each half into the low half of a word."""
+        """Stores uint32 (registers, 32). Unpacking stores each half in the low half of a word."""
         words, checker = cta.tmem.columns(column, self.width), cta.machine.checker
         if checker is not None:
             checker.write_tensor(cta, *self._span(lane, column))
@@ -261,7 +261,7 @@ def _window(inst: Inst, b: Builder, shape: str, repeat: int, packed: bool, extra
 
 @handler("tcgen05.ld")
 def load(inst: Inst, b: Builder) -> Step:
-    """Load registers of a warp from tensor memory; ready after tcgen05.wait::ld. `.red` also reduces them."""
+    """Loads registers of a warp from tensor memory; ready after tcgen05.wait::ld. `.red` also reduces them."""
     mods = Mods(inst)
     operands = list(inst.operands)
     reduce = _reduction(inst, mods) if mods.flag("red") else None
@@ -283,7 +283,7 @@ def load(inst: Inst, b: Builder) -> Step:
             return
         operation = queue.submit(warp, Engine.TMEM_LOAD, effect)
         apart = not warp.protected.isdisjoint(slots)
-        if apart or queue.immediate:  # lanes that wait elsewhere need the old values: deliver at once
+        if apart or queue.immediate:  # lanes that wait elsewhere need the old values, so deliver at once
             operation.finish()
             _fill(warp, slots, operation.result)
             if not apart:
@@ -305,7 +305,7 @@ def _fill(warp: "Warp", slots: list[int | None], data: np.ndarray) -> None:
 
 @handler("tcgen05.st")
 def store(inst: Inst, b: Builder) -> Step:
-    """Store registers of a warp to tensor memory, asynchronously; done after tcgen05.wait::st."""
+    """Stores registers of a warp to tensor memory, asynchronously; done after tcgen05.wait::st."""
     mods = Mods(inst)
     shape, repeat, packed = _load_shape(inst, mods, "unpack::16b")
     window = _window(inst, b, shape, repeat, packed, inst.operands[1:-1])
@@ -316,7 +316,7 @@ def store(inst: Inst, b: Builder) -> Step:
         lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
         data = np.empty((len(values), 32), np.uint32)
         for row, read in zip(data, values, strict=True):
-            value = read(warp)  # kernels store more registers than they filled
+            value = read(warp)  # kernels store more registers than they wrote
             row[:] = TMEM_POISON if value is None else value
         warp.cta.issue(warp, Engine.TMEM_STORE, partial(window.write, warp.cta, lane, column, data))
 
@@ -325,7 +325,7 @@ def store(inst: Inst, b: Builder) -> Step:
 
 @handler("tcgen05.wait::ld", "tcgen05.wait::st")
 def wait_for_accesses(inst: Inst, b: Builder) -> Step:
-    """Wait for the warp's own loads or stores."""
+    """Waits for the warp's own loads or stores."""
     mods = Mods(inst)
     mods.drop("sync", "aligned")
     mods.done()
@@ -341,7 +341,7 @@ def wait_for_accesses(inst: Inst, b: Builder) -> Step:
 
 @handler("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def fence(inst: Inst, b: Builder) -> Step:
-    """Ordering against thread synchronisation: every access is performed in program order."""
+    """Orders nothing, because every access is performed in program order."""
     Mods(inst).done()
     return lambda warp: None
 
@@ -349,7 +349,7 @@ def fence(inst: Inst, b: Builder) -> Step:
 # ---- completion --------------------------------------------------------------------------------------------------
 @handler("tcgen05.commit")
 def commit(inst: Inst, b: Builder) -> Step:
-    """Arrive on an mbarrier once all earlier asynchronous tcgen05 operations of the thread are complete."""
+    """Arrives on an mbarrier when all earlier asynchronous tcgen05 operations of the thread are complete."""
     mods = Mods(inst)
     group = cta_group(inst, mods)
     if not mods.flag("mbarrier::arrive::one"):
@@ -387,7 +387,7 @@ def _issue_arrivals(warp: "Warp", targets: "list[Cta]", offset: int) -> None:
 
 
 def arrive_all(targets: "list[Cta]", offset: int) -> None:
-    """One arrival on the mbarrier at an offset of each target: the effect of a commit."""
+    """Arrives once on the mbarrier at an offset of each target, as the effect of a commit."""
     for target in targets:
         barrier, checker = target.mbarrier(offset), target.machine.checker
         if checker is not None:

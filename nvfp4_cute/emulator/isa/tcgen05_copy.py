@@ -1,4 +1,4 @@
-"""tcgen05.cp: shared memory to tensor memory; tcgen05.shift: rows of tensor memory down by one (PTX ISA 9.7.16.9)."""
+"""tcgen05.cp copies shared to tensor memory; tcgen05.shift moves rows of tensor memory down by one (PTX ISA 9.7.16.9)."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ SCALE_SHAPE = "32x128b.warpx4"
 
 @handler("tcgen05.cp")
 def copy(inst: Inst, b: Builder) -> Step:
-    """Copy a matrix from shared memory to tensor memory, asynchronously; `.b8x16` spreads narrow elements over bytes.
+    """Copies a matrix from shared memory to tensor memory, asynchronously; `.b8x16` spreads narrow elements over bytes.
 
     With cta_group::2 each CTA of the pair copies from its own shared memory, at the same offset, to its own
     tensor memory.
@@ -54,7 +54,7 @@ def copy(inst: Inst, b: Builder) -> Step:
 def copy_matrix(
     ctas: "tuple[Cta, ...]", name: str, source: str | None, address: int, descriptor: int
 ) -> None:
-    """Copy a matrix of named shape to the tensor memory of each CTA, from its own shared memory."""
+    """Copies a matrix of named shape from each CTA's own shared memory to its tensor memory."""
     shape = COPY_SHAPES[name]
     lane, column = lane_of(address), address & COLUMN_MASK
     if lane and (name != "4x256b" or lane > 31):
@@ -89,13 +89,13 @@ def copy_matrix(
 def _check_copy(
     checker: "Checker", cta: "Cta", indices: np.ndarray, lanes: np.ndarray, columns: slice, source: str | None
 ) -> None:
-    """What nobody wrote is copied without complaint, and is then as unwritten as before."""
+    """Marks unwritten source bytes as unwritten in the target, without a report."""
     place = operand_place(indices, 16)
     valid: np.ndarray | bool = True
     if not checker.copy_source(cta, place):
         memory = checker.shared[cta]
         written = ~memory.unwritten(indices).reshape(len(indices), -1, memory.parts).any(axis=2)
-        # A group of 16 elements is written where its first bytes are; padding is not looked at.
+        # The first bytes of a group of 16 elements decide whether it is written; padding is ignored.
         valid = written if source is None else np.repeat(written[:, ::4], 4, axis=1)
     checker.write_tensor(cta, slice(int(lanes.item(0)), int(lanes.item(-1)) + 1), columns, None)
     words = checker.tensor[cta].valid
@@ -107,10 +107,10 @@ def _check_copy(
 
 @handler("tcgen05.shift")
 def shift(inst: Inst, b: Builder) -> Step:
-    """Move rows of 32 bytes down by one lane, asynchronously: lane r gets what lane r + 1 held.
+    """Moves rows of 32 bytes down by one lane, asynchronously: lane r gets the row of lane r + 1.
 
-    Each group of 32 lanes shifts by itself, and its last lane keeps its row. (So a B200 does, by a published
-    measurement with the address at lane 0; what other lanes mean is not known, and refused.)
+    Each group of 32 lanes shifts by itself, and its last lane keeps its row. A B200 does the same, by a published
+    measurement with the address at lane 0. The effect of other lanes is unknown, so they raise.
     """
     mods = Mods(inst)
     group = cta_group(inst, mods)

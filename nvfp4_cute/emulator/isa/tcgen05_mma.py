@@ -48,7 +48,7 @@ _SCALE_BLOCKS = {
 
 @dataclass(frozen=True)
 class _Form:
-    """What the modifiers, the operand list, and the architecture (its number) fix."""
+    """Properties that the modifiers, the operand list, and the architecture (its number) determine."""
 
     kind: str
     cta_group: int
@@ -63,7 +63,9 @@ class _Form:
 class _Operands:
     """Run-time values of one instruction.
 
-    sfa, sfb: 0 for dense kinds. disabled: one int per 32 lanes, or empty. zeros: zero-column mask descriptor, or 0.
+    sfa, sfb: 0 for dense kinds.
+    disabled: one int per 32 lanes, or empty.
+    zeros: zero-column mask descriptor, or 0.
     """
 
     d: int
@@ -79,7 +81,7 @@ class _Operands:
 
 @handler("tcgen05.mma")
 def mma(inst: Inst, b: Builder) -> Step:
-    """D = A @ B^T (+ D), asynchronously. Collector usage is a hint."""
+    """D = A @ B^T (+ D), asynchronously. Collector usage is ignored as a hint."""
     mods = Mods(inst)
     ws = mods.flag("ws")
     group = mods.one_of("cta_group::1", "cta_group::2")
@@ -103,7 +105,7 @@ def mma(inst: Inst, b: Builder) -> Step:
 
 
 def _scale_block(inst: Inst, mods: Mods, kind: str) -> int:
-    """Elements that share a scale."""
+    """Returns the number of elements that share a scale."""
     if not mods.flag("block_scale"):
         raise inst.unsupported(f"kind::{kind} without .block_scale")
     word = mods.one_of(*_SCALE_BLOCKS)
@@ -175,9 +177,9 @@ def _issue(warp: "Warp", form: _Form, operands: _Operands) -> None:
 
 # ---- execution ---------------------------------------------------------------------------------------------------
 def execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
-    """Each CTA computes its own rows of D: M / cta_group rows, all N columns.
+    """Computes each CTA's own rows of D: M / cta_group rows, all N columns.
 
-    A and B are split over the shared memories of a pair by rows; the same descriptor serves both.
+    A pair splits A and B by rows over its shared memories; one descriptor serves both.
     """
     desc, blocks = _plan(form, operands.idesc, lane_of(operands.d))
     rows, share = desc.m // len(ctas), desc.n // len(ctas)
@@ -205,7 +207,7 @@ def execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
 def _plan(
     form: _Form, idesc: int, lane: int
 ) -> tuple[InstructionDescriptor, tuple[tuple[AccumulatorBlock, ...], ...]]:
-    """The decoded instruction descriptor, and the blocks of D in each CTA when D begins at `lane`."""
+    """Returns the decoded instruction descriptor, and the blocks of D in each CTA if D begins at `lane`."""
     desc = decode_instruction_descriptor(
         idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
     )
@@ -218,7 +220,7 @@ def _plan(
 def _matrix_a(
     cta: "Cta", form: _Form, operands: _Operands, desc: InstructionDescriptor, rows: int
 ) -> np.ndarray:
-    """The rows of A of one CTA: packed bytes (rows, row_bytes) for the 4-bit kinds, else codes (rows, K)."""
+    """Returns the rows of A of one CTA: packed bytes (rows, row_bytes) for the 4-bit kinds, else codes (rows, K)."""
     packed = form.kind in _PACKED_KINDS
     if not form.a_in_tmem:
         check_descriptor(operands.a, form.arch, desc.row_bytes)
@@ -237,7 +239,7 @@ def _matrix_a(
 def _matrix_b(
     ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands, desc: InstructionDescriptor, share: int
 ) -> np.ndarray:
-    """All N columns of B, as rows; each CTA holds `share` of them."""
+    """Returns all N columns of B, as rows; each CTA holds `share` of them."""
     check_descriptor(operands.b, form.arch, desc.row_bytes)
     packed = form.kind in _PACKED_KINDS
     parts = [
@@ -255,7 +257,7 @@ def _matrix_b(
 def _scale_factors(
     cta: "Cta", form: _Form, operands: _Operands, desc: InstructionDescriptor, rows_a: int, rows_b: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scale bytes of A and B, (rows, count) each."""
+    """Returns scale bytes of A and B, (rows, count) each."""
     assert form.scale_block is not None
     if desc.n not in silicon.TESTED_SCALE_WIDTHS and cta.machine.checker is not None:
         cta.machine.checker.silicon.scale_width(desc.n)
@@ -275,7 +277,7 @@ def _multiply(
     c: np.ndarray | None,
     scales: tuple[np.ndarray, np.ndarray] | None,
 ) -> np.ndarray:
-    """D of the kinds whose elements fill a byte or more. A, B: element codes (rows, K)."""
+    """Computes D for kinds whose elements fill a byte or more. A, B: element codes (rows, K)."""
     if form.kind == "i8":
         return multiply_integers(a, b, c, desc.saturate)
     sfa, sfb = scales or (None, None)

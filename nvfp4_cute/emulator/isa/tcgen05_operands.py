@@ -29,16 +29,16 @@ NARROW_BITS = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
 
 
 def lane_of(address: int) -> int:
-    """Lane of a tensor-memory address. Bits 30 and 31 of one of scale factors are no part of it."""
+    """Returns the lane of a tensor-memory address, without bits 30 and 31, which addresses of scale factors use otherwise."""
     return address >> 16 & 0x7F
 
 
 def shared_operand(
     cta: "Cta", descriptor: int, rows: int, element: str, mn_major: bool, *, packed: bool, row_bytes: int
 ) -> np.ndarray:
-    """Codes of an operand in shared memory.
+    """Returns the codes of an operand in shared memory.
 
-    packed: two e2m1 elements a byte, returned as bytes (rows, row_bytes); else codes (rows, K).
+    packed: two e2m1 elements per byte, returned as bytes (rows, row_bytes); else codes (rows, K).
     """
     smem, container = cta.smem, np.dtype(CONTAINERS.get(element, np.uint8))
     gather = (
@@ -58,7 +58,7 @@ def shared_operand(
 
 
 def check_descriptor(descriptor: int, arch_number: int, row_bytes: int) -> None:
-    """Refuse an absolute leading dimension where there is none.
+    """Raises for an absolute leading dimension that the architecture or instruction does not have.
 
     Raises:
         EmulatorError: the architecture is not sm_103, or the instruction has no K=96.
@@ -72,7 +72,7 @@ def check_descriptor(descriptor: int, arch_number: int, row_bytes: int) -> None:
 def tensor_operand(
     cta: "Cta", address: int, element: str, m: int, cta_group: int, ws: bool, *, packed: bool
 ) -> np.ndarray:
-    """Codes of A in tensor memory: 32 bytes of K of a row in 8 columns of its lane, K-major.
+    """Returns the codes of A in tensor memory: 32 bytes of a row along K in 8 columns of its lane, K-major.
 
     Elements of less than 8 bits fill a byte each, except for the kinds that pack two e2m1 into one.
 
@@ -101,7 +101,7 @@ def tensor_operand(
 
 
 def check_scale_column(column: int, what: str) -> None:
-    """Refuse scale factors at an odd column; `what` puts them there or uses them.
+    """Raises for scale factors at an odd column. `what`: the instruction that writes or uses them.
 
     Raises:
         EmulatorError: the column is odd.
@@ -113,7 +113,7 @@ def check_scale_column(column: int, what: str) -> None:
 
 
 def scale_factors(cta: "Cta", address: int, places: ScalePlaces, name: str) -> np.ndarray:
-    """uint8 (rows, count). `name`: of the operand."""
+    """Returns uint8 (rows, count). `name`: name of the operand."""
     column, lane = address & COLUMN_MASK, lane_of(address)
     check_scale_column(column, f"tcgen05.mma reads {name}")
     if lane:

@@ -1,8 +1,8 @@
 """Tensor copies (TMA) and edits of tensor maps (PTX ISA "cp.async.bulk.tensor", "tensormap").
 
-Operands, the tensor map among them, are read when the instruction executes; everything else that touches memory or an
-mbarrier is the effect given to `Cta.issue`. A copy signals its mbarrier with the bytes of the whole box, out-of-bounds parts
-included.
+Operands, including the tensor map, are read when the instruction executes. All other accesses to memory and mbarriers
+are in the effect passed to `Cta.issue`. A copy signals its mbarrier with the bytes of the full box, including
+out-of-bounds parts.
 """
 
 import math
@@ -43,7 +43,7 @@ DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 # ---- tensor copies -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Tensor:
-    """Modifiers of a tensor copy: rows picked one by one (gather4, scatter4), CTA pairs, and the reduction."""
+    """Modifiers of a tensor copy: single rows (gather4, scatter4), CTA pairs, and the reduction."""
 
     rank: int
     four_rows: bool = False
@@ -52,12 +52,12 @@ class _Tensor:
 
     @property
     def coordinates(self) -> int:
-        """Number of coordinates: gather4 and scatter4 take a column and four rows of a two-dimensional map."""
+        """Number of coordinates. gather4 and scatter4 take a column and four rows of a two-dimensional map."""
         return 5 if self.four_rows else self.rank
 
 
 def _tensor_mods(inst: Inst, mods: Mods) -> tuple[int, bool]:
-    """(rank, four rows); consumes the dimension and the load mode."""
+    """Returns (rank, whether it copies four rows); consumes the dimension and the load mode."""
     rank = mods.one_of(*DIMENSIONS)
     if rank is None:
         raise inst.unsupported("no dimension")
@@ -68,14 +68,14 @@ def _tensor_mods(inst: Inst, mods: Mods) -> tuple[int, bool]:
 
 
 def _tensor_readers(inst: Inst, b: Builder, operand: Operand, form: _Tensor) -> list[Reader]:
-    """Readers of the tensor map's address and of the coordinates."""
+    """Returns readers of the tensor map's address and of the coordinates."""
     if not isinstance(operand, TensorAddress) or len(operand.coords) != form.coordinates:
         raise inst.unsupported(f"operand {operand}; expected [map, {{{form.coordinates} coordinates}}]")
     return [b.read(operand.map, "b64"), *(b.read(c, "s32") for c in operand.coords)]
 
 
 def load_map(cta: "Cta", address: int) -> TensorMap:
-    """The tensor map at a generic address, of a kernel parameter or in global memory."""
+    """Returns the tensor map at a generic address, in a kernel parameter or in global memory."""
     if address % 64:
         raise AlignmentFault(f"tensor map at {address:#x}: must be a multiple of 64")
     launch = cta.launch
@@ -92,7 +92,7 @@ def load_map(cta: "Cta", address: int) -> TensorMap:
 
 
 def _used_map(warp: "Warp", pc: int, address: int) -> tuple[TensorMap, Any]:
-    """The tensor map of a copy that a warp issues, and what the hazard checker keeps of that if the kernel may change the map."""
+    """Returns the tensor map of a warp's copy, and the hazard checker's record of its use if the kernel may change the map."""
     m, checker = load_map(warp.cta, address), warp.cta.machine.checker
     if checker is None or address in warp.cta.launch.tensor_maps:
         return m, None
@@ -100,7 +100,7 @@ def _used_map(warp: "Warp", pc: int, address: int) -> tuple[TensorMap, Any]:
 
 
 def _single_boxes(form: _Tensor, m: TensorMap, coords: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Coordinates of the boxes that an instruction copies, one after the other in shared memory."""
+    """Returns the coordinates of the boxes that an instruction copies, consecutive in shared memory."""
     if not form.four_rows:
         if m.rank != form.rank:
             raise EmulatorError(f"tensor copy of rank {form.rank} with a tensor map of rank {m.rank}")
@@ -112,7 +112,7 @@ def _single_boxes(form: _Tensor, m: TensorMap, coords: tuple[int, ...]) -> list[
 
 @handler("cp.async.bulk.tensor")
 def tensor_copy(inst: Inst, b: Builder) -> Step:
-    """Copy a box between global and shared memory."""
+    """Copies a box between global and shared memory."""
     mods = Mods(inst)
     rank, four_rows = _tensor_mods(inst, mods)
     if mods.left[:2] == ["global", "shared::cta"]:
@@ -157,9 +157,9 @@ def load_boxes(
     signals: "Sequence[tuple[Cta, int]]",
     use: Any,
 ) -> None:
-    """Copy boxes of a tensor into shared memory of the targets, and signal their mbarriers.
+    """Copies boxes of a tensor into shared memory of the targets, and signals their mbarriers.
 
-    `use`: what the hazard checker keeps of the use of the tensor map, or None.
+    `use`: the hazard checker's record of the use of the tensor map, or None.
     """
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=False)
     total = m.tile_bytes * len(boxes)
@@ -171,7 +171,7 @@ def load_boxes(
         stamps = [checker.mbarriers.signalled(owner, barrier) for owner, barrier in signals]
         alone = (
             stamps[0] if len(stamps) == 1 else None
-        )  # of several, who waits for one knows nothing of the others
+        )  # a waiter for one of several targets knows nothing of the others
         _check_swizzle(checker, m, offset, len(boxes))
         for box in boxes:
             checker.read_global(*m.rows_at(box), stamp=alone)
@@ -190,18 +190,18 @@ def load_boxes(
 
 
 def _check_swizzle(checker: "Checker", m: TensorMap, offset: int, count: int) -> None:
-    """Tell a checker where the tile of the current operation lies: `count` boxes one after the other."""
+    """Tells a checker the place of the current operation's tile: `count` consecutive boxes."""
     span = m.row_pitch if m.swizzle != "none" else 0
     checker.silicon.tile(offset, span, count * math.prod(m.tile_shape[:-1]))
 
 
 def _chunk_lists(m: TensorMap, offset: int, count: int) -> list[np.ndarray]:
-    """Chunk numbers in shared memory of `count` boxes that lie one after the other."""
+    """Returns chunk numbers in shared memory of `count` consecutive boxes."""
     return [m.row_chunk_index(offset, i) if i else m.chunk_index(offset) for i in range(count)]
 
 
 def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
-    """Shared to global, with or without a reduction; completion through bulk groups."""
+    """Shared to global, with or without a reduction. Bulk groups track completion."""
     if not (mods.flag("global") and mods.flag("shared::cta") and mods.flag("bulk_group")):
         raise inst.unsupported("spaces or completion mechanism")
     operands = list(inst.operands)
@@ -233,7 +233,7 @@ def _read_boxes(
             checker.tensor_maps.reading(use)
         for box, chunks in zip(boxes, chunk_lists, strict=True):
             inside = m.chunks_inside(box)
-            if inside is not None:  # what is dropped need not be written
+            if inside is not None:  # dropped parts need not be written
                 checker.read_operand(cta, places.chunks(chunks[inside]))
     return [cta.smem.views[16].take(chunks) for chunks in chunk_lists]
 
@@ -241,7 +241,7 @@ def _read_boxes(
 def write_boxes(
     cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], reduce: str | None, tiles: list[np.ndarray]
 ) -> None:
-    """Store or combine tiles of shared memory into boxes of a tensor."""
+    """Stores or combines tiles of shared memory into boxes of a tensor."""
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=True)
     checker = cta.machine.checker
     for box, tile in zip(boxes, tiles, strict=True):
@@ -255,7 +255,7 @@ def write_boxes(
 
 @handler("cp.reduce.async.bulk.tensor")
 def tensor_reduce(inst: Inst, b: Builder) -> Step:
-    """Combine a box of shared memory with global memory."""
+    """Combines a box of shared memory with global memory."""
     mods = Mods(inst)
     rank, four_rows = _tensor_mods(inst, mods)
     op = mods.one_of(*REDUCTIONS)
@@ -266,13 +266,13 @@ def tensor_reduce(inst: Inst, b: Builder) -> Step:
 
 @handler("cp.async.bulk.prefetch")
 def prefetch(inst: Inst, b: Builder) -> Step:
-    """A prefetch into the L2 cache: changes nothing that a program can see."""
+    """Handles a prefetch into the L2 cache, which has no effect that a program can see."""
     return lambda warp: None
 
 
 @handler("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(inst: Inst, b: Builder) -> Step:
-    """A prefetch of a box into the L2 cache: takes time and changes nothing that a program can see."""
+    """Handles a prefetch of a box into the L2 cache, which takes time but has no effect that a program can see."""
     mods = Mods(inst)
     form = _Tensor(*_tensor_mods(inst, mods))
     if not (mods.flag("L2") and mods.flag("global")):
@@ -294,7 +294,7 @@ def tensor_prefetch(inst: Inst, b: Builder) -> Step:
 
 
 def fetch_boxes(m: TensorMap, boxes: list[tuple[int, ...]]) -> None:
-    """Bring boxes of a tensor into the L2 cache, which only the timing model has."""
+    """Brings boxes of a tensor into the L2 cache, which only the timing model has."""
 
 
 # ---- editing tensor maps -----------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def replace(inst: Inst, b: Builder) -> Step:
 
 @handler("tensormap.cp_fenceproxy")
 def copy_map(inst: Inst, b: Builder) -> Step:
-    """Copy a tensor map from shared to global memory, once per warp, and order it before later uses."""
+    """Copies a tensor map from shared to global memory, once per warp, and orders it before later uses."""
     mods = Mods(inst)
     if not (mods.flag("global") and mods.flag("shared::cta")):
         raise inst.unsupported("spaces")
@@ -342,7 +342,7 @@ def copy_map(inst: Inst, b: Builder) -> Step:
 
 
 def _bytes_of(cta: "Cta", space: str | None, address: int, nbytes: int, *, write: bool) -> np.ndarray:
-    """Bytes at an address of a space (None: generic)."""
+    """Returns the bytes at an address of a space (None: generic)."""
     if space == "shared::cta" or (space is None and address >= 1 << 62):
         return cta.smem.read(own_offset(cta, address), nbytes)
     return cta.machine.memory.view(address, nbytes, write=write)

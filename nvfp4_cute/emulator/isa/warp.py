@@ -23,22 +23,22 @@ ONE_HOT = tuple(LANE_IDS == lane for lane in range(32))
 
 @dataclass
 class Converging:
-    """Some lanes reached a `.sync` instruction and wait for the other lanes that its mask names."""
+    """Wait of lanes that reached a `.sync` instruction for the other lanes in its mask."""
 
     warp: "Warp"
     lacking: np.ndarray
 
     def ready(self) -> bool:
-        """True once the missing lanes have exited; lanes that arrive are merged by the machine instead."""
+        """Whether the missing lanes have exited. The machine merges lanes that arrive."""
         return not (self.warp.live & self.lacking).any()
 
     def describe(self) -> str:
-        """Which lanes are missing."""
+        """Names the missing lanes."""
         return f"warp convergence: lanes {mask_bits(self.lacking):#010x} have not arrived"
 
 
 def converge(warp: "Warp", members: int = 0xFFFFFFFF) -> "Wait | None":
-    """None if all live lanes of `members` are active, else what to wait for."""
+    """Returns None if all live lanes of `members` are active, else a wait."""
     if not warp.groups:
         return None
     lacking = warp.missing(members)
@@ -46,7 +46,7 @@ def converge(warp: "Warp", members: int = 0xFFFFFFFF) -> "Wait | None":
 
 
 def synchronised(b: Builder, mask: Operand | None, body: "Callable[[Warp], Wait | None]") -> Step:
-    """`body` once all lanes of the member mask have arrived; it may say what else to wait for."""
+    """Returns a step that runs `body` once all lanes of the member mask have arrived. `body` may return another wait."""
     members = b.read(mask, "b32") if mask is not None else (lambda warp: 0xFFFFFFFF)
 
     def step(warp: "Warp") -> "Wait | None":
@@ -228,7 +228,7 @@ def _reduce_floats(values: np.ndarray, operation: str, nan: bool) -> np.float32:
 
 @handler("activemask")
 def active_mask(inst: Inst, b: Builder) -> Step:
-    """The mask of the lanes that execute together now."""
+    """Returns the mask of the lanes that execute together now."""
     mods = Mods(inst)
     mods.drop("b32")
     mods.done()
@@ -238,13 +238,13 @@ def active_mask(inst: Inst, b: Builder) -> Step:
 
 @handler("bar.warp.sync")
 def warp_barrier(inst: Inst, b: Builder) -> Step:
-    """Wait until all lanes of the mask are here."""
+    """Waits until all lanes of the mask have arrived."""
     Mods(inst).done()
     return synchronised(b, inst.operands[0], lambda warp: None)
 
 
 def uniform(reader: Reader, what: str) -> "Callable[[Warp], int]":
-    """The one value that all active lanes hold.
+    """Returns a reader of the value that all active lanes hold.
 
     Raises:
         EmulatorError: (at run time) the lanes disagree.

@@ -1,17 +1,18 @@
 """wgmma (sm_90a): a warpgroup multiplies 64 x K by K x N, B and perhaps A from shared memory (PTX ISA 9.7.15).
 
-Division of work. Warp w of a warpgroup holds rows 16w to 16w+15 of D, and these depend on rows 16w to 16w+15 of A
-and on all of B. Each warp therefore computes its own 16 rows when it executes the instruction; the four warps need
-not meet, and that they give the same descriptors is not checked.
+Division of work. Warp w of a warpgroup holds rows 16w to 16w+15 of D, which depend on rows 16w to 16w+15 of A and on
+all of B. Each warp therefore computes its own 16 rows when it executes the instruction. The four warps need not
+synchronise. Nothing checks that they pass the same descriptors.
 
-Groups. A commit makes one wgmma-group of the warpgroup (ISA, wgmma.commit_group), so a wait of one warp is for the
-operations of all four: it blocks until they have committed as much, and their reads of shared memory are over. CUTLASS
-relies on it: one thread of a warpgroup releases a stage behind the wait. Accumulators stay each warp's own to wait for.
+Groups. A commit makes one wgmma-group of the warpgroup (ISA, wgmma.commit_group), so a wait of one warp covers the
+operations of all four: it blocks until they have committed as many groups, and their reads of shared memory are over.
+CUTLASS relies on it: one thread of a warpgroup releases a stage after the wait. Each warp waits for its own
+accumulators.
 
 Asynchrony. Fragments of A in registers are read at issue, which is allowed because a kernel may not change them before
-`wgmma.wait_group`. Where operations happen later than at issue, the accumulator registers hold promises until then, of
-which the next wgmma takes its addend; shared memory is read when the operation happens. Where a checker looks on and they
-happen at issue, it keeps beside the registers which of them no `wgmma.wait_group` has waited for.
+`wgmma.wait_group`. If operations happen later than at issue, the accumulator registers hold `Deferred` values until
+then, which the next wgmma uses as its addend; shared memory is read when the operation happens. If operations happen at
+issue under a checker, it notes which registers no `wgmma.wait_group` has covered.
 
 Rounding. `products.STANDARD` for 16-bit and tf32 elements, `products.HOPPER_FP8` for 8-bit floats; integers are exact.
 """
@@ -72,7 +73,7 @@ _RESERVED = 3 << 14 | 3 << 30 | 7 << 46 | 0x3FF << 52
 
 @lru_cache(4096)
 def as_tcgen05(descriptor: int) -> int:
-    """The tcgen05 descriptor of the same shared-memory matrix: the layouts are the same, the encodings differ.
+    """Returns the tcgen05 descriptor of the same shared-memory matrix: equal layouts, different encodings.
 
     sm_90: 0-13 start/16, 16-29 leading-dimension offset/16, 32-45 stride-dimension offset/16, 49-51 base offset,
     62-63 swizzle (0 none, 1 128B, 2 64B, 3 32B), all other bits 0.
@@ -93,7 +94,7 @@ def as_tcgen05(descriptor: int) -> int:
 
 
 def shared_rows(cta: "Cta", gather: Gather, rows: slice, element: str, mn_major: bool) -> np.ndarray:
-    """Containers (rows, K) of an operand in shared memory; all of the gather's bytes must be in bounds."""
+    """Returns containers (rows, K) of an operand in shared memory; all of the gather's bytes must be in bounds."""
     cta.smem.check(gather.first_byte, gather.nbytes)
     if cta.machine.checker is not None:
         cta.machine.checker.read_operand(cta, operand_place(gather.indices, 1 if mn_major else 16, rows))
@@ -104,7 +105,7 @@ def shared_rows(cta: "Cta", gather: Gather, rows: slice, element: str, mn_major:
 
 
 def operand_map(descriptor: int, rows: int, element: str, mn_major: bool) -> Gather:
-    """Where a matrix of so many rows (of M or N) and 32 bytes of K lies in shared memory."""
+    """Returns the place in shared memory of a matrix of `rows` rows (of M or N) and 32 bytes of K."""
     code = as_tcgen05(descriptor)
     if mn_major:
         return mn_major_bytes(code, rows, np.dtype(CONTAINERS[element]).itemsize)
@@ -114,11 +115,14 @@ def operand_map(descriptor: int, rows: int, element: str, mn_major: bool) -> Gat
 # ---- the instruction ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Form:
-    """What modifiers and literals of a wgmma.mma_async fix.
+    """Properties of a wgmma.mma_async that modifiers and literals determine.
 
     Attributes:
-        n: columns of D.  a, b: element types.  d: accumulator type.
-        negate_a / negate_b: imm-scale of -1.  transpose_a / transpose_b: MN-major in shared memory.
+        n: columns of D.
+        a, b: element types.
+        d: accumulator type.
+        negate_a, negate_b: imm-scale of -1.
+        transpose_a, transpose_b: MN-major in shared memory.
         saturate: clamp integer results.
     """
 
@@ -134,7 +138,7 @@ class Form:
 
     @property
     def accumulators(self) -> int:
-        """32-bit registers of D."""
+        """Number of 32-bit registers of D."""
         return self.n // 4 if self.d == "f16" else self.n // 2
 
 
@@ -148,7 +152,7 @@ class Operands:
 
 
 def parse_form(inst: Inst, b: Builder, a_in_registers: bool) -> Form:
-    """Check every modifier and literal.
+    """Checks every modifier and literal.
 
     Raises:
         EmulatorError: an unknown modifier, a combination that the ISA does not have, or a wrong operand count.
@@ -185,7 +189,7 @@ def parse_form(inst: Inst, b: Builder, a_in_registers: bool) -> Form:
 
 
 def _legal_n(n: int, integer: bool) -> bool:
-    """N is a multiple of 8; for integers above 32 of 16 (PTX ISA, wgmma, "Matrix Shape")."""
+    """Whether N is legal: a multiple of 8; for integers above 32 a multiple of 16 (PTX ISA, wgmma, "Matrix Shape")."""
     return 8 <= n <= 256 and n % (16 if integer and n > 32 else 8) == 0
 
 
@@ -198,7 +202,7 @@ def mma_async(inst: Inst, b: Builder) -> Step:
     in_registers = isinstance(a, Vector)
     form = parse_form(inst, b, in_registers)
     targets = target_slots(b, d, form.accumulators, "D")
-    source_slots(b, d, form.accumulators, "D")  # D is read as well
+    source_slots(b, d, form.accumulators, "D")  # D is also read
     read_b = uniform(b.read(descriptor_b, "b64"), "wgmma descriptor of B")
     read_scale = uniform(b.read(scale_d, "pred"), "wgmma scale-d")
     read_a = _reader_a(b, a, in_registers)
@@ -228,7 +232,7 @@ def mma_async(inst: Inst, b: Builder) -> Step:
 
 
 def _reader_a(b: Builder, a: Operand, in_registers: bool) -> "Callable[[Warp], Any]":
-    """A function of the warp that gives the four words of A, or the descriptor."""
+    """Returns a function of the warp that returns the four words of A, or the descriptor."""
     if not in_registers:
         return uniform(b.read(a, "b64"), "wgmma descriptor of A")
     slots = source_slots(b, a, 4, "A")
@@ -236,7 +240,7 @@ def _reader_a(b: Builder, a: Operand, in_registers: bool) -> "Callable[[Warp], A
 
 
 def _execute(warp: "Warp", form: Form, operands: Operands, addend: np.ndarray | None) -> np.ndarray:
-    """The new accumulator registers, uint32 (registers, 32), from the old ones (None: zero)."""
+    """Returns the new accumulator registers, uint32 (registers, 32), from the old ones (None: zero)."""
     cta, first = warp.cta, warp.idx % WARPS * ROWS_PER_WARP
     if isinstance(operands.a, np.ndarray):
         a = matrix_a(operands.a).view(CONTAINERS[form.a])
@@ -250,7 +254,7 @@ def _execute(warp: "Warp", form: Form, operands: Operands, addend: np.ndarray | 
 
 
 def compute(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndarray:
-    """The arithmetic of one warp: a (16, K), b (N, K) in their containers, c (16, N) or None -> D (16, N)."""
+    """Computes one warp's product: a (16, K), b (N, K) in their containers, c (16, N) or None -> D (16, N)."""
     if form.d == "s32":
         return multiply_integers(a, b, c, form.saturate)
     return multiply(
@@ -267,7 +271,7 @@ def compute(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> n
 # ---- groups ------------------------------------------------------------------------------------------------------
 @handler("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group")
 def order(inst: Inst, b: Builder) -> Step:
-    """Order of register accesses (nothing to do: the registers are promises), and wgmma-groups of the warpgroup."""
+    """Orders register accesses (automatic, because registers hold `Deferred` values), and closes or awaits wgmma-groups."""
     mods = Mods(inst)
     if not (mods.flag("sync") and mods.flag("aligned")):
         raise inst.unsupported("without .sync.aligned")
@@ -316,7 +320,7 @@ def _warpgroup(warp: "Warp") -> "list[Warp]":
 
 
 def _cover(warp: "Warp", peer: "Warp", groups: int) -> None:
-    """The first `groups` wgmma-groups of another warp of the warpgroup are complete, and this warp knows it."""
+    """Notes that the first `groups` wgmma-groups of another warp of the warpgroup are complete and that this warp knows it."""
     own = operations_of(peer)
     closed = own.group(Engine.WGMMA).closed
     own.group(Engine.WGMMA).finish_first(groups - (len(own.commits) - len(closed)))
