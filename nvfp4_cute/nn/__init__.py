@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-# Public name -> its module, imported when the name is first used.
+# Public name -> its module, which is imported when the name is first used.
 _MODULES = {
     "QuantizedLinear": "linear",
     "MoE": "moe",

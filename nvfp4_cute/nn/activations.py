@@ -1,4 +1,4 @@
-"""Formats of the activations that a layer multiplies: what ``activations`` of a layer stands for."""
+"""How layers treat their activations: the meaning of each value of a layer's ``activations``."""
 
 import warnings
 from functools import cache
@@ -23,7 +23,7 @@ Activations = Literal["nvfp4", "16bit", "auto"]
 Mode = Literal["nvfp4", "16bit"]
 LayerMode = Literal["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8", "int8", "16bit"]
 CHOICES = ("nvfp4", "16bit", "auto")
-# Formats of weights -> what their rows are quantized to, and the name of that choice.
+# Format of the weights -> format to which activations are quantized, and the name of that choice.
 ROWS: dict[BlockFormat, tuple[BlockFormat, LayerMode]] = {
     NVFP4: (NVFP4, "nvfp4"),
     MXFP4: (MXFP4, "mxfp4"),
@@ -34,10 +34,10 @@ ROWS: dict[BlockFormat, tuple[BlockFormat, LayerMode]] = {
 
 
 def check_activations(activations: str | None, format: BlockFormat = NVFP4) -> Any:
-    """Returns the choice for weights of ``format``; None stands for quantized rows, or 16 bits for int4.
+    """Returns the choice for weights of ``format``. None means quantized activations, or 16 bits for int4.
 
     Raises:
-        ValueError: an unknown choice, or a format that no layer has.
+        ValueError: the choice is unknown, or no layer has weights of this format.
     """
     if format == NVFP4:
         if activations not in (None, *CHOICES):
@@ -52,27 +52,29 @@ def check_activations(activations: str | None, format: BlockFormat = NVFP4) -> A
 
 
 def rows_format(format: BlockFormat) -> BlockFormat:
-    """What rows are quantized to for weights of ``format``."""
+    """Returns the format to which activations are quantized for weights of ``format``."""
     return ROWS[format][0]
 
 
 def layer_mode(activations: Any, backend: str, device: torch.device) -> LayerMode:
-    """Returns what a layer on ``device`` does with activations of a choice that :func:`check_activations` returned."""
+    """Resolves a choice that :func:`check_activations` returned for a layer on ``device``."""
     if activations in CHOICES:
         return mode_of(activations, backend, device)
     return "16bit" if must_keep_16_bits(backend, device) else activations
 
 
 def mode_of(activations: Activations, backend: str, device: torch.device) -> Mode:
-    """What a layer on ``device`` does with its activations.
+    """Resolves a choice for NVFP4 weights to the mode of a layer on ``device``.
 
-    Where no kernel multiplies quantized activations (sm_80 to sm_89) "nvfp4" is "16bit", too, and a warning says so.
+    Where no kernel multiplies quantized activations (sm_80 to sm_89), "nvfp4" also resolves to "16bit", with a warning.
 
-    "auto" is "16bit" on a GPU whose tensor cores do not multiply FP4: there weights are decoded in any case, activations of 16
-    bits are exact, and nothing has to quantize them. Elsewhere, on the CPU too, it is "nvfp4".
+    "auto" is "16bit" on a GPU whose tensor cores do not multiply FP4. Such a GPU dequantizes the weights anyway, 16-bit
+    activations are exact, and no launch has to quantize them. On other GPUs and on the CPU, "auto" is "nvfp4".
 
     Args:
-        activations: as the layer was asked. backend: of the layer, as of ``gemm``. device: of its weights.
+        activations: the layer's choice.
+        backend: the layer's backend; see ``gemm``.
+        device: device of its weights.
     """
     if activations == "16bit":
         return "16bit"
@@ -84,7 +86,7 @@ def mode_of(activations: Activations, backend: str, device: torch.device) -> Mod
 
 
 def must_keep_16_bits(backend: str, device: torch.device) -> bool:
-    """Whether no kernel there multiplies quantized activations (sm_80 to sm_89); a warning says so, once."""
+    """Returns whether the device lacks kernels for quantized activations (sm_80 to sm_89), and warns once if so."""
     if device.type == "meta" or backends.resolve(backend, device) == "reference":
         return False
     arch = backends.gpu_of(backend, device).arch

@@ -1,7 +1,7 @@
-"""Layers of W4A4 checkpoints on GPUs without FP4 tensor cores: each call takes the faster of 4-bit and 16-bit activations.
+"""Layers of W4A4 checkpoints on GPUs without FP4 tensor cores: each call uses the faster of 4-bit and 16-bit activations.
 
-Such a GPU dequantizes weights in any case. 16-bit activations save the launch that quantizes, and are exact. 4-bit ones have the
-faster product. Which wins depends on the number of rows and of weights (``planning.arch.simt.keeps_16_bits``).
+Such a GPU dequantizes weights in any case. 16-bit activations are exact and save the launch that quantizes; 4-bit ones have the
+faster product. The faster mode depends on the number of rows and weights (``planning.arch.simt.keeps_16_bits``).
 """
 
 import torch
@@ -17,10 +17,13 @@ from nvfp4_cute.planning.arch.simt import keeps_16_bits
 
 
 def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> Mode:
-    """What a product of ``rows`` with ``weights`` elements does with its activations.
+    """Returns the faster mode for a product.
 
     Args:
-        rows: number of activation rows, or of tokens. weights: elements that the product reads. backend: see ``gemm``.
+        rows: number of activation rows, or of tokens.
+        weights: number of weight elements that the product reads.
+        backend: see ``gemm``.
+        device: device of the weights.
     """
     if backends.resolve(backend, device) == "reference":
         return "nvfp4"
@@ -28,7 +31,7 @@ def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> 
 
 
 class LinearByRows(torch.nn.Module):
-    """A linear layer that multiplies few rows in 16 bits, and many as NVFP4. Both ways have the same weights in memory.
+    """A linear layer that multiplies few rows in 16 bits and many as NVFP4. Both modes share the weights in memory.
 
     Args:
         quantizing: the layer, with 4-bit activations.
@@ -43,13 +46,13 @@ class LinearByRows(torch.nn.Module):
         self.in_features, self.out_features = quantizing.in_features, quantizing.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ W^T + bias``, see QuantizedLinear."""
+        """Computes ``x @ W^T + bias``; see QuantizedLinear."""
         if private_api.is_traced():  # a graph for any number of rows
             return self._traced(x)
         return self.layer_of(x.numel() // self.in_features)(x)
 
     def layer_of(self, rows: int) -> QuantizedLinear:
-        """The layer that multiplies ``rows`` rows."""
+        """Returns the layer that multiplies ``rows`` rows."""
         layer = self.quantizing
         mode = faster_mode(
             rows, self.in_features * self.out_features, layer.backend, layer.packed_weight.device
@@ -68,11 +71,11 @@ class LinearByRows(torch.nn.Module):
 
 
 class ExpertsByRows(torch.nn.Module):
-    """Experts that take few tokens in 16 bits, and many as NVFP4. Both ways have the same weights in memory.
+    """Experts that multiply few tokens in 16 bits and many as NVFP4. Both modes share the weights in memory.
 
     Args:
         quantizing: the experts, with 4-bit activations.
-        weight_scales: global scales of the weights of gate and up, float32 [2, E], and of down [E].
+        weight_scales: global scales of the weights, float32: [2, E] for gate and up, and [E] for down.
     """
 
     def __init__(self, quantizing: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]):
@@ -82,7 +85,7 @@ class ExpertsByRows(torch.nn.Module):
         self.num_experts = quantizing.num_experts
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The layer's result, see MoE. A traced graph takes 4-bit activations for any number of tokens."""
+        """Computes the layer's result; see MoE. A traced graph uses 4-bit activations for any number of tokens."""
         layer = self.quantizing
         if not private_api.is_traced():
             of_expert = (layer.w13[0].numel() + layer.w2[0].numel()) * 2
@@ -93,7 +96,7 @@ class ExpertsByRows(torch.nn.Module):
 
 
 def sharing(layer: MoENVFP4, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> MoENVFP4:
-    """Experts with 16-bit activations and the weights of ``layer``, not copied."""
+    """Makes experts with 16-bit activations that share the weights of ``layer``."""
     made = MoENVFP4(
         layer.num_experts, layer.hidden_size, layer.intermediate_size, activations="16bit", activation=layer.activation,
         limit=layer.limit, weight_layout=layer.weight_layout, first_expert=layer.first_expert, device="meta",
@@ -119,7 +122,7 @@ def linear_by_rows(
     backend: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``nn.products.product`` of the mode that is faster for the rows of ``x``; ``exact_alpha`` is the factor of 16-bit rows."""
+    """Calls ``nn.products.product`` in the faster mode for the rows of ``x``. ``exact_alpha`` is the factor for 16-bit rows."""
     run: Operation = product
     parts = (x, weight, weight_scale)
     if faster_mode(len(x), 2 * weight.numel(), backend, x.device) == "16bit":
@@ -137,7 +140,7 @@ linear_by_rows.register_autograd(refuse_backward)
 
 
 def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
-    """``layer`` by rows where a GPU has a reason to choose: NVFP4 weights and activations, and no FP4 tensor cores."""
+    """Wraps ``layer`` by rows if it has NVFP4 weights and activations and the GPU has no FP4 tensor cores."""
     if not isinstance(layer, QuantizedLinear) or layer.mode != "nvfp4":
         return layer
     few = faster_mode(1, 0, layer.backend, layer.packed_weight.device)
@@ -145,7 +148,7 @@ def by_rows(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def experts_by_rows(layer: MoE, weight_scales: tuple[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
-    """``by_rows`` for experts."""
+    """Does for experts what ``by_rows`` does for linear layers."""
     if not isinstance(layer, MoENVFP4) or layer.activations != "nvfp4" or layer.bias13 is not None:
         return layer
     few = faster_mode(1, 0, layer.backend, layer.w13.device)

@@ -1,4 +1,4 @@
-"""Weights decoded to 16 bits and kept beside the 4-bit ones: for products of many rows, where there is memory for both."""
+"""Weights dequantized to 16 bits and kept next to the 4-bit ones, for products of many rows where memory allows both."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from nvfp4_cute import private_api
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.ops.dequantize import dequantize
 
-# Rows from which a product of 16-bit weights is chosen where they are kept: fewer are bound by the bytes of the weights.
+# Smallest number of rows that kept 16-bit weights multiply. Fewer rows are bound by the bytes of the weights.
 KEPT_ROWS = 256
 
 
 class Decoded:
-    """The decoded weights of a layer, made when they are first asked for, and anew once what they are made of has changed.
+    """The dequantized weights of a layer, computed on first use and again after their sources change.
 
-    It holds the tensors that it decoded: others in their place are told by identity, written ones by torch's count of writes.
+    Holds references to the source tensors. Detects replaced tensors by identity and written ones by torch's version counter.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class Decoded:
         self._made_of: tuple[Any, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing of it is stored or copied."""
+        """Stores nothing, so copies start empty."""
         return {"values": None, "_made_of": ()}
 
     @property
     def nbytes(self) -> int:
-        """That are taken now."""
+        """Bytes in use."""
         return 0 if self.values is None else self.values.nbytes
 
     def of(
@@ -39,10 +39,14 @@ class Decoded:
         shape: tuple[int, int],
         dtype: torch.dtype,
     ) -> torch.Tensor | None:
-        """[N, K] of ``dtype``, rounded once with ``factor``; None where writes are not counted, as in inference mode.
+        """Returns [N, K] in ``dtype``, times ``factor`` and rounded once; None where torch counts no writes (inference mode).
 
         Args:
-            data: uint8 [N, K/2]. scale: float8_e4m3fn, blocked. factor: float32, one, or one a row [N].
+            data: uint8 [N, K/2].
+            scale: float8_e4m3fn, blocked.
+            factor: float32, one element or one per row [N].
+            shape: (N, K).
+            dtype: dtype of the result.
         """
         parts = (data, scale, factor)
         if any(part.is_inference() for part in parts):
@@ -54,7 +58,7 @@ class Decoded:
             or known[3:] != now
             or any(a is not b for a, b in zip(parts, known, strict=False))
         ):
-            self.values = None  # before there are two of them
+            self.values = None  # frees the old values before it makes new ones
             self.values, self._made_of = decode(data, scale, factor, shape, dtype), (*parts, *now)
         return self.values
 
@@ -62,14 +66,14 @@ class Decoded:
 def decode(
     data: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Arguments and result as of ``Decoded.of``."""
+    """Dequantizes weights; arguments and result are those of ``Decoded.of``."""
     if factor.numel() == 1:
         return dequantize(NVFP4Tensor(data, scale, factor.reshape(()), shape), dtype)
     return (dequantize(NVFP4Tensor(data, scale, None, shape)) * factor[:, None]).to(dtype)
 
 
 def is_for_kept(rows: int, is_cuda: bool) -> bool:
-    """Whether so many rows are multiplied by kept weights now: a graph that is traced or captured decodes what it finds."""
+    """Returns whether kept weights multiply this many rows now. Traced or captured graphs dequantize without keeping."""
     if private_api.is_traced() or rows < KEPT_ROWS:
         return False
     return not (is_cuda and torch.cuda.is_current_stream_capturing())

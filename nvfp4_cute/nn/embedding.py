@@ -1,4 +1,4 @@
-"""An embedding whose table is block-scaled: rows are gathered as they are stored, and one launch decodes them."""
+"""An embedding with a block-scaled table: it gathers stored rows, and one launch dequantizes them."""
 
 from typing import Literal
 
@@ -15,19 +15,21 @@ ID_DTYPES = (torch.int32, torch.int64)
 
 
 class QuantizedEmbedding(KeepsBits):
-    """``torch.nn.Embedding`` with a table of NVFP4, MXFP4 or MXFP8, for inference. There is no backward pass.
+    """``torch.nn.Embedding`` with a table in NVFP4, MXFP4 or MXFP8, for inference. There is no backward pass.
 
-    A table in NVFP4 may be that of a QuantizedLinear, whose weights are tied to it: both then hold the same tensors.
+    A table in NVFP4 may share its tensors with a QuantizedLinear whose weights are tied to it.
 
     State dict:
-        weight: the table's data, [V, bytes of K]. weight_scale: its block scales, blocked.
+        weight: data of the table, [V, bytes of K].
+        weight_scale: its block scales, blocked.
         weight_global_scale: float32, where the format has one.
 
-    Moving the module to a device moves all of it; ``.to(dtype)`` changes what rows are decoded to.
+    Moving the module to a device moves all of it; ``.to(dtype)`` changes the dtype of the rows that it returns.
 
     Args:
-        table: [V, K], of a format whose scales have 8 bits. dtype: of the rows.
-        backend: as of ``dequantize``.
+        table: [V, K], in a format with 8-bit scales.
+        dtype: dtype of the returned rows.
+        backend: see ``dequantize``.
 
     Example:
         >>> embedding = QuantizedEmbedding.from_embedding(torch.nn.Embedding(100, 64))
@@ -35,7 +37,8 @@ class QuantizedEmbedding(KeepsBits):
         torch.Size([1, 2, 64])
 
     Raises:
-        TypeError: ``table`` is not block-scaled. ValueError: it is no matrix, or has float32 scales.
+        TypeError: ``table`` is not block-scaled.
+        ValueError: ``table`` is not a matrix, or has float32 scales.
     """
 
     FACTORS = ("weight_global_scale",)
@@ -69,11 +72,13 @@ class QuantizedEmbedding(KeepsBits):
     def from_embedding(
         cls, embedding: torch.nn.Embedding, format: BlockFormat | str = NVFP4, *, backend: str = "auto"
     ) -> "QuantizedEmbedding":
-        """With the table of ``embedding`` quantized, on its device and of its dtype.
+        """Makes a module with the quantized table of ``embedding``, on its device and with its dtype.
 
         Raises:
-            TypeError: no format, another module, or a class derived from torch.nn.Embedding, which may compute something else.
-            ValueError: an embedding with ``max_norm``, which changes the rows that it gives; K is no multiple of the block.
+            TypeError: ``format`` is unknown, or ``embedding`` is not exactly a torch.nn.Embedding (a derived class may compute
+                something else).
+            ValueError: ``embedding`` has ``max_norm``, which changes the rows that it returns, or K is not a multiple of the
+                block.
         """
         format = as_format("format", format)
         reason = reason_against(embedding)
@@ -84,10 +89,14 @@ class QuantizedEmbedding(KeepsBits):
         return cls(quantize(table, format=format, global_scale=scale), dtype=table.dtype, backend=backend)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the table, [..., K] of ``dtype``, of ``ids``, integers [...] from 0 to V - 1.
+        """Returns the rows ``ids`` of the table, [..., K] in ``dtype``.
+
+        Args:
+            ids: integers [...] from 0 to V - 1.
 
         Raises:
-            TypeError: ids of another dtype. IndexError: on the CPU, an id beyond the table.
+            TypeError: ``ids`` has another dtype.
+            IndexError: on the CPU, an id is out of range.
         """
         check_tensors({"ids": ids})
         if ids.dtype not in ID_DTYPES:
@@ -100,18 +109,18 @@ class QuantizedEmbedding(KeepsBits):
 
     @property
     def table(self) -> BlockScaledTensor:
-        """The whole table, [V, K], without a copy."""
+        """Returns the whole table, [V, K], without a copy."""
         shape = (self.num_embeddings, self.embedding_dim)
         return BlockScaledTensor(
             self.weight, self.weight_scale, self.weight_global_scale, shape, format=self.format
         )
 
     def _gathered(self, ids: torch.Tensor) -> BlockScaledTensor:
-        """Rows as they are stored; their scales row-major."""
+        """Gathers rows as stored, with row-major scales."""
         data = self.weight.view(torch.uint8).index_select(0, ids).view(self.weight.dtype)
         row_groups, rows_of_group, _ = ATOM_SHAPE
         scale = self.weight_scale.view(torch.uint8)
-        # An atom is [row % 32, row % 128 // 32, block % 4] (``formats.scale_layout``).
+        # Scales of an atom are indexed [row % 32, row % 128 // 32, block % 4] (``formats.scale_layout``).
         chosen = scale[ids // ATOM_ROWS, :, ids % row_groups, ids // row_groups % rows_of_group]
         blocks = self.format.num_k_blocks(self.embedding_dim)
         chosen = chosen.flatten(1)[:, :blocks].contiguous().view(self.weight_scale.dtype)
@@ -121,7 +130,7 @@ class QuantizedEmbedding(KeepsBits):
         )
 
     def extra_repr(self) -> str:
-        """Sizes and format."""
+        """Shows sizes and format."""
         return f"{self.num_embeddings}, {self.embedding_dim}, format={self.format.name}, dtype={self.dtype}"
 
     def _apply(self, fn, recurse=True):
@@ -130,7 +139,7 @@ class QuantizedEmbedding(KeepsBits):
 
 
 def reason_against(embedding: torch.nn.Module) -> Exception | None:
-    """The error for a module that QuantizedEmbedding does not stand for; None where it does."""
+    """Returns the error for a module that QuantizedEmbedding cannot replace, or None."""
     if type(embedding) is not torch.nn.Embedding:
         return TypeError(
             f"embedding is a {type(embedding).__name__}, which may scale or change rows; pass a torch.nn.Embedding itself"

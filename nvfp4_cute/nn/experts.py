@@ -1,4 +1,4 @@
-"""Experts of a mixture with quantized weights: the layer behind the router."""
+"""Experts with quantized weights: the part of a mixture-of-experts layer that follows the router."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from nvfp4_cute.ops.quantize import grouped_quantize_parts as grouped_quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
 Activations = Literal["nvfp4", "16bit"]
-# (gate, up) -> hidden, or up -> hidden where there is no gate; of float tensors [rows, I].
+# Maps (gate, up), or (up) where there is no gate, to the hidden activations; float tensors [rows, I].
 Activation = Callable[..., torch.Tensor]
 
 
 def swiglu_oai(
     gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0
 ) -> torch.Tensor:
-    """gpt-oss: ``(up + 1) * gate * sigmoid(alpha * gate)``, the gate cut at ``limit``, up cut on both sides."""
+    """Computes gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)`` with gate clamped to ``limit``, up to [-limit, limit]."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
@@ -44,10 +44,12 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """One projection of all experts, NVFP4.
+    """One projection of all experts, in NVFP4.
 
     Attributes:
-        data: uint8 [E, N, K/2]. scale: float8_e4m3fn [E, N, K/16], row-major. factor: float32 [E], which multiplies.
+        data: uint8 [E, N, K/2].
+        scale: float8_e4m3fn [E, N, K/16], row-major.
+        factor: float32 [E], by which dequantizing multiplies.
         bias: [E, N], or None.
     """
 
@@ -58,7 +60,7 @@ class ExpertWeights:
 
 
 class Projection(KeepsBits):
-    """Weights of one projection of all experts, as kernels read them: blocked scales."""
+    """Weights of one projection of all experts in the layout of kernels, with blocked scales."""
 
     BLOCK_FACTORS = ("factor",)
 
@@ -75,28 +77,31 @@ class Projection(KeepsBits):
         self.register_buffer("bias", None if weights.bias is None else weights.bias.detach())
 
     def expert(self, e: int) -> NVFP4Tensor:
-        """Weights of one expert, [N, K], without a copy."""
+        """Returns the weights of one expert, [N, K], without a copy."""
         _, n, row_bytes = self.data.shape
         return NVFP4Tensor(self.data[e], self.scale[e], self.factor[e], (n, NVFP4.elements(row_bytes)))
 
     def with_bias(self, y: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """``y`` plus the bias of every row's expert."""
+        """Adds to every row of ``y`` the bias of its expert."""
         return y if self.bias is None else y + self.bias[expert_of_row].to(y.dtype)
 
 
 class SortedExperts(KeepsBits):
-    """``sum over a token's experts of weight * down(activation(gate(x), up(x)))``: sorting, weights, and the sum.
+    """Computes ``sum over a token's experts of weight * down(activation(gate(x), up(x)))``.
 
-    Tokens are sorted by expert on the device, where nothing waits for it. What multiplies is in the classes below.
+    This class sorts tokens by expert on the device, without waiting for it, and adds up the weighted results. Derived classes
+    multiply.
 
     Args:
-        num_experts: E. activation: a name of ACTIVATIONS, or a function of (gate, up), of (up) where there is no gate.
+        num_experts: E.
+        activation: a name of ACTIVATIONS, or a function of (gate, up), or of (up) where there is no gate.
 
     Attributes:
-        first_rows, second_rows: what is done to rows of x, and to the hidden activations, before they are multiplied; or None.
+        first_rows, second_rows: functions applied to rows of x, and to the hidden activations, before they are multiplied; or
+            None.
 
     Raises:
-        ValueError: an unknown activation.
+        ValueError: the activation is unknown.
     """
 
     first_rows: PreparedRows | None
@@ -112,18 +117,19 @@ class SortedExperts(KeepsBits):
         self.first_rows = self.second_rows = None
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """The layer's result.
+        """Computes the layer's result.
 
         Args:
             x: [T, H], float16, bfloat16, or float32, which is rounded to bfloat16.
-            topk_ids: integers [T, k]; one outside 0 to E - 1 adds nothing.
+            topk_ids: integers [T, k]; an id outside 0 to E - 1 adds nothing.
             topk_weights: float [T, k].
 
         Returns:
-            [T, H] of the dtype of ``x``; the k products are added in float32, in the order of ``topk_ids``.
+            [T, H] in the dtype of ``x``; the k products are added in float32, in the order of ``topk_ids``.
 
         Raises:
-            TypeError, ValueError: a dtype or shape is another one. UnsupportedProblem: there is a gradient to follow.
+            TypeError, ValueError: a dtype or shape does not fit.
+            UnsupportedProblem: a gradient is required.
         """
         check_choices(x, topk_ids, topk_weights)
         tokens, top_k = topk_ids.shape
@@ -140,27 +146,33 @@ class SortedExperts(KeepsBits):
             rows = self.first_rows(rows, sorted_ids.clamp(max=self.num_experts - 1))
         y = self.products(rows, offs, sorted_ids).float()
         y = y * topk_weights.reshape(-1)[order].float().unsqueeze(1)
-        # Rows of no expert hold anything.
+        # Products leave arbitrary values in rows of no expert.
         y = torch.where((sorted_ids < self.num_experts).unsqueeze(1), y, 0)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
         return y[back].view(tokens, top_k, -1).sum(1).to(x.dtype)
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """[rows, H] of ``rows``, sorted by expert; those behind the last of ``offs`` may hold anything.
+        """Multiplies ``rows``, which are sorted by expert. Rows after the last of ``offs`` may hold anything.
 
         Args:
-            rows: [T k, H]. offs: int32 [E], the row where each expert ends. expert_of_row: [T k]; E: none.
+            rows: [T k, H].
+            offs: int32 [E], the row where each expert ends.
+            expert_of_row: [T k]; E for rows of no expert.
+
+        Returns:
+            [T k, H].
         """
         raise NotImplementedError
 
     def waits(self, device: torch.device) -> bool:
-        """Whether a call on ``device`` waits for it to read how many rows each expert has: a CUDA graph cannot hold that."""
+        """Returns whether a call on ``device`` waits to read the rows per expert, which a CUDA graph cannot capture."""
         return False
 
     def hidden(self, sides: list[torch.Tensor], own: torch.Tensor) -> torch.Tensor:
-        """The hidden activations of gate and up, or of up: in float32, rounded once; as down reads them.
+        """Computes the hidden activations in float32, rounds them once, and prepares them for down.
 
         Args:
+            sides: products of gate and up, or of up.
             own: the expert of each row, 0 to E - 1.
         """
         function = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
@@ -169,22 +181,23 @@ class SortedExperts(KeepsBits):
 
 
 class ExpertsNVFP4(SortedExperts):
-    """Experts with NVFP4 weights that MoENVFP4 does not take: without calibrated scales, of any activation, or weight-only.
+    """Experts with NVFP4 weights that MoENVFP4 does not take: without calibrated scales, with any activation, or weight-only.
 
-    With 4-bit activations a CUDA graph can hold the call. With 16-bit activations it can where the GPU has a kernel for
-    weight-only products of all experts (sm_90a); elsewhere each expert has a product of its own, whose number of rows the host
-    reads.
+    A CUDA graph can capture calls with 4-bit activations. It can capture calls with 16-bit activations where the GPU has a
+    kernel for weight-only products of all experts (sm_90a); on other GPUs every expert has a product of its own, and the host
+    reads its number of rows.
 
     Args:
-        gate, up: of [E, I, H]; gate None where there is none. down: of [E, H, I].
-        activation: as of SortedExperts.
-        activations: "nvfp4", rows are quantized; or "16bit".
-        first_input, second_input: float32 [E], calibrated global scales of x and of the hidden activations; None: from every
-            call's largest magnitude.
-        backend: as of ``gemm``.
+        gate, up: weights for [E, I, H]; gate is None where there is none.
+        down: weights for [E, H, I].
+        activation: see SortedExperts.
+        activations: "nvfp4" quantizes rows; "16bit" does not.
+        first_input, second_input: float32 [E], calibrated global scales of x and of the hidden activations; None computes them
+            from every call's largest magnitude.
+        backend: see ``gemm``.
 
     Raises:
-        ValueError: an unknown choice.
+        ValueError: a choice is unknown.
     """
 
     first_input: torch.Tensor | None
@@ -213,11 +226,11 @@ class ExpertsNVFP4(SortedExperts):
         self.register_buffer("second_input", second_input)
 
     def extra_repr(self) -> str:
-        """Sizes and how it multiplies."""
+        """Shows sizes and modes."""
         return f"{self.num_experts} of {self.hidden_size} x {self.intermediate_size}, activations={self.activations!r}"
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """As of SortedExperts."""
+        """Multiplies with NVFP4 weights; see SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
         if self.activations == "16bit":
             return self._weight_only(rows, offs, own)
@@ -233,12 +246,12 @@ class ExpertsNVFP4(SortedExperts):
     def _scale(
         self, given: torch.Tensor | None, rows: torch.Tensor, expert_of_row: torch.Tensor
     ) -> torch.Tensor:
-        """Global scales of rows, [E]."""
+        """Returns global scales of the rows, [E], given or computed."""
         if given is not None:
             return given
         used = (expert_of_row < self.num_experts).unsqueeze(1)
         amax = torch.where(used, rows, 0).abs().amax().float()
-        # Divided on the device, by a tensor: a number of the host would be inverted first.
+        # Divides by a tensor on the device: torch would multiply by the inverse of a host number.
         scale = (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=FLOAT32_MIN_NORMAL)
         return torch.where(amax == 0, 1.0, scale).expand(self.num_experts).contiguous()
 
@@ -261,12 +274,14 @@ class ExpertsNVFP4(SortedExperts):
 
 
 class DecodedExperts(SortedExperts):
-    """Experts whose weights no kernel takes as they are stored: decoded, with activations rounded as their scheme says.
+    """Experts with weights that no kernel can read: they are dequantized, and activations are rounded as their scheme says.
 
     Args:
-        sides: weights [E, N, K] of gate and up, or of up, and of down last, in 16 bits. biases: [E, N] or None, of each.
-        activation: as of SortedExperts. rounding: a name of ``rounded.ROUNDED_FORMATS``, or None.
-        inputs: of nvfp4 activations: float32 [E] global scales of x, and of the hidden activations; or None.
+        sides: 16-bit weights [E, N, K] of gate and up, or of up, then of down.
+        biases: [E, N] or None, for each of them.
+        activation: see SortedExperts.
+        rounding: a name of ``rounded.ROUNDED_FORMATS``, or None.
+        inputs: for nvfp4 activations: float32 [E] global scales of x and of the hidden activations; or None.
     """
 
     def __init__(
@@ -286,7 +301,7 @@ class DecodedExperts(SortedExperts):
         self.register_buffer("second_input", inputs[1])
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """As of SortedExperts."""
+        """Multiplies with dequantized weights, one expert at a time; see SortedExperts."""
         down = getattr(self, f"weight{self.count - 1}")
         y = torch.zeros((len(rows), down.shape[1]), dtype=rows.dtype, device=rows.device)
         for e, part in segments(offs):
@@ -296,7 +311,7 @@ class DecodedExperts(SortedExperts):
         return y
 
     def waits(self, device: torch.device) -> bool:
-        """As of SortedExperts."""
+        """Always waits, because the host reads the rows per expert."""
         return True
 
     def _linear(self, i: int, e: int, x: torch.Tensor) -> torch.Tensor:
@@ -311,14 +326,14 @@ class DecodedExperts(SortedExperts):
 
 
 class RoutedExperts(torch.nn.Module):
-    """``experts`` for rows and weights as models have them; MoENVFP4 takes 16-bit rows and float32 weights."""
+    """Converts rows and weights of a model to those that ``experts`` take: MoENVFP4 needs 16-bit rows and float32 weights."""
 
     def __init__(self, experts: Any):
         super().__init__()
         self.experts, self.num_experts = experts, experts.num_experts
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """As of SortedExperts."""
+        """Calls the experts; arguments are those of SortedExperts."""
         if not topk_ids.numel():
             return torch.zeros_like(x)
         ids, weights = kernel_ids(topk_ids), topk_weights.float().contiguous()
@@ -326,21 +341,21 @@ class RoutedExperts(torch.nn.Module):
 
 
 class EqualGroups(torch.nn.Module):
-    """Experts of a model that passes all tokens to each: rows [E T, H], those of an expert one after the other (Llama-4)."""
+    """Experts of a model that passes all tokens to each expert: rows [E T, H], expert after expert (Llama-4)."""
 
     def __init__(self, experts: "SortedExperts | RoutedExperts"):
         super().__init__()
         self.experts = experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[E T, H] of ``x`` [E T, H]."""
+        """Maps ``x`` [E T, H] to [E T, H]."""
         count = self.experts.num_experts
         ids = torch.arange(count, device=x.device).repeat_interleave(x.shape[0] // count).unsqueeze(1)
         return self.experts(x, ids, torch.ones_like(ids, dtype=x.dtype))
 
 
 def expert_sizes(w13: Sequence[int], w2: Sequence[int], has_gate: bool) -> tuple[int, int, int]:
-    """E, H and the rows of an expert's first product, of weights [E, 2 I, H] (or [E, I, H]) and [E, H, I].
+    """Returns E, H and the rows of an expert's first product, for weights [E, 2 I, H] (or [E, I, H]) and [E, H, I].
 
     Raises:
         ValueError: the sizes do not fit.
@@ -355,7 +370,7 @@ def expert_sizes(w13: Sequence[int], w2: Sequence[int], has_gate: bool) -> tuple
 
 
 def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
-    """Raise where these are no rows of tokens, and experts and weights of each."""
+    """Raises unless the arguments are rows of tokens with their experts and weights."""
     check_tensors({"x": x, "topk_ids": ids, "topk_weights": weights})
     check_choice("dtype of x", x.dtype, OUT_DTYPES)
     kernel_ids(ids)
@@ -367,12 +382,12 @@ def check_choices(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> 
 
 
 def _kernel_rows(x: torch.Tensor) -> torch.Tensor:
-    """Kernels take 16-bit rows."""
+    """Rounds float32 rows to bfloat16, because kernels read 16-bit rows."""
     return x.to(KERNEL_DTYPE) if x.dtype == torch.float32 else x
 
 
 def segments(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Expert and rows, of experts that have rows; waits for the device."""
+    """Iterates over experts that have rows, each with its rows. Waits for the device."""
     start = 0
     for e, end in enumerate(offs.tolist()):
         if end > start:

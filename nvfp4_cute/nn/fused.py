@@ -1,4 +1,4 @@
-"""Fewer launches for the layers of a model: those that read the same input, and gated MLPs."""
+"""Merges the launches of a model's layers: layers that read the same input, and gated MLPs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,17 +24,18 @@ ACTIVATION_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] =
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
-# Values and columns that a module's formula is tried with.
+# Values and columns of the test that finds out which formula a module computes.
 TRIED = 64
 
 
 @dataclass
 class Fused:
-    """What ``fuse`` did.
+    """Result of ``fuse``.
 
     Attributes:
-        shared: names of layers that are one product, for each product. mlps: names of modules that are GatedMLP now.
-        left: name of a module -> why its layers stay by themselves.
+        shared: for each merged product, the names of its layers.
+        mlps: names of modules that became GatedMLP.
+        left: name of a module -> reason why its layers stay separate.
     """
 
     shared: list[tuple[str, ...]] = field(default_factory=list)
@@ -43,22 +44,21 @@ class Fused:
 
 
 def fuse(model: torch.nn.Module) -> Fused:
-    """Make fewer launches of the QuantizedLinear layers of ``model``, in place.
+    """Merge launches of the QuantizedLinear layers of ``model``, in place.
 
-    - q, k and v of an attention block become one product (:class:`SharedInput`), of latent attention the first layers of both
-      sides, and gate and up. Results have the bits that they had.
-    - An MLP that computes ``down_proj(act_fn(gate_proj(x)) * up_proj(x))`` becomes a :class:`GatedMLP`, which rounds less often.
-      What a module computes is tried: its ``forward`` is called with known layers.
-
-    Names of modules and state dicts stay as they are. Call it once a model, after its layers were replaced.
-
-    Example:
         >>> model = torch.nn.ModuleDict({n: QuantizedLinear(64, 128, False) for n in ("q_proj", "k_proj", "v_proj")})
         >>> fuse(model).shared
         [('q_proj', 'k_proj', 'v_proj')]
 
+    - q, k and v of an attention block become one product (:class:`SharedInput`); so do the first layers of both sides of latent
+      attention, and gate and up. Results keep their bits.
+    - An MLP that computes ``down_proj(act_fn(gate_proj(x)) * up_proj(x))`` becomes a :class:`GatedMLP`, which rounds less
+      often. ``fuse`` calls the module's ``forward`` with known layers to find out what it computes.
+
+    Names of modules and state dicts do not change. Call this once per model, after its layers were replaced.
+
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -91,12 +91,12 @@ def _sharing(module: torch.nn.Module) -> Iterator[dict[str, QuantizedLinear]]:
 
 
 def _is_nvfp4(layer: object) -> bool:
-    """Whether ``layer`` is one that launches of several layers take."""
+    """Returns whether one launch can compute ``layer`` together with others."""
     return isinstance(layer, QuantizedLinear) and layer.format == NVFP4
 
 
 def _gated_mlp(module: torch.nn.Module) -> GatedMLP | str | None:
-    """The MLP in place of ``module``; a text, why there is none; None where it is no MLP of such layers."""
+    """Returns the GatedMLP for ``module``, a reason why there is none, or None if it is not an MLP of such layers."""
     layers: list[Any] = [module._modules.get(name) for name in MLP_NAMES]
     if not all(_is_nvfp4(layer) for layer in layers):
         return None
@@ -122,7 +122,7 @@ def _activation_of(function: Callable[[torch.Tensor], torch.Tensor]) -> Activati
 
 
 class _Known(torch.nn.Module):
-    """A layer whose result is known; None: its input."""
+    """A layer that returns a known result, or its input where that is None."""
 
     def __init__(self, result: torch.Tensor | None):
         super().__init__()
@@ -133,7 +133,7 @@ class _Known(torch.nn.Module):
 
 
 def _is_gated(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether ``module`` computes the formula, by a call with layers whose results are known."""
+    """Returns whether ``module`` computes the formula, judging by a call with layers that return known results."""
     gate, up = (torch.linspace(*ends, TRIED, device="cpu").view(1, TRIED) for ends in ((-3, 3), (1, 2)))
     own = dict(module._modules)
     try:
@@ -141,7 +141,7 @@ def _is_gated(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.
             for name, result in zip(MLP_NAMES, (gate, up, None), strict=True):
                 module._modules[name] = _Known(result)
             return torch.equal(module(torch.zeros_like(gate)), function(gate) * up)
-    except Exception:  # noqa: BLE001 (any model's code; what cannot be called so is another module)
+    except Exception:  # runs any model's code; a module that fails computes something else
         return False
     finally:
         module._modules.update(own)

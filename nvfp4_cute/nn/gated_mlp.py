@@ -1,4 +1,4 @@
-"""The gated MLP of a transformer, gate and up in one launch."""
+"""The gated MLP of a transformer, with gate and up in one launch."""
 
 from typing import Any
 
@@ -16,20 +16,23 @@ from nvfp4_cute.problem import Activation
 
 
 class GatedMLP(torch.nn.Module):
-    """``down_proj(act_fn(gate_proj(x)) * up_proj(x))``, with gate, up and what lies between in one launch.
+    """Computes ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``, with gate, up and activation in one launch.
 
-    That launch computes in float32 and rounds once, where separate layers round three times. With 4-bit activations and few rows
-    it also quantizes for ``down_proj``. The layers stay modules with the names that they had, in the state dict, too.
+    The launch computes in float32 and rounds once; separate layers round three times. With 4-bit activations and few rows it
+    also quantizes for ``down_proj``. The layers remain submodules with the same names, also in the state dict.
 
-    The layers are called one after the other where one of them has a forward hook, where they multiply in different ways, and
-    where they multiply kept weights.
+    The layers are called one by one where one of them has a forward hook, where their modes differ, and where they multiply
+    kept weights.
 
     Args:
-        gate_proj, up_proj: [I, H], without biases. down_proj: [H, I].
-        act_fn: called where layers are called one by one. activation: what it computes, "silu" or "gelu_tanh".
+        gate_proj, up_proj: [I, H], without biases.
+        down_proj: [H, I].
+        act_fn: called where layers are called one by one.
+        activation: what ``act_fn`` computes, "silu" or "gelu_tanh".
 
     Raises:
-        TypeError: a layer that is no QuantizedLinear. ValueError: sizes that do not fit, a bias, or another activation.
+        TypeError: a layer is not a QuantizedLinear.
+        ValueError: sizes do not fit, gate or up has a bias, or the activation is unknown.
     """
 
     gate_proj: QuantizedLinear
@@ -38,7 +41,7 @@ class GatedMLP(torch.nn.Module):
     act_fn: Any
     activation: Activation
     is_fused: bool
-    """Whether it is one launch where it is, not regarding hooks."""
+    """Whether one launch computes gate and up, if no layer has a hook."""
 
     def __init__(
         self,
@@ -73,13 +76,13 @@ class GatedMLP(torch.nn.Module):
         self._look()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP's result, [..., H], of ``x`` [..., H]. Raises what QuantizedLinear raises."""
-        modules: dict[str, Any] = self._modules  # a module looks its attributes up slowly
+        """Maps ``x`` [..., H] to [..., H]. Raises what QuantizedLinear raises."""
+        modules: dict[str, Any] = self._modules  # module attributes are slow to look up
         gate, up, down = modules["gate_proj"], modules["up_proj"], modules["down_proj"]
         is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)
         if not private_api.is_traced() and not self._seen.is_current():
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
-                is_split = True  # right in any case; what was written cannot be read now
+                is_split = True  # always correct; scales on the device cannot be read now
             else:
                 self._look()
         if not self.is_fused or is_split or _has_hooks(gate) or _has_hooks(up) or _has_hooks(down):
@@ -117,7 +120,7 @@ class GatedMLP(torch.nn.Module):
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)
 
     def _look(self) -> None:
-        """Decide whether it is one launch, which depends on modes and on input scales."""
+        """Decides ``is_fused``, which depends on modes and on input scales."""
         places = [(layer._buffers, "input_global_scale") for layer in (self.gate_proj, self.up_proj)]
         self._seen, self.is_fused = Seen(places), self._goes_together()
 
@@ -135,7 +138,7 @@ class GatedMLP(torch.nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """What lies between the layers, and whether it is part of their launch."""
+        """Shows the activation and whether it is fused."""
         return f"activation={self.activation!r}, is_fused={self.is_fused}"
 
 

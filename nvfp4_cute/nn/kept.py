@@ -1,4 +1,4 @@
-"""Models whose layers keep decoded weights beside their 4-bit ones, as long as there is memory."""
+"""Models whose layers keep dequantized weights next to their 4-bit ones, while memory lasts."""
 
 import fnmatch
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,20 @@ from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.options import check_patterns
 from nvfp4_cute.terminal import bar
 
-# Part of a GPU's memory that stays free: for activations and caches of keys and values.
+# Fraction of a GPU's memory that stays free for activations and KV caches.
 RESERVED_PART = 0.25
-# Output layers multiply the last row of each prompt.
+# Output layers multiply only the last row of each prompt.
 LEAVE = ("lm_head",)
 
 
 @dataclass
 class Kept:
-    """What ``keep_decoded`` did.
+    """Result of ``keep_decoded``.
 
     Attributes:
-        layers: names of layers whose decoded weights are kept. left: name -> why others are not. nbytes: of what is kept,
-            by this call or by those before it.
+        layers: names of layers whose dequantized weights are kept.
+        left: name -> reason why the layer's weights are not kept.
+        nbytes: bytes of all kept weights, including those of earlier calls.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -34,25 +35,25 @@ class Kept:
 def keep_decoded(
     model: torch.nn.Module, *, leave: Sequence[str] = LEAVE, reserved_bytes: int | None = None
 ) -> Kept:
-    """Have the QuantizedLinear layers of ``model`` keep decoded weights beside their 4-bit ones, as long as there is memory.
+    """Have the QuantizedLinear layers of ``model`` keep dequantized weights next to their 4-bit ones, while memory lasts.
 
-    From ``decoded.KEPT_ROWS`` rows on such a layer multiplies by them, with torch: prefill then is that of a 16-bit model, in the
-    memory of both. Fewer rows are multiplied by 4-bit weights as before. Layers that multiply 4-bit activations stay as they are.
-    Weights are decoded here, and again where they have changed: state dicts may be loaded, tensors be swapped
-    (``torch.func.functional_call``). Another call, such as one after ``fuse``, decides anew for all layers: what is kept already
-    takes no more memory, and what is to be left gives it back.
-
-    Args:
-        leave: patterns of fnmatch on names. reserved_bytes: that stay free on each GPU; None: a quarter of its memory.
-
-    Raises:
-        TypeError: ``model`` is no module, or ``leave`` one string.
-
-    Example:
         >>> from nvfp4_cute import QuantizedLinear
         >>> model = torch.nn.ModuleDict({"up": QuantizedLinear(64, 128, activations="16bit")})
         >>> keep_decoded(model).layers
         ['up']
+
+    From ``decoded.KEPT_ROWS`` rows on, torch multiplies such a layer's kept weights: prefill then has the speed of a 16-bit
+    model and takes the memory of both. The kernels for 4-bit weights still multiply fewer rows. Layers with 4-bit activations
+    are left alone. Weights are dequantized here, and again after they change, so state dicts may be loaded and tensors swapped
+    (``torch.func.functional_call``). Another call, such as one after ``fuse``, decides anew for all layers: kept weights are
+    reused, and those of layers to be left are freed.
+
+    Args:
+        leave: fnmatch patterns for names of layers to leave alone.
+        reserved_bytes: bytes that stay free on each GPU; None for a quarter of its memory.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``leave`` is a string.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -67,7 +68,7 @@ def keep_decoded(
         if layer.mode != "16bit" or layer.pre_decode:
             reason = "its products do not take 16-bit activations and 4-bit weights"
         nbytes = layer.out_features * layer.in_features * layer.kept_dtype.itemsize
-        for member in members:  # from before they became one product
+        for member in members:  # frees what they kept before they became one product
             member.forget_kept()
         more = nbytes - layer.kept_nbytes
         if reason is None and more > 0 and more > _room(layer.packed_weight.device, reserved_bytes):
@@ -85,7 +86,7 @@ def keep_decoded(
 
 
 def _products(model: torch.nn.Module) -> Iterator[tuple[list[str], QuantizedLinear, list[QuantizedLinear]]]:
-    """Layers that are multiplied by themselves, or as one: names, the layer of all rows, and the layers in it."""
+    """Iterates over products: names of the layers, the layer that multiplies, and the layers that it consists of."""
     names = {
         m: name for name, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.format == NVFP4
     }
@@ -101,7 +102,7 @@ def _products(model: torch.nn.Module) -> Iterator[tuple[list[str], QuantizedLine
 
 
 def _room(device: torch.device, reserved_bytes: int | None) -> float:
-    """Bytes that may be taken on a device."""
+    """Returns the bytes available on a device."""
     if device.type != "cuda":
         return float("inf")
     free, total = torch.cuda.mem_get_info(device)

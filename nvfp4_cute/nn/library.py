@@ -1,7 +1,7 @@
-"""The products of layers as ``torch.library`` custom ops, into which ``torch.compile`` does not look.
+"""The products of layers as ``torch.library`` custom ops, so that ``torch.compile`` does not trace into them.
 
-Quantized rows stay inside of it. Their blocked scales have an extent of ceil(M / 128): in a graph, torch would ask whether it is
-1, and make one graph for up to 128 rows and another one for more.
+Quantized rows never leave an op. Their blocked scales have an extent of ceil(M / 128), and torch would make one graph for an
+extent of 1 (up to 128 rows) and another one for more.
 """
 
 import torch
@@ -22,7 +22,7 @@ def linear(
     backend: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``nn.products.product``."""
+    """Runs ``nn.products.product``."""
     from nvfp4_cute.nn.products import product
 
     run: Operation = product
@@ -54,7 +54,7 @@ def gated_mlp(
     backend: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``nn.products.gated_product``; of every layer its data, scale and factor."""
+    """Runs ``nn.products.gated_product``. Each layer is a list of data, scale and factor."""
     from nvfp4_cute.nn.products import Weights, gated_product
 
     run: Operation = gated_product

@@ -1,4 +1,4 @@
-"""A linear layer with block-scaled weights of any format, for inference."""
+"""``QuantizedLinear``: a linear layer with block-scaled weights of any format, for inference."""
 
 from numbers import Real
 from typing import Any, Literal
@@ -24,77 +24,82 @@ from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
-# Of the bias and of decoded weights.
+# Dtypes of the bias and of dequantized weights.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Rows of 4-bit weights lie 16 bytes apart, or a multiple.
+# Rows of 4-bit weights start at multiples of 16 bytes.
 K_STEP = 32
-# What ``.to(dtype)`` of a model must not change: codes, block scales, global scales.
+# Tensors whose dtype ``.to(dtype)`` of a model must not change: codes, block scales, global scales.
 FIXED = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
-# Names of the buffer of block scales: as DeepSeek-V3 names those of FP8, which multiply, the name notwithstanding.
+# Name of the buffer of block scales. FP8 uses DeepSeek-V3's name; despite it, the scales multiply.
 SCALE_NAMES = {FP8_128x128.name: "weight_scale_inv"}
-# What a layer that is quantized decides.
+# Options that ``from_linear`` and ``from_quantized`` decide.
 DECIDED = ("in_features", "out_features", "bias", "device")
 
 
 class QuantizedLinear(state.Picklable):
-    """``x @ W^T + bias`` with block-scaled W: ``torch.nn.Linear`` at 4.1 to 8.3 bits per weight. There is no backward pass.
+    """Computes ``x @ W^T + bias`` with block-scaled W: ``torch.nn.Linear`` at 4.1 to 8.3 bits per weight.
 
-    Make one with :meth:`from_linear` or :meth:`from_quantized`; the constructor makes an empty one, for
-    ``load_state_dict``. Weights are of NVFP4, MXFP4, MXFP8_E4M3, FP8_128x128, INT8 or an ``int4_format``. What multiplies:
-
-    - ``activations="nvfp4"`` (W4A4): rows of x are quantized (one launch, and of over 65,536 values a pass for their largest
-      magnitude with ``input_scale="auto"``), then ``gemm``.
-    - ``activations="fp8"``, ``"int8"``, ``"mxfp4"`` or ``"mxfp8_e4m3"``, for such weights: rows of x are quantized to that
-      format (FP8: to FP8_1x128), then ``gemm``. Integer sums of INT8 are exact, so all backends give the same bits.
-    - ``activations="16bit"``: ``gemm`` with 16-bit rows, for weights of any format; of very many rows W is decoded into memory
-      that is given back afterwards, each weight rounded once, and torch multiplies (``nn.weight_only``).
-    - ``activations="auto"``, for NVFP4: 16 bits on a GPU without FP4 tensor cores (Hopper), else W4A4; ``mode`` says which.
-    - ``pre_decode=True``: W is decoded to ``dtype`` once, then ``torch.nn.functional.linear``: for GPUs without FP4
-      arithmetic, and many rows. State dict and file still hold 4 bits a weight.
-    - ``keep_decoded=True``: decoded weights are kept beside the 4-bit ones, and multiplied by torch where 16-bit rows are many
-      (``nn.decoded``). They are made anew once the weights have changed; graphs that are traced or captured do without.
-
-    Dtypes are those of ``torch.nn.Linear``: the result has the dtype of ``x``, under autocast that of autocast. float32
-    activations are rounded to bfloat16 before they are quantized to NVFP4 or multiplied in 16 bits. The bias is added in float32,
-    before the rounding to the result's dtype.
-
-    ``layer.weight`` is the decoded weights, [N, K] of ``layer.dtype``, made when it is read: modules around the layer that
-    multiply by it themselves, such as torch.nn.MultiheadAttention, compute with 16-bit activations. The codes are
-    ``layer.packed_weight``, codes and scales together ``layer.quantized_weight``.
-
-    State dict, for every choice of activations:
-        weight: the codes, uint8 [N, K/2] with the even k in the low nibble, float8_e4m3fn [N, K], or int8 [N, K].
-        weight_scale: NVFP4: float8_e4m3fn [rm, rk, 32, 4, 4], blocked. MXFP4, MXFP8: float8_e8m0fnu, blocked. INT8: float32
-            [N, 1]. int4: int32 [rm, rk, 32, 4], blocked, the bits of scales and zero points. FP8 has ``weight_scale_inv``,
-            float32 [ceil(N/128), K/128], in its place.
-        weight_global_scale: NVFP4: float32, the factor one multiplies by to dequantize.
-        input_global_scale: float32, where ``input_scale`` is a number.
-        bias: [N], where there is one.
-        _extra_state: format, convention and version, uint8 bytes of JSON. A state dict without it is read as well, but not one
-            whose global scales are reciprocal. Block scales that are uint8 are taken as bits.
-
-    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias, and decodes the weights anew.
-
-    Args:
-        in_features: K, a whole number of blocks; a multiple of 32 for 4-bit formats. out_features: N.
-        bias: whether there is one.
-        format: of the weights, a record or its name.
-        activations: see above; None: quantized to the format that goes with the weights, 16 bits for int4.
-        input_scale: global scale of x where it is quantized to NVFP4: "auto" (from x, in every call), None, or a number
-            (calibrated: amax / 2688). A layer that does not quantize x holds a number for its state dict alone.
-        pre_decode: whether to multiply by decoded weights. keep_decoded: whether to where rows are many; for NVFP4.
-        dtype: of the bias and of decoded weights.
-        device: of everything.
-        backend: as of ``gemm``.
-
-    Example:
         >>> layer = QuantizedLinear.from_linear(torch.nn.Linear(512, 256))
         >>> layer(torch.randn(40, 512).bfloat16()).shape
         torch.Size([40, 256])
 
+    Make one with :meth:`from_linear` or :meth:`from_quantized`; the constructor makes an empty layer for ``load_state_dict``.
+    Weights are in NVFP4, MXFP4, MXFP8_E4M3, FP8_128x128, INT8 or an ``int4_format``. There is no backward pass. The arguments
+    select what multiplies:
+
+    - ``activations="nvfp4"`` (W4A4) quantizes the rows of x in one launch, then calls ``gemm``. With ``input_scale="auto"``,
+      inputs of over 65,536 values take another pass for their largest magnitude.
+    - ``activations="fp8"``, ``"int8"``, ``"mxfp4"`` or ``"mxfp8_e4m3"``, for such weights, quantizes the rows of x to that
+      format (FP8: to FP8_1x128), then calls ``gemm``. Integer sums of INT8 are exact, so all backends give the same bits.
+    - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. For very many rows it dequantizes W,
+      each weight rounded once, into memory that is freed afterwards, and torch multiplies (``nn.weight_only``).
+    - ``activations="auto"``, for NVFP4, is "16bit" on a GPU without FP4 tensor cores (Hopper), else "nvfp4"; ``mode`` tells
+      which.
+    - ``pre_decode=True`` dequantizes W to ``dtype`` once and calls ``torch.nn.functional.linear``, for GPUs without FP4
+      arithmetic, and many rows. State dict and file still hold 4 bits per weight.
+    - ``keep_decoded=True`` keeps dequantized weights next to the 4-bit ones; torch multiplies by them where there are many
+      16-bit rows (``nn.decoded``). They are recomputed after the weights change. Traced or captured graphs do not use them.
+
+    Dtypes follow ``torch.nn.Linear``: the result has the dtype of ``x``, or autocast's under autocast. float32 activations are
+    rounded to bfloat16 before they are quantized to NVFP4 or multiplied in 16 bits. The bias is added in float32, before the
+    result is rounded to its dtype.
+
+    ``layer.weight`` dequantizes the weights, [N, K] in ``layer.dtype``, whenever it is read. Modules that multiply by it
+    themselves, such as torch.nn.MultiheadAttention, therefore compute with 16-bit activations. ``layer.packed_weight`` holds
+    the codes, ``layer.quantized_weight`` codes and scales.
+
+    State dict, for every choice of activations:
+        weight: the codes, uint8 [N, K/2] with the even k in the low nibble, float8_e4m3fn [N, K], or int8 [N, K].
+        weight_scale: NVFP4: float8_e4m3fn [rm, rk, 32, 4, 4], blocked. MXFP4, MXFP8: float8_e8m0fnu, blocked. INT8: float32 [N,
+            1]. int4: int32 [rm, rk, 32, 4], blocked, the bits of scales and zero points. FP8 has ``weight_scale_inv``, float32
+            [ceil(N/128), K/128], instead.
+        weight_global_scale: NVFP4: float32, the factor by which dequantizing multiplies.
+        input_global_scale: float32, where ``input_scale`` is a number.
+        bias: [N], where there is one.
+        _extra_state: format, convention and version, as uint8 bytes of JSON. A state dict without it can be loaded unless its
+            global scales are reciprocal. Block scales that are uint8 are read as bits.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias and changes the dtype of dequantized
+    weights.
+
+    Args:
+        in_features: K, a whole number of blocks; a multiple of 32 for 4-bit formats.
+        out_features: N.
+        bias: whether there is one.
+        format: format of the weights, a record or its name.
+        activations: see above. None quantizes to the format that goes with the weights, or keeps 16 bits for int4.
+        input_scale: global scale of x where x is quantized to NVFP4: "auto" (computed in every call), None (1), or a number
+            (calibrated: amax / 2688). A layer that does not quantize x keeps a number only for its state dict.
+        pre_decode: multiply by dequantized weights.
+        keep_decoded: multiply by dequantized weights where there are many rows; for NVFP4.
+        dtype: dtype of the bias and of dequantized weights.
+        device: device of all tensors.
+        backend: see ``gemm``.
+
     Raises:
-        UnsupportedProblem: K is not a multiple of 32, for 4-bit formats. ValueError: an unknown choice, a format or a K that no
-        layer has, a negative size, an ``input_scale`` that is not positive. TypeError: a size that is not an int, another dtype.
+        UnsupportedProblem: K is not a multiple of 32, for 4-bit formats.
+        ValueError: a choice is unknown, no layer has this format or K, a size is negative, or ``input_scale`` is not positive.
+        TypeError: a size is not an int, or ``dtype`` is not a supported dtype.
     """
 
     weight_scale: torch.Tensor
@@ -102,10 +107,10 @@ class QuantizedLinear(state.Picklable):
     input_global_scale: torch.Tensor | None
     decoded: torch.Tensor | None
     mode: LayerMode
-    """What it does with activations where it is: "16bit", or the format that they are quantized to."""
-    # The layers that read the same input, and this one's number among them (``nn.shared_input``).
+    """What the layer does with its activations on its device: "16bit", or the format to which it quantizes them."""
+    # The layers that read the same input, and this layer's index among them (``nn.shared_input``).
     shared: tuple[Any, int] | None = None
-    # The product of the global scales, and what it was made of (``alpha``).
+    # The product of the global scales and the tensors from which it was computed (``alpha``).
     _kept_alpha: tuple[Any, ...] = (None, None, None, None)
 
     def __init__(
@@ -161,7 +166,7 @@ class QuantizedLinear(state.Picklable):
         self._last = LastChains()
         self.finds_input_scale = isinstance(input_scale, str) and self._is_nvfp4
         self.dtype = dtype
-        # Not by register_buffer, which would read the property of this name.
+        # Bypasses register_buffer, which would read the property of this name.
         self._buffers["weight"], scale = zeros(format, (), out_features, in_features, device)
         self.register_buffer(self._scale_name, scale)
         one = torch.ones((), dtype=torch.float32, device=device) if self._is_nvfp4 else None
@@ -184,14 +189,15 @@ class QuantizedLinear(state.Picklable):
     def from_linear(
         cls, linear: torch.nn.Linear, format: BlockFormat | str = NVFP4, **options: Any
     ) -> "QuantizedLinear":
-        """The layer with the weights of ``linear`` quantized (NVFP4: global scale amax / 2688), on its device.
+        """Makes a layer with the quantized weights of ``linear`` (NVFP4: global scale amax / 2688), on its device.
 
         Args:
-            linear: of any float dtype; not changed. format: of the weights. options: of the constructor, but what ``linear``
-                says: sizes, bias, device; ``dtype`` is the layer's where it is not given.
+            linear: a layer of any float dtype, which is not changed.
+            format: format of the weights.
+            options: arguments of the constructor except sizes, bias and device. ``dtype`` defaults to that of ``linear``.
 
         Raises:
-            TypeError: ``linear`` is another module, or an option says what it says.
+            TypeError: ``linear`` is another module, or an option repeats what ``linear`` decides.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"linear is a {type(linear).__name__}; pass a torch.nn.Linear")
@@ -200,7 +206,7 @@ class QuantizedLinear(state.Picklable):
         options.setdefault("dtype", weight.dtype)
         backend = options.get("backend", "auto")
         if str(backend).startswith("emulator"):
-            backend = "reference"  # the same bits
+            backend = "reference"  # same bits on every backend
         format = as_format("format", format)
         found: Any = "auto" if format.has_global_scale else None
         quantized = quantize(weight, format=format, global_scale=found, backend=backend)
@@ -210,14 +216,16 @@ class QuantizedLinear(state.Picklable):
     def from_quantized(
         cls, weight: BlockScaledTensor, bias: torch.Tensor | None = None, **options: Any
     ) -> "QuantizedLinear":
-        """The layer with quantized weights: no copy where scales lie as kernels read them.
+        """Makes a layer from quantized weights, without a copy if their scales have the layout of kernels.
 
         Args:
-            weight: [N, K]. bias: [N], or None. options: of the constructor, but sizes, format and device.
+            weight: [N, K].
+            bias: [N], or None.
+            options: arguments of the constructor except sizes, format and device.
 
         Raises:
-            ValueError: ``weight`` is not a matrix of a format that layers have, or ``bias`` has another shape. TypeError: another
-            type, or an option says what ``weight`` says.
+            ValueError: ``weight`` is not a matrix in a format that layers have, or ``bias`` has another shape.
+            TypeError: ``weight`` or ``bias`` is of another type, or an option repeats what ``weight`` decides.
         """
         options_of.refuse(options, (*DECIDED, "format"), "weight")
         check_weight("weight", weight, "[N, K]")
@@ -237,55 +245,62 @@ class QuantizedLinear(state.Picklable):
         return module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ W^T + bias``.
+        """Computes ``x @ W^T + bias``.
 
         Args:
-            x: [..., K], float16, bfloat16 or float32; with ``pre_decode`` of ``dtype``, unless autocast is on.
+            x: [..., K], float16, bfloat16 or float32; with ``pre_decode``, in ``dtype`` unless autocast is on.
 
         Returns:
-            [..., N] of ``result_dtype(x)``. The bias is added in float32, before the product is rounded to that; torch adds it
-            where it multiplies decoded weights.
+            [..., N] in ``result_dtype(x)``. The bias is added in float32, before the product is rounded to that dtype. Where
+            torch multiplies dequantized weights, torch adds the bias.
 
         Raises:
-            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` or the bias has a gradient to follow.
-            And what ``quantize`` and ``gemm`` refuse.
+            ValueError: ``x`` has another K.
+            UnsupportedProblem: ``x`` or the bias requires a gradient.
+
+        Also raises what ``quantize`` and ``gemm`` raise.
         """
         if self.shared is None:
             return self.product(x)
         layers, number = self.shared
-        self.bias_now()  # the layer of all rows has a copy of it
+        self.bias_now()  # checks the bias; the merged layer has a copy of it
         return layers.result(number, x)
 
     def prepare(
         self, max_rows: int = prepare.MAX_ROWS, dtype: torch.dtype = KERNEL_DTYPE, jobs: int | None = None
     ) -> int:
-        """Compile and load all kernels that 1 to ``max_rows`` rows take, so that no later call waits for a compiler.
+        """Compiles and loads all kernels for 1 to ``max_rows`` rows, so that no later call waits for the compiler.
 
         Args:
-            max_rows: most rows of a call. dtype: of the rows. jobs: processes that compile; None for one per core, 8 at most.
+            max_rows: largest number of rows per call.
+            dtype: dtype of the rows.
+            jobs: number of compiling processes; None for one per core, at most 8.
 
         Returns:
-            How many kernels this process did not have: 0 on the CPU, where the reference computes.
+            The number of kernels that this process did not have; 0 on the CPU, where the reference computes.
         """
         device = self.packed_weight.device
         keys = [] if self.pre_decode else self.kernels(max_rows, dtype)
         return prepare.load(keys, device, jobs)
 
     def kernels(self, max_rows: int, dtype: torch.dtype = KERNEL_DTYPE) -> list[Any]:
-        """Keys of the kernels of ``prepare``."""
+        """Returns the keys of the kernels that ``prepare`` compiles."""
         device = self.packed_weight.device
         found = prepare.linear_kernels(self.product, self.in_features, max_rows, dtype, device)
-        self.forget_kept()  # decoded weights that no launch wrote
+        self.forget_kept()  # drops dequantized weights that no launch has written
         return found
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """``forward`` of this layer alone, whatever others read the same input."""
+        """Computes ``forward`` of this layer alone, without the layers that read the same input."""
         if self.pre_decode:
             self.bias_now()
             return functional.linear(x, self._fresh(), self.bias)
         if not self._is_nvfp4:
             return self._of_format(x)
-        given, bias = self.given_input_scale(), self._parameters.get("bias")  # not slowly, as attributes
+        given, bias = (
+            self.given_input_scale(),
+            self._parameters.get("bias"),
+        )  # as attributes they are slow to look up
         parts = self.parts(given)
         if private_api.is_traced():
             return self._product(torch.ops.nvfp4_cute.linear, x, parts, given)
@@ -311,7 +326,7 @@ class QuantizedLinear(state.Picklable):
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
     def _of_format(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with weights of another format than NVFP4, which has no global scales."""
+        """Multiplies weights in other formats than NVFP4, which have no global scales."""
         (rows, dtype), bias, format = self.rows(x), self.bias_now(), self.format
         weight, scale, backend = self.packed_weight, self.scale, self.backend
         options: dict[str, Any] = {"bias": bias, "b_format": format, "out_dtype": dtype, "backend": backend}
@@ -319,50 +334,50 @@ class QuantizedLinear(state.Picklable):
             own = rows_format(format)
             q = quantize(rows, format=own, backend=backend)
             y = gemm(q.data, weight, q.scale, scale, a_format=own, **options)
-        elif private_api.is_traced():  # the product alone, whatever M is
+        elif private_api.is_traced():  # traces the product alone, for any M
             y = gemm(rows.contiguous(), weight, None, scale, **options)
         else:
             y = weight_only_linear(aligned(rows), weight, scale, None, dtype, backend, format, bias)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def bias_now(self) -> torch.Tensor | None:
-        """The bias as ``gemm`` takes it; that of torch.nn.utils.parametrize and prune is no parameter any more.
+        """Returns the bias for ``gemm``. Under torch.nn.utils.parametrize or prune it is not a parameter.
 
         Raises:
-            UnsupportedProblem: it has a gradient to follow, which torch would, where it multiplies decoded weights.
+            UnsupportedProblem: the bias requires a gradient, which torch would compute where it multiplies dequantized weights.
         """
-        parameters = self._parameters  # a module looks its attributes up slowly
+        parameters = self._parameters  # module attributes are slow to look up
         bias = parameters["bias"] if "bias" in parameters else self.bias
         if bias is not None and bias.requires_grad:
             rules.check_tensors({"bias": bias})
         return rules.addable_bias(bias)
 
     def uses_kept(self, rows: int) -> bool:
-        """Whether so many rows are multiplied by kept weights."""
+        """Returns whether kept weights multiply this many rows."""
         return self.keep_decoded and self.mode == "16bit" and is_for_kept(rows, self.packed_weight.is_cuda)
 
     def kept(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        """The kept weights, [N, K] of ``dtype``, None for that of most rows; None where writes to them are not counted."""
+        """Returns the kept weights, [N, K], in ``dtype`` or the usual one; None where torch does not count writes to them."""
         buffers: dict[str, Any] = self._buffers
         parts = (buffers["weight"], buffers["weight_scale"], buffers["weight_global_scale"])
         return self._kept.of(*parts, (self.out_features, self.in_features), dtype or self.kept_dtype)
 
     @property
     def kept_nbytes(self) -> int:
-        """Bytes that kept weights take now."""
+        """Bytes of kept weights."""
         return self._kept.nbytes
 
     def forget_kept(self) -> None:
-        """Give the memory of kept weights back; a product that wants them makes them anew."""
+        """Frees the kept weights. A product that needs them computes them again."""
         self._kept = Decoded()
 
     @property
     def kept_dtype(self) -> torch.dtype:
-        """Of the rows that a layer of ``dtype`` multiplies."""
+        """Dtype of kept weights: the layer's ``dtype``, or bfloat16 for float32."""
         return KERNEL_DTYPE if self.dtype == torch.float32 else self.dtype
 
     def rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """``x`` as kernels take it, [M, K] of 16 bits, and the dtype of the result. Raises what ``forward`` raises."""
+        """Returns ``x`` as kernels read it, 16-bit [M, K], and the dtype of the result. Raises what ``forward`` raises."""
         if type(x) is not torch.Tensor or x.requires_grad or x.layout is not torch.strided or x.is_nested:
             rules.check_tensors({"x": x})
         if x.shape[-1:] != (self.in_features,):
@@ -377,25 +392,25 @@ class QuantizedLinear(state.Picklable):
             )
         rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
         if not self._is_nvfp4 and self.mode != "16bit":
-            return rows, dtype  # quantized as they are
+            return rows, dtype  # quantized from their own dtype
         kernel_dtype = KERNEL_DTYPE if dtype == torch.float32 else dtype
         return rows if rows.dtype == kernel_dtype else rows.to(kernel_dtype), dtype
 
     def given_input_scale(self) -> torch.Tensor | None:
-        """The global scale by which rows are quantized; None for 1, where it is found, and where rows are not quantized."""
+        """Global scale with which rows are quantized; None where it is 1, is computed per call, or rows are not quantized."""
         is_given = self.mode == "nvfp4" and not self.finds_input_scale
         return self._buffers["input_global_scale"] if is_given else None
 
     def parts(self, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The 4-bit weights, their block scales, and ``alpha(given)``."""
-        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
+        """Returns the 4-bit weights, their block scales, and ``alpha(given)``."""
+        buffers: dict[str, Any] = self._buffers  # module attributes are slow to look up
         return buffers["weight"], buffers["weight_scale"], self.alpha(given)
 
     def alpha(self, given: torch.Tensor | None) -> torch.Tensor:
-        """The product of the weights' global scale and of what is given, which is kept, for eager calls on one stream of a GPU.
+        """Returns the weights' global scale times ``given``, cached for eager calls on one stream of a GPU.
 
-        A graph that is captured reads what was kept, and no launch of it multiplies scalars. Once scales were written, the next
-        eager call writes the product anew, for such a graph, too. A graph that is traced computes it.
+        A captured graph reads the cached value, so it needs no launch to multiply scalars. After scales are written, the next
+        eager call updates the value in place, also for such a graph. A traced graph computes it.
         """
         factor: Any = self._buffers["weight_global_scale"]
         if given is None:
@@ -418,7 +433,7 @@ class QuantizedLinear(state.Picklable):
 
     @property
     def scale(self) -> torch.Tensor:
-        """The block scales as kernels read them."""
+        """The block scales in the layout of kernels."""
         stored = self._buffers[self._scale_name]
         assert stored is not None
         return scales_of(stored, self.format)
@@ -429,18 +444,18 @@ class QuantizedLinear(state.Picklable):
 
     @property
     def packed_weight(self) -> torch.Tensor:
-        """The codes of the weights: uint8 [N, K/2], two values per byte, or [N, K] of 8 bits."""
+        """The codes of the weights: uint8 [N, K/2], two values per byte, or [N, K] for 8-bit formats."""
         packed = self._buffers["weight"]
         assert packed is not None
         return packed
 
     @property
     def weight(self) -> torch.Tensor:
-        """The decoded weights, [N, K] of ``dtype``: what ``torch.nn.Linear`` has under this name. Made anew when read."""
+        """The dequantized weights, [N, K] in ``dtype``, like ``torch.nn.Linear.weight``. Computed whenever it is read."""
         return self._fresh() if self.pre_decode else self._decode()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute as torch.nn.Module does; a ``weight`` is codes, as ``load_state_dict(assign=True)`` sets it."""
+        """Sets an attribute like torch.nn.Module. ``weight`` sets the codes, as ``load_state_dict(assign=True)`` needs."""
         if name == "weight" and not (
             getattr(value, "dtype", None) == self.packed_weight.dtype
             and not isinstance(value, torch.nn.Parameter)
@@ -453,7 +468,7 @@ class QuantizedLinear(state.Picklable):
 
     @property
     def quantized_weight(self) -> BlockScaledTensor:
-        """The weights as a tensor [N, K], without a copy."""
+        """The weights as a block-scaled tensor [N, K], without a copy."""
         shape, format = (self.out_features, self.in_features), self.format
         if self._is_nvfp4:
             return NVFP4Tensor(self.packed_weight, self.weight_scale, self.weight_global_scale, shape)
@@ -462,7 +477,7 @@ class QuantizedLinear(state.Picklable):
         )
 
     def extra_repr(self) -> str:
-        """Sizes and how it multiplies."""
+        """Shows sizes and modes."""
         is_auto = self.activations == "auto"
         how = f"activations={self.activations!r}" + (f" ({self.mode!r} here)" if is_auto else "")
         how = f"pre_decode={self.dtype}" if self.pre_decode else how
@@ -471,7 +486,7 @@ class QuantizedLinear(state.Picklable):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {how}"
 
     def get_extra_state(self) -> torch.Tensor:
-        """What the state dict says of itself (``nn.state``)."""
+        """Returns the state dict's description of itself (``nn.state``)."""
         return state.description(self._said)
 
     @property
@@ -479,7 +494,7 @@ class QuantizedLinear(state.Picklable):
         return state.DESCRIPTION if self._is_nvfp4 else state.formats_said(self.format)
 
     def set_extra_state(self, extra: torch.Tensor) -> None:
-        """Nothing to set: it was checked before tensors were loaded."""
+        """Does nothing, because the description was checked before tensors were loaded."""
 
     def _decode(self) -> torch.Tensor:
         if self.format in (FP8_128x128, INT8):
@@ -487,7 +502,7 @@ class QuantizedLinear(state.Picklable):
         return dequantize(self.quantized_weight, self.dtype)
 
     def _fresh(self) -> torch.Tensor:
-        """Decoded weights of what is in the buffers now."""
+        """Dequantizes the weights that are in the buffers now."""
         if private_api.is_traced() and self.decoded is not None:
             return self.decoded
         now = self._versions()
@@ -496,7 +511,7 @@ class QuantizedLinear(state.Picklable):
         return self.decoded
 
     def _versions(self) -> tuple[int, ...]:
-        """Addresses of the weights' tensors, and how often each was written."""
+        """Returns addresses and version counters of the weights' tensors."""
         tensors = [self._buffers[name] for name in ("weight", self._scale_name, "weight_global_scale")]
         known = [t for t in tensors if t is not None]
         return tuple(n for t in known for n in (t.data_ptr(), 0 if t.is_inference() else t._version))
@@ -543,4 +558,4 @@ class QuantizedLinear(state.Picklable):
 
 
 class LinearNVFP4(QuantizedLinear):
-    """:class:`QuantizedLinear` by another name: weights are NVFP4 where no format is given."""
+    """Another name for :class:`QuantizedLinear`; the default format is NVFP4."""

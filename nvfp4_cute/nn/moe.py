@@ -1,4 +1,4 @@
-"""MoE: a layer of experts as a module of torch.nn, for inference."""
+"""``MoE``: a layer of experts with quantized weights as a module of torch.nn, for inference."""
 
 from collections.abc import Callable
 from operator import is_
@@ -34,11 +34,11 @@ from nvfp4_cute.nn.weights import as_words, kept_bias, scales_of, zeros
 from nvfp4_cute.operands.rules import check_choice, global_scales
 from nvfp4_cute.problem import Activation, check_limit
 
-# Rows of operands lie 16 bytes apart, or a multiple.
+# Rows of operands start at multiples of 16 bytes.
 K_STEP = 32
-# What weights that are given decide.
+# Options that ``from_experts`` and ``from_quantized`` decide.
 DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
-# Rows that products take beside weights of a format, the usual ones first.
+# Activations that can be multiplied by weights of each format, the usual ones first.
 MX_ROWS: tuple[Activations, ...] = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "16bit")
 ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
     NVFP4: ("nvfp4", "16bit"),
@@ -47,7 +47,7 @@ ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
 }
 
 
-# Buffers that experts are checked with.
+# Buffers from which experts are made and checked.
 CHECKED = (
     "w13", "w13_scale", "w2", "w2_scale", "alpha13", "alpha2", "input_scale", "hidden_scale", "bias13"
 )  # fmt: skip
@@ -55,16 +55,16 @@ Module = TypeVar("Module", bound="MoE")
 
 
 class _Checked:
-    """The experts of a layer, checked, and what they were made of. A copy, and what is read from a file, has none."""
+    """The checked experts of a layer, and what they were made from. Copies and unpickled objects start empty."""
 
     def __init__(self) -> None:
-        # One value, for threads that call the layer at the same time: what was checked, and what it was checked with.
+        # One tuple, so that threads that call the layer at the same time see experts and their sources together.
         self._held: tuple[Any, ...] = ()
 
     def of(
         self, settings: tuple[Any, ...], tensors: list[torch.Tensor | None], make: Callable[[], LocalExperts]
     ) -> LocalExperts:
-        """What ``make`` returned for the same settings and tensors, which lie where they lay; else what it returns now."""
+        """Returns the last result of ``make`` for the same settings and unmoved tensors, or calls ``make``."""
         addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None]
         if self._held:
             experts, *of, of_tensors = self._held
@@ -81,49 +81,56 @@ class _Checked:
 class MoE(NamesFormats):
     """The experts of a mixture-of-experts layer with quantized weights: ``moe`` as a module. There is no backward pass.
 
-    Make one with :meth:`from_experts` or :meth:`from_quantized`; the constructor makes an empty one, for ``load_state_dict``.
-    Routing is the caller's: :func:`nvfp4_cute.route` does that of the usual models.
-
-    State dict:
-        w13: uint8 [E, 2 I, H/2] (without a gate [E, I, H/2]), two e2m1 values a byte; of 8 bits float8 or int8 [E, 2 I, H]. w2:
-            uint8 [E, H, I/2], or [E, H, I].
-        w13_scale, w2_scale: float8_e4m3fn, of MX formats float8_e8m0fnu [E, rn, rk, 32, 4, 4], blocked; of FP8 and INT8 float32
-            [E, rows, columns]; of int4 int32 words [E, rn, rk, 32, 4], see QuantizedLinear.
-        alpha13: float32 [2, E], what the products of gate and up are multiplied by: global scale of the weights times that of x.
-        alpha2: float32 [E]. Both of NVFP4 weights alone.
-        input_scale: float32 [1] or [E]; hidden_scale: float32 [E]; bias13: [E, 2 I]; bias2: [E, H]: where there are such.
-        _extra_state: names of the formats and a version, uint8 bytes of JSON. A state dict without it is read, too.
-
-    Rows of w13 and w2 begin lines of 128 bytes where padding takes at most an eighth more memory; a state dict has none of it.
-
-    Moving the module to a device moves all of it; ``.to(dtype)`` converts biases alone. ``torch.compile`` and CUDA graphs take it
-    whole.
-
-    Args:
-        num_experts: E, of this process. hidden_size: H. intermediate_size: I. Both multiples of 32.
-        format: of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8. Int4 may have blocks of one size in
-            w13 and of another in w2: a pair.
-        activations: as of ``moe``: "nvfp4" or "16bit" beside NVFP4 weights, "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit" beside
-            MX ones, "16bit" beside others. None: the first of these.
-        activation, limit, weight_layout: as of ``moe``.
-        input_scale, hidden_scale: calibrated global scales of x and of what lies between the products: a number, or one an
-            expert; None for 1. Rows that are not NVFP4 have none.
-        bias: whether there are biases.
-        first_expert: the id of the first expert of this process.
-        process_group, placement, capacity, parallel: ``group`` and so on of ``moe``: the layer lies over the ranks of a group.
-            ``bias2`` then has a row for each of all experts, in the state dict, too. With ``parallel="tensor"``
-            ``intermediate_size`` is that of a rank.
-        dtype: of biases. device: of everything.
-        backend: as of ``moe``.
-
-    Example:
         >>> gate_up, down = torch.randn(4, 512, 128).bfloat16() / 16, torch.randn(4, 128, 256).bfloat16() / 16
         >>> layer = MoE.from_experts(gate_up, down)
         >>> layer(torch.randn(3, 128).bfloat16(), *route(torch.randn(3, 4), 2)).shape
         torch.Size([3, 128])
 
-    In place of the block of transformers' Qwen3-MoE, whose experts hold ``gate_up_proj`` [E, 2 I, H] and ``down_proj``
-    [E, H, I]::
+    Make one with :meth:`from_experts` or :meth:`from_quantized`; the constructor makes an empty layer for ``load_state_dict``.
+    The caller routes tokens; :func:`nvfp4_cute.route` does so for the usual models.
+
+    State dict:
+        w13: uint8 [E, 2 I, H/2] (without a gate [E, I, H/2]), two e2m1 values per byte; 8-bit formats: float8 or int8 [E, 2 I,
+            H].
+        w2: uint8 [E, H, I/2]; 8-bit formats: [E, H, I].
+        w13_scale, w2_scale: NVFP4: float8_e4m3fn, MX formats: float8_e8m0fnu, both blocked [E, rn, rk, 32, 4, 4]. FP8, INT8:
+            float32 [E, rows, columns]. int4: int32 words [E, rn, rk, 32, 4], see QuantizedLinear.
+        alpha13: float32 [2, E], factors of the products of gate and up: global scale of the weights times that of x. NVFP4
+            only.
+        alpha2: float32 [E], factors of the second product. NVFP4 only.
+        input_scale: float32 [1] or [E], where there is one.
+        hidden_scale: float32 [E], where there is one.
+        bias13, bias2: [E, 2 I] and [E, H], where there are biases.
+        _extra_state: names of the formats and a version, as uint8 bytes of JSON. A state dict without it can also be loaded.
+
+    Rows of w13 and w2 begin at lines of 128 bytes if this padding takes at most an eighth more memory. A state dict has no
+    padding.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts only biases. ``torch.compile`` and CUDA graphs can
+    capture the whole layer.
+
+    Args:
+        num_experts: E, the number of experts of this process.
+        hidden_size: H, a multiple of 32.
+        intermediate_size: I, a multiple of 32.
+        format: format of the weights: NVFP4, MXFP4, MXFP8, an ``int4_format``, FP8_128x128 or INT8. For int4, a pair gives w13
+            and w2 different block sizes.
+        activations: see ``moe``. NVFP4 weights: "nvfp4" or "16bit". MX weights: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4" or "16bit".
+            Other weights: "16bit". None selects the first of these.
+        activation, limit, weight_layout: see ``moe``.
+        input_scale, hidden_scale: calibrated global scales of x and of the hidden activations: a number, or one per expert;
+            None for 1. Only NVFP4 activations have them.
+        bias: whether there are biases.
+        first_expert: id of the first expert of this process.
+        process_group, placement, capacity, parallel: the ``Parallel`` of ``moe``, for a layer that is spread over the ranks of
+            a group. ``bias2`` then has one row per expert of all ranks, also in the state dict. With ``parallel="tensor"``,
+            ``intermediate_size`` is that of one rank.
+        dtype: dtype of the biases.
+        device: device of all tensors.
+        backend: see ``moe``.
+
+    To replace the block of transformers' Qwen3-MoE, whose experts hold ``gate_up_proj`` [E, 2 I, H] and ``down_proj`` [E, H,
+    I]::
 
         class Block(torch.nn.Module):
             def __init__(self, block, top_k):
@@ -139,8 +146,8 @@ class MoE(NamesFormats):
         for layer in model.model.layers:
             layer.mlp = Block(layer.mlp, model.config.num_experts_per_tok)
 
-    Of gpt-oss as it is released, whose ``blocks`` [E, 2 I, H/32, 16] and ``scales`` [E, 2 I, H/32] are MXFP4, gate and up in
-    turn::
+    To use the released weights of gpt-oss, whose MXFP4 ``blocks`` [E, 2 I, H/32, 16] and ``scales`` [E, 2 I, H/32] alternate
+    rows of gate and up::
 
         def weights(blocks, scales):
             shape = (*blocks.shape[:2], 32 * blocks.shape[2])
@@ -152,8 +159,9 @@ class MoE(NamesFormats):
         )
 
     Raises:
-        UnsupportedProblem: sizes that kernels do not take. ValueError: rows that are not multiplied by such weights, or a global
-            scale of rows that have none.
+        UnsupportedProblem: kernels do not support the sizes.
+        ValueError: weights of this format cannot be multiplied by these activations, or activations that have no global scale
+            are given one.
     """
 
     FACTORS = ("alpha13", "alpha2", "input_scale", "hidden_scale")
@@ -270,13 +278,16 @@ class MoE(NamesFormats):
         bias2: torch.Tensor | None = None,
         **options: Any,
     ) -> Module:
-        """The layer with weights quantized, to NVFP4 each expert's by global scales of its own (amax / 2688), on their device.
+        """Makes a layer with quantized weights on the device of ``gate_up``.
+
+        NVFP4: each expert's global scale is its amax / 2688.
 
         Args:
-            gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
-            format: of the weights.
-            bias13, bias2: as of ``moe``.
-            options: of the constructor, but sizes, bias and device.
+            gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]), not changed.
+            down: [E, H, I], not changed.
+            format: format of the weights.
+            bias13, bias2: see ``moe``.
+            options: arguments of the constructor except sizes, bias and device.
         """
         options_of.refuse(options, DECIDED, "gate_up")
         format = as_format("format", format)
@@ -300,12 +311,12 @@ class MoE(NamesFormats):
         bias2: torch.Tensor | None = None,
         **options: Any,
     ) -> Module:
-        """The layer with quantized weights, without a copy of them unless rows have to lie further apart.
+        """Makes a layer from quantized weights, which are copied only if their rows have to be further apart.
 
         Args:
-            w13, w2: ExpertWeights, or a BlockScaledTensor, as of ``moe``; scales in row-major order are copied into blocks.
-            bias13, bias2: as of ``moe``.
-            options: of the constructor, but sizes, format, bias and device.
+            w13, w2: ExpertWeights, or a BlockScaledTensor as in ``moe``. Row-major scales are copied into blocks.
+            bias13, bias2: see ``moe``.
+            options: arguments of the constructor except sizes, format, bias and device.
         """
         options_of.refuse(options, (*DECIDED, "format"), "w13")
         check_expert_weights("w13", w13)
@@ -351,12 +362,12 @@ class MoE(NamesFormats):
         return module
 
     has_one_alpha = True
-    """Whether gate and up are multiplied by the same factors, as far as was seen. Two are right in any case."""
+    """Whether gate and up have the same factors, as last seen. False is always correct."""
     has_two_alphas = False
-    """Whether to take two without a look, as where something writes factors that torch does not count as written."""
+    """Whether to assume two factors without comparing, for writers that torch does not count."""
 
     def _compare_alphas(self) -> None:
-        """Find ``has_one_alpha`` in what is in ``alpha13`` now; a graph that is captured takes two, for it cannot be read."""
+        """Sets ``has_one_alpha`` from ``alpha13``. While a graph is captured, which forbids reading, assumes two factors."""
         if self.alpha13 is None or self.alpha13.is_meta:
             return
         if self.alpha13.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -364,7 +375,7 @@ class MoE(NamesFormats):
             return
         seen = Seen([(self._buffers, "alpha13")])
         self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
-        self._seen = seen  # last: another thread takes what is found when this says that it is current
+        self._seen = seen  # last, because it tells other threads that the result is current
 
     def _weights(self, name: str) -> ExpertWeights:
         format = self.formats[0] if name == "w13" else self.formats[1]
@@ -372,7 +383,7 @@ class MoE(NamesFormats):
         return ExpertWeights(data, scales_of(scale, format), None, format)
 
     def _alphas(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of gate and up: one tensor twice where they are the same."""
+        """Returns the factors of gate and up; the same tensor twice if they are equal."""
         if self.alpha13 is None:
             return None
         if not (self.has_two_alphas or private_api.is_traced() or self._seen.is_current()):
@@ -388,18 +399,18 @@ class MoE(NamesFormats):
         weights: torch.Tensor,
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The layer's result.
+        """Computes the layer's result.
 
         Args:
-            x: float16 or bfloat16 [..., H]. ids, weights: [T, k], a row for each row of x, as of ``route``; ids of any whole
-                numbers.
-            shared: of x's dtype and shape: added to the result.
+            x: float16 or bfloat16 [..., H].
+            ids: integers [T, k], the experts of each row of x, as ``route`` returns them; any integer dtype.
+            weights: [T, k], the factors of these experts.
+            shared: added to the result; dtype and shape of x.
 
         Returns:
-            [..., H] of x's dtype.
+            [..., H] in the dtype of x.
 
-        Raises:
-            What ``moe`` refuses.
+        Raises what ``moe`` raises.
         """
         check_is_tensor("x", x)
         check_is_tensor("ids", ids)
@@ -430,17 +441,19 @@ class MoE(NamesFormats):
         dtype: torch.dtype = torch.bfloat16,
         jobs: int | None = None,
     ) -> int:
-        """Compile and load all kernels that 1 to ``max_tokens`` tokens take, so that no later call waits for a compiler.
+        """Compiles and loads all kernels for 1 to ``max_tokens`` tokens, so that no later call waits for the compiler.
 
         Args:
-            max_tokens: most tokens of a call. top_k: experts per token. dtype: of the tokens.
-            jobs: processes that compile; None for one per core, 8 at most.
+            max_tokens: largest number of tokens per call.
+            top_k: experts per token.
+            dtype: dtype of the tokens.
+            jobs: number of compiling processes; None for one per core, at most 8.
 
         Returns:
-            How many kernels this process did not have: 0 on the CPU, where the reference computes.
+            The number of kernels that this process did not have; 0 on the CPU, where the reference computes.
 
         Raises:
-            UnsupportedProblem: the layer lies over the ranks of a group, which would have to call it together.
+            UnsupportedProblem: the layer is spread over the ranks of a group, which would have to call it together.
         """
         if self.process_group is not None:
             raise UnsupportedProblem(
@@ -451,7 +464,7 @@ class MoE(NamesFormats):
         return prepare.load(keys, self.w13.device, jobs)
 
     def _options(self) -> dict[str, Any]:
-        """Of ``moe`` and of ``LocalExperts.of``."""
+        """Returns the options that ``moe`` and ``LocalExperts.of`` share."""
         return {
             "activations": self.activations, "activation": self.activation, "limit": self.limit,
             "weight_layout": self.weight_layout, "hidden_scale": self.hidden_scale, "alpha13": self._alphas(),
@@ -459,18 +472,18 @@ class MoE(NamesFormats):
         }  # fmt: skip
 
     def _local_experts(self, x: torch.Tensor) -> LocalExperts | None:
-        """Experts that were checked with rows like ``x`` [T, H], and are as they were; None where ``moe`` itself has to check."""
+        """Returns experts that were checked for rows like ``x`` [T, H] and have not changed; None where ``moe`` has to check."""
         choices = (self.process_group, self.placement, self.capacity, self.parallel)
         if choices != (None, None, None, "experts") or private_api.is_traced():
             return None
-        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
+        buffers: dict[str, Any] = self._buffers  # module attributes are slow to look up
         try:
             tensors = [buffers[name] for name in CHECKED]
-        except KeyError:  # parameters, and what is computed in every call
+        except KeyError:  # they are parameters, or computed in every call
             return None
         hidden = buffers["hidden_scale"]
         if hidden is not None and (hidden.shape != (self.num_experts,) or not hidden.is_contiguous()):
-            return None  # what is checked would hold a copy, which no write in place reaches
+            return None  # the checked experts would hold a copy, which writes in place do not reach
         if buffers["alpha13"] is not None and not (self.has_two_alphas or self._seen.is_current()):
             self._compare_alphas()
         settings = (
@@ -485,7 +498,7 @@ class MoE(NamesFormats):
         return LocalExperts.of(x, *weights, **self._options(), input_scale=self.input_scale)
 
     def extra_repr(self) -> str:
-        """Sizes, and what lies between the products."""
+        """Shows sizes and the activation."""
         return (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
             f"format={' and '.join(dict.fromkeys(map(str, self.formats)))}, activations={self.activations!r}, "
@@ -493,9 +506,9 @@ class MoE(NamesFormats):
         )
 
     def _align_rows(self) -> None:
-        self._checked = _Checked()  # which holds the tensors that were here before, on a GPU perhaps
+        self._checked = _Checked()  # drops references to the old tensors, which may be on a GPU
         for name in ("w13", "w2"):
-            held = self._buffers.get(name)  # parameters are moved by others, as they lie
+            held = self._buffers.get(name)  # parameters are moved by torch, with their strides
             if held is not None:
                 self._buffers[name] = in_whole_lines(held)
 
@@ -515,7 +528,7 @@ class MoE(NamesFormats):
         self._compare_alphas()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is stored. Raises TypeError for a layer over ranks."""
+        """Returns the state to pickle. Raises TypeError for a layer that is spread over ranks."""
         if self.process_group is not None:
             raise TypeError(
                 "a layer with a process_group is not pickled: the group is of these processes; store layer.state_dict(), and "
@@ -524,14 +537,14 @@ class MoE(NamesFormats):
         return super().__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A layer of the same group."""
+        """Copies the layer; the copy uses the same process group."""
         if self.process_group is not None:
             memo[id(self.process_group)] = self.process_group
         return super().__deepcopy__(memo)
 
 
 class MoENVFP4(MoE):
-    """:class:`MoE` with NVFP4 weights, 4.5 bits a weight.
+    """:class:`MoE` with NVFP4 weights, 4.5 bits per weight.
 
     Example:
         >>> layer = MoENVFP4.from_experts(torch.randn(4, 512, 128) / 16, torch.randn(4, 128, 256) / 16)
@@ -543,7 +556,7 @@ class MoENVFP4(MoE):
 
 
 def _pair(format: Any, known: tuple[BlockFormat, ...]) -> tuple[BlockFormat, BlockFormat]:
-    """Formats of w13 and w2. Raises ValueError for two that products of one layer do not take."""
+    """Returns the formats of w13 and w2. Raises ValueError for two formats that one layer cannot combine."""
     first, second = format if isinstance(format, tuple) else (format, format)
     formats = as_format("format", first), as_format("format", second)
     for one in formats:
@@ -554,14 +567,14 @@ def _pair(format: Any, known: tuple[BlockFormat, ...]) -> tuple[BlockFormat, Blo
 
 
 def _check_format(name: str, format: BlockFormat, formats: tuple[BlockFormat, ...]) -> None:
-    """Raise TypeError or ValueError for what is none of the ``formats`` of weights."""
+    """Raises TypeError or ValueError unless ``format`` is one of ``formats``."""
     if format not in formats:
         known = dict.fromkeys(one.family for one in formats)
         raise ValueError(f"{name} is {format.title}; use {' or '.join(known)}")
 
 
 def _as_kernels_read(weights: Any, formats: tuple[BlockFormat, ...]) -> ExpertWeights:
-    """Weights of one of the ``formats``, with blocked scales where it has these."""
+    """Converts weights in one of the ``formats`` to the layout of kernels, with blocked scales where the format has these."""
     _check_format("the format of weights", weights.format, formats)
     if isinstance(weights, BlockScaledTensor):
         weights = weights.with_scale_layout(weights.format.scale_layout)

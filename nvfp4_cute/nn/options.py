@@ -1,11 +1,11 @@
-"""Checks of options: those that what a layer is made of decides, and patterns of names."""
+"""Checks of options: those that other arguments decide, and patterns of names."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 
 def refuse(options: Mapping[str, Any], decided: Collection[str], giver: str) -> None:
-    """Raise TypeError for an option that is given although ``giver`` decides it."""
+    """Raises TypeError for an option that ``giver`` decides."""
     for name in options:
         if name in decided:
             raise TypeError(
@@ -14,6 +14,6 @@ def refuse(options: Mapping[str, Any], decided: Collection[str], giver: str) -> 
 
 
 def check_patterns(name: str, patterns: object) -> None:
-    """Raise TypeError for one string, whose characters would be the patterns."""
+    """Raises TypeError for a string, whose characters would be taken as patterns."""
     if isinstance(patterns, str):
         raise TypeError(f"{name}={patterns!r} is one string; pass a list of patterns: [{patterns!r}]")

@@ -1,4 +1,4 @@
-"""PersistentMLP: equal layers in one launch."""
+"""``PersistentMLP``: a chain of equal layers in one launch."""
 
 import math
 from collections.abc import Sequence
@@ -16,30 +16,34 @@ from nvfp4_cute.planning.config import KernelConfig
 
 
 class PersistentMLP(Picklable):
-    """Equal layers without anything between them but quantization, one launch for all of them (``gemm_chain``).
+    """Equal layers with only quantization between them, computed in one launch (``gemm_chain``).
 
-    The results of inner layers stay in L2. The bits are those of a ``gemm`` a layer with NVFP4 results. Kernels: sm_100a,
-    sm_103a, sm_110a; elsewhere the error says to call ``gemm``.
-
-    The input says its own global scale; where that is the module's ``input_global_scale`` itself, nothing but the one launch
-    takes place, else the first factor is multiplied anew.
-
-    State dict: weight uint8 [G, N, N/2], weight_scale float8_e4m3fn [G, rn, rk, 32, 4, 4], alpha, out_global_scale and
-    weight_global_scale float32 [G], input_global_scale float32.
-
-    Args:
-        weights: of each layer, [N, N]; copied into one tensor.
-        global_scales: G + 1 numbers: the global scale of the input and of each layer's result (calibrated: amax / 2688).
-        backend: as of ``gemm``. config: as of ``grouped_gemm``.
-
-    Example:
         >>> weights = [quantize(torch.randn(256, 256) / 16) for _ in range(3)]
         >>> mlp = PersistentMLP(weights, [0.002] * 4)
         >>> mlp(quantize(torch.randn(40, 256), global_scale=mlp.input_global_scale)).shape
         (40, 256)
 
+    Results of inner layers stay in L2. The bits are those of one ``gemm`` per layer with NVFP4 results. There are kernels for
+    sm_100a, sm_103a and sm_110a; on other GPUs the error says to call ``gemm``.
+
+    The input carries its own global scale. If that is the module's ``input_global_scale`` tensor, a call is the one launch and
+    nothing else; otherwise the first factor is recomputed.
+
+    State dict:
+        weight: uint8 [G, N, N/2].
+        weight_scale: float8_e4m3fn [G, rn, rk, 32, 4, 4].
+        alpha, out_global_scale, weight_global_scale: float32 [G].
+        input_global_scale: float32.
+
+    Args:
+        weights: one [N, N] per layer; copied into one tensor.
+        global_scales: G + 1 numbers: the global scale of the input and of each layer's result (calibrated: amax / 2688).
+        backend: see ``gemm``.
+        config: see ``grouped_gemm``.
+
     Raises:
-        ValueError: weights that are not square and alike, too few numbers, or one that is not finite and positive.
+        ValueError: weights are not square or differ in size, the number of global scales is not G + 1, or one of them is not
+            finite and positive.
     """
 
     weight: torch.Tensor
@@ -93,14 +97,17 @@ class PersistentMLP(Picklable):
         self._workspaces: dict[tuple[int, torch.device], ChainWorkspace] = {}
 
     def forward(self, x: NVFP4Tensor) -> NVFP4Tensor:
-        """The last layer's result, [M, N], of ``x`` [M, N], quantized with any global scale, or with none, which is 1.
+        """Maps ``x`` [M, N] to the last layer's result [M, N].
 
-        Calls of one module must follow each other on one stream: they share counters and the results of inner layers.
+        Calls of one module must follow each other on one stream, because they share counters and the results of inner layers.
+
+        Args:
+            x: quantized with any global scale; without one, it is 1.
         """
         if not isinstance(x, NVFP4Tensor):
             raise TypeError(f"x is a {type(x).__name__}; pass an NVFP4Tensor: quantize(x, global_scale=...)")
         alpha = self._alpha(x.global_scale)
-        if private_api.is_traced():  # the custom op (ops.library) that a traced graph keeps
+        if private_api.is_traced():  # the custom op that a traced graph keeps
             refuse_config(self.config)
             parts = (x.data, self.weight, x.scale, self.weight_scale, alpha, self.out_global_scale)
             data, scale = torch.ops.nvfp4_cute.gemm_chain(*parts, self.backend)
@@ -121,12 +128,12 @@ class PersistentMLP(Picklable):
         )
 
     def _alpha(self, given: torch.Tensor | None) -> torch.Tensor:
-        """Factors of all layers, the first with the input's global scale."""
+        """Returns the factors of all layers; the first includes the input's global scale."""
         own, results = self.weight_global_scale, self.out_global_scale[:-1]
         if private_api.is_traced():
             ones = torch.ones_like(self.input_global_scale)
             return own * torch.cat([(ones if given is None else given).reshape(1), results])
-        if not self._seen.is_current():  # scales were set since
+        if not self._seen.is_current():  # scales were written since
             self.alpha.copy_(own * torch.cat([self.input_global_scale.reshape(1), results]))
             names = ("input_global_scale", "out_global_scale", "weight_global_scale", "alpha")
             self._seen = Seen((self._buffers, name) for name in names)

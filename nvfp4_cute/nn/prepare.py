@@ -1,7 +1,7 @@
-"""Kernels of a layer compiled and loaded before its first call: all that any number of rows may take.
+"""Compiles and loads the kernels of a layer before its first call, for any number of rows.
 
-A layer is called with every representative number of rows while nothing is launched (``compile.cache.planning``). Several
-processes compile what it asks for.
+The layer is called with representative numbers of rows while launches are disabled (``compile.cache.planning``). Several
+processes then compile the kernels that these calls asked for.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,11 +14,11 @@ from nvfp4_cute.compile.parallel import load_all
 from nvfp4_cute.planning.rows import representative_rows
 
 MAX_ROWS = 8192
-"""Rows of a call that layers prepare for by default."""
+"""Default for the largest number of rows per call."""
 
 
 def kernels_of(call: Callable[[int], Any], rows: Iterable[int]) -> list[Any]:
-    """Keys of all kernels that ``call(n)`` takes for the numbers of rows ``n``. Nothing is launched or compiled."""
+    """Returns the keys of all kernels that ``call(n)`` needs for each n of ``rows``, without a launch or a compilation."""
     with torch.no_grad(), planning() as asked:
         for n in rows:
             call(n)
@@ -28,10 +28,13 @@ def kernels_of(call: Callable[[int], Any], rows: Iterable[int]) -> list[Any]:
 def linear_kernels(
     layer: Callable[[torch.Tensor], Any], in_features: int, max_rows: int, dtype: torch.dtype, device: Any
 ) -> list[Any]:
-    """Keys of the kernels of a linear layer.
+    """Returns the keys of the kernels of a linear layer.
 
     Args:
-        layer: called with [rows, in_features] of ``dtype`` on ``device``. max_rows: the most rows of a call.
+        layer: called with [rows, in_features] of ``dtype`` on ``device``.
+        in_features: K.
+        max_rows: largest number of rows per call.
+        dtype, device: dtype and device of the rows.
     """
     call = lambda n: layer(torch.empty((n, in_features), dtype=dtype, device=device))
     return kernels_of(call, representative_rows(max_rows))
@@ -46,11 +49,13 @@ def expert_kernels(
     dtype: torch.dtype,
     device: Any,
 ) -> list[Any]:
-    """Keys of the kernels of a layer of experts.
+    """Returns the keys of the kernels of a layer of experts.
 
     Args:
         layer: called with tokens [T, hidden_size] of ``dtype`` on ``device``, and int32 ids and float32 weights [T, top_k].
-        max_tokens: the most tokens of a call.
+        hidden_size, num_experts, top_k: sizes of the layer.
+        max_tokens: largest number of tokens per call.
+        dtype, device: dtype and device of the tokens.
     """
 
     def call(n: int) -> None:
@@ -61,16 +66,16 @@ def expert_kernels(
 
 
 def tokens_of(num_experts: int, top_k: int, max_tokens: int) -> Iterator[int]:
-    """Representative numbers of tokens: kernels are chosen by tokens, by choices in all, and by rows per expert."""
+    """Returns representative numbers of tokens. Kernels depend on tokens, on tokens times experts, and on rows per expert."""
     return representative_rows(
         max_tokens, lambda n: n, lambda n: n * top_k, lambda n: -(-n * top_k // num_experts)
     )
 
 
 def load(keys: Iterable[Any], device: torch.device, jobs: int | None = None) -> int:
-    """Compile what is in no cache by several processes, and load all of it for layers on ``device``.
+    """Compiles kernels that are in no cache in several processes, and loads all of them for layers on ``device``.
 
     Returns:
-        How many kernels this process did not have.
+        The number of kernels that this process did not have.
     """
     return load_all(keys, for_emulator=device.type != "cuda", jobs=jobs)

@@ -1,4 +1,4 @@
-"""Products of 16-bit rows and NVFP4 weights as layers want them: rows quantized or not, and the middle of a gated MLP."""
+"""Products of 16-bit rows and NVFP4 weights for layers, with or without quantized rows, and the middle of a gated MLP."""
 
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ from nvfp4_cute.ops.parts.gemm import gemm
 from nvfp4_cute.ops.quantize import find_and_quantize, quantize
 from nvfp4_cute.problem import NVFP4, Activation
 
-# Kernels take 16-bit activations; float32 ones are rounded to this, which has their range.
+# Kernels read 16-bit activations. float32 ones are rounded to bfloat16, which has their range.
 KERNEL_DTYPE = torch.bfloat16
-# 16-bit rows are a multiple of this apart, and 16 bytes.
+# Rows of 16-bit values start at multiples of 16 bytes.
 ALIGN_ELEMENTS = TMA_ALIGN_BYTES // KERNEL_DTYPE.itemsize
-# Rows up to which the launch that computes gate and up also quantizes their result. Measured on an H100 (``bench/notes``), where
-# beyond about 100 rows it loses to one with 16-bit results and a launch that quantizes.
+# Largest number of rows for which the launch of gate and up also quantizes. Measured on an H100 (``bench/notes``): from about
+# 100 rows on, 16-bit results and a separate launch that quantizes are faster.
 QUANTIZED_HIDDEN_ROWS = 96
 
 
@@ -35,15 +35,18 @@ def product(
     backend: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``alpha * x @ W^T + bias`` of a layer, [M, N]. Raises what ``quantize`` and ``gemm`` refuse.
+    """Computes ``alpha * x @ W^T + bias`` for a layer, [M, N]. Raises what ``quantize`` and ``gemm`` raise.
 
     Args:
-        x: [M, K], float16 or bfloat16, quantized by ``input_global_scale``; or multiplied as it is, copied where rows are not
-            aligned.
-        alpha: float32 of one element, or one a column [N]: float32 sums are multiplied by these, and rounded once all the same.
-        finds_input_scale: whether the input's global scale is found here, and is no factor of ``alpha`` yet.
+        x: [M, K], float16 or bfloat16. Mode "nvfp4" quantizes it with ``input_global_scale``; mode "16bit" multiplies it
+            directly, and copies it if rows are not aligned.
+        weight: uint8 [N, K/2].
+        weight_scale: blocked scales of the weights.
+        alpha: float32 with one element, or with one per column [N]. It multiplies float32 sums, which are rounded once.
+        input_global_scale: global scale of quantized rows, or None.
+        finds_input_scale: whether this function computes the input's global scale and multiplies ``alpha`` by it.
         mode: "nvfp4" or "16bit".
-        bias: as of ``gemm``.
+        out_dtype, backend, bias: see ``gemm``.
     """
     if alpha.numel() > 1:
         if finds_input_scale:
@@ -51,7 +54,7 @@ def product(
             alpha = alpha * input_global_scale
         one = torch.ones((), device=x.device)
         sums = product(x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend)
-        # What is behind a factor a column no launch of the product can add.
+        # The launch of the product cannot add what follows a factor per column.
         sums *= alpha
         if bias is not None:
             sums += bias
@@ -83,7 +86,7 @@ def _product(
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy of it where kernels cannot read 16-bit rows as they lie, or rows share their bytes."""
+    """Returns ``x``, or a copy if kernels cannot read its 16-bit rows or if rows overlap."""
     if len(x) > 1 and x.stride(0) < x.shape[1]:
         return x.contiguous()
     if x.stride(1) != 1 or x.stride(0) % ALIGN_ELEMENTS or x.data_ptr() % TMA_ALIGN_BYTES:
@@ -92,16 +95,16 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def result_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype that torch.nn.Linear gives for ``x``: that of autocast, where it is on and ``x`` is no float64, or of ``x``."""
-    kind = "cuda" if x.is_cuda else x.device.type  # a device is slow to ask for its type
-    # Meta tensors have no autocast.
+    """Returns the dtype of torch.nn.Linear's result: autocast's where it is on, but not for float64; otherwise that of ``x``."""
+    kind = "cuda" if x.is_cuda else x.device.type  # looking up the type of a device is slow
+    # Meta tensors do not support autocast.
     if x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
 
 
 class Weights(NamedTuple):
-    """A layer's weights: uint8 [N, K/2], blocked scales, and what products are multiplied by, float32 of one element."""
+    """A layer's weights: uint8 [N, K/2], blocked scales, and the factor of products, float32 with one element."""
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -123,15 +126,23 @@ def gated_product(
     backend: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``down(activation(gate(x)) * up(x)) + bias``, [M, N]: gate and up are one launch. Raises what ``dual_gemm`` refuses.
+    """Computes ``down(activation(gate(x)) * up(x)) + bias``, [M, N], with gate and up in one launch.
 
-    What lies between is computed in float32 and rounded once: to the dtype of ``x``, or to NVFP4 of few rows in mode "nvfp4".
+    Raises what ``dual_gemm`` raises.
+
+    Hidden activations are computed in float32 and rounded once: to the dtype of ``x``, or to NVFP4 for few rows in mode
+    "nvfp4".
 
     Args:
-        x: [M, K], float16 or bfloat16. activation: "silu" or "gelu_tanh".
-        hidden_global_scale: of what ``down`` quantizes, a factor of ``down.alpha``.
-        finds_input_scale, finds_hidden_scale: whether these are found here, and are no factors yet.
-        bias: of ``down``, as of ``gemm``.
+        x: [M, K], float16 or bfloat16.
+        gate, up, down: weights of the three layers.
+        input_global_scale: global scale of quantized rows of ``x``.
+        hidden_global_scale: global scale of the hidden activations, already a factor of ``down.alpha``.
+        finds_input_scale, finds_hidden_scale: whether this function computes these scales and multiplies the factors by them.
+        activation: "silu" or "gelu_tanh".
+        mode: "nvfp4" or "16bit".
+        out_dtype, backend: see ``gemm``.
+        bias: bias of ``down``; see ``gemm``.
     """
     scales = (input_global_scale, hidden_global_scale)
     inputs = [x, *gate, *up, *down, *(given for given in (*scales, bias) if given is not None)]

@@ -1,4 +1,4 @@
-"""Experts with weights of 8 bits and float32 scales, FP8 or INT8."""
+"""``QuantizedExperts``: experts with 8-bit weights and float32 scales, FP8 or INT8."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,40 +23,40 @@ from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 
 FORMATS = (FP8_128x128, INT8)
-# Activations of a gate that kernels of a dual GEMM compute, too, and what they cut both products to.
+# Activations that the kernels of a dual GEMM compute, and the limit to which they clamp both products.
 FUSED_LIMITS: dict[Any, float | None] = {"silu": None, "gelu_tanh": None, "swiglu_oai": 7.0}
 
 
 class QuantizedExperts(SortedExperts, NamesFormats):
-    """Experts with FP8 or INT8 weights that ``MoE`` does not take: rows are quantized to 8 bits, or an activation is a function.
+    """Experts with FP8 or INT8 weights and options that ``MoE`` lacks: 8-bit rows, and functions as activations.
 
-    Rows are quantized before each product (FP8: in blocks of 128 values; INT8: each row by its largest magnitude / 127), or
-    stay in 16 bits. Integer sums are exact, so all backends give the same products of INT8. A CUDA graph can hold the call. There
-    is no backward pass.
-
-    State dict:
-        w13, w2: float8_e4m3fn or int8 [E, 2 I, H] and [E, H, I].
-        FP8: w13_scale_inv, w2_scale_inv: float32 [E, ceil(2 I / 128), H / 128] and [E, ceil(H / 128), I / 128], which multiply.
-        INT8: w13_scale, w2_scale: float32 [E, 2 I, 1] and [E, H, 1], which multiply.
-        bias13, bias2: where there are. _extra_state: names of the formats and a version, uint8 bytes of JSON. A state dict
-            without it is read as well.
-
-    Args:
-        w13: FP8_128x128 or INT8 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate.
-        w2: the same format, [E, H, I].
-        bias13, bias2: [E, 2 I] and [E, H], or None.
-        activation: see SortedExperts. has_gate: whether there is a gate.
-        activations: "fp8" or "int8", the one of the weights, which None stands for; or "16bit".
-        backend: see ``gemm``.
-
-    Example:
         >>> layer = QuantizedExperts.from_experts(torch.randn(4, 256, 64), torch.randn(4, 64, 128), "int8")
         >>> ids, weights = torch.tensor([[0, 3], [1, 2]]), torch.full((2, 2), 0.5)
         >>> layer(torch.randn(2, 64).bfloat16(), ids, weights).shape
         torch.Size([2, 64])
 
+    Rows are quantized before each product (FP8: in blocks of 128 values; INT8: each row by its largest magnitude / 127), or
+    stay in 16 bits. Integer sums are exact, so all backends give the same products of INT8. A CUDA graph can capture the call.
+    There is no backward pass.
+
+    State dict:
+        w13, w2: float8_e4m3fn or int8 [E, 2 I, H] and [E, H, I].
+        w13_scale_inv, w2_scale_inv: FP8: float32 [E, ceil(2 I / 128), H / 128] and [E, ceil(H / 128), I / 128], which multiply.
+        w13_scale, w2_scale: INT8: float32 [E, 2 I, 1] and [E, H, 1], which multiply.
+        bias13, bias2: where there are biases.
+        _extra_state: names of the formats and a version, as uint8 bytes of JSON. A state dict without it can also be loaded.
+
+    Args:
+        w13: FP8_128x128 or INT8 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate.
+        w2: in the same format, [E, H, I].
+        bias13, bias2: [E, 2 I] and [E, H], or None.
+        activation: see SortedExperts.
+        has_gate: whether there is a gate.
+        activations: "fp8" or "int8", matching the weights; None for that; or "16bit".
+        backend: see ``gemm``.
+
     Raises:
-        TypeError, ValueError: weights are not of three dimensions and of one format, sizes do not fit, or a choice is unknown.
+        TypeError, ValueError: weights do not have three dimensions or one format, sizes do not fit, or a choice is unknown.
     """
 
     w13: torch.Tensor
@@ -97,20 +97,21 @@ class QuantizedExperts(SortedExperts, NamesFormats):
     def from_experts(
         cls, gate_up: torch.Tensor, down: torch.Tensor, format: BlockFormat | str, **options: Any
     ) -> "QuantizedExperts":
-        """The layer with weights quantized, on their device.
+        """Makes a layer with quantized weights, on the device of ``gate_up``.
 
         Args:
-            gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
-            format: of the weights. options: of the constructor, but weights.
+            gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]), not changed.
+            down: [E, H, I], not changed.
+            format: format of the weights.
+            options: arguments of the constructor except weights.
 
-        Raises:
-            What ``quantize`` and the constructor do.
+        Raises what ``quantize`` and the constructor raise.
         """
         w13, w2 = (quantize(weights, format=as_format("format", format)) for weights in (gate_up, down))
         return cls(w13, w2, **options)
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """See SortedExperts."""
+        """Multiplies with 8-bit weights; see SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
         if self.is_fused(rows.device):
             y = self._product_of_rows(offs, "w2", *self._hidden(offs, rows), rows.dtype)
@@ -118,7 +119,7 @@ class QuantizedExperts(SortedExperts, NamesFormats):
         return self._layer(rows, own, partial(self._product, offs))
 
     def is_fused(self, device: torch.device) -> bool:
-        """Whether one launch on ``device`` computes both products of gate and up, and the activation, in float32."""
+        """Returns whether one launch on ``device`` computes gate, up and the activation in float32."""
         is_known = isinstance(self.activation, str) and self.activation in FUSED_LIMITS
         fits = self.has_gate and self.bias13 is None and self.w13.shape[1] % (2 * ATOM_ROWS) == 0
         if self.activations == "16bit" or not (is_known and fits):
@@ -126,7 +127,7 @@ class QuantizedExperts(SortedExperts, NamesFormats):
         return composed_dual.is_fused((self._rows, self.formats[0]), self.backend, device)
 
     def _hidden(self, offs: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden activations of all experts, whose rows end at ``offs``, quantized: by the same launch where one does it."""
+        """Returns the quantized hidden activations of all experts, whose rows end at ``offs``, from one launch if possible."""
         weight, scale = self._weight("w13")
         q = quantize(x, format=self._rows, backend=self.backend)
         activation: Any = self.activation
@@ -144,13 +145,16 @@ class QuantizedExperts(SortedExperts, NamesFormats):
     def _layer(
         self, rows: torch.Tensor, own: torch.Tensor, product: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Of rows whose experts are ``own``. product: of the name of weights, and rows."""
+        """Computes the layer for rows of the experts ``own``.
+
+        ``product`` maps the name of weights, and rows, to their product.
+        """
         first = _with_bias(product("w13", rows), self.bias13, own)
         hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first], own)
         return _with_bias(product("w2", hidden), self.bias2, own)
 
     def _product(self, offs: torch.Tensor, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Of all experts, whose rows end at ``offs``."""
+        """Multiplies rows of all experts, which end at ``offs``, by the weights ``name``."""
         if self.activations == "16bit":
             weight, scale = self._weight(name)
             options: Any = {"b_format": self.formats[0], "out_dtype": x.dtype, "backend": self.backend}
@@ -161,7 +165,7 @@ class QuantizedExperts(SortedExperts, NamesFormats):
     def _product_of_rows(
         self, offs: torch.Tensor, name: str, data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The same of quantized rows."""
+        """Multiplies quantized rows of all experts by the weights ``name``."""
         weight, weight_scale = self._weight(name)
         return grouped_gemm(
             data, weight, scale, weight_scale, offs, a_format=self._rows, b_format=self.formats[0], out_dtype=dtype,
@@ -169,12 +173,12 @@ class QuantizedExperts(SortedExperts, NamesFormats):
         )  # fmt: skip
 
     def _weight(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and scales."""
+        """Returns values and scales of the weights ``name``."""
         return getattr(self, name), getattr(self, self._scale_name(name))
 
     @property
     def _rows(self) -> BlockFormat:
-        """What rows are quantized to."""
+        """Format to which rows are quantized."""
         return rows_format(self.formats[0])
 
     @property
@@ -185,11 +189,11 @@ class QuantizedExperts(SortedExperts, NamesFormats):
         return f"{name}_scale_inv" if self.formats[0] == FP8_128x128 else f"{name}_scale"
 
     def extra_repr(self) -> str:
-        """Sizes, and how rows are multiplied."""
+        """Shows sizes and the treatment of rows."""
         sizes = f"{self.num_experts} of {self.w2.shape[1]} x {self.w2.shape[2]}"
         return f"{sizes}, activations={self.activations!r}"
 
 
 def _with_bias(y: torch.Tensor, bias: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
-    """``y`` plus the bias of every row's expert."""
+    """Adds the biases of the experts ``own`` to the rows of ``y``."""
     return y if bias is None else y + bias[own].to(y.dtype)

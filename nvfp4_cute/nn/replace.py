@@ -1,4 +1,4 @@
-"""Linear layers of any model by QuantizedLinear."""
+"""``replace_linears``: replaces the linear layers of a model by QuantizedLinear."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,17 @@ from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
 from nvfp4_cute.nn.options import check_patterns
 from nvfp4_cute.terminal import bar
 
-# Output layers lose most, and are run once for all layers before them.
+# Output layers lose the most accuracy, and run only once per pass through the model.
 KEEP = ("lm_head",)
 
 
 @dataclass
 class Replaced:
-    """What ``replace_linears`` did.
+    """Result of ``replace_linears``.
 
     Attributes:
-        layers: names of layers that are QuantizedLinear now. left: name -> why a linear layer stays.
+        layers: names of layers that became QuantizedLinear.
+        left: name of a linear layer that stays -> reason.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -39,24 +40,23 @@ def replace_linears(
 ) -> Replaced:
     """Replace the ``torch.nn.Linear`` layers of ``model``, in place, one by one.
 
-    A layer stays where a pattern says so, where K is no multiple of 32, where its weight is also that of another module (tied
-    embeddings), and where the module around it does not call it but multiplies by its weight, as torch.nn.MultiheadAttention
-    does: that would decode the weight in every call. ``torch.nn.TransformerEncoderLayer`` has a fast path that reads weights,
-    too; it is switched off where a layer inside is replaced.
-
-    Args:
-        activations, pre_decode, backend: as of QuantizedLinear.
-        input_scale: as of QuantizedLinear, for all; or calibrated numbers by name, for every layer that is replaced.
-        keep: patterns of fnmatch on names.
-
-    Raises:
-        KeyError: ``input_scale`` has numbers, and none for a layer. TypeError: the model itself is a linear layer, or no module;
-            ``keep`` is one string.
-
-    Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8))
         >>> replace_linears(model, keep=["2"]).layers
         ['0']
+
+    A layer stays if it matches ``keep``, if K is not a multiple of 32, if another module has the same weight (tied embeddings),
+    or if the module around it multiplies by its weight without calling it, as torch.nn.MultiheadAttention does, which would
+    dequantize the weight in every call. ``torch.nn.TransformerEncoderLayer`` has a fast path that reads weights; it is switched
+    off if a layer inside is replaced.
+
+    Args:
+        activations, pre_decode, backend: see QuantizedLinear.
+        input_scale: see QuantizedLinear, for all layers; or calibrated numbers by name, one for every layer that is replaced.
+        keep: fnmatch patterns for names of layers that stay.
+
+    Raises:
+        KeyError: ``input_scale`` lacks the number of a layer.
+        TypeError: ``model`` is a linear layer itself or not a module, or ``keep`` is a string.
     """
     if isinstance(model, torch.nn.Linear):
         raise TypeError(
@@ -84,7 +84,7 @@ def replace_linears(
         made = QuantizedLinear.from_linear(linear, pre_decode=pre_decode, **options)
         setattr(parent, child, made.train(linear.training))
         if isinstance(parent, torch.nn.TransformerEncoderLayer):
-            parent.activation_relu_or_gelu = 0  # what the fast path asks first
+            parent.activation_relu_or_gelu = 0  # the fast path checks this first
         done.layers.append(name)
     if done.layers and hasattr(model, "save_pretrained"):
         object.__setattr__(model, "save_pretrained", _refuse_to_save)
@@ -92,7 +92,7 @@ def replace_linears(
 
 
 def _refuse_to_save(*args: Any, **kwargs: Any) -> None:
-    """In place of ``save_pretrained`` of transformers, whose folder ``from_pretrained`` could not read."""
+    """Replaces ``save_pretrained`` of transformers, which would write a folder that ``from_pretrained`` cannot read."""
     raise ValueError(
         "save_pretrained does not write layers that replace_linears replaced: from_pretrained could not read them. Save "
         "model.state_dict() with torch.save, and load it into a model with the same layers replaced; or write a checkpoint of "
@@ -101,7 +101,7 @@ def _refuse_to_save(*args: Any, **kwargs: Any) -> None:
 
 
 def _owners(model: torch.nn.Module) -> dict[int, list[str]]:
-    """Parameter -> names under which modules have it."""
+    """Maps the id of each parameter to the names under which modules have it."""
     owners: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)

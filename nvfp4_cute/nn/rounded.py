@@ -1,4 +1,4 @@
-"""Activations rounded to a block-scaled format and back, and layers whose input is."""
+"""Rounds activations to a block-scaled format and back, and wraps layers so that their input is rounded."""
 
 from typing import Any
 
@@ -9,22 +9,24 @@ from nvfp4_cute.formats.block_scaled import dequantize, quantize
 from nvfp4_cute.formats.block_scales import nearest_rounding
 from nvfp4_cute.formats.codecs import E4M3_MAX, decode_e4m3, encode_e4m3
 
-FP8 = "fp8"  # e4m3 with a float32 scale for a row
+FP8 = "fp8"  # e4m3 with one float32 scale per row
 ROUNDED_FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_1x128", "int8", FP8)
 
 
 def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Tensor:
-    """``x`` as the format has it, in the dtype of ``x``: what a product with quantized activations multiplies.
+    """Quantizes and dequantizes ``x``: the values that a product with quantized activations multiplies, in the dtype of ``x``.
 
-    Elements of mxfp4 and mxfp8_e4m3 times their scales are exact in bfloat16. Scales are rounded as ``nearest_rounding`` says: of
-    mxfp4 down, as the OCP specification converts; of mxfp8_e4m3 up, as engines do (vLLM 0.32, mxfp8_utils.py). fp8: e4m3 with a
-    float32 scale for the row, its amax / 448.
+    mxfp4 and mxfp8_e4m3 elements times their scales are exact in bfloat16. Scales are rounded as ``nearest_rounding`` says:
+    down for mxfp4, as the OCP specification converts, and up for mxfp8_e4m3, as engines do (vLLM 0.32, mxfp8_utils.py). fp8 is
+    e4m3 with one float32 scale per row, its amax / 448.
 
     Args:
-        x: float [..., K]. format: one of ROUNDED_FORMATS. global_scale: of nvfp4, as of ``quantize``.
+        x: float [..., K].
+        format: one of ROUNDED_FORMATS.
+        global_scale: for nvfp4, as in ``quantize``.
 
     Raises:
-        ValueError: another format, or K is no whole number of blocks.
+        ValueError: the format is unknown, or K is not a whole number of blocks.
     """
     if format not in ROUNDED_FORMATS:
         raise ValueError(f"format={format!r} is none of {', '.join(ROUNDED_FORMATS)}")
@@ -36,17 +38,18 @@ def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Ten
         return dequantize(stored, x.dtype)
     values = x.float()
     amax = values.abs().amax(-1, keepdim=True)
-    # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
+    # Divides by a tensor on the same device: on CUDA torch multiplies by the inverse of a host number.
     scale = torch.where(amax == 0, 1.0, amax / torch.full_like(amax, E4M3_MAX))
     return (decode_e4m3(encode_e4m3(values / scale)) * scale).to(x.dtype)
 
 
 class RoundedInput(torch.nn.Module):
-    """``layer(rounded(x, format))``: what a layer with quantized activations computes, where no kernel takes their format.
+    """Computes ``layer(rounded(x, format))``, a layer with quantized activations in a format that no kernel multiplies.
 
     Args:
-        layer: what follows. format: of the activations, a name of ROUNDED_FORMATS.
-        global_scale: of nvfp4, float32 of one element; None: from every input.
+        layer: the wrapped layer.
+        format: format of the activations, a name of ROUNDED_FORMATS.
+        global_scale: for nvfp4, float32 with one element; None computes it from every input.
     """
 
     input_global_scale: torch.Tensor | None
@@ -57,21 +60,25 @@ class RoundedInput(torch.nn.Module):
         self.register_buffer("input_global_scale", global_scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``layer`` of the rounded ``x``, [..., K]."""
+        """Calls the layer with rounded ``x``, [..., K]."""
         given = self.input_global_scale
         return self.layer(rounded(x, self.format, "auto" if given is None else given))
 
     def extra_repr(self) -> str:
-        """The format."""
+        """Shows the format."""
         return f"activations={self.format!r}"
 
 
 class PreparedInput(torch.nn.Module):
-    """``layer(x[..., order] * scale)``: of weights whose blocks along K are of neighbours in another order, or that were divided
-    by factors of activations (AWQ, SmoothQuant).
+    """Computes ``layer(x[..., order] * scale)``.
+
+    It serves weights whose blocks group reordered values of K, and weights that were divided by factors of activations (AWQ,
+    SmoothQuant).
 
     Args:
-        layer: what follows. order: int64 [K], or None. scale: float [K], or None; rounded to the dtype of ``x``.
+        layer: the wrapped layer.
+        order: int64 [K], or None.
+        scale: float [K], or None; rounded to the dtype of ``x``.
     """
 
     order: torch.Tensor | None
@@ -84,16 +91,17 @@ class PreparedInput(torch.nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``layer`` of the prepared ``x``, [..., K]."""
+        """Calls the layer with reordered and scaled ``x``, [..., K]."""
         x = x if self.order is None else x[..., self.order]
         return self.layer(x if self.scale is None else x * self.scale.to(x.dtype))
 
 
 class PreparedRows(torch.nn.Module):
-    """The same of rows of experts: each row in its expert's order, times its expert's factors.
+    """Reorders and scales rows of experts: each row in its expert's order, times its expert's factors.
 
     Args:
-        order: int64 [E, K], or None. scale: float [E, K], or None; rounded to the dtype of rows.
+        order: int64 [E, K], or None.
+        scale: float [E, K], or None; rounded to the dtype of the rows.
     """
 
     order: torch.Tensor | None
@@ -105,6 +113,6 @@ class PreparedRows(torch.nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, rows: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
-        """[T, K] of ``rows`` [T, K]; ``expert_of_row``: integers [T]."""
+        """Maps ``rows`` [T, K] to [T, K]; ``expert_of_row`` is integers [T]."""
         rows = rows if self.order is None else rows.gather(1, self.order[expert_of_row])
         return rows if self.scale is None else rows * self.scale[expert_of_row].to(rows.dtype)

@@ -1,4 +1,4 @@
-"""Which tensors something was made of: what a layer works out of its tensors once is worked out anew when they have changed."""
+"""Detects changes of tensors, so that layers recompute cached results only when their sources have changed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,14 +10,15 @@ Place = tuple[Mapping[str, torch.Tensor | None], str]
 
 
 class Seen:
-    """Tensors in their places: another one there is told by identity, one that was written by torch's count of writes.
+    """Remembers tensors and their places. A replaced tensor is detected by identity, a written one by torch's version counter.
 
-    Torch does not count what is written to inference tensors, or through ``tensor.data``, and it is not seen here. A copy, and
-    what is read from a file, has seen nothing.
+    Writes to inference tensors and through ``tensor.data`` are not counted by torch, and not detected. Copies and unpickled
+    objects remember nothing.
 
     Args:
-        places: of tensors, which are held. moved: of those whose ``data`` may be set to others, too: their addresses count.
-        shared: of tensors in whose memory is what was made of them: neither writes nor addresses count.
+        places: where the tensors are; holds references to them.
+        moved: places of tensors whose ``data`` may be replaced, so that their addresses are compared as well.
+        shared: places of tensors whose memory holds the cached result; neither writes nor addresses are compared.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Seen:
         self._shared = [(where, name, where.get(name)) for where, name in shared]
 
     def is_current(self) -> bool:
-        """Whether each place has the tensor that it had, as it was. False where nothing was seen."""
+        """Returns whether every place still has its tensor, unchanged. False if nothing is remembered."""
         try:
             for where, name, tensor in self._shared:
                 if where[name] is not tensor:
@@ -38,7 +39,7 @@ class Seen:
             for where, name, tensor, writes in self._written:
                 if where[name] is not tensor or (writes >= 0 and tensor._version != writes):  # type: ignore[union-attr]
                     return False
-        except KeyError:  # as of parametrizations
+        except KeyError:  # a parametrization removed it
             return False
         for tensor, address in self._moved:
             if tensor is not None and tensor.data_ptr() != address:
@@ -46,15 +47,15 @@ class Seen:
         return bool(self._written)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing of it is stored or copied."""
+        """Stores nothing, so copies remember nothing."""
         return vars(Seen())
 
 
 def _writes(tensor: torch.Tensor | None) -> int:
-    """-1 where they are not counted, or nothing is there."""
+    """Returns the version counter; -1 without a counter or a tensor."""
     return -1 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _address(tensor: torch.Tensor | None) -> int:
-    """0 where nothing is there."""
+    """Returns the address; 0 without a tensor."""
     return 0 if tensor is None else tensor.data_ptr()

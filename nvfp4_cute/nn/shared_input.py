@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, in one product of their concatenated weights."""
+"""Merges linear layers that read the same input into one product with their concatenated weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from nvfp4_cute.nn.seen import Place, Seen
 
 
 def reason_against(layers: Sequence[QuantizedLinear]) -> str | None:
-    """Why these layers cannot be one product; None where they can."""
+    """Returns the reason why these layers cannot become one product, or None if they can."""
     first = layers[0]
     if any(layer.format != NVFP4 for layer in layers):
         return "weights are not all NVFP4, whose global scales one product can have a column"
@@ -43,7 +43,7 @@ def reason_against(layers: Sequence[QuantizedLinear]) -> str | None:
 
 
 def is_one_input_scale(layers: Sequence[QuantizedLinear]) -> bool:
-    """Whether layers in mode "nvfp4" quantize a shared input to the same bits. Waits for the device."""
+    """Returns whether layers in mode "nvfp4" quantize a shared input to the same bits. Waits for the device."""
     if len({layer.finds_input_scale for layer in layers}) > 1:
         return False
     scales = [layer.input_global_scale for layer in layers]
@@ -56,19 +56,20 @@ def is_one_input_scale(layers: Sequence[QuantizedLinear]) -> bool:
 class SharedInput:
     """Layers that a module calls one after the other with the same tensor, such as q, k and v of an attention block.
 
-    The first of these calls computes all results, in one product, and the others get theirs; no tensor outlives the last of them.
-    A layer that is called with another tensor computes its own result, and from then on all layers do.
+    The first of these calls computes all results in one product, and the other calls fetch theirs. No tensor outlives the last
+    call. If a layer is called with another tensor, it computes its own result, and from then on so do all layers.
 
-    The layers stay what they are: modules of their own, with their names in the state dict. Their weights, block scales and
-    biases become views of one tensor each. Where global scales of weights differ, float32 sums are multiplied by those of their
-    columns, in a second launch: the bits are those of separate products. Scales that are written and tensors that are swapped
-    are seen by the next eager call (``nn.seen``); a traced graph keeps the global scales that it was made with.
+    The layers remain modules of their own, with their names in the state dict. Their weights, block scales and biases become
+    views of one tensor each. Where global scales of weights differ, a second launch multiplies the float32 sums of each column
+    by its layer's scale, so the bits are those of separate products. The next eager call notices written scales and swapped
+    tensors (``nn.seen``); a traced graph keeps the global scales with which it was made.
 
     Args:
         layers: in the order of their calls.
 
     Raises:
-        TypeError: a layer that is no QuantizedLinear. ValueError: there is none, or ``reason_against`` has a reason.
+        TypeError: a layer is not a QuantizedLinear.
+        ValueError: there are no layers, or ``reason_against`` has a reason.
     """
 
     def __init__(self, layers: Sequence[QuantizedLinear]):
@@ -87,7 +88,7 @@ class SharedInput:
         self.is_shared = True
         self.whole: QuantizedLinear | None = None
         self.seen: Seen | None = None
-        # The input, its version, and the results that were not fetched yet.
+        # The input, its version counter, and the results that were not fetched yet.
         self.kept: tuple[torch.Tensor, int, list[torch.Tensor | None]] | None = None
         for number, layer in enumerate(layers):
             layer.shared = (self, number)
@@ -95,7 +96,7 @@ class SharedInput:
         self.changed()
 
     def result(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        """What the layer of this number gives for ``x``, [..., N]; as of ``QuantizedLinear.forward``."""
+        """Returns the result of layer ``number`` for ``x``, [..., N]; see ``QuantizedLinear.forward``."""
         if not self.is_shared:
             return self.layers[number].product(x)
         kept = self.kept
@@ -124,14 +125,16 @@ class SharedInput:
         return found
 
     def changed(self) -> None:
-        """Concatenate anew, once all layers are where the last one is: what their tensors are has changed."""
+        """Concatenates again after tensors were replaced, once all layers are on the device of the last one."""
         self.whole = self.kept = None
         if not self.layers[0].packed_weight.is_meta:
             self.join()
 
     def join(self) -> QuantizedLinear | None:
-        """Make the layer of all rows, of weights that are in one tensor already or copied there; None where the layers do not go
-        together now, or cannot be asked, as while a graph is captured."""
+        """Makes the layer of all rows, from weights that are already adjacent or are copied into one tensor.
+
+        Returns None where the layers do not fit together, or cannot be compared, as while a graph is captured.
+        """
         if private_api.is_traced() or reason_against(self.layers) is not None:
             return None
         first = self.layers[0]
@@ -145,7 +148,7 @@ class SharedInput:
         sizes = torch.tensor(self.sizes, device=factors.device)
         factor, known = factors[0] if is_one else factors.repeat_interleave(sizes), whole.weight_global_scale
         if known.shape == factor.shape and not known.is_inference():
-            known.copy_(factor)  # in its place, where captured graphs read it
+            known.copy_(factor)  # in place, where captured graphs read it
         else:
             whole.weight_global_scale = factor
         whole.input_global_scale = first.input_global_scale
@@ -156,7 +159,7 @@ class SharedInput:
         return whole
 
     def _of_all_rows(self) -> QuantizedLinear:
-        """A layer with the weights of all. Theirs become views of them."""
+        """Makes a layer with the weights of all layers, which become views of it."""
         first = self.layers[0]
         data = torch.cat([layer.packed_weight for layer in self.layers])
         scale = torch.cat([layer.weight_scale.view(torch.uint8) for layer in self.layers])
@@ -172,26 +175,26 @@ class SharedInput:
         return whole
 
     def _join_biases(self, whole: QuantizedLinear, is_shared: bool) -> None:
-        """Have the layer of all rows add the biases of all layers. Where told so, these become views of its own."""
+        """Gives the layer of all rows the biases of all layers. With ``is_shared``, these become views of its own."""
         biases: list[Any] = [layer.bias for layer in self.layers]
         lies_there = [
             a.data_ptr() == b.data_ptr() for a, b in zip(biases, whole.bias.split(self.sizes), strict=True)
         ]
         if all(lies_there):
             return
-        # Not into the memory that is there, which may be that of other biases.
+        # In new memory, because other biases may use the old.
         whole.bias = torch.nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)
         if is_shared:
             for bias, part in zip(biases, whole.bias.detach().split(self.sizes), strict=True):
                 bias.data = part
 
     def _parts(self, whole: QuantizedLinear) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """Weights and block scales of every layer, in those of all."""
+        """Iterates over the weights and block scales of every layer and the places for them in the layer of all rows."""
         rows = [len(layer.weight_scale) for layer in self.layers]
         return whole.packed_weight.split(self.sizes), whole.weight_scale.split(rows)
 
     def _has_weights(self, whole: QuantizedLinear) -> bool:
-        """Whether the weights of all layers lie in this one."""
+        """Returns whether the weights of all layers are views of this layer's."""
         own: list[list[Any]] = [
             [layer._buffers[name] for layer in self.layers] for name in ("weight", "weight_scale")
         ]
@@ -201,7 +204,7 @@ class SharedInput:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what a copy sees anew: the layers of a copy have buffers of their own."""
+        """Leaves out cached results, because the layers of a copy have buffers of their own."""
         whole = self.whole if self.whole is not None and self._has_weights(self.whole) else None
         return {**self.__dict__, "whole": whole, "seen": None, "kept": None}
 
@@ -213,7 +216,7 @@ class SharedInput:
 
 
 def _version(x: torch.Tensor) -> int:
-    """How often ``x`` was written; torch does not count that in inference mode, and a traced graph has no such number."""
+    """Returns the version counter of ``x``; a constant in inference mode and in traced graphs, which have none."""
     return 0 if private_api.is_traced() or x.is_inference() else x._version
 
 

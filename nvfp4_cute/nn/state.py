@@ -1,4 +1,4 @@
-"""State dicts of layers: what they say about themselves, and what is refused or taken as bits when they are loaded."""
+"""State dicts of layers: their self-description, and the checks and conversions when they are loaded."""
 
 import copy
 import json
@@ -10,36 +10,36 @@ import torch
 from nvfp4_cute.formats.block_format import BlockFormat
 
 VERSION = 1
-# Torch's key for what is no tensor of a module by itself.
+# Torch's key for state that is not a tensor of a module.
 EXTRA = "_extra_state"
-# What ``.to(dtype)`` converts: all else is codes, factors of them, or numbers of rows.
+# Dtypes that ``.to(dtype)`` converts; tensors of other dtypes hold codes, their factors, or numbers of rows.
 CONVERTED_DTYPES = (torch.float16, torch.bfloat16, torch.float64)
-# Dtypes of codes: bits, whatever numbers these stand for.
+# Dtypes of codes: bits without a numeric meaning.
 BYTES = (torch.uint8, torch.int8, torch.float4_e2m1fn_x2)
 DESCRIPTION = {"format": "nvfp4", "global_scale": "multiplies", "version": VERSION}
 
 
 def description(said: Mapping[str, Any] = DESCRIPTION) -> torch.Tensor:
-    """What a state dict says, such as format, convention and version, as bytes of JSON: files of tensors can hold it."""
+    """Encodes the description (format, convention, version) as bytes of JSON, which files of tensors can hold."""
     return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
 
 
 def formats_said(*formats: BlockFormat) -> dict[str, Any]:
-    """What a state dict says of weights in formats without global scales."""
+    """Returns the description of weights in formats without global scales."""
     return {"formats": [format.name for format in formats], "version": VERSION}
 
 
 def description_fault(
     state: dict[str, Any], prefix: str, read: Mapping[str, Any] = DESCRIPTION
 ) -> str | None:
-    """What is wrong with a stored description, as a message; None where it says ``read``, or where there is none to read."""
+    """Returns a message if the stored description differs from ``read``; None if it agrees or is missing."""
     stored = state.get(prefix + EXTRA)
     given = read if stored is None or stored.is_meta else json.loads(bytes(stored.cpu().tolist()))
     return None if given == read else f"{prefix}{EXTRA} says {given}; this layer reads {read}"
 
 
 class Picklable(torch.nn.Module):
-    """A module that plain pickle stores, too: 8-bit floats as bytes, since torch does not pickle them by itself."""
+    """A module that plain pickle can store: 8-bit floats become bytes, since torch cannot pickle them itself."""
 
     def __getstate__(self) -> dict[str, Any]:
         buffers, dtypes = dict(self._buffers), {}
@@ -55,22 +55,22 @@ class Picklable(torch.nn.Module):
         super().__setstate__({**fields, "_buffers": buffers})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Picklable":
-        """Not by way of bytes: tensors that modules share stay one."""
+        """Copies tensors directly, so that tensors shared by modules stay shared."""
         made = memo[id(self)] = type(self).__new__(type(self))
         torch.nn.Module.__setstate__(made, copy.deepcopy(self.__dict__, memo))
         return made
 
 
 class KeepsBits(Picklable):
-    """A module with buffers of codes and float32 factors of them: moved without a change of dtype, and loaded bit by bit.
+    """A module with buffers of codes and their float32 factors, which moves without a change of dtype and loads bit by bit.
 
-    Loading refuses, by name, what ``read_codes`` refuses, and factors that are not finite, or negative, or 0.
+    Loading raises, by name, for codes that ``read_codes`` refuses and for factors that are not finite and positive.
     """
 
     FACTORS: ClassVar[tuple[str, ...]] = ()
-    """Names of float32 buffers of positive numbers."""
+    """Names of float32 buffers with positive numbers."""
     BLOCK_FACTORS: ClassVar[tuple[str, ...]] = ()
-    """The same of blocks: that of a block of zeros may be 0."""
+    """Names of float32 buffers with one number per block, which may be 0 for a block of zeros."""
 
     @property
     def _block_factors(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class KeepsBits(Picklable):
 
 
 class NamesFormats(KeepsBits):
-    """A module whose state dict names the formats of its weights: in another one the bits of scales are other numbers."""
+    """A module whose state dict names the formats of its weights, because scale bits mean other numbers in another format."""
 
     formats: tuple[BlockFormat, ...]
 
@@ -107,11 +107,11 @@ class NamesFormats(KeepsBits):
         return formats_said(*self.formats)
 
     def get_extra_state(self) -> torch.Tensor:
-        """What the state dict says of itself."""
+        """Returns the module's description for the state dict."""
         return description(self._said)
 
     def set_extra_state(self, extra: torch.Tensor) -> None:
-        """Nothing to set: it was checked before tensors were loaded."""
+        """Ignores the description, which was checked before tensors were loaded."""
 
     def _load_from_state_dict(
         self, state_dict, prefix, metadata, strict, missing, unexpected, errors
@@ -125,12 +125,12 @@ class NamesFormats(KeepsBits):
 
 
 def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | None:
-    """Have a stored tensor loaded into a buffer of codes of ``dtype`` without a change of what it says.
+    """Prepares a stored tensor so that it loads into a buffer of codes of ``dtype`` without a change of meaning.
 
-    Bytes are codes: their bits are taken. Wider numbers are taken where ``dtype`` has each of them.
+    Bytes are codes, whose bits are kept. Wider numbers are converted if ``dtype`` can represent each of them.
 
     Returns:
-        What is wrong, as a message: another format, or numbers that would be rounded. None where nothing is.
+        A message if the tensor has another format or its numbers would be rounded; otherwise None.
     """
     tensor = state.get(name)
     if not isinstance(tensor, torch.Tensor) or tensor.dtype == dtype:
@@ -138,7 +138,7 @@ def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | No
     if tensor.dtype in BYTES and (tensor.dtype != torch.float4_e2m1fn_x2 or dtype in BYTES):
         state[name] = tensor.view(dtype)
         return None
-    is_wide = tensor.dtype.itemsize > 1 and dtype != torch.uint8  # whose bytes are no numbers
+    is_wide = tensor.dtype.itemsize > 1 and dtype != torch.uint8  # bytes of uint8 are not numbers
     if is_wide and (tensor.is_meta or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)):
         return None
     also = "" if dtype == torch.uint8 else ", its codes as torch.uint8, or numbers that it has exactly"
@@ -146,7 +146,7 @@ def read_codes(state: dict[str, Any], name: str, dtype: torch.dtype) -> str | No
 
 
 def factor_fault(state: dict[str, Any], name: str, allows_zero: bool = False) -> str | None:
-    """What is wrong with stored factors, as a message; None where nothing is, or where there are none."""
+    """Returns a message if stored factors are invalid; None if they are valid or missing."""
     factors = state.get(name)
     if not isinstance(factors, torch.Tensor) or factors.is_meta:
         return None
@@ -157,10 +157,10 @@ def factor_fault(state: dict[str, Any], name: str, allows_zero: bool = False) ->
 
 
 def faults(state: dict[str, Any], prefix: str, said: Mapping[str, Any] = DESCRIPTION) -> list[str]:
-    """What makes a state dict another one than a layer writes that says ``said``, as messages.
+    """Returns messages for everything in a state dict that a layer with the description ``said`` would not have written.
 
-    A state dict with the description is of this convention. One without is of an earlier version, or of something else: a
-    global scale over 1 is then a reciprocal one, for weights stay below 2688.
+    A state dict with the description follows this convention. One without comes from an earlier version or another program.
+    There a global scale over 1 is taken as reciprocal, because weights stay below 2688.
     """
     stored, of_description = state.get(prefix + EXTRA), description_fault(state, prefix, said)
     found = [] if of_description is None else [of_description]
@@ -180,7 +180,7 @@ def faults(state: dict[str, Any], prefix: str, said: Mapping[str, Any] = DESCRIP
 
 
 def keeping_dtype(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What ``.to``, ``.cuda``, ``to_empty`` and the like do with a tensor whose dtype is fixed: the device changes alone."""
+    """Wraps the function of ``.to``, ``.cuda``, ``to_empty`` and the like so that it changes only the device."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         moved = fn(tensor)
@@ -194,6 +194,6 @@ def keeping_dtype(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch
 
 
 def moving(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``fn`` for tensors of ``CONVERTED_DTYPES``; for others the same without a change of dtype."""
+    """Wraps ``fn`` so that it keeps the dtype of tensors outside ``CONVERTED_DTYPES``."""
     keep = keeping_dtype(fn)
     return lambda tensor: fn(tensor) if tensor.dtype in CONVERTED_DTYPES else keep(tensor)

@@ -1,4 +1,4 @@
-"""Products of 16-bit rows and quantized weights: by the weight-only kernel, or of many rows by decoding the weights first."""
+"""Products of 16-bit rows and quantized weights: weight-only kernels for few rows, dequantized weights for many."""
 
 import torch
 
@@ -21,22 +21,25 @@ def weight_only_linear(
     format: BlockFormat = NVFP4,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``factor * x @ W^T + bias``.
+    """Computes ``factor * x @ W^T + bias``.
 
-    From ``planning.arch.simt.decode_first_rows`` rows on, a GPU decodes the weights to x's dtype, rounded once with their factor,
-    and torch multiplies: of NVFP4 one read of 4.5 bits and one write of 16 bits a weight, and no more reads of the 4 bits. The
-    decoded weights live until the product is computed.
+    From ``planning.arch.simt.decode_first_rows`` rows on, a GPU dequantizes the weights to x's dtype, rounded once with their
+    factor, and torch multiplies. For NVFP4 that reads 4.5 bits and writes 16 bits per weight, once. The dequantized weights are
+    freed after the product.
 
     Args:
-        x: float16 or bfloat16 [M, K]. weight: [N, bytes of K] of ``format``. scale: as the format has it. factor: float32, one
-            element, or None.
-        out_dtype: float16, bfloat16 or float32. backend, bias: as of ``gemm``.
+        x: float16 or bfloat16 [M, K].
+        weight: [N, bytes of K] in ``format``.
+        scale: scales in the layout of the format.
+        factor: float32 with one element, or None.
+        out_dtype: float16, bfloat16 or float32.
+        backend, bias: see ``gemm``.
+        format: format of the weights.
 
     Returns:
-        [M, N] of ``out_dtype``.
+        [M, N] in ``out_dtype``.
 
-    Raises:
-        What ``gemm`` refuses.
+    Raises what ``gemm`` raises.
     """
     if _decodes_first(len(x), x.device, backend, format):
         rows, row_bytes = weight.shape
@@ -55,11 +58,13 @@ def weight_only_linear(
 def decoded_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """``x @ W^T + bias`` of decoded weights by torch, which adds the bias to 16-bit results in its own launch.
+    """Computes ``x @ W^T + bias`` with dequantized weights in torch, which adds the bias to 16-bit results in its own launch.
 
     Args:
-        x: [M, K], of 16 bits. weight: [N, K] of its dtype. bias: [N] of any float dtype, or None.
-        out_dtype: the dtype of ``x``, or another one that the result is converted to before the bias is added.
+        x: [M, K], 16 bits.
+        weight: [N, K] in the dtype of ``x``.
+        bias: [N] of any float dtype, or None.
+        out_dtype: the dtype of ``x``, or another one to which the result is converted before the bias is added.
     """
     if is_planning():
         return x.new_empty((len(x), len(weight)), dtype=out_dtype)
@@ -69,7 +74,7 @@ def decoded_linear(
 
 
 def decoded_by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """``dequantize`` of FP8_128x128 or INT8 [N, K] without tables from the host, so that a CUDA graph can hold it."""
+    """Dequantizes FP8_128x128 or INT8 [N, K] without tables from the host, so that a CUDA graph can capture it."""
     rows, step = t.shape[0], t.format.block_of(t.shape[1])
     values = t.data.view(t.format.data_dtypes[-1]).float().unflatten(1, (-1, step))
     of_rows = t.scale[:, None].expand(-1, t.format.block_rows, -1).flatten(0, 1)[:rows]
@@ -77,7 +82,10 @@ def decoded_by_casts(t: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _decodes_first(rows: int, device: torch.device, backend: str, format: BlockFormat) -> bool:
-    """Whether that takes less time. Of few rows the GPU is not asked for, which takes the host time in every call."""
+    """Returns whether dequantizing first is faster.
+
+    Does not look up the GPU for few rows, which would cost host time per call.
+    """
     if rows < LEAST_DECODE_FIRST_ROWS or backends.resolve(backend, device) == "reference":
         return False
     return rows >= decode_first_rows(backends.gpu_of(backend, device).arch, format)

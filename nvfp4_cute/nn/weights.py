@@ -1,4 +1,4 @@
-"""Weights as modules hold them, of any format: checks, empty ones, and scales whose dtype no conversion of a module changes."""
+"""Weights of any format as modules store them: checks, empty weights, and scales that keep their dtype in conversions."""
 
 from typing import Literal
 
@@ -12,19 +12,19 @@ from nvfp4_cute.planning.arch import ARCHS, mmas_of
 
 
 def words_of(weight: BlockScaledTensor) -> torch.Tensor:
-    """The scales as kernels read them; blocked ones of int4 as int32 words, [..., rm, rk, 32, 4]."""
+    """Returns the scales in the layout of kernels; blocked int4 scales as int32 words, [..., rm, rk, 32, 4]."""
     format = weight.format
     scale = weight.with_scale_layout(format.scale_layout).scale
     return as_words(scale) if format.is_int4 else scale.view(format.scale_dtypes[-1])
 
 
 def as_words(scale: torch.Tensor) -> torch.Tensor:
-    """Blocked int4 scales [..., rm, rk, 32, 4, scales of a word] as 32-bit words."""
+    """Views blocked int4 scales [..., rm, rk, 32, 4, scales per word] as 32-bit words."""
     return scale.view(torch.int32).squeeze(-1)
 
 
 def scales_of(stored: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-    """The inverse of :func:`words_of`: scales in their own dtype."""
+    """Converts the result of :func:`words_of` back to scales in their own dtype."""
     if not format.is_int4:
         return stored
     assert stored.shape[-2:] == ATOM_SHAPE[:2]
@@ -34,7 +34,7 @@ def scales_of(stored: torch.Tensor, format: BlockFormat) -> torch.Tensor:
 def zeros(
     format: BlockFormat, lead: tuple[int, ...], n: int, k: int, device: torch.device | str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [*lead, N, bytes of K] and scales, as :func:`words_of` gives them, all zero. Raises ValueError for a wrong K."""
+    """Allocates zero codes [*lead, N, bytes of K] and zero scales like :func:`words_of`. Raises ValueError for a wrong K."""
     format.num_k_blocks(k)
     element = torch.uint8 if format.element.bits < 8 else format.data_dtypes[-1]
     data = _zeros((*lead, n, format.row_bytes(k)), element, device)
@@ -43,7 +43,7 @@ def zeros(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
-    """Zeros of any dtype; torch does not fill some dtypes of one byte everywhere."""
+    """Allocates zeros of any dtype; torch cannot fill some one-byte dtypes on every device."""
     made = torch.zeros(shape, dtype=torch.uint8 if dtype.itemsize == 1 else dtype, device=device)
     return made.view(dtype)
 
@@ -51,7 +51,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
 def check_weight(
     name: str, weight: object, axes: str, format: BlockFormat | Literal["int4", "any"] = "any"
 ) -> None:
-    """Raise unless ``weight`` is a tensor of the format with as many dimensions as ``axes`` names; "any" is any of a layer's."""
+    """Raises unless ``weight`` is a tensor in ``format`` with one dimension per letter of ``axes``.
+
+    "any" stands for every format that layers have.
+    """
     named = format if isinstance(format, BlockFormat) else None
     made = named.record if named else {"int4": "int4_format(128)", "any": "NVFP4"}[str(format)]
     fix = f"quantize(weight, format={made})"
@@ -79,10 +82,13 @@ def kept_bias(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    """A bias as a layer on ``device`` keeps it: contiguous, without a gradient, of ``dtype`` (None: its own). None is None.
+    """Returns the bias that a layer on ``device`` stores: contiguous, without a gradient, in ``dtype`` (None: its own).
+
+    None stays None.
 
     Raises:
-        TypeError: no tensor, or not of floats. ValueError: another shape, or no memory where the layer has some.
+        TypeError: the bias is not a float tensor.
+        ValueError: it has another shape, or is on the meta device and the layer is not.
     """
     if bias is None:
         return None
@@ -97,7 +103,7 @@ def kept_bias(
 
 
 def has_products(backend: str, device: torch.device, formats: Formats) -> bool:
-    """Whether a kernel multiplies rows and weights of these formats on a device, or the reference does."""
+    """Returns whether a kernel, or the reference, multiplies rows and weights of these formats on a device."""
     if backends.resolve(backend, device) == "reference":
         return True
     arch = backends.gpu_of(backend, device).arch

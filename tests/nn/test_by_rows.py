@@ -1,4 +1,4 @@
-"""Layers that take 4-bit or 16-bit activations by the rows of each call."""
+"""Layers that choose 4-bit or 16-bit activations by the number of rows of each call."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from nvfp4_cute.planning.arch.simt import keeps_16_bits
 
 @pytest.fixture
 def few_in_16_bits(monkeypatch):
-    """Keep 16 bits for up to four rows, also on the CPU."""
+    """Keeps 16 bits for up to four rows, also on the CPU."""
     monkeypatch.setattr(by_rows, "faster_mode", lambda rows, *_: "16bit" if rows <= 4 else "nvfp4")
 
 

@@ -1,4 +1,4 @@
-"""torch.set_default_dtype and set_default_device, as engines and loaders of models set them, change no scale and no result."""
+"""torch.set_default_dtype and set_default_device, which engines and loaders set, change neither scales nor results."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Embeddings whose tables are quantized: the rows are those of the table decoded whole."""
+"""Embeddings with quantized tables return rows of the dequantized table."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import FP8_128x128
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 
-V = 300  # rows of two whole atoms of scales, and a part of one
+V = 300  # rows of two whole atoms of scales and part of a third
 
 
 def ids():
@@ -54,7 +54,7 @@ def test_tied_to_an_output_layer():
 
 
 def test_state_and_dtype():
-    """A state dict is loaded; other dtypes are those of rows, and no bit of the table changes."""
+    """A state dict loads; ``.to(dtype)`` changes the dtype of rows and no bit of the table."""
     source, target = embedding_of(NVFP4, 64), QuantizedEmbedding.from_embedding(torch.nn.Embedding(V, 64))
     target.load_state_dict(source.state_dict())
     target.half()

@@ -1,4 +1,4 @@
-"""Experts against one product a token and expert in float64; rounding of activations against arithmetic by hand."""
+"""Experts against one float64 product per token and expert; rounding of activations against arithmetic by hand."""
 
 import math
 
@@ -23,7 +23,7 @@ def generator(seed=0):
 
 
 def weights(n, k, seed, with_bias=False):
-    """Quantized weights with a factor of each expert's own, and their values."""
+    """Quantized weights with one factor per expert, and their values."""
     g = generator(seed)
     each = [
         quantize(
@@ -39,7 +39,7 @@ def weights(n, k, seed, with_bias=False):
 
 
 def expected(x, ids, topk, sides, biases, activation, scales=None):
-    """In float64, one token and expert after the other."""
+    """Computes in float64, one token and expert after the other."""
     y = torch.zeros(len(x), sides[-1].shape[1], dtype=torch.float64)
     for t in range(len(x)):
         for e, weight in zip(ids[t].tolist(), topk[t].tolist(), strict=True):
@@ -68,13 +68,13 @@ def relative(got, exact):
 silu = lambda gate, up: gate * torch.sigmoid(gate) * up
 ROUTES = torch.tensor(
     [[0, 2], [2, 4], [4, -1], [0, 3], [3, 3], [E, 7]]
-)  # expert 1 gets no token; some ids are nobody's
+)  # expert 1 gets no token; some ids belong to no expert
 
 
 @pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
 @pytest.mark.parametrize("kind", ["silu", "swiglu_oai", "relu2"])
 def test_experts(activations, kind):
-    """Gate and up have factors of their own, every expert its own; ids outside 0 to E - 1 add nothing."""
+    """Gate, up and every expert have different factors; ids outside 0 to E - 1 add nothing."""
     has_bias, has_gate = kind == "swiglu_oai", kind != "relu2"
     gate, up, down = weights(I, H, 1, has_bias), weights(I, H, 2, has_bias), weights(H, I, 3, has_bias)
     x = torch.randn(len(ROUTES), H, generator=generator(4)).bfloat16()
@@ -95,7 +95,7 @@ def test_experts(activations, kind):
     )
     y = layer(x, ROUTES, topk)
     assert y.dtype == torch.bfloat16 and not y[5].any()
-    # Hidden values beside the middle of two codes may fall to either side.
+    # Hidden values near the midpoint of two codes may round either way.
     assert relative(y, exact) < (0.01 if scales is None else 0.06)
 
 
@@ -109,7 +109,7 @@ def test_float32_rows_are_rounded():
 
 
 def test_scales_of_every_call():
-    """Without calibrated scales the largest magnitude decides; rows of no expert are not looked at."""
+    """Without calibrated scales the largest magnitude decides; rows of no expert do not count."""
     gate, up, down = weights(I, H, 1), weights(I, H, 2), weights(H, I, 3)
     x = torch.randn(len(ROUTES), H, generator=generator(4)).bfloat16()
     x[5] = 1e4
@@ -148,7 +148,7 @@ def test_decoded_experts():
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8_e4m3"])
 def test_mx_rounding_by_hand(format):
-    """The shared exponent of mxfp4 is floor(log2 amax) - 2, and multiples saturate; of mxfp8 it is the least without saturation."""
+    """mxfp4: exponent floor(log2 amax) - 2, and multiples saturate; mxfp8: the least exponent without saturation."""
     for amax in (1.0, 1.9, 3.0, 7.9, 448.0, 500.0):
         x = torch.zeros(2, 64)
         x[0, 0], x[0, 1], x[1, 32] = amax, -amax / 8, amax / 4

@@ -1,4 +1,4 @@
-"""Layers with FP8 weights: what they multiply, what they keep when they are moved, what they refuse."""
+"""Layers with FP8 weights: products, moves between devices and dtypes, refusals."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_linear_layer_with_16_bit_activations(backend):
 
 
 def test_many_16_bit_rows_decode_weights_first(monkeypatch):
-    """By torch, in the GPU's memory: each weight is rounded once."""
+    """torch multiplies weights that are dequantized in GPU memory, each rounded once."""
     monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
     w, x = weights(200, 256), rows(70, 256)
     want = torch.nn.functional.linear(x, w.dequantize(torch.bfloat16))
@@ -104,7 +104,7 @@ def test_what_a_linear_layer_refuses():
 
 
 def expected(w13, w2, x, ids, factors, is_fused=False, is_rounded=True):
-    """Token by token, with rows rounded as the layer rounds them; fused ones round gate and up only as one."""
+    """Computes token by token, rounding rows as the layer does; ``is_fused`` rounds gate and up only as one."""
     dtype = torch.float32 if is_fused else torch.bfloat16
     y = torch.zeros(len(x), w2.shape[1])
     for t, (chosen, own) in enumerate(zip(ids.tolist(), factors, strict=True)):
@@ -118,7 +118,7 @@ def expected(w13, w2, x, ids, factors, is_fused=False, is_rounded=True):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_experts(backend):
-    """Bits of the layer are those of each token by itself; an expert without rows, and choices that are none."""
+    """Bits equal those of single tokens, also with an expert without rows and ids of no expert."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
     ids, factors = torch.tensor([[0, 3], [3, 1], [1, 0], [3, 0], [1, 3]]), torch.rand(5, 2)
     layer = QuantizedExperts(w13, w2, backend=backend)
@@ -126,19 +126,19 @@ def test_experts(backend):
     is_rounded = backend not in (
         "emulator:sm_90a",
         "emulator:sm_100a",
-    )  # whose kernels quantize float32 results
+    )  # these kernels quantize float32 results
     want = expected(w13, w2, x, ids, factors, layer.is_fused(x.device), is_rounded)
     got = layer(x, ids, factors)
     if backend == "reference":
         assert torch.equal(got, want)
-    # A sum that rounds otherwise may move a hidden value to its FP8 neighbour.
+    # A sum that rounds differently may move a hidden value to the neighboring FP8 value.
     assert (got - want).float().norm() < 0.01 * want.float().norm()
     assert (QuantizedExperts(w13, w2)(x, torch.full_like(ids, 4), factors) == 0).all()
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED[0], marks=pytest.mark.slow)])
 def test_experts_with_16_bit_activations(backend):
-    """Rows are not rounded; ids of nobody add nothing; a layer from 16-bit weights is one of quantized ones."""
+    """Rows are not rounded, and ids of no expert add nothing; ``from_experts`` equals quantizing first."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
     ids, factors = torch.tensor([[0, 3], [3, -1], [-1, 0], [3, 7], [0, 3]]), torch.rand(5, 2)
     decoded = [w.dequantize().float() for w in (w13, w2)]
@@ -174,7 +174,7 @@ def test_weights_beside_16_bit_activations_of_a_checkpoint():
 
 
 def test_modules_of_a_checkpoint(monkeypatch):
-    """FP8 is multiplied where there is a kernel and blocks are whole; elsewhere it is decoded."""
+    """FP8 weights are multiplied where there is a kernel and blocks are whole; otherwise they are dequantized."""
     options = {"dtype": torch.bfloat16, "device": "cpu"}
     linear = StoredLinear("q_proj", SCHEME, stored(200, 256), None)
     layer, x = linear_module(linear, None, **options), rows(4, 256)
@@ -244,7 +244,7 @@ def test_weights_that_do_not_fit_are_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
 def test_experts_of_one_launch_for_gate_and_up(activation):
-    """Where there is such a kernel: products that are not rounded before the activation. Graphs and empty experts as elsewhere."""
+    """Fused kernels do not round products before the activation; graphs and empty experts work as elsewhere."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
     ids, factors = torch.tensor([[0, 3], [3, -1], [-1, 0], [3, 7], [0, 3]]), torch.rand(5, 2)
     fused = QuantizedExperts(w13, w2, activation=activation, backend="emulator:sm_120a")

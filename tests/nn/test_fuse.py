@@ -1,4 +1,4 @@
-"""Layers of a model in fewer launches: the bits of separate layers, names, state dicts, graphs, and what is left alone."""
+"""Merged launches of a model's layers: bits of separate layers, names, state dicts, graphs, and layers left alone."""
 
 import copy
 import io
@@ -62,7 +62,7 @@ def without_gradients():
 
 
 def blocks(options, **parts):
-    """The block with layers of their own, and a fused copy of it."""
+    """Returns a block with separate layers, and a fused copy."""
     block = Block(**parts).bfloat16()
     for layer in (block.attention.k_proj, block.mlp.up_proj):
         layer.weight.mul_(0.7)
@@ -87,7 +87,7 @@ def assert_same(got, expected):
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_shared_input(options, bias):
-    """Bits of separate layers, whose weights have global scales of their own; nothing is kept afterwards."""
+    """Results have the bits of separate layers with different global scales, and no tensor is kept afterwards."""
     block, ours = blocks(options, attention=Attention(bias))
     assert ours.done.shared[0] == tuple(f"attention.{name}_proj" for name in "qkv")
     shared = ours.attention.q_proj.shared[0]
@@ -100,7 +100,7 @@ def test_shared_input(options, bias):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)
 def test_one_launch_on_a_gpu(options):
-    """Where global scales agree, one product of all rows; with other ones, no other launch of ours. The bits are the same."""
+    """One product computes all rows where global scales agree; otherwise no further launch of ours does. The bits are equal."""
     attention = Attention().bfloat16()
     for layer in attention.children():
         layer.weight.clamp_(-0.1, 0.1)[0, 0] = 0.1
@@ -138,7 +138,7 @@ def test_an_input_that_was_written_is_computed_anew():
 
 
 def test_calls_that_were_cut_off():
-    """What an error left behind is no result of the next call, and no reason to stop sharing."""
+    """After an error, the next call recomputes its results and sharing continues."""
     block, ours = blocks({"activations": "16bit"})
     ours.attention.q_proj(rows(4))
     with pytest.raises(ValueError, match="in_features"):
@@ -150,7 +150,7 @@ def test_calls_that_were_cut_off():
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_gated_mlp(options):
-    """What dual_gemm and the layer behind it compute; less far from the exact result than layers that round three times."""
+    """The bits are those of dual_gemm and the following layer, and closer to exact results than layers that round three times."""
     block, ours = blocks(options)
     assert ours.done.mlps == ["mlp"] and isinstance(ours.mlp, GatedMLP) and ours.mlp.is_fused
     gate, up, down = (
@@ -180,7 +180,7 @@ def test_gated_mlp(options):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)
 def test_gated_mlp_on_the_emulator(options):
-    """Two launches with 16-bit rows, three with quantized ones; results as near as rounding allows."""
+    """16-bit rows take two launches, quantized ones three; results differ only by rounding."""
     block = Block().bfloat16()
     replace_linears(block, backend="emulator:sm_90a", **options)
     alone = copy.deepcopy(block.mlp)
@@ -193,7 +193,7 @@ def test_gated_mlp_on_the_emulator(options):
 
 
 def test_without_a_launch_for_both():
-    """Layers that multiply in different ways: one product of gate and up, and the activation function."""
+    """Layers with different modes take one product for gate and up, and the activation function."""
     block = Block().bfloat16()
     replace_linears(block, backend="emulator:sm_90a", activations="16bit")
     down = block.mlp.down_proj
@@ -258,7 +258,7 @@ def test_layers_that_do_not_go_together():
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_state_dicts(assign):
-    """Those of separate layers, both ways; loading and moving make the products anew."""
+    """State dicts of fused and separate layers load into each other; loading and moving rebuild the merged products."""
     block, ours = blocks({"input_scale": 0.01})
     assert ours.state_dict().keys() == block.state_dict().keys()
     other, _ = blocks({"input_scale": 0.01})
@@ -279,7 +279,7 @@ def test_state_dicts(assign):
 
 
 def test_pickled():
-    """As a whole module: fused still, the weights stored once."""
+    """A pickled module is still fused, and stores the weights once."""
     block, ours = blocks({"input_scale": 0.01})
     buffer = io.BytesIO()
     torch.save(ours, buffer)
@@ -330,7 +330,7 @@ def test_weights_are_stored_once():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)
 def test_compiled(options):
-    """One graph for any number of rows, with one product for q, k and v, and the bits of eager calls."""
+    """One graph serves any number of rows, with one product for q, k and v, and the bits of eager calls."""
     _, ours = blocks(options)
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

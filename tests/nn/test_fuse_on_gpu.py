@@ -1,4 +1,4 @@
-"""Layers of a model on a GPU: fewer launches, prepared together and in CUDA graphs, with the bits of every call by itself."""
+"""Fused layers on a GPU: fewer launches, also prepared together and in CUDA graphs, with the bits of single calls."""
 
 import copy
 
@@ -46,7 +46,7 @@ def without_gradients():
 
 
 def layers(options):
-    """Functions of rows: q, k, v and an MLP, fused; and the same layers alone."""
+    """Returns functions of rows, with q, k, v and an MLP fused, and the same layers separately."""
     made = torch.nn.ModuleDict({"block": Block(), "mlp": MLP()}).bfloat16().cuda()
     replace_linears(made, **options)
     alone = copy.deepcopy(made)
@@ -61,7 +61,7 @@ def rows(count):
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("count", [1, 8, 32, 200])
 def test_fused_layers(options, count):
-    """q, k and v as alone, where sums have one order; the MLP nearly, for it rounds less often."""
+    """q, k and v equal separate layers where sums have one order; the MLP differs slightly, because it rounds less often."""
     (ours, alone), made = layers(options)
     assert made["mlp"].is_fused
     assert made["block"].q_proj.mode == ("16bit" if "activations" in options else "nvfp4")
@@ -76,7 +76,7 @@ def test_fused_layers(options, count):
 @pytest.mark.parametrize("options", WAYS[:3], ids=str)
 @pytest.mark.parametrize("count", [1, 8, 200])
 def test_in_a_graph(options, count):
-    """Replayed on other rows: the bits of eager calls, the first and the third, which is launched as a chain."""
+    """A replay with other rows gives the bits of eager calls: of the first, and of the third, which is launched as a chain."""
     (ours, _), _ = layers(options)
     given = [rows(count) for _ in range(3)]
     eager = [ours(x) for x in given]
@@ -93,7 +93,7 @@ def test_in_a_graph(options, count):
 
 
 def test_a_graph_follows_scales():
-    """Once they were written and a call was made: its factor is kept, and written anew in its place."""
+    """A graph follows written scales after the next call, which updates the kept factor in place."""
     layer = QuantizedLinear.from_linear(torch.nn.Linear(K, 256, False).bfloat16().cuda(), input_scale=0.01)
     x = rows(4)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Layers with int4 weights: what they multiply, what they keep when they are moved, what they refuse, and who makes them."""
+"""Layers with int4 weights: products, moves between devices and dtypes, refusals, and constructors."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_what_it_keeps():
     other.load_state_dict(before)
     assert torch.equal(other.quantized_weight.dequantize(), w.dequantize())
     assert "format=uint4_128_float16" in repr(layer)
-    # Without the name it is read, too; bits of the same sizes and of another format are not.
+    # A state dict without the name also loads; bits of the same sizes in another format do not.
     other.load_state_dict({name: before[name] for name in ("weight", "weight_scale", "bias")})
     wrong = QuantizedLinear.from_quantized(weights(200, 256, format=nv.int4_format(64)), torch.zeros(200))
     assert wrong.weight_scale.shape == layer.weight_scale.shape
@@ -98,7 +98,7 @@ def test_what_is_refused():
 @pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("second", [KIMI, AWQ], ids=str)
 def test_experts(backend, second):
-    """Beside sums over decoded weights; an id of no expert adds nothing."""
+    """Compares with sums over dequantized weights; an id of no expert adds nothing."""
     w13, w2 = weights(3, 256, 64, format=KIMI), weights(3, 64, 128, format=second, seed=1)
     bias13, bias2 = rows(3, 256), rows(3, 64)
     layer = RoutedExperts(nv.MoE.from_quantized(w13, w2, bias13=bias13, bias2=bias2, backend=backend))

@@ -1,4 +1,4 @@
-"""Layers with INT8 weights: what they multiply, what they keep when they are moved, what they refuse; checkpoints that have them."""
+"""Layers with INT8 weights: products, moves between devices and dtypes, refusals, and checkpoints."""
 
 import copy
 
@@ -43,7 +43,7 @@ def rows(*shape):
 
 
 def stored(tmp_path, w, group=GROUP, scale_dtype=torch.bfloat16):
-    """A layer of a checkpoint as llm-compressor writes it."""
+    """Writes and loads a layer of a checkpoint in llm-compressor's format."""
     tensors = {"model.q_proj.weight": w.data, "model.q_proj.weight_scale": w.scale.to(scale_dtype)}
     quantization = {
         "quant_method": "compressed-tensors",
@@ -56,7 +56,7 @@ def stored(tmp_path, w, group=GROUP, scale_dtype=torch.bfloat16):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_linear_layer_multiplies_rounded_rows(backend):
-    """Every backend gives the bits of exact sums, scaled as the reference says."""
+    """Every backend gives the bits of exact sums, scaled like the reference."""
     w, bias, x = weights(200, 272), torch.randn(200).bfloat16(), rows(3, 7, 272)
     layer = QuantizedLinear.from_quantized(w, bias, backend=backend)
     q = nv.quantize(x.reshape(21, 272), format=nv.INT8)
@@ -90,7 +90,7 @@ def test_what_a_linear_layer_refuses():
 
 
 def test_a_checkpoint(tmp_path, monkeypatch):
-    """Weights are multiplied as they are stored, or decoded where there is no kernel; a scale of the whole tensor is every row's."""
+    """Stored weights are multiplied, or dequantized where there is no kernel; a scale per tensor is repeated for every row."""
     w, x = weights(40, 64), rows(4, 64)
     found = stored(tmp_path, w)
     assert str(found.scheme) == "W int8, A int8"
@@ -124,18 +124,20 @@ def test_what_a_checkpoint_is_refused_for(tmp_path, side, change, message):
         stored(tmp_path, weights(40, 64), GROUP | {side: GROUP[side] | change})
 
 
-IDS = torch.tensor([[0, 3], [3, 0], [-1, 0], [3, 7], [4, 3]])  # expert 1 gets no token; some ids are nobody's
+IDS = torch.tensor(
+    [[0, 3], [3, 0], [-1, 0], [3, 7], [4, 3]]
+)  # expert 1 gets no token; some ids belong to no expert
 FACTORS = torch.rand(5, 2, generator=torch.Generator().manual_seed(3))
 
 
 def product(x, w, scale):
-    """Exact sums of a row of integers, scaled as the reference says, in bfloat16."""
+    """Computes exact sums of integers, scaled like the reference, in bfloat16."""
     q = nv.quantize(x, format=nv.INT8)
     return ((q.data.long() @ w.long().T).float() * scale.T * q.scale).bfloat16()
 
 
 def experts_by_hand(w13, w2, bias13, bias2, x, has_gate=True):
-    """Token by token."""
+    """Computes the layer token by token."""
     y = torch.zeros(len(x), 2, w2.shape[1])
     for t, chosen in enumerate(IDS.tolist()):
         for j, e in enumerate(chosen):
@@ -154,7 +156,7 @@ def experts_by_hand(w13, w2, bias13, bias2, x, has_gate=True):
 @pytest.mark.parametrize("has_gate", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_experts(backend, has_gate):
-    """Bits of every backend are those of each token by itself; an expert without rows, and choices that are none."""
+    """Every backend gives the bits of single tokens, also with an expert without rows and ids of no expert."""
     w13, w2 = weights(4, 2 * 48 if has_gate else 48, 80), weights(4, 80, 48, seed=1)
     bias13, bias2, x = rows(4, w13.shape[1]), rows(4, 80), rows(5, 80)
     activation = "silu" if has_gate else "relu2"
@@ -166,7 +168,7 @@ def test_experts(backend, has_gate):
 
 
 def test_experts_from_weights():
-    """``from_experts`` is ``quantize``; float32 rows are rounded to bfloat16."""
+    """``from_experts`` equals ``quantize``; float32 rows are rounded to bfloat16."""
     gate_up, down = (
         torch.randn(s, generator=torch.Generator().manual_seed(5)) for s in ((4, 96, 80), (4, 80, 48))
     )
@@ -184,7 +186,7 @@ def test_experts_from_weights():
 @pytest.mark.slow
 @pytest.mark.parametrize("activations", ["int8", "16bit"])
 def test_experts_in_a_graph(activations):
-    """A compiled layer is one graph, for any number of tokens, and gives the same bits."""
+    """A compiled layer is one graph for any number of tokens, with the same bits."""
     layer, x = (
         QuantizedExperts(weights(4, 96, 80), weights(4, 80, 48, seed=1), activations=activations),
         rows(5, 80),
@@ -196,7 +198,7 @@ def test_experts_in_a_graph(activations):
 
 
 def test_experts_with_16_bit_activations(monkeypatch):
-    """The grouped product where there is one, else one of every expert's: the same bits, close to decoded weights."""
+    """The grouped product, or one product per expert where there is none, gives the same bits, close to dequantized weights."""
     w13, w2, x = weights(4, 128, 64), weights(4, 64, 64, seed=1), rows(5, 64)
     bias13, bias2 = rows(4, 128), rows(4, 64)
     layer = QuantizedExperts(w13, w2, bias13, bias2, activations="16bit")
@@ -247,7 +249,7 @@ def as_stored(w):
 
 
 def test_experts_of_a_checkpoint(tmp_path, monkeypatch):
-    """As llm-compressor writes W8A8 of a mixture: a projection of an expert after the other."""
+    """Loads W8A8 experts in llm-compressor's format, with one projection per expert."""
     w13, w2 = weights(2, 96, 80), weights(2, 80, 48, seed=1)
     sides = {"gate_proj": (w13, slice(48)), "up_proj": (w13, slice(48, 96)), "down_proj": (w2, slice(80))}
     tensors = {}

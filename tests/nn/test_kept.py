@@ -1,4 +1,4 @@
-"""Decoded weights that are kept: what multiplies, and that they are never those of other weights."""
+"""Kept dequantized weights: which products use them, and that they never go stale."""
 
 import copy
 
@@ -31,7 +31,7 @@ def by_torch(layer, x):
 
 @pytest.fixture
 def count(monkeypatch):
-    """How often weights were decoded."""
+    """Counts how often weights are dequantized."""
     calls = []
     own = decoded.decode
     monkeypatch.setattr(decoded, "decode", lambda *a: calls.append(1) or own(*a))
@@ -54,12 +54,12 @@ def test_many_rows_are_multiplied_by_kept_weights(count):
 
 
 def test_no_stale_weights(count):
-    """Loaded in place, assigned, written, swapped for a call, moved, copied: the result is that of the weights of now."""
+    """Weights that are loaded in place, assigned, written, swapped for a call, moved or copied are used at once."""
     layer, other, x = layer_of(keep_decoded=True), layer_of(1), rows()
     layer(x)
     state = {name: t.clone() for name, t in layer.state_dict().items()}
     swapped = {n: t for n, t in other.state_dict().items() if not n.startswith("_")}
-    for factor in (1, 2, 4):  # tensors of a call may get the addresses of those of the last one
+    for factor in (1, 2, 4):  # tensors of a call may get the addresses of those of the last call
         values = {n: t.clone() for n, t in swapped.items()}
         values["weight_global_scale"] = values["weight_global_scale"] * factor
         values["bias"] = torch.zeros_like(other.bias)
@@ -80,7 +80,7 @@ def test_no_stale_weights(count):
 
 
 def test_writes_that_are_not_counted(count):
-    """Tensors of inference mode do not say when they were written: nothing is kept of them."""
+    """Tensors of inference mode have no version counter, so nothing is kept of them."""
     with torch.inference_mode():
         layer, x = layer_of(keep_decoded=True), rows()
         before = layer(x)
@@ -91,7 +91,7 @@ def test_writes_that_are_not_counted(count):
 def test_graphs_do_without(count, monkeypatch):
     layer, x = layer_of(keep_decoded=True), rows()
     expected = layer_of()(x)
-    torch._dynamo.reset()  # other tests may have traced the same code with other results
+    torch._dynamo.reset()  # other tests may have traced this code with other results
     assert torch.equal(torch.compile(layer, backend="eager", fullgraph=True)(x), expected)
     assert not count
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -119,7 +119,7 @@ class MLP(torch.nn.Module):
 
 
 def test_models(count):
-    """Layers that are one product keep one matrix; what stays, and why; results are those of decoded weights."""
+    """Merged layers keep one matrix; the record has reasons for the others; results are those of dequantized weights."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict(
         {"attention": Block(), "mlp": MLP(), "lm_head": torch.nn.Linear(64, 96)}
@@ -143,7 +143,7 @@ def test_models(count):
 
 
 def test_what_does_not_fit_is_left(monkeypatch):
-    """Bytes beside the reserve decide, layer by layer."""
+    """Layer by layer, the bytes beyond the reserve decide."""
     model = torch.nn.ModuleDict({"small": QuantizedLinear(64, 32, activations="16bit")})
     model["large"] = QuantizedLinear(64, 96, activations="16bit")
     monkeypatch.setattr(kept, "_room", lambda device, reserved_bytes: 20_000 - reserved_bytes)
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_left(monkeypatch):
 
 
 def test_another_call_decides_anew(monkeypatch, count):
-    """What is kept takes no more room, once or as one product; what is left gives its memory back."""
+    """Kept weights take no more memory, separately or merged; layers to be left give theirs back."""
     model = torch.nn.ModuleDict({"attention": Block(), "one": torch.nn.Linear(64, 96)}).bfloat16()
     replace_linears(model, activations="16bit")
     nbytes = 2 * 64 * (128 + 128 + 64 + 96)

@@ -1,4 +1,4 @@
-"""Layers in graphs whose number of rows is not fixed: one graph for all of them."""
+"""Layers in graphs with a dynamic number of rows: one graph for all of them."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def rows(count):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_one_graph_for_any_number_of_rows(options):
-    """Also beyond 128, where blocked scales get a second row of atoms."""
+    """Also covers more than 128 rows, where blocked scales get a second row of atoms."""
     layer = layer_of(options)
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -63,7 +63,7 @@ def test_exported_for_any_number_of_rows(options):
 
 
 def test_a_draft_of_an_export():
-    """It runs the op while it traces."""
+    """A draft export runs the op while it traces."""
     layer, x = QuantizedLinear.from_linear(torch.nn.Linear(K, N).bfloat16(), input_scale=0.01), rows(3)
     assert_bitwise_equal(torch.export.draft_export(layer, (x,)).module()(x), layer(x))
 
@@ -90,7 +90,7 @@ def test_other_layers_are_exported_for_any_number_of_rows(layer):
 
 @pytest.mark.parametrize("options", [{}, {"activations": "16bit"}], ids=str)
 def test_rows_that_are_not_aligned(options):
-    """A view that starts at an odd element, and one with rows an odd number of elements apart; eagerly and in a graph."""
+    """Views that start at an odd element, or whose rows are an odd number of elements apart, work eagerly and in a graph."""
     layer, x = layer_of(options), rows(7)
     flat = torch.zeros(7 * K + 1).bfloat16()
     apart = torch.zeros(7, K + 1).bfloat16()
@@ -102,7 +102,7 @@ def test_rows_that_are_not_aligned(options):
 
 
 def test_a_chain_in_a_graph():
-    """For numbers of rows that it was never called with before."""
+    """The graph serves numbers of rows with which it was never called."""
     weights = [quantize(torch.randn(64, 64) / 8, global_scale="auto") for _ in range(3)]
     mlp = PersistentMLP(weights, [0.002] * 4)
 

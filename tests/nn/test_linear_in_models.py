@@ -1,4 +1,4 @@
-"""QuantizedLinear as a part of models: dtypes, moves, state dicts of others, modules that read its weights."""
+"""QuantizedLinear inside models: dtypes, moves, foreign state dicts, and modules that read its weights."""
 
 import copy
 import io
@@ -31,7 +31,7 @@ def relative(got, expected):
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_dtypes_are_those_of_a_linear_layer(options):
-    """In float32, in 16 bits, and under autocast, which leaves float64 alone."""
+    """Covers float32, 16 bits, and autocast, which leaves float64 alone."""
     x = torch.randn(5, K)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         plain, layer = linear(dtype), None
@@ -60,7 +60,7 @@ FORMATS = {"fp8": FP8_128x128, "int8": INT8, "int4": int4_format()}
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_biases_that_no_kernel_adds_as_they_are(name):
-    """Those of float64 are added as float32, and expanded ones as what they are."""
+    """float64 biases are added as float32, and expanded ones by their values."""
     make, x = LAYERS[name], torch.randn(5, K).bfloat16()
     weight = quantize(torch.randn(N, K), format=FORMATS.get(name.split(",")[0], NVFP4))
     bias = torch.randn(N)
@@ -76,7 +76,7 @@ def test_biases_that_no_kernel_adds_as_they_are(name):
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_to_dtypes_and_back(options):
-    """Bias and decoded weights follow every change, by one rounding of the 4-bit weights; these stay."""
+    """Bias and dequantized weights follow every change, rounded once from the 4-bit weights, which do not change."""
     layer, x = QuantizedLinear.from_linear(linear(), **options), torch.randn(5, K)
     before = layer.packed_weight.clone()
     for dtype in (torch.float32, torch.float16, torch.float32, torch.bfloat16):
@@ -134,7 +134,7 @@ def test_block_scales_as_bytes_are_bits():
 
 
 def test_state_dicts_of_others():
-    """Reciprocal scales, zeros and NaN are refused; what this version wrote, and earlier ones, is read."""
+    """Reciprocal scales, zeros and NaN are refused; state dicts of this and earlier versions load."""
     source = QuantizedLinear.from_linear(linear(), input_scale=0.002)
     state, empty = source.state_dict(), QuantizedLinear(K, N, input_scale=1.0)
     assert json.loads(bytes(state["_extra_state"].tolist())) == {
@@ -161,7 +161,7 @@ def test_state_dicts_of_others():
 
 @pytest.mark.parametrize("names", [["linear1", "linear2"], ["self_attn.out_proj"]], ids=str)
 def test_modules_that_read_the_weight(names):
-    """torch's encoder layer multiplies by the weights of its parts by itself: it finds the decoded ones."""
+    """torch's encoder layer multiplies by the weights of its parts directly and gets the dequantized ones."""
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).bfloat16().eval()
     decoded, x = copy.deepcopy(layer), torch.randn(2, 5, 64).bfloat16()
     for name in names:

@@ -1,4 +1,4 @@
-"""What layers are called with by mistake: refused by name, or computed as torch's layers would."""
+"""Mistaken calls of layers: refused by name, or computed as torch's layers would."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def int8_experts(gate_up, down, **options):
 
 
 def int4_experts(gate_up, down, **options):
-    """MoE with int4 weights, for rows and weights as models have them."""
+    """Returns an MoE with int4 weights, for rows and weights of models."""
     options = {"format": int4_format(32), "dtype": torch.bfloat16} | options
     return RoutedExperts(MoE.from_experts(gate_up, down, **options))
 
@@ -95,7 +95,7 @@ def test_experts_without_a_choice_give_zeros():
 
 @pytest.mark.parametrize("kind", [int8_experts, int4_experts])
 def test_choices_as_routers_give_them(kind):
-    """Of few bits, which do not hold the number of experts; not contiguous; of factors that are expanded, or have 16 bits."""
+    """Ids may be of narrow types that cannot hold the number of experts, or not contiguous; factors may be expanded or 16-bit."""
     experts = kind(some(128, 64, 32), some(128, 32, 32))
     x, ids = X[:, :32].contiguous(), torch.tensor([[0, 127], [-1, 3], [127, -1], [5, 5]])
     expected = experts(x, ids, WEIGHTS)
@@ -108,7 +108,7 @@ def test_choices_as_routers_give_them(kind):
 
 @pytest.mark.parametrize("kind", [int8_experts, int4_experts])
 def test_biases_of_experts(kind):
-    """Any floats and strides are taken, and no gradient follows them; what is no number a column is refused when a layer is made."""
+    """All floats and strides are accepted, without a gradient; a bias that does not fit is refused by the constructor."""
     make = lambda bias: kind(some(2, 64, 32), some(2, 32, 32), bias13=bias)
     bias, x = some(2, 64).bfloat16(), X[:, :32].contiguous()
     expected = make(bias)(x, IDS, WEIGHTS)
@@ -142,7 +142,7 @@ def test_biases_of_experts(kind):
     ids=str,
 )
 def test_a_layer_of_experts_is_not_made_of(options):
-    """By the constructor, not by the first call."""
+    """The constructor refuses them, not the first call."""
     (name,) = options
     sizes = {"num_experts": 2, "hidden_size": 64, "intermediate_size": 64}
     with pytest.raises(REFUSALS, match=name):
@@ -167,7 +167,7 @@ def test_a_layer_of_experts_is_not_made_of(options):
     ids=str,
 )
 def test_a_linear_layer_is_not_made_of(options):
-    """By the constructor, not by the first call."""
+    """The constructor raises before any call."""
     (name,) = options
     with pytest.raises(REFUSALS, match=name):
         QuantizedLinear(**{"in_features": 64, "out_features": 64} | options)

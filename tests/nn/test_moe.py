@@ -1,4 +1,4 @@
-"""MoE and MoENVFP4: quantizing, state dict, devices and dtypes, torch.compile; what they compute is tests/moe's."""
+"""MoE and MoENVFP4: quantization, state dict, devices and dtypes, torch.compile. Results are tested in tests/moe."""
 
 import copy
 import io
@@ -46,7 +46,7 @@ def test_close_to_the_layer_in_float64():
 
 
 def test_scales_reach_the_result():
-    """The module gives what ``moe`` gives with the same scales; calibrated ones are factors of the products."""
+    """The module equals ``moe`` with the same scales; calibrated scales are factors of the products."""
     gate_up, down = experts()
     x, ids, weights = batch()
     scales = {"input_scale": torch.tensor(0.01), "hidden_scale": torch.rand(E) / 10}
@@ -71,7 +71,7 @@ def test_factors_of_both_halves():
 
 @pytest.mark.parametrize("scales", [{}, {"input_scale": 0.02, "hidden_scale": [0.1, 0.2, 0.3, 0.4]}])
 def test_state_dict(scales):
-    """Through a file into an empty layer: the same result; 4.5 bits a weight and few bytes besides."""
+    """A file and an empty layer give the same result, with 4.5 bits per weight and few further bytes."""
     gate_up, down = experts()
     x, ids, weights = batch()
     layer = MoENVFP4.from_experts(gate_up, down, **scales)
@@ -144,7 +144,7 @@ FORMATS_AND_ROWS = [
 
 @pytest.mark.parametrize(("format", "rows"), FORMATS_AND_ROWS, ids=str)
 def test_one_way_for_every_format(format, rows):
-    """The bits of ``moe``; through a state dict, which names the format, and a conversion that leaves codes and scales alone."""
+    """Every format has the bits of ``moe``, a state dict that names it, and conversions that keep codes and scales."""
     (gate_up, down), (x, ids, weights) = experts(), batch()
     bias = some(E, 2 * I, seed=3).bfloat16()
     options = {"activations": rows, "activation": "swiglu_oai", "limit": 7.0, "bias13": bias}
@@ -168,7 +168,7 @@ def test_the_usual_rows_of_every_format():
 
 
 def test_blocks_as_gpt_oss_stores_them():
-    """Row-major scales, gate and up in turn: of the docstring's example."""
+    """The docstring's example: row-major scales, with alternating rows of gate and up."""
     gate_up, down = experts()
     x, ids, weights = batch()
     stored = [ExpertWeights.quantize(w, MXFP4) for w in (gate_up, down)]
@@ -190,7 +190,7 @@ def test_blocks_as_gpt_oss_stores_them():
 @pytest.mark.parametrize("backend", ["reference", pytest.param("emulator:sm_90a", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", ["nvfp4", "16bit"])
 def test_rows_begin_lines(rows, backend):
-    """Rows of 240 bytes lie 256 apart, wherever the module is moved; its state dict has none of the padding."""
+    """Rows of 240 bytes start every 256 bytes on every device; the state dict has no padding."""
     gate_up, down = some(2, 960, 480).bfloat16() / 16, some(2, 480, 480, seed=1).bfloat16() / 16
     x, (ids, weights) = some(T, 480, seed=6).bfloat16(), route(some(T, 2, seed=5), 1)
     w13, w2 = ExpertWeights.quantize(gate_up), ExpertWeights.quantize(down)
@@ -229,7 +229,7 @@ def test_compile_takes_the_layer_whole():
 
 
 def test_a_copy_over_ranks():
-    """Has the group of the layer, which no file can hold."""
+    """The copy has the layer's group, which no file can store."""
     group = dist.ProcessGroup(0, 1)
     layer = MoENVFP4.from_experts(*experts(), process_group=group)
     copied = copy.deepcopy(torch.nn.ModuleList([layer]))[0]
@@ -240,7 +240,7 @@ def test_a_copy_over_ranks():
 
 
 def test_experts_are_checked_once(monkeypatch):
-    """Until a tensor, where it lies, rows or a setting is another one."""
+    """A check is repeated only after a tensor, its address, rows or a setting has changed."""
     gate_up, down = experts()
     layer, (x, ids, weights) = (
         MoENVFP4.from_experts(gate_up, down, input_scale=0.01, hidden_scale=[0.1] * E),
@@ -275,7 +275,7 @@ def test_experts_are_checked_once(monkeypatch):
 
 
 def test_what_was_checked_is_nobodys_past():
-    """A write in place reaches the result where a check made a copy, and tensors that the layer gave up are not held."""
+    """Writes in place reach the result even if the check made a copy, and replaced tensors are freed."""
     gate_up, down = experts()
     layer, call = MoENVFP4.from_experts(gate_up, down, hidden_scale=0.1), batch()
     layer.hidden_scale = torch.tensor([0.1])

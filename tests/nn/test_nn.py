@@ -1,4 +1,4 @@
-"""QuantizedLinear: what it computes in each of its ways, its state dict, and torch.compile."""
+"""QuantizedLinear: results in each mode, state dict, and torch.compile."""
 
 import io
 
@@ -38,7 +38,7 @@ def weight_of(layer):
 
 
 def test_quantized_activations(linear):
-    """Bits of quantize, and of gemm with the bias."""
+    """The bits are those of quantize, and of gemm with the bias."""
     layer, x = QuantizedLinear.from_linear(linear), inputs(2, 5)
     w, q = quantize(linear.weight, global_scale="auto"), quantize(x.view(10, K), global_scale="auto")
     alpha = q.global_scale * w.global_scale
@@ -73,7 +73,7 @@ def test_decoded_weights(linear):
 @pytest.mark.parametrize("backend", ["emulator", "emulator:sm_90a", "emulator:sm_120a"])
 @pytest.mark.parametrize(("activations", "launches"), [("nvfp4", 2), ("16bit", 1)])
 def test_on_the_emulator(linear, backend, activations, launches):
-    """Every launch is one of ours; the results are those of the reference but for the order of sums."""
+    """Every launch is ours, and results differ from the reference only by the order of sums."""
     options = {"activations": activations, "input_scale": 0.002}
     layer, x = QuantizedLinear.from_linear(linear, backend=backend, **options), inputs(5)
     with observe(check=True) as observer:
@@ -85,7 +85,7 @@ def test_on_the_emulator(linear, backend, activations, launches):
 
 @pytest.mark.parametrize("pre_decode", [False, True])
 def test_state_dict(linear, pre_decode):
-    """Through a file of about 4.5 bits a weight, into an empty layer, into one that decodes and one that does not."""
+    """A file of about 4.5 bits per weight loads into an empty layer, with and without ``pre_decode``."""
     wide = torch.nn.Linear(512, 256).bfloat16()
     layer = QuantizedLinear.from_linear(wide, input_scale=0.01, pre_decode=pre_decode)
     assert set(layer.state_dict()) == {
@@ -106,7 +106,7 @@ def test_state_dict(linear, pre_decode):
 
 
 def test_inside_a_model(linear):
-    """Loading and moving a model reach the layer; ``.to(dtype)`` leaves 4-bit weights and scales as they are."""
+    """Loading and moving a model reach the layer; ``.to(dtype)`` keeps 4-bit weights and scales."""
     layer = QuantizedLinear.from_linear(linear, pre_decode=True)
     model, empty = (
         torch.nn.Sequential(x, torch.nn.SiLU()) for x in (layer, QuantizedLinear(K, N, pre_decode=True))
@@ -174,7 +174,7 @@ def test_description_and_refusals(linear):
     "how", ["few rows", "many rows of kept weights", "decoded ahead", "beside another layer"]
 )
 def test_a_bias_with_a_gradient_is_refused(how):
-    """However the product is computed: torch would follow the gradient, kernels would not."""
+    """It is refused for every mode: torch would compute the gradient, kernels would not."""
     options = {
         "many rows of kept weights": {"activations": "16bit", "keep_decoded": True},
         "decoded ahead": {"pre_decode": True},

@@ -1,4 +1,4 @@
-"""Kernels that layers take are known, compiled and loaded before the first call."""
+"""Layers know, compile and load their kernels before the first call."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_no_number_of_tokens_takes_a_kernel_that_is_not_prepared(activations):
 
 
 def test_kernels_that_the_process_has_are_asked_for_again(monkeypatch):
-    """Plans are remembered with their kernels, by calls of before and by the first time that kernels are asked for."""
+    """Plans are cached with their kernels, both by earlier calls and by the first request for kernels."""
 
     class Everything(dict):
         def get(self, entry, default=None):
@@ -102,7 +102,7 @@ def test_planning_launches_and_compiles_nothing(monkeypatch):
 
 
 def test_a_prepared_layer_compiles_nothing(monkeypatch, tmp_path):
-    """Two kernels, by two processes; then a call on the emulator, in a process that must not compile."""
+    """Two processes compile two kernels; then a process that must not compile calls the layer on the emulator."""
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "_kernels", {})
     layer = linear("nvfp4")

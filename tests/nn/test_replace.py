@@ -1,4 +1,4 @@
-"""replace_linears: what is replaced, what stays and why, and modules that read weights."""
+"""replace_linears: replaced layers, layers that stay with reasons, and modules that read weights."""
 
 import copy
 
@@ -44,7 +44,7 @@ def test_what_stays_and_why():
 
 @pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
 def test_attention_and_the_fast_path(activations):
-    """An encoder computes with the layers that were replaced, not with their decoded weights."""
+    """An encoder calls its replaced layers and does not multiply by their dequantized weights."""
     encoder = (
         torch.nn.TransformerEncoder(
             torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2, enable_nested_tensor=False

@@ -1,4 +1,4 @@
-"""What a layer works out of its tensors once follows them: written in place, through ``.data``, replaced, or swapped for a call."""
+"""Cached results follow their tensors: written in place, through ``.data``, replaced, or swapped for a call."""
 
 import copy
 
@@ -85,7 +85,7 @@ def test_layers_that_are_one_product(change, again):
 
 
 def test_layers_that_are_one_product_for_other_tensors():
-    """Those of one call alone."""
+    """The merged layers use the swapped tensors for that call only."""
     model, x = Attention(), torch.randn(3, K).bfloat16()
     ours = copy.deepcopy(model)
     fuse(ours)
@@ -111,7 +111,7 @@ def test_biases_of_other_dtypes_are_left_alone():
 
 
 def test_a_gated_mlp():
-    """Input scales of gate and up that differ: two launches, whose bits are those of the layers."""
+    """Where input scales of gate and up differ, two launches give the bits of the layers."""
     model, x = torch.nn.Sequential(MLP()), torch.randn(3, K).bfloat16()
     ours = copy.deepcopy(model)
     assert fuse(ours).mlps and ours[0].is_fused

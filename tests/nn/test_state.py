@@ -1,4 +1,4 @@
-"""Loading a layer of any format: bytes are codes, numbers are not rounded, factors are positive; nothing else is taken in silence."""
+"""Loading a layer of any format: bytes are codes, numbers are not rounded, factors are positive; anything else raises."""
 
 import copy
 import json
@@ -84,7 +84,7 @@ def made(layer):
 
 
 def loaded(layer, name, change):
-    """The stored tensor of a layer that was loaded with it changed, and as it was before."""
+    """Loads a layer with one tensor changed; returns the loaded tensor and the original."""
     state = made(layer).state_dict()
     other = copy.deepcopy(made(layer))
     other.load_state_dict(state | {name: change(state[name])})
@@ -142,7 +142,7 @@ def test_a_block_of_zeros_has_a_factor_of_zero():
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_are_pickled(layer):
-    """Torch does not unpickle 8-bit floats by itself. What two modules share stays one tensor in a copy."""
+    """Torch cannot unpickle 8-bit floats itself. A tensor that two modules share stays one tensor in a copy."""
     pair = torch.nn.ModuleList([made(layer), made(layer)])
     for other in (pickle.loads(pickle.dumps(pair)), copy.deepcopy(pair)):
         assert other[0] is other[1] and other[0].training == made(layer).training
@@ -161,7 +161,7 @@ def test_tables_that_layers_share_stay_one_in_a_copy():
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_converted_layers_keep_their_codes(layer):
-    """``type`` converts integers, too, where ``to`` converts floats alone."""
+    """``type`` converts integers as well, where ``to`` converts only floats."""
     for convert in (torch.nn.Module.half, lambda m: m.type(torch.float16), torch.nn.Module.double):
         other = convert(copy.deepcopy(made(layer))).state_dict()
         for name, tensor in made(layer).state_dict().items():
@@ -181,7 +181,7 @@ def test_decoded_weights_are_not_set(other):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_are_made_on_the_meta_device(layer):
-    """Without memory, by quantizing weights that have none; then given memory or the tensors of a state dict."""
+    """Layers quantize weights without memory, then get memory or the tensors of a state dict."""
     with torch.device("meta"):
         empty = LAYERS[layer]() if "NVFP4" not in layer.split()[0] else copy.deepcopy(made(layer)).to("meta")
     assert all(buffer.is_meta for buffer in empty.buffers())
@@ -206,7 +206,7 @@ def test_experts_without_memory_give_results_without_memory(layer):
 
 @pytest.mark.parametrize("layer", ["ExpertsFP8", "ExpertsINT8", "MoE, INT4"])
 def test_experts_name_their_formats(layer):
-    """Bits of another format, and a later version, are refused; a state dict without the name is read; meta ones are not read."""
+    """Bits of another format and a later version are refused; a state dict without the name loads; meta tensors are not read."""
     state = made(layer).state_dict()
     assert json.loads(bytes(state["_extra_state"].tolist()))["version"] == 1
     made(layer).load_state_dict({name: value for name, value in state.items() if name != "_extra_state"})
@@ -219,7 +219,7 @@ def test_experts_name_their_formats(layer):
 
 
 def test_int4_of_no_memory_is_made_of_parts():
-    """Values are not looked at: zero points may all be 8, and the format has them."""
+    """Values on the meta device are not read, so the format has zero points even if all may be 8."""
     codes, scale = (
         torch.empty(2, 8, 128, dtype=torch.uint8, device="meta"),
         torch.empty(2, 8, 2, device="meta").half(),

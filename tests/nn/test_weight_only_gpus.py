@@ -1,4 +1,4 @@
-"""Layers that quantize activations, on GPUs that multiply no quantized activations: weight-only, and one warning."""
+"""Layers that quantize activations, on GPUs without such products: weight-only, with one warning."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Linear layers with 16-bit activations and many rows: weights are decoded first, the graph is one."""
+"""Linear layers with 16-bit activations and many rows dequantize weights first, in one graph."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def refuse(*arguments, **options):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_many_rows_decode_the_weights(arch, monkeypatch):
-    """One launch, which decodes; the product is torch's."""
+    """One launch dequantizes; torch multiplies."""
     layer, rows = some_layer(f"emulator:{arch}"), decode_first_rows(arch)
     x = torch.randn(rows, 64).bfloat16()
     with monkeypatch.context() as patch, observe(check=True) as observer:
