@@ -60,66 +60,20 @@ def grouped_dual_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Computes the first half of every group's gated layer in one launch.
+    """Computes :func:`nvfp4_cute.grouped_dual_gemm` of operands given as data and scales; without scales, of whole tensors.
 
-    ``C_g = activation(alpha1_g A_g B1_g^T) * (alpha2_g A_g B2_g^T)``, where ``b1`` holds the gate's weights and ``b2`` those of
-    the up projection. Both products stay on the chip until they are combined; only C is written. Groups come in the three forms
-    of ``grouped_gemm``; the shapes below are those of the list form.
-
-    Formats with float32 scales need "separate" or "concatenated" weights, and their results have 16 or 32 bits or are
-    FP8_1x128. The pair FP8_1x128 and FP8_128x128 has a fused kernel on every GPU. For INT8, two launches compute the products
-    in float32; torch operations, with torch's exponential, do the rest.
-
-    ``grouped_dual_gemm(a, b1, b2)`` without scales takes whole BlockScaledTensors, as ``grouped_gemm`` does, or float16 or
-    bfloat16 ``a`` without ``a_scale``. Formats are given as for ``grouped_gemm``; both weights have the same one.
+    Formats with float32 scales need "separate" or "concatenated" weights. The pair FP8_1x128 and FP8_128x128 has a fused kernel
+    on every GPU. For INT8, two launches compute the products in float32; torch operations, with torch's exponential, do the rest.
 
     Args:
-        a: one tensor per group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values per byte,
-            the low nibble first; K a multiple of 16, rows a multiple of 16 bytes apart. M_g may be 0.
-        b1, b2: weights in the same layout: [N_g, K_g/2] each; ragged and masked: [G, N, K/2].
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8). Either 128x4 blocked (flat, [rm, rk, 32, 4, 4],
-            or the (32, 4, rm, 4, rk, 1) view; not copied), or [M_g, K_g/16] with ``scale_layout="rowmajor"`` (converted, which
-            allocates).
-        b1_scale, b2_scale: scales of the weights in the same layouts.
-        alpha1, alpha2: one factor per group for each product: float32 [G] on the operands' device, numbers, or None for 1.
-        a_format, b_format: formats of ``a`` and of both weights, such as ``nvfp4_cute.MXFP4``.
-        offs, masked_m: group sizes of the ragged and the masked form; operands, scales, ``out`` and results are then shaped as
-            in ``grouped_gemm``.
-        activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. "relu2": max(x,
-            0)^2. "swiglu_oai" (gpt-oss): x * sigmoid(1.702 x), times the other product plus 1.
-        limit: clamps the gate's product (after alpha1) to at most ``limit`` and the other (after alpha2) to [-limit, limit].
-        weight_layout: "separate", or the order in which ``b1`` [2 N, K/2] and ``b1_scale`` hold the rows of both projections;
-            ``b2`` and ``b2_scale`` are then None. "concatenated": [gate; up], 2 N a multiple of 256. "interleaved_64_up_first":
-            64 rows of up, 64 of the gate and so on. "interleaved_32_gate_first": 32 rows of the gate, 32 of up and so on. The
-            weights are never copied.
-        out: [M_g, N_g] (or [M_g, N_g, 1]) per group, written in place, all with contiguous rows or all with contiguous columns.
-            None allocates. Quantized: one BlockScaledTensor per group, whose data and scale are written.
-        out_dtype: float16, bfloat16, float32, or the name of a format for results quantized for the next layer, as in
-            ``grouped_gemm``: "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2"; for FP8 operands "fp8_1x128".
-        out_global_scale: global scales of "nvfp4" results, one per group as in ``quantize``: float32 [G] on the operands'
-            device, or numbers.
-        scale_layout: "blocked" or "rowmajor".
-        early_weights, backend: see ``grouped_gemm``.
-        config: tile shape and pipeline depths. None uses what ``tune`` found for the problem, else an estimate.
+        a, a_scale, offs, masked_m, out, scale_layout, early_weights: as for ``parts.grouped_gemm``.
+        b1, b2: weights of the gate and of the up projection, [N_g, K/2] each; ragged and masked: [G, N, K/2]. With another
+            ``weight_layout``, ``b1`` and ``b1_scale`` hold the rows of both, and ``b2`` and ``b2_scale`` are None.
+        b1_scale, b2_scale: scales of the weights in the layouts of ``a_scale``.
+        alpha1, alpha2: one factor per group for each product.
+        activation, limit, weight_layout: fields of ``Activation`` and ``GateUp``.
 
-    Returns:
-        C, one tensor per group. Both products accumulate in fp32. Factors, activation and the final product are fp32, with the
-        GPU's approximate exponential and reciprocal (``reference.grouped_dual_gemm_reference`` bounds the error). C is rounded
-        once, to ``out_dtype``, to nearest even. Quantized: one BlockScaledTensor per group (NVFP4Tensor for "nvfp4") with the
-        bits of ``formats.quantize`` of the fp32 results; padding rows of the scales are not written.
-
-    Example:
-        >>> a, gate, up = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256,) * 2, (256,) * 2))
-        >>> data, scales = ([[getattr(x, name) for x in side] for side in (a, gate, up)] for name in ("data", "scale"))
-        >>> [tuple(h.shape) for h in grouped_dual_gemm(*data, *scales)]
-        [(40, 256), (7, 256)]
-
-    Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedTarget: the GPU has no kernel.
-        ConfigError: ``config`` cannot be built.
-
-    Nothing is written to ``out`` when a check fails.
+    Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)
@@ -229,34 +183,11 @@ def dual_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Computes a gated layer's first half in one launch: ``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)``.
+    """Computes :func:`nvfp4_cute.dual_gemm` of operands given as data and scales; without scales, of whole tensors.
 
-    ``dual_gemm(x, gate, up)`` without scales takes whole BlockScaledTensors [M, K] or [L, M, K]. Their global scales multiply
-    the products, in addition to the alphas, on the device. ``a`` may hold float16 or bfloat16 values, [M, K] or [M, K, L],
-    without ``a_scale``.
+    Operands and their scales are shaped as for ``parts.gemm``; the weights are those of :func:`grouped_dual_gemm`.
 
-    Args:
-        a: [M, K/2] or [M, K/2, L]; otherwise operands and scales are as in :func:`grouped_dual_gemm`.
-        b1, b2: [N, K/2] or [N, K/2, L].
-        a_scale: for one batch as in :func:`grouped_dual_gemm`. For L batches: [L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L)
-            view, or [M, K/16, L] with ``scale_layout="rowmajor"``.
-        b1_scale, b2_scale: scales of the weights in the same layouts.
-        alpha1, alpha2: factor of each product: a number, or float32 on the operands' device with one element or [L].
-        a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, early_weights, backend, config: see
-        :func:`grouped_dual_gemm`.
-        out: [M, N] or [M, N, L], written in place; a BlockScaledTensor for quantized results. None allocates.
-        out_global_scale: global scale of "nvfp4" results, for all batches: a number, or a tensor with one element.
-
-    Returns:
-        C: [M, N], or [M, N, L] where ``a`` has batches, rounded as in :func:`grouped_dual_gemm`. Quantized: a BlockScaledTensor
-            of [M, N] or [L, M, N], as in ``gemm``.
-
-    Example:
-        >>> x, gate, up = (quantize(torch.randn(rows, 512)) for rows in (40, 256, 256))
-        >>> dual_gemm(x.data, gate.data, up.data, x.scale, gate.scale, up.scale).shape
-        torch.Size([40, 256])
-
-    Raises what :func:`grouped_dual_gemm` raises.
+    Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b1_scale is None or b2_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b1, b2)

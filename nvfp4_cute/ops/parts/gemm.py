@@ -54,7 +54,7 @@ def gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Multiplies block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T + bias``.
+    """Computes :func:`nvfp4_cute.gemm` of operands given as data and scales; without scales, of whole tensors.
 
     Runs the grouped kernel of the GPU with one group per batch; a batch of any size has one set of tensor maps. Unless
     ``config`` is given, few rows run elsewhere:
@@ -63,69 +63,19 @@ def gemm(
     - Two to eight rows run a kernel of their own (``kernels/simt/few_rows.py``) where each of its CTAs, one per 32 rows of a
       batch's ``b``, has an SM to itself: N up to 4224 on an H200.
 
-    Both document their order of summation, which depends on K alone, not on M, N, L or the GPU.
-
-    Weight-only (W4A16): with float16 or bfloat16 ``a`` [M, K] or [M, K, L] and ``a_scale=None``, another kernel multiplies
-    ``a`` by ``b`` without quantizing it, on every GPU from sm_90a on. It is made for few rows and reads the weights once per 32
-    rows. On sm_90a the kernel of ``grouped_gemm`` takes over, from 16 to 33 rows on, where estimates say that it is faster and
-    rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``LinearNVFP4(pre_decode=True)``). On other
-    GPUs, quantize ``a`` if it has many rows, or dequantize the weights once. K is a multiple of 32, ``out`` may have any
-    strides, and ``config`` is refused. For few rows the order of summation is documented (``kernels/simt/w4a16.py``) and
-    depends on K alone.
-
-    ``gemm(x, w)`` without scales takes whole BlockScaledTensors [M, K] or [L, M, K] (only ``w`` with 16-bit activations). Their
-    global scales multiply the result, in addition to ``alpha``, on the device.
-
-    Operands are NVFP4 unless ``a_format`` and ``b_format``, or whole tensors, say otherwise. For other formats, read K/2 below
-    as the bytes of K elements, K/16 as the blocks of K elements, and the dtypes as those of the format. README says which pairs
-    have kernels on which GPU.
+    Both document their order of summation, which depends on K alone, not on M, N, L or the GPU. Without ``a_scale``, 16-bit
+    ``a`` is multiplied without quantizing it (W4A16): K is a multiple of 32, and ``config`` is refused.
 
     Args:
-        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values per byte, the low nibble
-            first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
-        b: [N, K/2] or [N, K/2, L], in the same layout.
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8). Either 128x4 blocked ([L, rm, rk, 32, 4, 4], the
-            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; not copied, batches one after the
-            other), or [M, K/16(, L)] with ``scale_layout="rowmajor"`` (converted, which allocates). Padding rows may hold
-            anything.
-        b_scale: scales of b in the same layouts.
-        alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
-        bias: contiguous float16, bfloat16 or float32 [N], whatever ``out_dtype`` is. The launch adds it to every row of every
-            batch.
-        a_format, b_format: formats of ``a`` and ``b``, such as ``nvfp4_cute.MXFP4``.
-        out: [M, N] or [M, N, L], rows or columns contiguous, written in place. Quantized: a BlockScaledTensor shaped like the
-            result, with contiguous scales. None allocates.
-        out_dtype: float16, bfloat16, float32, or the name of a format for results quantized for the next layer, as in
-            ``grouped_gemm``: "nvfp4", "mxfp4", "mxfp8_e4m3" or "mxfp8_e5m2"; for FP8 operands "fp8_1x128". For INT8 operands
-            also int32, the exact sums of products; no scale is read, and both may be left out.
-        out_global_scale: global scale of "nvfp4" results, for all batches: a number, or float32 with one element on the
-            operands' device.
-        scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] for FP8_1x128,
-            ``b_scale`` [ceil(N/128), K/128(, L)] for FP8_128x128, [M, 1(, L)] and [N, 1(, L)] for INT8. Scales whose rows are
-            not contiguous are copied.
-        early_weights, backend, config: see ``grouped_gemm``.
+        a, b: [M, K/2] and [N, K/2], or [.., .., L], K-major; rows and batches a multiple of 16 bytes apart.
+        a_scale, b_scale: 128x4 blocked ([L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L) view, and for one batch also
+            [rm, rk, 32, 4, 4] or flat; not copied, batches one after the other), or [M, K/16(, L)] with
+            ``scale_layout="rowmajor"`` (converted, which allocates). Float32 scales have rows: [M, K/128(, L)] for FP8_1x128,
+            [ceil(N/128), K/128(, L)] for FP8_128x128, [M, 1(, L)] for INT8.
+        a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
+        scale_layout, early_weights: as for :func:`grouped_gemm`; all else as in the public operation.
 
-    Returns:
-        C: [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). Accumulation is fp32; alpha, then the
-            bias, are applied in fp32 with a rounding each; then C is rounded to ``out_dtype``. All roundings are to nearest
-            even. Quantized: an NVFP4Tensor or BlockScaledTensor of [M, N] or [L, M, N]; the next call takes its
-            ``data.permute(1, 2, 0)`` as ``a`` and its ``scale`` as ``a_scale``.
-
-    Example:
-        >>> x, w = quantize(torch.randn(40, 512)), quantize(torch.randn(256, 512))
-        >>> gemm(x.data, w.data, x.scale, w.scale).shape
-        torch.Size([40, 256])
-        >>> hidden = gemm(x.data, w.data, x.scale, w.scale, out_dtype="nvfp4")  # for the next layer
-        >>> gemm(torch.randn(40, 512).half(), w.data, None, w.scale, out_dtype=torch.float16).shape  # weight-only
-        torch.Size([40, 256])
-
-    Raises:
-        TypeError, ValueError: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedProblem: an operand breaks a rule, or the pair of formats has no kernel.
-        UnsupportedTarget: the GPU has no kernel.
-        ConfigError: ``config`` cannot be built.
-
-    Nothing is written to ``out`` when a check fails.
+    Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b_scale is None:
         early_weights = early_weights_beside(early_weights, scale_layout, b)

@@ -31,45 +31,15 @@ def gemv(
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Multiplies block-scaled matrices by vectors: ``c[m, l] = alpha[l] * sum over k of A[m, k, l] * b[k, l]``.
+    """Computes :func:`nvfp4_cute.gemv` of operands given as data and scales; without scales, of whole tensors.
 
-    Weight-only (W4A16): with float16 or bfloat16 ``b`` [K] or [K, L] and ``b_scale=None``, the vector is not quantized. K is a
-    multiple of 32, and sums are added in the order of ``gemm`` with 16-bit activations.
-
-    ``gemv(w, v)`` without scales takes whole BlockScaledTensors: ``w`` [M, K] or [L, M, K], ``v`` [K] or [L, 1, K]. Their
-    global scales multiply the result, in addition to ``alpha``, on the device. Formats are given as for ``gemm``.
+    Without ``b_scale``, ``b`` holds 16-bit values (W4A16), whose sums are added in the order of ``gemm`` with 16-bit ``a``.
 
     Args:
-        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values per byte, the low nibble
-            first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
-        b: [K/2] or [K/2, L], the same types; batches a multiple of 16 bytes apart.
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8). Either 128x4 blocked ([L, rm, rk, 32, 4, 4], the
-            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; not copied), or [M, K/16(, L)] with
-            ``scale_layout="rowmajor"`` (converted, which allocates). Padding may hold anything.
+        a, a_scale: as for ``parts.gemm``. b: [K/2] or [K/2, L]; batches a multiple of 16 bytes apart.
         b_scale: scales of b, laid out as those of a matrix with one row: [1, K/16(, L)] where row-major.
-        alpha: a number, or float32 on the operands' device with one element or [L].
-        a_format, b_format: formats of ``a`` and ``b``, such as ``nvfp4_cute.MXFP4``.
-        out: [M] or [M, L], any strides, written in place; None allocates.
-        out_dtype: float16, bfloat16 or float32.
-        scale_layout: "blocked" or "rowmajor".
-        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of the
-            sm_100a kernel, executed on the CPU; "emulator:sm_90a" and the like for another), or "reference".
 
-    Returns:
-        c: [M], or [M, L] where ``a`` has batches. Each block of 16 is summed exactly. Blocks are added in fp32 in an order that
-            depends on K alone (``kernels/simt/gemv.py`` states it); then alpha multiplies in fp32, and c is rounded to
-            ``out_dtype``. A result therefore never depends on M, on L, or on the GPU.
-
-    Example:
-        >>> w, v = quantize(torch.randn(256, 512)), quantize(torch.randn(512))
-        >>> gemv(w.data, v.data, w.scale, v.scale).shape
-        torch.Size([256])
-
-    Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedTarget: the GPU has no kernel.
-
-    Nothing is written to ``out`` when a check fails.
+    Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b_scale is None:
         is_matrix = isinstance(b, BlockScaledTensor) and len(b.shape) == 3

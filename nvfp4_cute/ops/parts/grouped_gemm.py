@@ -49,86 +49,29 @@ def grouped_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Multiplies the rows of every group by the group's weights: ``C_g = alpha_g * A_g @ B_g^T``.
+    """Computes :func:`nvfp4_cute.grouped_gemm` of operands given as data and scales; without scales, of whole tensors.
 
-    The arguments select one of three forms. *List*: sequences with one tensor per group, whose M, N and K may all differ.
-    *Ragged*: ``offs`` says where each group ends in the rows of one ``a``. *Masked*: ``masked_m`` says how many rows of each
-    group's part of ``a`` count. In the ragged and masked forms the kernel reads the sizes on the device, so the host never
-    waits for them and a captured graph follows changes.
-
-    ``grouped_gemm(a, b)`` and ``grouped_gemm(a, b, offs=offs)`` without scales take whole BlockScaledTensors: lists with one
-    per group, or one [G, N, K] for ``b`` and [rows, K] or [G, M_max, K] for ``a``. Their global scales multiply the results, in
-    addition to ``alpha``, on the device. The scales of a whole ragged ``a`` have no padding between groups, so its groups must
-    end at multiples of 128 rows; otherwise pass data and scale of ``grouped_quantize``.
-
-    Operands are NVFP4 unless ``a_format`` and ``b_format``, or whole tensors, say otherwise; all groups have the same formats.
-    For other formats, read K/2 below as the bytes of K elements, K/16 as the blocks of K elements, and the dtypes as those of
-    the format. README says which pairs have kernels on which GPU.
-
-    Weight-only (W4A16), on sm_90a: with float16 or bfloat16 ``a`` ([M_g, K_g], [rows, K] or [G, M_max, K]) and
-    ``a_scale=None``, the kernel converts the weights to the type of ``a``. The conversion is exact except that MXFP8 values
-    become multiples of 2^-133. Float32 scales (FP8_128x128, INT8) multiply the sums. Results have 16 or 32 bits and contiguous
-    rows.
+    The shapes are those of packed data: where the public operation says K, rows hold the bytes of K elements.
 
     Args:
-        a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values per byte, the low nibble first; K a multiple of 16 and rows a
-            multiple of 16 bytes apart. List: one [M_g, K_g/2] (or [M_g, K_g/2, 1]) per group. Ragged: [rows, K/2], groups one
-            after the other. Masked: [G, M_max, K/2].
-        b: weights in the same layout. List: one [N_g, K_g/2] per group. Ragged, masked: [G, N, K/2].
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8), in the 128x4 blocked layout. List: per group
-            flat, [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1) view, not copied; or [M_g, K_g/16] with
-            ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape, every group's rows padded to
-            128; ``offs`` on a GPU are not read back, and rows without scales give zeros. Masked: any contiguous shape of G
-            times [rm, rk, 32, 4, 4].
-        b_scale: scales of the weights in the same layouts; ragged, masked: G times [rn, rk, 32, 4, 4].
-        offs: ragged form: int32 [G] on the operands' device, ascending, the row where each group ends.
-        alpha: one factor per group (``global_scale_a * global_scale_b``): float32 [G] on the operands' device, or numbers.
-        masked_m: masked form: int32 [G] on the operands' device, rows of each group, at most M_max.
-        a_format, b_format: formats of ``a`` and ``b``, such as ``nvfp4_cute.MXFP4``.
-        out: written in place, all with contiguous rows or all with contiguous columns. List: one [M_g, N_g] (or [M_g, N_g, 1])
-            per group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group keep their values. None allocates; a repeated
-            call allocates the results of a list as one block, which is freed with the last of them. Quantized: one
-            BlockScaledTensor per group, whose data and scale are written, or (data, scale) in the shapes of the result.
-        out_dtype: float16, bfloat16, float32, or the name of a format for results quantized for the next layer. "nvfp4": N is a
-            multiple of 16. "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2": N is a multiple of 32, and scales are rounded up, as in
-            ``quantize``. "fp8_1x128": operands are FP8_1x128 and FP8_128x128, N is a multiple of 128, scales have rows like
-            ``a_scale``, and the GPU is not of the sm_120 family. INT8 operands also allow int32, the exact sums of products; no
-            scale is read, and both may be left out.
-        out_global_scale: global scales of "nvfp4" results, one per group as in ``quantize``: float32 [G] on the operands'
-            device, or numbers.
-        scale_layout: "blocked" or, in list form, "rowmajor". Float32 scales always have rows, without padding. FP8_1x128:
-            ``a_scale`` [M_g, K/128] in list form, [rows, K/128] ragged, [G, M_max, K/128] masked. FP8_128x128: ``b_scale`` [(G,
-            )ceil(N/128), K/128]. INT8: [rows, 1] and [(G, )N, 1]. Scales whose rows are not contiguous are copied.
-        early_weights: promises that the previous launch on the stream, such as the one that computed ``a``, wrote none of
-            ``offs``, ``masked_m``, ``b`` and ``b_scale``. If the previous launch is a product of a list or a ``gemm`` without
-            this promise, the promise must also hold for the launch before it, and so on, because such products do not hold back
-            what follows them. Kernels for sm_100a, sm_103a and sm_110a with 8-bit scales then load weights while the previous
-            launch ends; other kernels and traced graphs ignore the promise.
-        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of the
-            sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
-        config: tile shape and pipeline depths. None uses what ``tune`` found for the problem, else an estimate.
+        a: K-major rows, a multiple of 16 bytes apart, or 16-bit values without ``a_scale`` (weight-only). List: one [M_g, K/2]
+            (or [M_g, K/2, 1]) per group. Ragged (``offs``): [rows, K/2]. Masked (``masked_m``): [G, M_max, K/2].
+        b: weights. List: one [N_g, K/2] per group. Ragged, masked: [G, N, K/2].
+        a_scale, b_scale: blocked scales, not copied. List: per group flat, [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1)
+            view, or [M_g, K/16] with ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape,
+            every group's rows padded to 128; rows without scales give zeros. Masked: any contiguous shape of G times
+            [rm, rk, 32, 4, 4]. Float32 scales have rows: FP8_1x128 [rows, K/128], FP8_128x128 [(G, )ceil(N/128), K/128], INT8
+            [rows, 1]; scales whose rows are not contiguous are copied.
+        a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
+        out: as in the public operation. Quantized results with sizes on the device: (data, scale) in the shapes of the result.
+        early_weights: ``Options.prefetch_weights``. It must also hold for earlier launches up to one that made this promise,
+            because products of lists and ``gemm`` without it do not hold back what follows them.
 
     Returns:
-        The outputs as described for ``out``: a list in list form, otherwise one tensor. Accumulation is fp32, alpha multiplies
-            in fp32, and C is rounded once, to ``out_dtype``, to nearest even. Quantized results have the bits of
-            ``formats.quantize`` of the fp32 results. List form: a list of NVFP4Tensors, or of BlockScaledTensors of another
-            format. Otherwise: (data, scale), the next call's ``a`` and ``a_scale``. With "nvfp4" these are ragged uint8 [rows,
-            N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4], masked [G, M_max, N/2] and [G, rm, rn, 32, 4, 4]; with other
-            formats, data and scales of that format. Padding rows of the scales are not written; nothing reads them.
+        The results of the public operation. Quantized results with sizes on the device are (data, scale); padding rows of the
+        scales are not written, and nothing reads them.
 
-    Example:
-        >>> a, b = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256, 256)))
-        >>> out = grouped_gemm([x.data for x in a], [w.data for w in b], [x.scale for x in a], [w.scale for w in b])
-        >>> [tuple(c.shape) for c in out]
-        [(40, 256), (7, 256)]
-
-    Raises:
-        TypeError, ValueError: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedProblem: an operand breaks a rule, or the pair of formats has no kernel.
-        UnsupportedTarget: the GPU has no kernel.
-        ConfigError: ``config`` cannot be built.
-
-    Nothing is written to ``out`` when a check fails.
+    Raises what the public operation raises. Nothing is written to ``out`` when a check fails.
     """
     is_list, out_format = offs is None and masked_m is None, result_format(out_dtype)
     if a_scale is None or b_scale is None:
