@@ -9,10 +9,10 @@ from statistics import mean
 from typing import Any
 
 from nvfp4_cute.bench import ours, processes, provenance
-from nvfp4_cute.bench.blind_errors import newest, summary_of
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.bench.report import MODELLED, Time, Timer
+from nvfp4_cute.bench.validation.errors import newest, summary_of
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus.power import sustained_us
 from nvfp4_cute.gpus.targets import Target, lookup

@@ -8,7 +8,7 @@ import pytest
 
 from nvfp4_cute import cli
 from nvfp4_cute.backends import installed
-from nvfp4_cute.bench import published_kernels
+from nvfp4_cute.bench.validation import published as published_kernels
 from nvfp4_cute.cli import sol
 from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.gpus import targets

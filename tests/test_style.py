@@ -71,7 +71,7 @@ PYTEST_PLUGINS = {"cli.pytest_plugin"}
 # A module for the package that it is named after.
 INTEGRATIONS = {
     "models.transformers": {"transformers"},
-    "bench.triton_kernel": {"triton"},
+    "bench.validation.triton_kernel": {"triton"},
     "bench.vllm.engine": {"vllm"},
     "bench.vllm.folders": {"tokenizers"},
     "bench.vllm.serve": {"openai"},

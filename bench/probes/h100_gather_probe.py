@@ -15,8 +15,8 @@ from statistics import median
 
 import torch
 
-from nvfp4_cute.bench import blind_calls
 from nvfp4_cute.bench.layers import INTERVAL_US
+from nvfp4_cute.bench.validation import calls
 from nvfp4_cute.tuning import stopwatch
 
 STEPS, PITCH = 6, 4096
@@ -104,8 +104,8 @@ def kernels() -> None:
     shapes = [
         (m, n, k) for m in (1, 8, 16, 32) for n in (32, 1056, 4224, 8448) for k in (1024, 2048, 4096, 8192)
     ]
-    cases = [blind_calls.Case("gemm, 16-bit rows", shape) for shape in shapes]
-    cases += [blind_calls.Case("gemm", (m, n, k)) for m, n, k in shapes if m == 8 and n < 8448]
+    cases = [calls.Case("gemm, 16-bit rows", shape) for shape in shapes]
+    cases += [calls.Case("gemm", (m, n, k)) for m, n, k in shapes if m == 8 and n < 8448]
     for case in cases:
         call = case.call("cuda")
         found = stopwatch.measure({"": partial(_on_the_gpu, call)}, 1, rounds=15, clean=True)
@@ -114,7 +114,7 @@ def kernels() -> None:
         )
 
 
-def _on_the_gpu(call: blind_calls.Call, _: int) -> object:
+def _on_the_gpu(call: calls.Call, _: int) -> object:
     return call("cuda")
 
 

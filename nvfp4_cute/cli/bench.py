@@ -130,14 +130,14 @@ def _blind(args: argparse.Namespace) -> int:
     )  # fmt: skip
     why = "predictions are of calls of their own: leave out {}"
     types.refuse_given(args, options, why.format)
-    from nvfp4_cute.bench import blind
+    from nvfp4_cute.bench.validation import predictions
 
     if args.against:
         wrong = ("predict", "target", "recordings")
         types.refuse_given(
             args, wrong, lambda name: f"--against measures on the GPU of this machine: leave out {name}"
         )
-        return blind.against(args.against, results=args.results, jobs=args.jobs or 1)
+        return predictions.against(args.against, results=args.results, jobs=args.jobs or 1)
     types.refuse_given(args, ("results",), lambda name: f"--predict names the file: leave out {name}")
     target = targets.lookup(args.target or "B200")
-    return blind.predict(args.predict, target, jobs=args.jobs or 1, recordings=args.recordings)
+    return predictions.predict(args.predict, target, jobs=args.jobs or 1, recordings=args.recordings)

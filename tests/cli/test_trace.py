@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nvfp4_cute import cli
-from nvfp4_cute.bench.blind_errors import newest, summary_of
 from nvfp4_cute.bench.modelled import stated_error
+from nvfp4_cute.bench.validation.errors import newest, summary_of
 from nvfp4_cute.cli import trace
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import prefetch_walk
 import pytest
 import small_kernels as small
 
-from nvfp4_cute.bench import prefetch_walk
 from nvfp4_cute.emulator.compiled import compiled
 from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
@@ -257,12 +257,6 @@ PREFETCHES = (
 @pytest.mark.parametrize("words,error,case", PREFETCHES, ids=[words for words, *_ in PREFETCHES])
 def test_prefetches_take_what_an_h200_took(words, error, case):
     assert prefetch_walk.cycles(*case) == pytest.approx(prefetch_walk.measured()[words], rel=error)
-
-
-@pytest.mark.slow
-def test_the_page_says_what_the_model_says_of_prefetches():
-    page = (Path(prefetch_walk.__file__).parent / "results/timing_h200.md").read_text()
-    assert prefetch_walk.figures() in page and prefetch_walk.walks() in page
 
 
 # ---- single instructions ---------------------------------------------------------------------------------------------

@@ -13,24 +13,7 @@ from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.timing.clock import record_ptx
 
 TILE, WARPS, STAGES = (128, 128, 64), 8, 3
-SIZES = {
-    "first": ((512, 2048, 2048), (1024, 1024, 4096), (2048, 2048, 1024)),
-    "second": ((256, 1024, 2048), (512, 1024, 1024), (1024, 512, 1536)),
-    "third": ((256, 2048, 1536), (768, 1024, 2048), (1280, 1024, 1024)),
-    "fourth": ((384, 1536, 1024), (640, 2048, 1024), (1536, 1024, 1536)),
-    "fifth": ((512, 1024, 2560), (896, 1536, 1024), (1024, 2048, 1536)),
-    "sixth": ((256, 2048, 2560), (768, 1536, 1536), (1152, 2048, 1024)),
-}
-"""M, N, K by set of `blind_calls.SETS`."""
-
-
-def name_of(sizes: tuple[int, int, int]) -> str:
-    """Of a product of these M, N, K."""
-    return f"Triton's matmul {' x '.join(map(str, sizes))}"
-
-
-NAMES = {name_of(sizes): sizes for found in SIZES.values() for sizes in found}
-"""M, N, K by name."""
+PREFIX = "Triton's matmul "
 
 
 def is_there() -> bool:
@@ -38,9 +21,9 @@ def is_there() -> bool:
     return find_spec("triton") is not None
 
 
-def names_of(calls: str) -> list[str]:
-    """Of a set; none where Triton is not installed."""
-    return list(map(name_of, SIZES[calls])) if is_there() else []
+def sizes_of(name: str) -> tuple[int, ...]:
+    """Returns M, N and K of a call's name."""
+    return tuple(map(int, name.removeprefix(PREFIX).split(" x ")))
 
 
 def compiled(arch: str) -> Any:
@@ -49,7 +32,7 @@ def compiled(arch: str) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from nvfp4_cute.bench.triton_kernel import matmul
+    from nvfp4_cute.bench.validation.triton_kernel import matmul
 
     signature = {"a": "*bf16", "b": "*bf16", "c": "*bf16", "n": "i32", "k": "i32"}
     constants = dict(zip(("tile_m", "tile_n", "tile_k"), TILE, strict=True))
@@ -67,7 +50,7 @@ def compiled(arch: str) -> Any:
 
 def recorded(name: str, target: Target) -> LaunchTrace:
     """What the kernel does that takes time."""
-    m, n, k = NAMES[name]
+    m, n, k = sizes_of(name)
     found = compiled(target.arch)
     ptx = found.asm["ptx"]
     a, b, c = (np.zeros(rows * columns, np.uint16) for rows, columns in ((m, k), (k, n), (m, n)))
@@ -86,9 +69,9 @@ def call(name: str) -> Callable[[], object]:
     Raises:
         ValueError: the result is wrong.
     """
-    from nvfp4_cute.bench.triton_kernel import matmul
+    from nvfp4_cute.bench.validation.triton_kernel import matmul
 
-    m, n, k = NAMES[name]
+    m, n, k = sizes_of(name)
     generator = torch.Generator("cuda").manual_seed(0)
     a, b = (torch.randn(shape, device="cuda", generator=generator).bfloat16() for shape in ((m, k), (k, n)))
     c = torch.empty((m, n), dtype=torch.bfloat16, device="cuda")

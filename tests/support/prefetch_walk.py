@@ -1,13 +1,8 @@
-"""What the timing model says of the kernels of h200_prefetch_probe.cu, beside what an H200 took.
-
-``python -m nvfp4_cute.bench.prefetch_walk`` prints a line a measurement, in the words of h200_prefetch_probe.txt
-(a minute, no GPU).
-"""
+"""Kernels of bench/probes/h200_prefetch_probe.cu as events of the timing model, and the cycles that an H200 took."""
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -18,7 +13,7 @@ from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.timing.replay import replay
 
-MEASURED = Path(__file__).parent / "probes/h200_prefetch_probe.txt"
+MEASURED = Path(__file__).parents[2] / "bench/probes/h200_prefetch_probe.txt"
 CONSTANTS = constants_of(replace(H200, name="H200 at its boost clock"))
 """Of the probe, which multiplies nothing: tensor cores at work slow the clock."""
 
@@ -188,60 +183,3 @@ def measured() -> dict[str, float]:
     """The H200's cycles, by the probe's words."""
     split = (line.split(": ", 1) for line in MEASURED.read_text().splitlines())
     return {words: float(re.findall(r"[\d.]+", said.split(", latest")[0])[-1]) for words, said in split}
-
-
-@cache
-def modelled() -> dict[str, float]:
-    """The model's cycles, by the probe's words."""
-    return {words: cycles(*measurement) for words, measurement in lines()}
-
-
-def figures() -> str:
-    """The table of results/timing_h200.md: engines, boxes loaded later, loads beside prefetches, bursts."""
-    both = measured(), modelled()
-    rows = ["| what | measured | modelled | error |", "|---|---:|---:|---:|"]
-    for nbytes, ctas, is_cold in ENGINES:
-        four, eight = (
-            f"{n} prefetches of {nbytes:5} bytes, {ctas:3} CTAs, {WARMTH[is_cold]}" for n in (4, 8)
-        )
-        took, said = ((by[eight] - by[four]) / 4 for by in both)
-        rows.append(_row(f"a prefetch of {four.split('of ')[1]}, behind another", took, said))
-    for ctas in (1, SMS):
-        words = f"box of {BOX_BYTES} bytes, {ctas:3} CTAs, {{}} cycles after its prefetch"
-        took, said = (by[words.format(1000)] / by[words.format(-1)] for by in both)
-        rows.append(_row(words.format(1000) + ", over one without", took, said, digits=2))
-    for words, (_, kernel, *_) in lines():
-        if kernel is burst or (kernel is mixed and f"{SMS} CTAs" in words):
-            rows.append(_row(words, both[0][words], both[1][words]))
-    return "\n".join(rows)
-
-
-def walks() -> str:
-    """The table of results/timing_h200.md: time of walks with prefetches over time without."""
-    both = measured(), modelled()
-    rows = [
-        "| CTAs that share | cycles a K tile | in turn | modelled | everybody | modelled |",
-        "|---:|" + 5 * "---:|",
-    ]
-    for share, work in product(SHARES, WORK):
-        nobody, *others = (
-            words for words, (_, kernel, *of) in lines() if kernel is walk and of[:2] == [share, work]
-        )
-        ratios = [f"{by[words] / by[nobody]:.2f}" for words in others for by in both]
-        rows.append(f"| {share} | {work} | {' | '.join(ratios)} |")
-    return "\n".join(rows)
-
-
-def _row(words: str, took: float, said: float, digits: int = 0) -> str:
-    return f"| {' '.join(words.split())} | {took:.{digits}f} | {said:.{digits}f} | {100 * (said / took - 1):+.0f} % |"
-
-
-def main() -> None:
-    """Print a line a measurement."""
-    for words, took in measured().items():
-        if said := modelled().get(words):
-            print(f"{words}: {took:6.0f} measured, {said:6.0f} modelled, {100 * (said / took - 1):+4.0f} %")
-
-
-if __name__ == "__main__":
-    main()

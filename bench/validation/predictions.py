@@ -3,7 +3,8 @@
     nvfp4-cute bench --predict h100.json --target H100 [--jobs 32]     models every launch, with the commit that did so
     nvfp4-cute bench --against h100.json                               on that GPU: measures them, and compares
 
-The launches are those of a set of ``blind_calls``, Triton's matrix product where Triton is installed, and CUTLASS's kernels
+The launches are those of a committed set (``errors.PREDICTIONS``), Triton's matrix product where Triton is installed, and
+CUTLASS's kernels
 where NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few rows, 16-bit rows, quantization, and layers, every one as its
 user calls it. A prediction is what CUDA events around a replayed graph of the call say on a cold L2
 (``roofline.modelled.modelled_chain``). Measured times are reduced by what an empty interval takes beyond the probe's. What the
@@ -28,10 +29,11 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.bench import cutlass_matmul, processes, provenance, triton_matmul
-from nvfp4_cute.bench.blind_calls import BY_NAME, SETS
-from nvfp4_cute.bench.blind_errors import errors_of, summary_of, wrong_pairs
+from nvfp4_cute.bench import processes, provenance
 from nvfp4_cute.bench.layers import INTERVAL_US
+from nvfp4_cute.bench.validation import cutlass, triton_matmul
+from nvfp4_cute.bench.validation.calls import case_named
+from nvfp4_cute.bench.validation.errors import PREDICTIONS, committed, errors_of, summary_of, wrong_pairs
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
@@ -40,10 +42,10 @@ from nvfp4_cute.roofline.modelled import modelled_launches, recorded_chain
 from nvfp4_cute.terminal import Progress, text_table
 
 MAKER = "nvfp4-cute bench --predict"
-NEWEST = list(SETS)[-1]
+NEWEST = next(reversed(PREDICTIONS))
 BURSTS, PAUSE_S = 3, 0.1
-OTHERS = (triton_matmul, cutlass_matmul)
-"""Modules of other people's kernels: ``NAMES``, ``names_of`` a set, what is ``recorded``, and the ``call`` on a GPU."""
+OTHERS = (triton_matmul, cutlass)
+"""Modules of other people's kernels: ``PREFIX`` of their names, ``is_there``, ``recorded``, and ``call`` on a GPU."""
 MODEL_OF_TIME = ("timing/", "gpus/timing_figures.py", "gpus/power.py")
 """Sources that no recording depends on."""
 
@@ -56,7 +58,7 @@ def predict(
 
     Args:
         path: predictions.  target: the GPU.
-        calls: a key of `blind_calls.SETS`.
+        calls: a key of `errors.PREDICTIONS`.
         jobs: processes.
         recordings: folder for what the emulator records of each call.
 
@@ -92,16 +94,15 @@ def predict(
 
 
 def names_of(calls: str) -> list[str]:
-    """Of the calls of a set; Triton's where it is installed, CUTLASS's where there is a checkout."""
-    return [
-        *(case.name for case in SETS[calls]),
-        *(name for maker in OTHERS for name in maker.names_of(calls)),
-    ]
+    """Returns the names of a set's calls: Triton's where it is installed, CUTLASS's where there is a checkout."""
+    found = committed(calls)
+    names = [*found["us"], *found["missing"]]
+    return [name for name in names if (maker := _maker_of(name)) is None or maker.is_there()]
 
 
 def _maker_of(name: str) -> Any:
-    """The module that has a call of other people's; None for ours."""
-    return next((maker for maker in OTHERS if name in maker.NAMES), None)
+    """Returns the module that has a call of other people's; None for ours."""
+    return next((maker for maker in OTHERS if name.startswith(maker.PREFIX)), None)
 
 
 def prediction(name: str, target_name: str, recordings: Path | None = None) -> tuple[float, int] | str:
@@ -109,7 +110,7 @@ def prediction(name: str, target_name: str, recordings: Path | None = None) -> t
     target = targets.lookup(target_name)
     try:
         timing = modelled_launches(recorded(name, target, recordings), target)
-    except (UnsupportedProblem, UnsupportedTarget, EmulatorError, cutlass_matmul.CaptureError) as error:
+    except (UnsupportedProblem, UnsupportedTarget, EmulatorError, cutlass.CaptureError) as error:
         return str(error).splitlines()[0]
     return round(timing.us, 3), len(timing.launches)
 
@@ -126,7 +127,7 @@ def recorded(name: str, target: Target, folder: Path | None = None) -> list[Laun
     if other is not None:
         traces = [other.recorded(name, target)]
     else:
-        traces = recorded_chain(BY_NAME[name].call("cpu"), target)
+        traces = recorded_chain(case_named(name).call("cpu"), target)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         unfinished = kept.with_suffix(f".{os.getpid()}")
@@ -181,7 +182,7 @@ def on_the_gpu(name: str) -> Callable[[], object]:
     other = _maker_of(name)
     if other is not None:
         return other.call(name)
-    call = BY_NAME[name].call("cuda")
+    call = case_named(name).call("cuda")
     return lambda: call("cuda")
 
 

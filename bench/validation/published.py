@@ -1,6 +1,6 @@
 """The timing model against competition kernels in CuTe DSL whose times on a B200 were published.
 
-    python -m nvfp4_cute.bench.published_kernels FOLDER > bench/results/b200_published.json
+    python -m nvfp4_cute.bench.validation.published FOLDER > bench/results/b200_published.json
 
 FOLDER holds checkouts of the repositories that KERNELS names. The kernels want CuTe DSL 4.3: run it with
 `.venv/dsl-4.3.5/bin/python`, which `make test-dsl` makes. Files run unmodified, on the competition's benchmark shapes.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-RESULTS = Path(__file__).parent / "results" / "b200_published.json"
+RESULTS = Path(__file__).parents[1] / "results" / "b200_published.json"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How far predictions are from what was measured: what files of ``blind`` say, without what measures or models."""
+"""Errors of predictions, computed from the committed files without modelling or measuring."""
 
 import json
 from itertools import combinations
@@ -8,24 +8,25 @@ from typing import Any
 
 RANKED_GAP = 1.10
 """Two measured times that differ by more must be predicted in the same order."""
-PREDICTIONS = tuple(
-    Path(__file__).parent / "results" / name
-    for name in (
-        "blind_h100.json",
-        "blind_h100_second.json",
-        "blind_h100_third.json",
-        "blind_h100_fourth.json",
-        "blind_h100_fifth.json",
-        "blind_h100_sixth.json",
+PREDICTIONS = {
+    name: Path(__file__).parents[1] / "results" / f"blind_h100{suffix}.json"
+    for name, suffix in (
+        ("first", ""), ("second", "_second"), ("third", "_third"), ("fourth", "_fourth"), ("fifth", "_fifth"),
+        ("sixth", "_sixth"),
     )
-)
-"""Committed files, oldest first."""
+}  # fmt: skip
+"""Committed sets of calls that were predicted together, oldest first. No constant of the model was set from the times of a set
+before they were predicted."""
+
+
+def committed(calls: str) -> dict[str, Any]:
+    """Returns the predictions of a set and the times measured later, by call."""
+    return json.loads(PREDICTIONS[calls].read_text())
 
 
 def newest() -> dict[str, Any]:
-    """The newest of them that were measured; without times where none was."""
-    found = [json.loads(path.read_text()) for path in PREDICTIONS if path.exists()]
-    return next((record for record in reversed(found) if record.get("measured")), {"us": {}, "measured": {}})
+    """Returns the newest set."""
+    return committed(next(reversed(PREDICTIONS)))
 
 
 def errors_of(record: dict[str, Any]) -> dict[str, float]:
