@@ -4,6 +4,7 @@ Variables are read when they are used, not at import, so a test or a caller can 
 """
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,17 +151,21 @@ def cache_dir() -> Path | None:
         return None
 
 
-def caches_below(folder: Path) -> dict[str, str]:
-    """Return variables by which torch, Triton and CUDA keep what they compile below a folder."""
+def folders_below(folder: Path) -> dict[str, str]:
+    """Return variables by which temporary files, and caches of torch, Triton and CUDA, lie below a folder; the first is made."""
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
     places = ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
-    return {name: str(folder / "caches" / name.lower()) for name in places}
+    return {"TMPDIR": str(temporary)} | {name: str(folder / "caches" / name.lower()) for name in places}
 
 
-def become_submission(folder: Path) -> None:
-    """Give this process the environment of a submission: no variable of a competition's runner, caches below a folder."""
+def become_submission(folder: Path | None) -> None:
+    """Give this process the environment of a submission: no variable of a competition's runner, files below `folder`."""
     for name in [name for name in os.environ if name.startswith("POPCORN_")]:
         del os.environ[name]
-    os.environ.update(caches_below(folder))
+    if folder is not None:
+        os.environ.update(folders_below(folder))
+        tempfile.tempdir = None  # asked for again
 
 
 def hub_cache() -> Path:

@@ -8,7 +8,6 @@ import ctypes
 import os
 import resource
 import signal
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -56,7 +55,7 @@ def be_readable() -> None:
 
 
 def confine(folders: Iterable[Path]) -> bool:
-    """Let this process and its children write below `folders`, the temporary folder and /dev only.
+    """Let this process and its children write below `folders` and /dev only.
 
     They can also no longer signal, trace or read processes that are not among them.
 
@@ -73,7 +72,7 @@ def confine(folders: Iterable[Path]) -> bool:
     if rules < 0:
         return False
     try:
-        for folder in {Path("/dev"), Path(tempfile.gettempdir()), *folders}:
+        for folder in {Path("/dev"), *folders}:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
                 granted = rights if folder.is_dir() else rights & _FILE_RIGHTS

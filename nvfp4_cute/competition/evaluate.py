@@ -22,13 +22,6 @@ from nvfp4_cute.problems.harness_rules import GIB
 from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.problems.task_file import Task, find_task, read_task
 
-# Starts our harness without the working directory on the path, whatever put it there (`-c` does, and PYTHONPATH may).
-START = """\
-import os, sys
-sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != os.getcwd()]
-from nvfp4_cute.competition import evaluator
-sys.exit(evaluator.main(sys.argv[1:]))
-"""
 # What --low-memory stands for: four times the largest L2, and as many inputs as show that they are not one.
 LOW_MEMORY_L2_BYTES = GIB // 2
 LOW_MEMORY_INPUTS = 2
@@ -164,7 +157,7 @@ def evaluate(request: Request) -> protocol.Results:
         (folder / "cases.txt").write_text("\n".join(_case_lines(request, problem, task)), encoding="utf-8")
         seed = {} if request.seed is None else {"POPCORN_SEED": str(request.seed)}
         limit = _time_limit(request, problem, task, arch)
-        writable = [folder, request.submission.resolve().parent]
+        writable = [place, request.submission.resolve().parent]
         results = runner.run_harness(
             command(request.mode), folder, {**variables, **seed}, limit, writable if problem is None else None
         )
@@ -245,7 +238,13 @@ def _own_harness(
     options += [] if request.l2_clear_bytes is None else ["--l2-clear-bytes", str(request.l2_clear_bytes)]
     options += [] if place is None else ["--folder", str(place)]
     options += [] if place is None else ["--writable", str(request.submission.resolve().parent)]
-    return lambda mode: [sys.executable, "-c", START, problem.name, mode, "cases.txt", *options]
+    return lambda mode: [
+        *runner.judge_command("nvfp4_cute.competition.evaluator"),
+        problem.name,
+        mode,
+        "cases.txt",
+        *options,
+    ]
 
 
 def _case_lines(request: Request, problem: Problem | None, task: Task | None) -> Sequence[str]:

@@ -17,8 +17,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,44 @@ from nvfp4_cute.competition.gpu_link import LinkedGpu
 from nvfp4_cute.competition.protocol import Stats
 from nvfp4_cute.competition.wire import Arena
 from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
+from nvfp4_cute.problems.trace_schema import Solution
 
-MODULE = "submission"
+MOST_KEPT_BYTES = 1 << 30
+"""Outputs of timed calls that wait on the GPU before they are copied."""
+
 SOURCE = ""
 """Path of that module's file, found before it is imported."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The function of a submission, and how it is called.
+
+    Attributes:
+        module: its module in the submission's folder.
+        name: its name there.
+        on_cpu: entries of an input that stay on the CPU.
+        spread: whether the entries of an input are its arguments; else their tuple is the only one.
+        written: last entries of an input, which are outputs that it writes; 0: it returns its outputs.
+        outputs: names of outputs that it may return as a mapping.
+        keeps_inputs: whether a call that changes another entry is refused in strict mode.
+        native: the solution to build where it is C++ or CUDA; None imports `module`.
+    """
+
+    module: str = "submission"
+    name: str = "custom_kernel"
+    on_cpu: tuple[int, ...] = ()
+    spread: bool = False
+    written: int = 0
+    outputs: tuple[str, ...] = ()
+    keeps_inputs: bool = True
+    native: Solution | None = None
 
 
 def watched() -> list[tuple[Any, str]]:
     """What timing and copying rely on. Asked for late: the virtual GPU has an Event class of its own."""
     names = (
+        (threading, ("_active",)),
         (time, ("perf_counter", "perf_counter_ns", "monotonic", "time")),
         (torch.cuda, ("Event", "synchronize")),
         (torch.cuda.Event, ("record", "elapsed_time", "synchronize")),
@@ -84,6 +114,10 @@ def record_queues(note: Callable[[str], None]) -> None:
                 setattr(library, name, recording(f"{module}.{name}", value))
 
 
+class NotLoaded(Exception):
+    """A submission that could not be imported or built."""
+
+
 class Player:
     """Answers requests of the judge's side."""
 
@@ -94,6 +128,7 @@ class Player:
         self._stack = ExitStack()
         self._kernel: Callable[[Any], Any] | None = None
         self._data: Any = None
+        self._output: Any = None  # of the last call: the other side reads where it lies
         self._kept: dict[int, Any] = {}
         self._packed: list[Any] = []
         self._gpu: LinkedGpu | None = None
@@ -137,8 +172,9 @@ class Player:
         self._packed.clear()
         try:
             self._data = self._inputs(data, on_cpu, same)
-            output = self._load()(self._data)
-            torch.cuda.synchronize()
+            self._load()
+            output = self._output = self._call(self._data)
+            self._wait()
         except BaseException as error:
             return self._raised(error)
         if number is not None:
@@ -180,14 +216,14 @@ class Player:
         answers: list[Any] = []
         try:
             inputs = [self._inputs(one, on_cpu, False) for one in data]
-            custom_kernel = self._load()
+            self._load()
             began = time.perf_counter()
             for repeat in range(max_repeats):
                 torch.cuda.synchronize()
                 self._clear_l2()
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
-                outputs = [custom_kernel(one) for one in inputs]
+                outputs = [self._call(one) for one in inputs]
                 end.record()
                 torch.cuda.synchronize()
                 durations.append(start.elapsed_time(end) / len(inputs) * 1e6)
@@ -210,27 +246,86 @@ class Player:
         """Duration of one call by itself after a clear of L2."""
         self._packed.clear()
         try:
-            inputs, custom_kernel = self._inputs(data, on_cpu, False), self._load()
+            inputs = self._inputs(data, on_cpu, False)
+            self._load()
             self._clear_l2()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
-            output = custom_kernel(inputs)
+            output = self._call(inputs)
             end.record()
             torch.cuda.synchronize()
             return {"durations": [start.elapsed_time(end) * 1e6], "output": wire.to_tree(output, self._place)}
         except BaseException as error:
             return self._raised(error)
 
+    def do_time_fresh(self, data: wire.Tree, on_cpu: list[int], warm_ups: int, calls: int) -> dict[str, Any]:
+        """Durations of single calls on copies of one input, each after a clear of L2, and the output of each."""
+        self._packed.clear()
+        events: list[tuple[Any, Any]] = []
+        answers: list[Any] = []
+        waiting: list[Any] = []
+        try:
+            inputs = self._inputs(data, on_cpu, False)
+            self._load()
+            for number in range(warm_ups + calls):
+                fresh = _mapped(inputs, _at_new_address)
+                self._clear_l2()
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                output = self._call(fresh)
+                end.record()
+                if number >= warm_ups:
+                    events.append((start, end))
+                    waiting.append(output)
+                if len(waiting) * sum(tensor.nbytes for tensor in tensors_in(output)) > MOST_KEPT_BYTES:
+                    answers += [wire.to_tree(one, self._copy) for one in waiting]
+                    waiting.clear()
+            torch.cuda.synchronize()
+            answers += [wire.to_tree(one, self._copy) for one in waiting]
+            durations = [start.elapsed_time(end) * 1e6 for start, end in events]
+        except BaseException as error:
+            return self._raised(error)
+        return {"durations": durations, "outputs": answers}
+
     # ---- inside ---------------------------------------------------------------------------------
-    def _load(self) -> Callable[[Any], Any]:
-        """``custom_kernel``, imported when first asked for."""
-        if self._kernel is None:
-            global SOURCE
-            spec = importlib.util.find_spec(MODULE)
+    def _load(self) -> None:
+        """Import or build the function when it is first asked for.
+
+        Raises:
+            NotLoaded: that failed; the cause is what it failed with.
+        """
+        if self._kernel is not None:
+            return
+        global SOURCE
+        entry = self.settings.entry
+        try:
+            if entry.native is not None:
+                from nvfp4_cute.competition.trace import native
+
+                self._kernel = native.build(entry.native, Path.cwd())
+                return
+            spec = importlib.util.find_spec(entry.module)
             SOURCE = str(spec.origin) if spec else ""
-            self._kernel = importlib.import_module(MODULE).custom_kernel
-        return self._kernel
+            self._kernel = getattr(importlib.import_module(entry.module), entry.name)
+        except BaseException as error:
+            raise NotLoaded from error
+
+    def _call(self, data: tuple[Any, ...]) -> Any:
+        """The outputs of one call of the function, which has been loaded."""
+        assert self._kernel is not None
+        entry = self.settings.entry
+        if not entry.spread:
+            return self._kernel(data)
+        with torch.no_grad():
+            result = self._kernel(*data)
+        if entry.written:
+            return data[-entry.written :]
+        return [result[name] for name in entry.outputs] if isinstance(result, Mapping) else result
+
+    def _wait(self) -> None:
+        if self.settings.on_gpu:
+            torch.cuda.synchronize()
 
     def _inputs(self, data: wire.Tree, on_cpu: list[int], same: bool) -> Any:
         """Inputs where the problem has them: on the GPU, but for entries that it leaves on the CPU."""
@@ -245,19 +340,23 @@ class Player:
             entries.append(entry if index in on_cpu else _mapped(entry, self._to_gpu))
         if not same or self._data is None:
             return tuple(entries)
-        if self._gpu is None:  # on a virtual GPU the other side has written them there
+        if self._gpu is None and self.settings.on_gpu:  # elsewhere the other side has written them there
             for place, tensor in zip(tensors_in(self._data), tensors_in(entries), strict=True):
                 bits(place).copy_(bits(tensor))
         return self._data
 
     def _to_gpu(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._gpu.torch_memory.adopt(tensor) if self._gpu else tensor.cuda()
+        if self._gpu:
+            return self._gpu.torch_memory.adopt(tensor)
+        return tensor.cuda() if self.settings.on_gpu else tensor
 
     def _place(self, tensor: torch.Tensor) -> dict[str, Any]:
         """Say where a tensor lies if the other side sees it there, else copy it to where it does."""
         tensor = tensor.detach()
         address = tensor.data_ptr()
-        if self._gpu and self.arena.holds(address, tensor.untyped_storage().nbytes()):
+        if (self._gpu or not self.settings.on_gpu) and self.arena.holds(
+            address, tensor.untyped_storage().nbytes()
+        ):
             return wire.describe(tensor, address - self.arena.address)
         return self._copy(tensor)
 
@@ -279,9 +378,13 @@ class Player:
         """What was raised, and the submission's lines that led to it. Launches may work again afterwards."""
         if self._gpu:
             self._gpu.take_failure()
+        loading = isinstance(error, NotLoaded)
+        if loading and error.__cause__ is not None:
+            error = error.__cause__
+        said = {"raised": f"Encountered {type(error).__name__}", "where": "", "loading": loading}
         with contextlib.suppress(Exception):
-            return {"raised": f"Encountered {type(error).__name__}: {error}", "where": _lines_of(error)}
-        return {"raised": f"Encountered {type(error).__name__}", "where": ""}
+            said |= {"raised": f"Encountered {type(error).__name__}: {error}", "where": _lines_of(error)}
+        return said
 
 
 def _lines_of(error: BaseException) -> str:
@@ -309,6 +412,13 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor in a dtype that can be copied and compared: packed fp4 cannot."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _at_new_address(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor."""
+    fresh = torch.empty_like(tensor)
+    bits(fresh).copy_(bits(tensor))
+    return fresh
 
 
 def linked_process(arch: str, arena: Arena, ask: Any, stack: ExitStack) -> LinkedGpu:
@@ -341,12 +451,12 @@ def main(
                     os.close(number)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        env.become_submission(Path(settings.folder or tempfile.gettempdir()))
+        env.become_submission(Path(settings.folder) if settings.folder else None)
         folders = [Path(path) for path in settings.writable]
         if settings.folder:
             os.chdir(settings.folder)
             sys.path.insert(0, settings.folder)
-        contain.confine([*folders, Path.cwd()] if settings.folder else folders)
+        contain.confine([*folders, Path.cwd() if settings.folder else Path(tempfile.gettempdir())])
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         arena.take_second_half()
         Player(arena, judge, gpu, settings).serve()

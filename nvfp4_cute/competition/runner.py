@@ -19,7 +19,19 @@ IMPORT_SEED = 1
 # Characters of what a failed import step printed.
 MOST_SHOWN = 4000
 # Submissions take the names of the argument and the result from task.py; nothing reads them.
+# Starts a judge without the working directory on the path, whatever put it there (`-c` does, and PYTHONPATH may).
+START = """\
+import os, sys
+sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != os.getcwd()]
+import importlib
+sys.exit(importlib.import_module(sys.argv[1]).main(sys.argv[2:]))
+"""
 TASK_PY = "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n"
+
+
+def judge_command(module: str) -> list[str]:
+    """The command that runs ``main`` of a module of ours and takes no other module from its working directory."""
+    return [sys.executable, "-c", START, module]
 
 
 def import_step(folder: Path, arch: str | None, variables: dict[str, str]) -> protocol.Results | None:
@@ -33,8 +45,8 @@ def import_step(folder: Path, arch: str | None, variables: dict[str, str]) -> pr
         script = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", arch, "submission.py"]
     if not (folder / "task.py").exists():
         (folder / "task.py").write_text(TASK_PY)
-    caches = env.caches_below(folder)
-    environment = env.with_variables({**variables, **caches, "POPCORN_SEED": str(IMPORT_SEED)})
+    own = env.folders_below(folder)
+    environment = env.with_variables({**variables, **own, "POPCORN_SEED": str(IMPORT_SEED)})
     with contain.descendants_end():
         process = subprocess.Popen(
             script,
@@ -79,17 +91,44 @@ def run_harness(
     timeout_s: int | None,
     writable: list[Path] | None = None,
 ) -> protocol.Results:
-    """Start a harness in ``folder`` with a pipe for its results, and read them while it runs.
+    """Start a harness in ``folder``, and read its results while it runs.
+
+    Args:
+        writable: folders besides ``folder`` that the harness and the submission may write to; None sets no bounds.
+    """
+    lines, code = run_judge(command, folder, variables, timeout_s, writable, passed=_with_progress)
+    results = protocol.parse_results("".join(lines), code)
+    if code in (protocol.OK, protocol.REJECTED):
+        return results
+    meaning = protocol.EXIT_MEANINGS.get(code, "the harness itself failed, see above")
+    return replace(results, passed=False, log={**results.log, "error": f"exit code {code}: {meaning}"})
+
+
+def run_judge(
+    command: list[str],
+    folder: Path,
+    variables: dict[str, str],
+    timeout_s: int | None,
+    writable: list[Path] | None = None,
+    *,
+    passed: Callable[[Iterable[str]], Iterable[str]] = iter,
+    output: int | None = None,
+) -> tuple[list[str], int]:
+    """Start a program that judges in ``folder``, with a pipe for what it finds.
 
     When it ends, by itself or by the limit, every process that it or the submission started ends as well.
 
     Args:
-        writable: folders that the harness may write to besides temporary ones, where it runs the submission in processes that
-            set no bounds of their own; None sets none.
+        writable: as :func:`run_harness`.
+        passed: is given the lines as they come and passes them on.
+        output: descriptor of the program's standard output; None leaves it this process's.
+
+    Returns:
+        (lines from the pipe, exit code: ``protocol.TIMED_OUT`` after the limit).
     """
     reader, writer = os.pipe()
-    caches = {} if writable is None else env.caches_below(folder)
-    environment = env.with_variables({**variables, **caches, "POPCORN_FD": str(writer)})
+    own = {} if writable is None else env.folders_below(folder)
+    environment = env.with_variables({**variables, **own, "POPCORN_FD": str(writer)})
     lines: list[str] = []
     with contain.descendants_end(), open(reader, encoding="utf-8", errors="replace") as file:
         process = subprocess.Popen(
@@ -97,11 +136,12 @@ def run_harness(
             cwd=folder,
             env=environment,
             pass_fds=(writer,),
+            stdout=output,
             start_new_session=True,
-            preexec_fn=_bounds(writable),
+            preexec_fn=_bounds(None if writable is None else [folder, *writable]),
         )
         os.close(writer)
-        thread = threading.Thread(target=lambda: lines.extend(_with_progress(file)), daemon=True)
+        thread = threading.Thread(target=lambda: lines.extend(passed(file)), daemon=True)
         thread.start()
         try:
             code = process.wait(timeout_s)
@@ -113,11 +153,7 @@ def run_harness(
         # What the submission left may hold the pipe open.
         contain.end_descendants(set())
         thread.join(10)
-    results = protocol.parse_results("".join(lines), code)
-    if code in (protocol.OK, protocol.REJECTED):
-        return results
-    meaning = protocol.EXIT_MEANINGS.get(code, "the harness itself failed, see above")
-    return replace(results, passed=False, log={**results.log, "error": f"exit code {code}: {meaning}"})
+    return lines, code
 
 
 def _with_progress(lines: Iterable[str]) -> Iterable[str]:

@@ -15,6 +15,9 @@ from typing import Any
 _KEYS_OFFSET = 32
 """Bytes from a dict object to the address of its table, in CPython 3.10 to 3.14."""
 
+_LENGTH_OFFSET = 16
+"""Bytes from a dict object to the number of its entries."""
+
 _POINTER = struct.Struct("<Q")
 
 
@@ -72,6 +75,10 @@ class Memory:
     def replaced(self, noted: list[dict[str, Any]]) -> list[str]:
         """Labels of what is no longer in place."""
         return [entry["label"] for entry in noted if not self._is_in_place(entry)]
+
+    def length(self, address: int) -> int:
+        """Entries of the dict at an address."""
+        return int(_POINTER.unpack(self._read(address + _LENGTH_OFFSET, 8).ljust(8, b"\0"))[0])
 
     def _is_in_place(self, entry: dict[str, Any]) -> bool:
         if any(_POINTER.pack(at["name"]) in self._table(at["dict"]) for at in entry["absent"]):

@@ -33,6 +33,9 @@ from nvfp4_cute.problems import registry
 LEAST_MADE = 0.5
 """Share of an answer's elements that launches must have written for their time to be the answer's."""
 
+LOADING, RAISED, CHEATED = "loading", "raised", "cheated"
+"""Kinds of faults: the submission could not be imported or built; it raised or ended; it broke a rule."""
+
 MOST_OUTPUT_BYTES = 1 << 20
 """How much of what a submission prints is shown."""
 
@@ -42,22 +45,27 @@ class Settings:
     """How the worker runs things.
 
     Attributes:
-        problem: name of the problem, for what of its inputs is output and what stays on the CPU.
+        problem: name of a competition's problem, which says what of its inputs is output and what stays on the CPU; None where
+            `entry` says so.
         arch: of the virtual GPU; None for the GPU of the machine.
         modelled: whether the virtual GPU models the time of every launch.
         l2_clear_bytes: memory written before each timing.
         strict: watch for side queues and changed inputs.
         folder: where submission.py lies; None looks for it on the path.
         writable: folders that the submission may write to, besides its own and the temporary one.
+        entry: its function.
+        on_gpu: whether its tensors are on a GPU, virtual or real; else they are on the CPU.
     """
 
-    problem: str
+    problem: str | None
     arch: str | None
     modelled: bool = False
     l2_clear_bytes: int = 0
     strict: bool = False
     folder: str | None = None
     writable: tuple[str, ...] = ()
+    entry: player.Entry = player.Entry()
+    on_gpu: bool = True
 
 
 @dataclass
@@ -71,6 +79,7 @@ class Answer:
         durations_ns: of one call each; empty where a model has no time for them.
         source: where the durations come from: "measured" or "modelled"; empty without durations.
         report: what took the time, of a modelled profile.
+        kind: of the first fault: `LOADING`, `RAISED` or `CHEATED`.
     """
 
     outputs: list[bytes] = field(default_factory=list)
@@ -79,14 +88,16 @@ class Answer:
     durations_ns: list[float] = field(default_factory=list)
     source: str = ""
     report: str = ""
+    kind: str = ""
 
     def add(self, index: int, packed: bytes) -> None:
         """Note the output for an input."""
         self.indices.append(index)
         self.outputs.append(packed)
 
-    def fault(self, message: str) -> None:
+    def fault(self, message: str, kind: str = CHEATED) -> None:
         """Note a fault once."""
+        self.kind = self.kind or kind
         if message not in self.faults:
             self.faults.append(message)
 
@@ -130,7 +141,8 @@ class Host:
     def __init__(self, settings: Settings):
         """Nothing is started before the first request."""
         self.settings = settings
-        self.problem = registry.load(settings.problem)
+        self.problem = registry.load(settings.problem) if settings.problem else None
+        self.on_cpu = list(self.problem.cpu_entries) if self.problem else list(settings.entry.on_cpu)
         self.arena = Arena()
         self.server: GpuServer | None = None
         self.queues: list[str] = []
@@ -250,7 +262,7 @@ class Host:
     def place(self, packed: bytes) -> Placed:
         """Put an input into shared memory."""
         data = unpack(packed)
-        outputs = {tensor.untyped_storage().data_ptr() for tensor in self.problem.output(data)}
+        outputs = {tensor.untyped_storage().data_ptr() for tensor in self._written(data)}
         pieces: dict[int, tuple[np.ndarray, np.ndarray, bool]] = {}
 
         def put(tensor: torch.Tensor) -> dict[str, Any]:
@@ -267,6 +279,13 @@ class Host:
         tree = wire.to_tree(data, put)
         return Placed(tree, list(pieces.values()))
 
+    def _written(self, data: Any) -> list[torch.Tensor]:
+        """The tensors of an input that a call may write."""
+        if self.problem is not None:
+            return self.problem.output(data)
+        written = self.settings.entry.written
+        return list(tensors_in(data[-written:])) if written else []
+
     # ---- calls ---------------------------------------------------------------------------------
     def call(
         self, placed: Placed, answer: Answer, do: str = "call", **options: Any
@@ -277,23 +296,25 @@ class Host:
                 int(view.ctypes.data) for view, _, is_output in placed.pieces if not is_output
             }
         output, said = self.request(answer, do, data=placed.tree, **options)
-        if self.settings.strict and not self._inputs_are_unchanged(placed, said):
+        keeps = self.settings.strict and self.settings.entry.keeps_inputs
+        if keeps and not self._inputs_are_unchanged(placed, said):
             answer.fault("changed its inputs; only C may be written")
         return output, said
 
     def request(self, answer: Answer, do: str, **request: Any) -> tuple[Any, dict[str, Any]]:
         """A request about calls: what it gives, and everything that it says."""
         try:
-            said = self.ask(do, on_cpu=list(self.problem.cpu_entries), **request)
+            said = self.ask(do, on_cpu=self.on_cpu, **request)
         except Ended as ended:
-            answer.fault(str(ended))
+            answer.fault(str(ended), RAISED)
             return None, {}
         output = None
         if "raised" in said:
             failure = self.server.take_failure() if self.server else ""
             message = f"Encountered {failure}" if failure else printable(said["raised"])
             where = printable(said.get("where", ""))
-            answer.fault(f"{message}\n{where}" if where else message)
+            kind = LOADING if said.get("loading") is True else RAISED
+            answer.fault(f"{message}\n{where}" if where else message, kind)
         elif "output" in said:
             output = self.read(said["output"], answer)
         for message in self.faults():
@@ -334,6 +355,13 @@ class Host:
             *(f"made a queue of its own ({name}); only the default queue is timed" for name in queues),
         ]
 
+    def threads(self) -> int:
+        """Threads of Python that the submission's process has; 0 where its memory cannot be read."""
+        if not self._process or not self._memory:
+            return 0
+        active = next(entry for entry in self._noted if entry["label"] == "threading._active")
+        return self._memory.length(active["value"])
+
     def made_by_launches(self, tree: wire.Tree) -> bool:
         """Whether launches wrote most of an output."""
         assert self.server is not None
@@ -356,7 +384,7 @@ class Host:
             before = wire.from_tree(placed.tree, self._tensor)
         except (Ended, wire.Refused):
             return False
-        written = {id(tensor) for tensor in self.problem.output(before)}
+        written = {id(tensor) for tensor in self._written(before)}
         pairs = zip(tensors_in(now), tensors_in(before), strict=True)
         return all(id(old) in written or _same_bytes(new, old) for new, old in pairs)
 
@@ -479,6 +507,27 @@ def time_single_calls(inputs: list[bytes]) -> Answer:
         output, said = _host.request(answer, "time_single", data=placed.tree)
         answer.durations_ns += _durations(said)
         answer.add(index, pack(output))
+    return answer
+
+
+def time_fresh_calls(packed: bytes, warm_ups: int, calls: int) -> Answer:
+    """Durations of single calls on copies of an input, L2 cleared before each, and every output that differs from the others."""
+    answer = Answer(source="measured")
+    placed, threads = _host.place(packed), _host.threads()
+    began = time.perf_counter()
+    _, said = _host.request(answer, "time_fresh", data=placed.tree, warm_ups=warm_ups, calls=calls)
+    elapsed_ns = 1e9 * (time.perf_counter() - began)
+    if _host.threads() > threads:
+        answer.fault("threads were started after the first call; what they do is not timed")
+    answer.durations_ns = _durations(said)
+    if sum(answer.durations_ns) > elapsed_ns:
+        answer.fault("the times that the submission's process reports are longer than the whole request took")
+    trees = said.get("outputs")
+    outputs = [pack(_host.read(tree, answer)) for tree in (trees if isinstance(trees, list) else [])]
+    if not answer.faults and not len(answer.durations_ns) == len(outputs) == calls:
+        answer.fault(f"{calls} timed calls gave {len(answer.durations_ns)} times and {len(outputs)} outputs")
+    for output in dict.fromkeys(outputs):
+        answer.add(0, output)
     return answer
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from new_process import forking
 
-from nvfp4_cute.competition.trace import session
+from nvfp4_cute.competition.trace import evaluate, session
 from nvfp4_cute.problems import trace_schema as schema
 
 # Axes of every problem that we have, small enough for a test.
@@ -71,19 +71,18 @@ def write(folder, definition_json=None, workloads=None, solution_json=None):
 
 def judge(folder, device="cpu", rules="sol-execbench", timed=False):
     """Results of a folder by a process forked from a server that has loaded torch: starting one takes seconds."""
-    place = folder / "solution"
-    found = schema.read_folder(folder)[2]
-    for path, text in found.sources.items():
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
-        (place / path).write_text(text)
-    settings = session.Settings(str(folder), None, device, rules, 2, timed)
+    place, own = folder / "solution", folder / "judge"
+    own.mkdir(exist_ok=True)
+    evaluate.write_sources(schema.read_folder(folder)[2], place)
+    settings = session.Settings(str(folder), None, str(place), device, rules, 2, timed)
     with ProcessPoolExecutor(1, forking()) as pool:
-        lines = pool.submit(_run, json.dumps(asdict(settings)), str(place), str(folder / "results")).result()
+        lines = pool.submit(_run, json.dumps(asdict(settings)), str(own)).result()
     return [session.Result(**json.loads(line)) for line in lines]
 
 
-def _run(settings, place, results):
-    os.chdir(place)
-    session.main(settings, os.open(results, os.O_CREAT | os.O_WRONLY))
-    with open(results) as file:
+def _run(settings, folder):
+    os.chdir(folder)
+    os.environ["POPCORN_FD"] = str(os.open("results", os.O_CREAT | os.O_WRONLY | os.O_TRUNC))
+    session.main([settings])
+    with open("results") as file:
         return file.readlines()

@@ -5,19 +5,14 @@ reference.py, kernel.py), which is made into one first.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
-from nvfp4_cute import env
+from nvfp4_cute.competition import protocol, runner
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
 from nvfp4_cute.competition.trace import folder as sources
 from nvfp4_cute.competition.trace import native
@@ -96,24 +91,33 @@ def _evaluate(request: Request) -> list[Result]:
     device = _device(request.device)
     rules = RULES[request.rules] if request.rules else _rules_of(request.folder)
     rounds = request.rounds or (rules.rounds if device == "cuda" else 1)
-    settings = Settings(
-        str(request.folder.resolve()),
-        str(request.solution.resolve()) if request.solution else None,
-        device,
-        rules.name,
-        rounds,
-        request.timed,
-        request.workload,
-    )
     chosen = workloads if request.workload is None else [workloads[request.workload]]
     limit = request.timeout_s or (rules.run_timeout_s if device == "cuda" else None)
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_solution_") as place:
-        for path, text in solution.sources.items():
-            (Path(place) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(place) / path).write_text(text, encoding="utf-8")
-        results, error = _in_process(settings, place, len(chosen), limit)
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_eval_") as base:
+        place, folder = Path(base, "solution"), Path(base, "judge")
+        folder.mkdir()
+        write_sources(solution, place)
+        settings = Settings(
+            str(request.folder.resolve()),
+            str(request.solution.resolve()) if request.solution else None,
+            str(place),
+            device,
+            rules.name,
+            rounds,
+            request.timed,
+            request.workload,
+        )
+        results, error = _in_process(settings, folder, len(chosen), limit)
     missing = [Result(workload.name, *error) for workload in chosen[len(results) :]]
     return results + missing
+
+
+def write_sources(solution: Solution, place: Path) -> None:
+    """Write a solution's files below a folder, which is made."""
+    place.mkdir(exist_ok=True)
+    for path, text in solution.sources.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text(text, encoding="utf-8")
 
 
 def _check(request: Request, workloads: list[Workload], solution: Solution) -> None:
@@ -143,42 +147,29 @@ def _rules_of(folder: Path) -> Rules:
 
 
 def _in_process(
-    settings: Settings, place: str, count: int, limit: int | None
+    settings: Settings, folder: Path, count: int, limit: int | None
 ) -> tuple[list[Result], tuple[str, str]]:
-    """Results as far as they came, and status and message of what did not."""
-    reader, writer = os.pipe()
-    command = [
-        sys.executable,
-        "-m",
-        "nvfp4_cute.competition.trace.session",
-        json.dumps(asdict(settings)),
-        str(writer),
-    ]
-    # What a solution prints goes where errors go: standard output holds the report.
-    process = subprocess.Popen(
-        command, cwd=place, env=env.with_variables({}), pass_fds=(writer,), stdout=STDERR
-    )
-    os.close(writer)
-    results: list[Result] = []
-    with open(reader, encoding="utf-8") as file:
-        thread = threading.Thread(target=_collect, args=(file, results.append, count), daemon=True)
-        thread.start()
-        try:
-            code = process.wait(limit)
-            error = ("RUNTIME_ERROR", f"the process ended with exit code {code}, see above")
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            error = (TIMEOUT, f"all workloads took more than {limit} s")
-        thread.join(10)
-    return results, error
+    """Results as far as they came, and status and message of what did not.
 
+    Args:
+        folder: for the judge alone.
+        count: workloads.
+    """
 
-def _collect(lines: TextIO, add: Callable[[Result], None], count: int) -> None:
-    with Progress(total=count, desc="eval", unit="workload") as bar:
-        for line in lines:
-            add(Result(**json.loads(line)))
-            bar.update()
+    def passed(lines: Iterable[str]) -> Iterator[str]:
+        with Progress(total=count, desc="eval", unit="workload") as bar:
+            for line in lines:
+                yield line
+                bar.update()
+
+    command = [*runner.judge_command("nvfp4_cute.competition.trace.session"), json.dumps(asdict(settings))]
+    writable = [Path(settings.place)]
+    # What a solution or a reference prints goes where errors go: standard output holds the report.
+    lines, code = runner.run_judge(command, folder, {}, limit, writable, passed=passed, output=STDERR)
+    results = [Result(**json.loads(line)) for line in lines]
+    if code == protocol.TIMED_OUT:
+        return results, (TIMEOUT, f"all workloads took more than {limit} s")
+    return results, ("RUNTIME_ERROR", f"the process that judges ended with exit code {code}, see above")
 
 
 def report(results: list[Result]) -> str:

@@ -1,19 +1,19 @@
-"""The process that runs a solution: ``python -m nvfp4_cute.competition.trace.session SETTINGS DESCRIPTOR``.
+"""The judge of a solution: makes inputs, computes references, compares answers, and writes a line of JSON for every workload.
 
-The solution's sources lie in the working directory. A line of JSON for every workload goes to the descriptor as soon as it is
-known. As in both projects, reference and solution share the process; what times the solution is watched (:class:`Guard`).
+The solution runs in a process of its own (`player`), which a second one (`worker`) starts and asks, as in a competition. Lines go
+to the descriptor that POPCORN_FD names as soon as they are known.
 """
 
 import gc
-import importlib
+import importlib.util
 import json
+import multiprocessing
 import os
 import statistics
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nvfp4_cute.competition.player import bits, record_queues, watched
+from nvfp4_cute import env
+from nvfp4_cute.competition import player, protocol, worker
+from nvfp4_cute.competition.player import bits
 from nvfp4_cute.competition.protocol import EMULATED_ARCH
 from nvfp4_cute.competition.trace import native
 from nvfp4_cute.competition.trace.inputs import make_inputs
 from nvfp4_cute.competition.trace.matching import RULES, Errors, Rules
 from nvfp4_cute.competition.trace.score import floor, score
-from nvfp4_cute.competition.worker import emulated_process
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS
@@ -41,6 +42,8 @@ REFERENCE_FILE = "_reference.py"
 PASSED, WRONG_SHAPE, WRONG_DTYPE = "PASSED", "INCORRECT_SHAPE", "INCORRECT_DTYPE"
 WRONG_NUMBERS, RUNTIME_ERROR, COMPILE_ERROR = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "COMPILE_ERROR"
 BAD_REFERENCE, CHEATS, TIMEOUT = "INVALID_REFERENCE", "REWARD_HACK", "TIMEOUT"
+STATUS_OF = {worker.LOADING: COMPILE_ERROR, worker.RAISED: RUNTIME_ERROR, worker.CHEATED: CHEATS}
+"""Kinds of faults -> the status of a workload."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Settings:
     Attributes:
         folder: of definition.json and workload.jsonl, for the files that workloads read.
         solution: a solution's file; None takes the folder's.
+        place: folder with the solution's sources; the solution may write there.
         device: "cuda", "emulator", or "cpu".
         rules: a name of ``matching.RULES``.
         rounds: inputs of every workload.
@@ -59,6 +63,7 @@ class Settings:
 
     folder: str
     solution: str | None
+    place: str
     device: str
     rules: str
     rounds: int
@@ -100,65 +105,22 @@ class Refused(Exception):
         self.status, self.errors = status, errors or Errors()
 
 
-class Guard:
-    """Notices in this process that a solution replaced what times it, or made queues of its own."""
-
-    def __init__(self) -> None:
-        """Remember what is in place now, before a solution is imported."""
-        self._queues: list[str] = []
-        record_queues(self._queues.append)
-        self._before = [(owner, name, getattr(owner, name)) for owner, name in watched()]
-
-    def faults(self) -> list[str]:
-        """What was replaced or made since."""
-        replaced = [
-            f"replaced {getattr(owner, '__name__', owner)}.{name}, which the harness relies on"
-            for owner, name, value in self._before
-            if getattr(owner, name) is not value
-        ]
-        return replaced + [
-            f"made a queue of its own ({name}); only the default queue is timed"
-            for name in dict.fromkeys(self._queues)
-        ]
-
-
 class Session:
-    """One solution of one definition."""
+    """One solution of one definition.
 
-    def __init__(self, settings: Settings, definition: Definition, solution: Solution):
-        """Put the virtual GPU in place if one is asked for, load the reference, and remember what must not be replaced."""
-        self.settings, self.definition, self.solution = settings, definition, solution
+    Args:
+        pool: the process that starts the solution's.
+    """
+
+    def __init__(self, settings: Settings, definition: Definition, solution: Solution, pool: Executor):
+        self.settings, self.definition, self.solution, self.pool = settings, definition, solution, pool
         self.rules: Rules = RULES[settings.rules]
-        Path(REFERENCE_FILE).write_text(
-            definition.reference, encoding="utf-8"
-        )  # a file: some decorators read it
-        self.reference = importlib.import_module(Path(REFERENCE_FILE).stem)
-        self.stack = ExitStack()
-        self.gpu = None
-        if settings.device == "emulator":
-            self.gpu = emulated_process(EMULATED_ARCH, self.stack, modelled=settings.timed)
-        self.guard = Guard()
-        self._function: Callable[..., Any] | None = None
-        self._threads = 0
+        self.reference = _module_of(definition.reference)
 
     @property
     def home(self) -> torch.device:
         """Where inputs and references are computed: on the GPU, or on the CPU for the emulator."""
         return torch.device("cuda" if self.settings.device == "cuda" else "cpu")
-
-    def function(self) -> Callable[..., Any]:
-        """The entry point, imported or built when first asked for."""
-        if self._function is None:
-            name = self.solution.entry_file.removesuffix(".py").replace("/", ".")
-            try:
-                if native.is_native(self.solution):
-                    self._function = native.build(self.solution, Path.cwd())
-                    return self._function
-                module: ModuleType = importlib.import_module(name)
-                self._function = getattr(module, self.solution.entry_name)
-            except Exception as error:
-                raise Refused(COMPILE_ERROR, f"{type(error).__name__}: {error}") from None
-        return self._function
 
     # ---- one workload ----------------------------------------------------------------------------
     def run(self, workload: Workload) -> Result:
@@ -178,22 +140,18 @@ class Session:
 
     def _run(self, workload: Workload) -> Result:
         sizes = self.definition.sizes(workload.axes)
-        worst, flops, inputs = Errors(max_absolute=0.0, max_relative=0.0, matched=1.0), 0, []
-        for number in range(self.settings.rounds):
+        worst, flops = Errors(max_absolute=0.0, max_relative=0.0, matched=1.0), 0
+        inputs, right, packed = list[Any](), list[torch.Tensor](), b""
+        for _ in range(self.settings.rounds):
             inputs = self._inputs(workload)
             right, flops = self._reference(inputs, flops)
-            outputs = self._call(inputs, sizes, first=number == 0)
-            if number == 0:
-                self._look_at(outputs, right)
-            for name, output, expected in zip(self.definition.outputs, outputs, right, strict=True):
-                errors = self.rules.judge(
-                    output.to(self.home), expected, workload.tolerance, self.definition.name
-                )
-                if errors.message:
-                    raise Refused(WRONG_NUMBERS, f"{name}: {errors.message}", errors)
-                worst = _worse(worst, errors)
+            packed = self._packed(inputs, sizes)
+            answer = self._ask(worker.answer_each, [packed])
+            worst = _worse(worst, self._judged(answer, right, workload))
         found = Result(workload.name, PASSED, "", worst.max_absolute, worst.max_relative, worst.matched)
-        return self._timed(found, inputs, sizes, flops) if self.settings.timed else found
+        if not self.settings.timed or self.settings.device == "cpu":
+            return found
+        return self._timed(found, workload, inputs, packed, right, sizes, flops)
 
     def _inputs(self, workload: Workload) -> list[Any]:
         generate = getattr(self.reference, self.definition.generator or "", None)
@@ -211,20 +169,15 @@ class Session:
             raise Refused(
                 BAD_REFERENCE, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             ) from None
+        if isinstance(result, Mapping):
+            result = [result[name] for name in self.definition.outputs]
         return self._as_list(result), max(known_flops, counter.get_total_flops())
 
-    def _as_list(self, result: Any) -> list[torch.Tensor]:
-        """Outputs in the order of the definition; numbers become tensors."""
-        outputs = self.definition.outputs
-        if isinstance(result, Mapping):
-            result = [result[name] for name in outputs]
-        values = list(result) if isinstance(result, list | tuple) else [result]
-        if len(values) != len(outputs):
-            raise Refused(RUNTIME_ERROR, f"{len(values)} outputs; the definition has {len(outputs)}")
-        return [
-            value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=DTYPES[spec.dtype])
-            for value, spec in zip(values, outputs.values(), strict=True)
-        ]
+    def _packed(self, inputs: list[Any], sizes: Mapping[str, int]) -> bytes:
+        """The arguments of the solution: inputs, and outputs to write where it writes them."""
+        outputs = self._new_outputs(sizes) if self.solution.writes_outputs else []
+        on_cpu = [value.cpu() if isinstance(value, torch.Tensor) else value for value in inputs]
+        return worker.pack((*on_cpu, *outputs))
 
     def _new_outputs(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Outputs to write, every byte 0xFF: what is not written shows."""
@@ -232,71 +185,82 @@ class Session:
         for spec in self.definition.outputs.values():
             tensor = torch.empty(self.definition.shape(spec, sizes), dtype=DTYPES[spec.dtype])
             tensor.view(torch.uint8).fill_(255) if tensor.dim() else tensor.fill_(1)
-            made.append(self._sent(tensor))
+            made.append(tensor)
         return made
 
-    def _sent(self, value: Any) -> Any:
-        """A tensor where the solution runs."""
-        if not isinstance(value, torch.Tensor) or self.settings.device == "cpu":
-            return value
-        return value.cuda()
+    # ---- answers ---------------------------------------------------------------------------------
+    def _ask(self, request: Callable[..., worker.Answer], *args: Any) -> worker.Answer:
+        """An answer without faults.
 
-    def _call(self, inputs: list[Any], sizes: Mapping[str, int], *, first: bool) -> list[torch.Tensor]:
-        function = self.function()
-        arguments = [self._sent(value) for value in inputs]
-        outputs = self._new_outputs(sizes) if self.solution.writes_outputs else []
-        try:
-            with torch.no_grad():
-                result = function(*arguments, *outputs)
-            self._wait()
-        except Exception as error:
-            error = (self.gpu and self.gpu.take_failure()) or error
-            raise Refused(
-                RUNTIME_ERROR, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-            ) from None
-        if first:
-            self._threads = threading.active_count()
-        for fault in self.guard.faults():
-            raise Refused(CHEATS, fault)
-        return outputs if self.solution.writes_outputs else self._as_list(result)
+        Raises:
+            Refused: it has faults.
+        """
+        answer = self.pool.submit(request, *args).result()
+        if answer.faults:
+            raise Refused(STATUS_OF[answer.kind], "; ".join(answer.faults))
+        return answer
 
-    def _look_at(self, outputs: list[torch.Tensor], right: list[torch.Tensor]) -> None:
-        for name, output, expected in zip(self.definition.outputs, outputs, right, strict=True):
-            if type(output) is not torch.Tensor:
-                raise Refused(CHEATS, f"{name} is a {type(output).__name__}, not a plain tensor")
-            if output.shape != expected.shape:
-                raise Refused(WRONG_SHAPE, f"{name} is {tuple(output.shape)}, not {tuple(expected.shape)}")
-            if output.dtype != expected.dtype:
-                raise Refused(WRONG_DTYPE, f"{name} is {output.dtype}, not {expected.dtype}")
+    def _judged(self, answer: worker.Answer, right: list[torch.Tensor], workload: Workload) -> Errors:
+        """The largest errors of the outputs of an answer.
 
-    def _wait(self) -> None:
-        if self.settings.device != "cpu":
-            torch.cuda.synchronize()
+        Raises:
+            Refused: one of them is wrong.
+        """
+        worst = Errors(max_absolute=0.0, max_relative=0.0, matched=1.0)
+        for packed in answer.outputs:
+            outputs = self._as_list(worker.unpack(packed))
+            for name, output, expected in zip(self.definition.outputs, outputs, right, strict=True):
+                _check_kind(name, output, expected)
+                errors = self.rules.judge(
+                    output.to(self.home), expected, workload.tolerance, self.definition.name
+                )
+                if errors.message:
+                    raise Refused(WRONG_NUMBERS, f"{name}: {errors.message}", errors)
+                worst = _worse(worst, errors)
+        return worst
+
+    def _as_list(self, result: Any) -> list[torch.Tensor]:
+        """Outputs in the order of the definition; numbers become tensors."""
+        outputs = self.definition.outputs
+        values: Sequence[Any] = result if isinstance(result, list | tuple) else [result]
+        if len(values) != len(outputs):
+            raise Refused(RUNTIME_ERROR, f"{len(values)} outputs; the definition has {len(outputs)}")
+        found = []
+        for value, (name, spec) in zip(values, outputs.items(), strict=True):
+            if isinstance(value, bool | int | float):
+                value = torch.tensor(value, dtype=DTYPES[spec.dtype])
+            if not isinstance(value, torch.Tensor):
+                raise Refused(RUNTIME_ERROR, f"{name} is a {type(value).__name__}, not a tensor")
+            found.append(value)
+        return found
 
     # ---- times -----------------------------------------------------------------------------------
-    def _timed(self, found: Result, inputs: list[Any], sizes: Mapping[str, int], flops: int) -> Result:
-        function = self.function()
+    def _timed(
+        self,
+        found: Result,
+        workload: Workload,
+        inputs: list[Any],
+        packed: bytes,
+        right: list[torch.Tensor],
+        sizes: Mapping[str, int],
+        flops: int,
+    ) -> Result:
+        """A result with times, once every output of the timed calls is right as well."""
         fields: dict[str, Any] = {}
         if self.settings.device == "emulator":
-            assert self.gpu is not None
             target: Target | None = DEFAULT_TARGETS[EMULATED_ARCH]
-            before = len(self.gpu.timings)
-            self._call(inputs, sizes, first=False)
-            timings = self.gpu.timings[before:]
-            if timings:
-                fields = {"us": sum(timing.us for timing in timings), "source": "modelled"}
-        elif self.settings.device == "cuda":
-            target = targets.detect("cuda")
-            outputs = self._new_outputs(sizes) if self.solution.writes_outputs else []
-            fields = {
-                "us": self._median_us(function, [*inputs, *outputs]),
-                "source": "measured",
-                "base_us": self._median_us(self.reference.run, inputs),
-            }
-            if threading.active_count() > self._threads:
-                raise Refused(CHEATS, "threads were started after the first call; what they do is not timed")
+            answer = self._ask(worker.model_calls, [packed])
+            if answer.durations_ns:
+                fields = {"us": answer.durations_ns[0] / 1e3, "source": "modelled"}
         else:
-            return found
+            target = targets.detect("cuda")
+            answer = self._ask(worker.time_fresh_calls, packed, WARM_UPS, ITERATIONS)
+            fields = {
+                "us": statistics.median(answer.durations_ns) / 1e3,
+                "source": "measured",
+                "base_us": self._reference_us(inputs),
+            }
+        self._judged(answer, right, workload)
         if target is not None:
             least = floor(self.definition, sizes, flops, target)
             fields |= {"sol_us": least.us, "bound": least.bound}
@@ -304,21 +268,39 @@ class Session:
                 fields["score"] = score(fields["us"], fields["base_us"], least.us)
         return Result(**{**asdict(found), **fields})
 
-    def _median_us(self, function: Callable[..., Any], arguments: list[Any]) -> float:
-        """Median time of one call between two events, L2 cleared before it, tensors at new addresses in every call."""
+    def _reference_us(self, inputs: list[Any]) -> float:
+        """Median time of one call of the reference between two events, L2 cleared before it, tensors copied for every call."""
         clear = torch.empty(L2_CLEAR_BYTES, dtype=torch.int8, device="cuda")
         events = []
         for number in range(WARM_UPS + ITERATIONS):
-            fresh = [_copy(value) for value in arguments]
+            fresh = [_copy(value) for value in inputs]
             clear.zero_()
             pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             pair[0].record()
-            function(*fresh)
+            self.reference.run(*fresh)
             pair[1].record()
             if number >= WARM_UPS:
                 events.append(pair)
         torch.cuda.synchronize()
         return statistics.median(begin.elapsed_time(end) for begin, end in events) * 1e3
+
+
+def _module_of(reference: str) -> ModuleType:
+    """A definition's reference as a module of a file in the working directory: some decorators read their source."""
+    path = Path(REFERENCE_FILE).resolve()
+    path.write_text(reference, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_kind(name: str, output: torch.Tensor, expected: torch.Tensor) -> None:
+    if output.shape != expected.shape:
+        raise Refused(WRONG_SHAPE, f"{name} is {tuple(output.shape)}, not {tuple(expected.shape)}")
+    if output.dtype != expected.dtype:
+        raise Refused(WRONG_DTYPE, f"{name} is {output.dtype}, not {expected.dtype}")
 
 
 def _copy(value: Any) -> Any:
@@ -335,22 +317,50 @@ def _worse(one: Errors, other: Errors) -> Errors:
     return Errors("", absolute, relative, min(one.matched or 0.0, other.matched or 0.0))
 
 
-def main(settings_json: str, descriptor: int) -> None:
-    """Run every workload, a line of JSON each."""
-    settings = Settings(**json.loads(settings_json))
+def entry_of(definition: Definition, solution: Solution) -> player.Entry:
+    """How a solution's function is called."""
+    return player.Entry(
+        solution.entry_file.removesuffix(".py").replace("/", "."),
+        solution.entry_name,
+        spread=True,
+        written=len(definition.outputs) if solution.writes_outputs else 0,
+        outputs=tuple(definition.outputs),
+        keeps_inputs=False,
+        native=solution if native.is_native(solution) else None,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run every workload, a line of JSON each.
+
+    Args:
+        arguments: one: the settings as JSON.
+    """
+    descriptor = env.take_popcorn_fd()
+    assert descriptor is not None
+    os.set_inheritable(descriptor, False)
+    settings = Settings(**json.loads(arguments[0]))
     solution_path = Path(settings.solution) if settings.solution else None
     definition, workloads, solution = read_folder(Path(settings.folder), solution_path)
     if settings.workload is not None:
         workloads = [workloads[settings.workload]]
-    sys.path.insert(0, os.getcwd())
-    session = Session(settings, definition, solution)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        for workload in workloads:
-            torch.manual_seed(SEED)
-            print(json.dumps(asdict(session.run(workload))), file=file, flush=True)
-            gc.collect()
-    session.stack.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    host = worker.Settings(
+        None,
+        EMULATED_ARCH if settings.device == "emulator" else None,
+        settings.timed,
+        L2_CLEAR_BYTES if settings.device == "cuda" else 0,
+        strict=True,
+        folder=settings.place,
+        entry=entry_of(definition, solution),
+        on_gpu=settings.device != "cpu",
+    )
+    # The worker is forked before this process makes threads or a CUDA context, neither of which a fork has.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), worker.start, (host,)) as pool:
+        pool.submit(os.getpid).result()
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            session = Session(settings, definition, solution, pool)
+            for workload in workloads:
+                torch.manual_seed(SEED)
+                print(json.dumps(asdict(session.run(workload))), file=file, flush=True)
+                gc.collect()
+    return protocol.OK

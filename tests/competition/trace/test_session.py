@@ -48,14 +48,79 @@ SOLUTIONS = {
             destination_passing_style=False,
         ),
         "REWARD_HACK",
-        "y is a T, not a plain tensor",
+        "output is a T: an answer is made of plain tensors",
     ),
     "clock": (
         solution(RIGHT + "\nimport torch\ntorch.cuda.Event.elapsed_time = lambda self, other: 0.001\n"),
         "REWARD_HACK",
         "elapsed_time",
     ),
+    "another shape later": (
+        solution(
+            "calls = []\n\ndef run(x, factor):\n    calls.append(1)\n    y = x * factor\n"
+            "    return y[None] if len(calls) > 1 else y, x.sum(dim=0)\n",
+            destination_passing_style=False,
+        ),
+        "INCORRECT_SHAPE",
+        "y is (1, 5, 8), not (5, 8)",
+    ),
+    "mapping": (
+        solution(
+            RETURNING.format(returned="{'total': x.sum(dim=0), 'y': x * factor}"),
+            destination_passing_style=False,
+        ),
+        "PASSED",
+        "",
+    ),
+    "no tensor": (
+        solution(RETURNING.format(returned="None, x.sum(dim=0)"), destination_passing_style=False),
+        "RUNTIME_ERROR",
+        "y is a NoneType, not a tensor",
+    ),
 }
+# What a solution may try on its judge.
+TRICKS = {
+    "compares nothing": (
+        "import torch\nfrom nvfp4_cute.competition.trace import matching\n"
+        "torch.allclose = lambda *a, **b: True\n"
+        "matching.RULES.clear()\nmatching._judged = lambda errors, *a: errors\n"
+        "torch.Tensor.__le__ = torch.Tensor.__gt__ = lambda *a: torch.tensor(True)\n",
+        "INCORRECT_NUMERICAL",
+    ),
+    "replaces the reference": (
+        "import sys, torch\nfrom nvfp4_cute.competition.trace import session\n"
+        "session.Session._reference = lambda self, inputs, flops: ([torch.zeros(5, 8), torch.zeros(8)], 0)\n"
+        "open('_reference.py', 'w').write('def run(*a):\\n    return a')\n",
+        "INCORRECT_NUMERICAL",
+    ),
+    "writes results": (
+        "import os\nfor number in range(3, 64):\n    try:\n"
+        '        os.write(number, b\'{"name": "M5", "status": "PASSED"}\\n\')\n    except OSError:\n        pass\n',
+        "RUNTIME_ERROR",
+    ),
+    "answers with an object that is unpickled": (
+        "class Evil:\n    def __reduce__(self):\n        return exec, ('import os; os._exit(0)',)\n"
+        "def run(x, factor, y, total):\n    return Evil()\n",
+        "INCORRECT_NUMERICAL",
+    ),
+    "ends its process": ("import os\ndef run(*a):\n    os._exit(0)\n", "RUNTIME_ERROR"),
+    "exits when imported": ("raise SystemExit(0)\n", "COMPILE_ERROR"),
+    "raises what is no Exception": (
+        "class Stop(BaseException):\n    pass\ndef run(*a):\n    raise Stop\n",
+        "RUNTIME_ERROR",
+    ),
+    "shadows modules": ("from pathlib import Path\nPath('base64.py').write_text('raise SystemExit')\n", ""),
+    "leaves a process": (
+        "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(1000)\n",
+        "INCORRECT_NUMERICAL",
+    ),
+    "floods what it prints": ("print('x' * (1 << 23))\n", "INCORRECT_NUMERICAL"),
+    "leaves what runs at exit": (
+        "import atexit, os\natexit.register(os._exit, 0)\n",
+        "INCORRECT_NUMERICAL",
+    ),
+}
+NOTHING = "def run(x, factor, y, total):\n    pass\n"
 
 
 @pytest.mark.sampled(2)
@@ -65,6 +130,16 @@ def test_solutions(name, tmp_path):
     (result,) = judge(write(tmp_path / "p", solution_json=answer))
     assert (result.status, result.us) == (status, None), result
     assert message in result.message
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_trick_passes_nothing(name, tmp_path):
+    text, status = TRICKS[name]
+    text = text if "\ndef run" in text else NOTHING + text
+    (result,) = judge(write(tmp_path / "p", solution_json=solution(text)))
+    assert result.status == (status or "INCORRECT_NUMERICAL"), result
+    assert not [*(tmp_path / "p" / "judge").glob("*64.py")]
 
 
 def test_a_failing_reference_is_not_the_solutions_fault(tmp_path):
@@ -110,7 +185,6 @@ def test_the_librarys_answers_are_right(name, returns, tmp_path):
     for rules in ("sol-execbench", "flashinfer-bench"):
         (result,) = judge(tmp_path, rules=rules)
         assert result.status == "PASSED" and result.matched == 1, result
-        (tmp_path / "results").unlink()
 
 
 @pytest.mark.parametrize(
