@@ -10,7 +10,9 @@ The first starts its own processes, and prints tables. What ``--results`` has is
 - Phases, "capacity" and "one GPU" are replayed from CUDA graphs. "Exact" is eager: the host waits in it for the sizes; its host
   takes so long for one of many calls in a row. "NCCL" are both forms where the group's backend moves the rows.
 - A result is compared with one GPU's before it is timed.
-- Bytes are those that leave a rank, the most of any. The links' bandwidth is that of one large exchange in the same run.
+- Bytes are those that leave a rank, the most of any: counted from the routes, each row once. Two rates of the same run stand next
+  to them: one large exchange by NCCL, which moves the rows through buffers of its own, and one large copy into another rank's
+  memory, which is what the links give. Phases that store into other ranks' memory may exceed the former, not the latter.
 """
 
 import argparse
@@ -60,6 +62,10 @@ WRONG = 0.01
 # Through buffers that ranks store into, or by the group's backend; the second and the second last of each are sent.
 PUSHED = ("send", "receive", "products", "give", "sum")
 EXCHANGED = ("pack", "dispatch", "unpack", "products", "collect", "combine", "sum")
+PUSHED_RATES = (
+    '"Send" and "give" store straight into the memory of other ranks, so their rates may exceed that of NCCL, which copies through '
+    "buffers of its own. The links set the limit: 450 GB/s in each direction on an H100 or H200, of which copies reach 370 to 391.\n"
+)
 LAYERS = ("exact", "host", "capacity", "NCCL exact", "NCCL capacity", "one GPU")
 HOST_CALLS = 50
 # Replays are enqueued while the GPU spins, some 100 us, so that no interval has the host's time in it.
@@ -277,9 +283,20 @@ def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
     )
 
 
-def link_gigabytes_per_s(ranks: int) -> float:
-    """What leaves a rank in one large exchange, GB/s."""
-    rows = torch.zeros((ranks, LINK_BYTES // ranks), dtype=torch.uint8, device="cuda")
+def copy_gigabytes_per_s(rank: int, ranks: int) -> float | None:
+    """What leaves a rank in one large copy into the next rank's memory, GB/s; None where ranks do not reach each other's."""
+    try:
+        peers, held = private_api.symmetric_memory(LINK_BYTES, torch.device(DEVICE, rank), dist.group.WORLD)
+    except (RuntimeError, ImportError, AttributeError):
+        return None
+    own, there = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=DEVICE), peers[(rank + 1) % ranks]
+    us = timed({"copy": lambda _held=held: there.copy_(own)})["copy"]
+    return LINK_BYTES / us / 1e3
+
+
+def exchange_gigabytes_per_s(ranks: int) -> float:
+    """What leaves a rank in one large exchange by the group's backend, GB/s."""
+    rows = torch.zeros((ranks, LINK_BYTES // ranks), dtype=torch.uint8, device=DEVICE)
     us = timed({"exchange": lambda: send_rows(rows, dist.group.WORLD)})["exchange"]
     return LINK_BYTES * (ranks - 1) / ranks / us / 1e3
 
@@ -318,7 +335,8 @@ def run_rank(rank: int, store: str | None, plan: Plan) -> None:
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "ranks": ranks,
-        "link_gb_s": link_gigabytes_per_s(ranks),
+        "link_gb_s": exchange_gigabytes_per_s(ranks),
+        "copy_gb_s": copy_gigabytes_per_s(rank, ranks),
         "held": True,
     }
     cells, whole, part, latest = plan.missing(report), None, None, ""
@@ -360,10 +378,14 @@ def run(plan: Plan, *, as_json: bool = False, plot: Path | None = None, save: bo
 
 def page(report: dict[str, Any], made_by: str = "") -> str:
     """Markdown: times, then bytes. ``made_by``: the command, on a page that is committed."""
+    copy = report.get("copy_gb_s")
+    copied = f", one large copy into another rank's memory: {copy:.0f} GB/s" if copy else ""
+    pushes = any(phases_of(results) is PUSHED for results in report["models"].values() if results)
     parts = [
         f"# A layer of experts on {report['ranks']} x {report['gpu']}\n",
-        f"Measured with torch {report['torch']}; us, the slowest rank, medians on a cold L2. One large exchange: "
-        f"{report['link_gb_s']:.0f} GB/s out of a rank. {made_by and f'Made by `{made_by}`.'}\n",
+        f"Measured with torch {report['torch']}; us, the slowest rank, medians on a cold L2. One large exchange by NCCL: "
+        f"{report['link_gb_s']:.0f} GB/s out of a rank{copied}. {made_by and f'Made by `{made_by}`.'}\n",
+        *([PUSHED_RATES] if pushes else []),
         '"Exact" is eager, and its host waits for sizes. "Capacity", "one GPU" and every phase are replayed CUDA graphs. Every '
         "phase begins with a cold L2. One GPU has the tokens of all ranks.\n",
     ]

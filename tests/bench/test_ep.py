@@ -47,6 +47,8 @@ def test_page(kept, capsys):
     text = capsys.readouterr().out
     assert "| 512 | 10.0 | 10.0 | 10.0 | 10.0 | 10.0 | 90.0 | 70.0 | 80.0 | - | - | 100.0 | 0.80 |" in text
     assert "| 512 | 0.600 | 60 | 0.30 | 8.000 | 800 | 0 | 0 |" in text
+    assert "One large exchange by NCCL: 200 GB/s out of a rank." in text and "may exceed that of NCCL" in text
+    assert "into another rank's memory: 390 GB/s." in ep.page(REPORT | {"copy_gb_s": 390.4})
     assert main([*kept, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == REPORT
 
@@ -108,6 +110,21 @@ def measured(rank: int, folder: str, through_buffers: bool) -> dict:
     ):
         whole = make_weights(model, "cpu").layer
         return asdict(ep.measure(ep.Part(model, whole, rank, 2), whole, 5, 1))
+
+
+def test_the_links_rate_is_that_of_a_copy_into_the_next_ranks_memory():
+    peers = [torch.ones(1 << 10, dtype=torch.uint8) for _ in range(3)]
+
+    def once(calls):
+        return {name: (call(), 2.0)[1] for name, call in calls.items()}
+
+    with (
+        patch.multiple(ep, DEVICE="cpu", LINK_BYTES=1 << 10, timed=once),
+        patch.object(ep.private_api, "symmetric_memory", lambda *_: (peers, None)),
+        patch.object(ep.dist, "group"),
+    ):
+        assert ep.copy_gigabytes_per_s(2, 3) == 0.512
+    assert [int(peer.sum()) for peer in peers] == [0, 1 << 10, 1 << 10]
 
 
 @pytest.mark.parametrize("through_buffers, phases", [(True, ep.PUSHED), (False, ep.EXCHANGED)])
