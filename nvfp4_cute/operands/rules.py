@@ -450,7 +450,7 @@ def scales_of_groups(
             f"{label} has {size} bytes; expected {groups * row_blocks * row_bytes}: {groups} groups of "
             f"{row_blocks} x {k_blocks} blocks of {row_bytes // k_blocks} bytes (128 rows x 4 scales)"
         )
-    if groups is not None and groups > 1 and rows % ATOM_ROWS and scale.ndim == 5:
+    if groups is not None and groups > 1 and rows % ATOM_ROWS and scale.ndim in (1, 5):
         raise ValueError(
             f"{label} has shape {list(scale.shape)}; expected [{groups}, {row_blocks}, {k_blocks}, 32, 4, 4]: every group has "
             f"{rows} rows, padded to {ATOM_ROWS} by itself. Scales of one matrix of {groups * rows} rows lie elsewhere: quantize "

@@ -44,13 +44,17 @@ def test_groups_of_a_quantized_result_share_no_memory():
         nv.grouped_gemm(x, w, masked_m=rows, out_dtype="nvfp4", out=out)
 
 
+@pytest.mark.parametrize("is_flat", [False, True])
 @pytest.mark.parametrize(("n", "groups"), [(200, 2), (120, 4)])
-def test_scales_of_one_matrix_are_not_those_of_its_groups(n, groups):
-    """[G N] rows are padded at the end, groups of N rows each."""
+def test_scales_of_one_matrix_are_not_those_of_its_groups(n, groups, is_flat):
+    """[G N] rows are padded at the end, groups of N rows each; the shape has to say which of the two they are."""
     experts, offs = nv.quantize(torch.randn(groups * n, 128)), torch.tensor([40] + [47] * (groups - 1)).int()
     data, scale = nv.grouped_quantize(torch.randn(47, 128).bfloat16(), offs)
+    given = experts.scale.flatten() if is_flat else experts.scale
     with pytest.raises(ValueError, match="Scales of one matrix of .* rows lie elsewhere"):
-        parts.grouped_gemm(data, experts.data.view(groups, n, 64), scale, experts.scale, offs)
+        parts.grouped_gemm(data, experts.data.view(groups, n, 64), scale, given, offs)
+    with pytest.raises(ValueError, match="not others reshaped"):
+        nv.BlockScaledTensor.from_parts(experts.data.view(groups, n, 64), given)
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3"])

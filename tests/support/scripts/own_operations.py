@@ -2,14 +2,13 @@
 
 import torch
 
-from nvfp4_cute import quantize
-from nvfp4_cute.ops.parts import gemm
+from nvfp4_cute import gemm, quantize
 
 torch.manual_seed(1)
 x, w = (quantize(torch.randn(rows, 32).bfloat16().cuda()) for rows in (4, 16))
 want = x.dequantize().float().cpu() @ w.dequantize().float().cpu().T
 for _ in range(3):
-    found = gemm(x.data, w.data, x.scale, w.scale)
+    found = gemm(x, w)
     assert found.is_cuda
     torch.testing.assert_close(found.float().cpu(), want, rtol=0.01, atol=0.01)
 print("PASS")
