@@ -17,7 +17,7 @@ PENDING = {
     "nvfp4_cute/cli": 8,
     "nvfp4_cute/competition": 10,
     "nvfp4_cute/compile": 6,
-    "nvfp4_cute/emulator": 97,
+    "nvfp4_cute/emulator": 30,
     "nvfp4_cute/experts": 88,
     "nvfp4_cute/gpus": 2,
     "nvfp4_cute/launch": 28,

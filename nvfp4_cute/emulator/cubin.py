@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 ELF = b"\x7fELF"
-"""What a cubin begins with."""
+"""First bytes of a cubin."""
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
 _EIATTR_INDIRECT_BRANCH_TARGETS = 0x34
@@ -23,17 +23,17 @@ _GLOBAL_LOAD, _MMA_SYNC = 0x981, 0x23C
 _LOCAL = (0x983, 0x387)
 """Low bits of LDL and STL."""
 _WGMMA, _WGMMA_BITS = 0x1F0, 0x1FC
-"""Bits that HGMMA, IGMMA and QGMMA have in common, and which those are."""
+"""Bits that HGMMA, IGMMA and QGMMA have in common, and their mask."""
 _SIZE_BIT, _SIZES = 9, (1, 1, 2, 2, 4, 8, 16, 0)
 _NO_ALLOCATE_BIT = 22
-"""Of an LDG's upper 64 bits: three that say how many bytes a lane loads, and one that L1 is not to keep them."""
+"""In an LDG's upper 64 bits: three bits with the bytes per lane, and one that tells L1 not to keep them."""
 _STALL_BIT = 41
-"""Of an instruction's upper 64 bits: the first of four that say how many cycles its warp waits before it issues the next one."""
+"""In an instruction's upper 64 bits: the first of four bits with the cycles before its warp issues the next instruction."""
 _SCOREBOARD_BIT, _WAITS_BIT = 46, 52
-"""The first of three with the scoreboard that counts its result until that is there; of six for scoreboards that it waits for."""
+"""First of three bits with the scoreboard of its result; first of six bits with the scoreboards that it waits for."""
 _BRANCH = 0x947
 _FLAGS_AT, _ABI_AT, _OLD_ABI = 0x30, 8, 7
-"""Where an ELF file has its flags and the version of its ABI; the version whose flags begin with the architecture."""
+"""Offsets of an ELF file's flags and ABI version; the version whose flags begin with the architecture."""
 
 
 @dataclass(frozen=True)

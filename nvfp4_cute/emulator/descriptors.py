@@ -301,11 +301,13 @@ SHAPES: tuple[tuple[tuple[str, ...], int, tuple[int, ...], Sequence[int]], ...] 
     (BLOCK_SCALED_KINDS, 1, (128,), _EIGHTS),
     (BLOCK_SCALED_KINDS, 2, (128, 256), _SIXTEENS),
 )
-"""Dense shapes: kinds, cta_group, M, N (PTX ISA 9.7.16.2.1, "Various combinations of .kind and shapes"). `_check_operands` has
-the wider steps of an N-major B of 8-bit elements."""
+"""Dense shapes: kinds, cta_group, M, N (PTX ISA 9.7.16.2.1, "Various combinations of .kind and shapes").
+
+`_check_operands` has the wider steps of an N-major B of 8-bit elements.
+"""
 
 WS_SHAPES = (32, 64, 128), (64, 128, 256)
-"""M and N of weight-stationary instructions (the same table, rows with .ws)."""
+"""M and N of weight-stationary instructions (rows with .ws of the same table)."""
 
 
 def shape_reason(kind: str, m: int, n: int, *, cta_group: int, ws: bool = False) -> str | None:
@@ -546,11 +548,11 @@ def unpack_elements(data: np.ndarray, bits: int) -> np.ndarray:
 
 
 CONTAINER_SHIFT = {"e2m1": 2, "e2m3": 0, "e3m2": 0}
-"""Bit of an 8-bit container where an element of A in tensor memory begins.
+"""Lowest bit of an element of A in tensor memory within its 8-bit container.
 
-The ISA shows it in figures only. These are the places that it states for the registers of mma.sync, where the exponent
-of e2m1 falls on that of e2m3; an example in CUTLASS says bit 1 for e3m2, which no kernel can tell from its results if it
-fills tensor memory with tcgen05.cp.
+The ISA shows it only in figures. These values are those of mma.sync registers, where the exponent of e2m1 coincides
+with that of e2m3. An example in CUTLASS says bit 1 for e3m2; a kernel that fills tensor memory by tcgen05.cp cannot see
+the difference.
 """
 
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
 TRIALS = 24
-"""How often a run is executed step by step before a function is generated: that takes as long as hundreds of steps."""
+"""Executions of a run, step by step, before a function is generated. Generation takes as long as hundreds of steps."""
 
 LEAST_ROWS = 3
-"""Instructions of one form that become one NumPy call."""
+"""Least number of instructions of one form that become one NumPy call."""
 
 INTEGERS = ("u32", "s32", "b32", "u64", "s64", "b64")
 SYMBOLS = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^"}
@@ -37,7 +37,7 @@ COMPARISONS = {
 FLOAT_STEPS = ("add", "sub", "mul", "fma", "neg", "abs", "min", "max", "ex2", "rcp", "tanh")
 
 ONE, BOOL, LANES, UNKNOWN = "one", "bool", "lanes", "unknown"
-"""What a register holds: an int or a bool for all lanes, an array of 32 lanes, or one of these."""
+"""Contents of a register: an int or a bool for all lanes, an array of 32 lanes, or any of these."""
 HELD = {int: ONE, bool: BOOL, np.ndarray: LANES}
 
 

@@ -51,7 +51,7 @@ class Signal:
 
 
 REGROUP = Signal()
-"""The step changed the warp's groups (a divergent branch, or lanes that exited): pick a group anew."""
+"""The step changed the warp's groups (a divergent branch, or lanes that exited), so a group must be chosen again."""
 
 
 @dataclass

@@ -111,7 +111,7 @@ def settle(warp: "Warp", slots: Iterable[int]) -> None:
 
 
 ISSUERS = ("cp", "tcgen05", "wgmma", "clusterlaunchcontrol")
-"""First words of the instructions that leave operations behind."""
+"""First words of the instructions that issue asynchronous operations."""
 
 LATE_WRITERS = {("tcgen05", "ld"), ("wgmma", "mma_async")}
 

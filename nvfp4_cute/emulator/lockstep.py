@@ -27,13 +27,13 @@ Member = tuple[Origin, int]
 """Coordinates of a CTA and the index of a warp in it."""
 
 MOST_WARPS = 64
-"""Warps that run together: more lanes than the processor's caches hold gain nothing."""
+"""Largest number of warps that run together. More lanes than fit in the processor's caches gain nothing."""
 
 FEWEST_WARPS = 4
-"""Fewer go on one by one."""
+"""Smaller numbers of warps run one by one."""
 
 PATIENCE = 1_000_000
-"""Basic blocks after which warps go on one by one, where runaways are found."""
+"""Number of basic blocks after which warps run one by one, so that runaways are found."""
 
 LANE_WISE = frozenset(
     "mov add sub mul mad mul24 mad24 min max and or xor not cnot shl shr shf bfe bfi popc clz brev bfind lop3 prmt setp set selp "

@@ -47,7 +47,7 @@ TURN = 2000
 """Basic blocks that a warp runs before the next warp gets its turn."""
 
 WARP_INSTRUCTION_LIMIT = 1_000_000_000
-"""Instructions of one warp after which the machine gives up on it."""
+"""Instructions of one warp after which the machine stops it as a runaway."""
 
 
 class Machine:

@@ -18,7 +18,7 @@ from nvfp4_cute.emulator.addresses import USER_END
 from nvfp4_cute.emulator.faults import BoundsFault, MbarrierFault, TensorMemoryFault
 
 SHARED_BASE = 1024
-"""First usable offset of the shared window; the machine keeps the bytes below for itself."""
+"""First usable offset of the shared window; the bytes below are reserved for the machine."""
 
 TMEM_LANES, TMEM_COLS = 128, 512
 TMEM_POISON = 0xFFFFFFFF
@@ -27,7 +27,7 @@ MAX_COUNT = (1 << 20) - 1
 
 
 OFFSET_BITS, MOST_OVERFLOWS = 32, 256
-"""Of an offset that may have overflowed; how many times, in bytes, for an address to look like that."""
+"""Bits of an offset that may have overflowed, and the largest number of overflows that the hint considers."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ ITEM_DTYPES: dict[int, np.dtype] = {
     8: np.dtype("u8"),
     16: np.dtype("c16"),
 }
-"""dtype whose items are copied as blocks of so many bytes (complex128 only carries 16 bytes)."""
+"""dtype that copies blocks of this number of bytes (complex128 only carries 16 bytes)."""
 
 
 ITEM_SHIFTS = {size: size.bit_length() - 1 for size in ITEM_DTYPES}

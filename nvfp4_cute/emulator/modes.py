@@ -30,7 +30,7 @@ TURNS = (1, 2, 5, 20, 100, 2000)
 """Lengths of turns, in basic blocks, that the random mode chooses from."""
 
 LAG = 0.6
-"""Random mode: chance that operations are left alone after a warp's turn, and that they are after each one done."""
+"""Random mode: chance that no operation happens after a warp's turn, and that no further one happens after each."""
 
 
 class Engine(Enum):
@@ -67,7 +67,7 @@ class OperationWatcher(Protocol):
     """An observer of every operation (`check.hazards.Checker`)."""
 
     current: Any
-    """The record of the operation that is happening now."""
+    """Record of the current operation."""
 
     def issued(self, operation: "Operation") -> Any:
         """Called when an operation was submitted. Returns a record of it."""

@@ -10,7 +10,7 @@ import numpy as np
 
 F64_QUIET = np.uint64(1 << 51)
 F64_MADE = np.uint64(0xFFF8000000000000).view(np.float64)
-"""What an operation makes of operands that are numbers (recorded on an H200)."""
+"""NaN that an operation makes of operands that are numbers (recorded on an H200)."""
 
 
 def nan_f64(values: np.ndarray, args: Sequence[np.ndarray]) -> np.ndarray:

@@ -54,7 +54,7 @@ class Divided(Protocol):
 
 
 MIN_CLUSTERS = 16
-"""Below this, starting processes costs more than they save."""
+"""Least number of clusters for which starting processes saves time."""
 
 _SCOPES = {"gpu", "sys", "gl"}
 

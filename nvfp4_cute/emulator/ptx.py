@@ -240,10 +240,10 @@ _NAME = re.compile(r"[%A-Za-z_$][\w$]*(?:\.\w+)?$")
 _OFFSET = re.compile(r"(.+?)\s*\+\s*(-?(?:0[xX][0-9a-fA-F]+|\d+))$", re.S)
 
 COMPONENTS, COLOURS = ("x", "y", "z", "w"), ("r", "g", "b", "a")
-"""Names of the components of a vector register, and the other names of the same."""
+"""Names of the components of a vector register, and their aliases."""
 
 KEPT = 32
-"""Modules, and compiled entries, that a process remembers: what was launched once is launched again."""
+"""Number of modules, and of compiled entries, that a process caches for repeated launches."""
 
 SPECIAL_NAMES = frozenset(
     [

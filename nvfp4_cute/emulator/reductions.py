@@ -22,7 +22,7 @@ _ARITHMETIC_TYPES = {
     "s64": np.int64,
 }
 _FLOATS = {"f16": np.float16, "bf16": np.float32, "f32": np.float32, "f32.ftz": np.float32, "f64": np.float64}
-"""What a float type is computed in; NumPy has no bf16, and rounds sums of f16 once."""
+"""Computation type of a float type. NumPy has no bf16, and rounds sums of f16 once."""
 
 _NAN = {2: 0x7FFF, 4: 0x7FFFFFFF}
 _SMALLEST_NORMAL = np.float32(2.0**-126)

@@ -9,7 +9,7 @@ from pathlib import Path
 from nvfp4_cute.errors import CacheError
 
 ROOM_BYTES = 8 << 20
-"""More than the files of a kernel need: PTX, machine code, and host code."""
+"""More than the size of a kernel's files: PTX, machine code, and host code."""
 
 
 @contextmanager

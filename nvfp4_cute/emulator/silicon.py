@@ -32,7 +32,7 @@ class Rule:
         demand: the rule in one sentence.
         fix: how to mend a violation.
         where: architectures.
-        source: document, report or measurement behind the rule.
+        source: document, report or measurement that states the rule.
         severity: "error", "warning", or "note".
         everywhere: raised even without the checker.
     """

@@ -37,9 +37,9 @@ from nvfp4_cute.emulator.specials import cta_specials, fill_constants
 from nvfp4_cute.errors import EmulatorError
 
 SM_SHARED, RESERVED_SHARED = 228 * 1024, 1024
+"""Shared memory of an SM in bytes, and the bytes reserved per CTA."""
 SM_QUARTERS, QUARTER_REGISTERS = 4, 16384
-"""Of an SM; of 32 bits, given to whole warps, eight for every thread at a time."""
-"""Bytes of shared memory of an SM, and what it keeps for itself of each CTA's."""
+"""Quarters of an SM, and 32-bit registers per quarter. Full warps get them, in steps of eight per thread."""
 
 
 @dataclass
@@ -235,7 +235,7 @@ class Warp:
     )  # fmt: skip
 
     warps = 1
-    """How many warps execute a step together (`lockstep.Wide`)."""
+    """Number of warps that execute a step together (`lockstep.Wide`)."""
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
         """Starts a warp at the entry point with its first `lanes` lanes alive."""

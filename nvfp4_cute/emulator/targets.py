@@ -7,7 +7,7 @@ from nvfp4_cute.errors import EmulatorError
 
 KIB = 1024
 FIRST_CLUSTERS = 9
-"""Major compute capability from which on CTAs form clusters."""
+"""Lowest major compute capability with clusters."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ LIMITS = {
 }
 
 OLD_NAMES = {"sm_101": "sm_110"}
-"""The compiler still writes the older name of the Thor architecture into PTX for sm_110."""
+"""The compiler still writes this older name of the Thor architecture into PTX for sm_110."""
 
 
 def ptx_arch(target: str) -> str:

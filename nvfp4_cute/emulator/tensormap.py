@@ -154,7 +154,7 @@ class TensorMap:
     def transaction_bytes(self) -> int:
         """Bytes that a load reports to its barrier: out-of-bounds parts count, padding does not.
 
-        That padding does not count is inferred: kernels for SM120 that mix fp8 and fp4 operands expect it.
+        We infer that padding does not count: kernels for SM120 that mix fp8 and fp4 operands expect it.
         """
         data, total = self.element.padded or (1, 1)
         return self.tile_bytes * data // total

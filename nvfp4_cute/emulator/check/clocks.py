@@ -30,7 +30,7 @@ SEEN, FENCED, CLUSTER, CAUSED = 0, 1, 2, 3
 COMPONENT_SHIFT = 32
 VALUE_MASK = (1 << COMPONENT_SHIFT) - 1
 NOBODY = 0
-"""Epoch of what was never accessed: it happened before everything."""
+"""Epoch of memory that was never accessed; it happened before everything."""
 
 
 def epoch(component: int, value: int) -> int:

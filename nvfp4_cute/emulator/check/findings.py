@@ -14,7 +14,7 @@ from nvfp4_cute.emulator.faults import Fault
 from nvfp4_cute.emulator.kernel_names import short_name
 
 CHECKS = ("errors", "all")
-"""What fails a checked run: errors (warnings are shown), or warnings, too (notes are shown)."""
+"""Findings that fail a checked run: errors (warnings are shown), or also warnings (notes are shown)."""
 
 KINDS = {
     "race": "Two accesses of which one writes, and nothing orders them",
@@ -41,7 +41,7 @@ COMMON = {
     "tcgen05.wait::ld": "is missing in many of CUTLASS's examples. It is harmless on GPUs seen so far, which keep what was "
     "loaded before its registers are used; PTX ISA does not promise it",
 }
-"""Warnings that CUTLASS's own examples show: a word of their text or rule, and what a newcomer has to know of them."""
+"""Warnings that CUTLASS's own examples also show: a word of their text or rule, and an explanation for newcomers."""
 
 
 def common(hazards: Iterable[Hazard]) -> list[str]:

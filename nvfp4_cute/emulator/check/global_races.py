@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
 UNDER_WAY = np.iinfo(np.int32).max
-"""Order of a write that nobody has waited for: no release tells of it."""
+"""Order of a write that has not been awaited, so no release announces it."""
 
 MOST_FENCES = 32
-"""Proxy fences that are kept of each warp. An older one is taken for the oldest of them, which covers more."""
+"""Proxy fences kept per warp. Older fences count as the oldest kept one, which covers more."""
 
 GENERIC = ("st", "atom", "red")
 """Instructions that write through the generic proxy."""

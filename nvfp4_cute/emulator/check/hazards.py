@@ -61,15 +61,15 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cluster, Cta, Launch, Warp
 
 COMPONENTS_PER_WARP, BARRIERS_PER_CTA = 8, 64
-"""First guesses; there may be more of either."""
+"""Initial capacities; there may be more of either."""
 
 MOST_HAZARDS = 50
-"""Different hazards of one launch and one severity after which the checker stops collecting."""
+"""Number of distinct hazards per launch and severity after which the checker stops collecting."""
 
 SMALL_COPY = re.compile(r"cp\.async\.(?!bulk)")
 """Operations of a CTA's own warps on its own shared memory that may be under way when it exits.
 
-PTX ISA does not forbid it, and CUTLASS's `examples/cute/tutorial/sgemm_sm80.cu` leaves its last copies so.
+PTX ISA does not forbid it, and CUTLASS's `examples/cute/tutorial/sgemm_sm80.cu` exits before its last copies end.
 """
 
 NamedGate: TypeAlias = "tuple[Cta, int, int]"

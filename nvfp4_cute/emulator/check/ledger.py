@@ -19,7 +19,7 @@ from nvfp4_cute.errors import EmulatorError
 SEVERITIES = ("error", "warning", "note")
 
 KEPT_PHASES = 4
-"""Newest phases of an mbarrier of which the checker knows who completed them."""
+"""Newest phases of an mbarrier for which the checker keeps the knowledge of the arrivals."""
 
 _NAMES = (
     ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),

@@ -28,7 +28,7 @@ WARPS_PER_GROUP = 4
 BARRIER_BYTES = 8
 
 INITS, INIT_FENCES = "initialisations", "fences of initialisations"
-"""Components of a warp's clock that number its initialisations of mbarriers, and its fences behind them."""
+"""Components of a warp's clock that number its mbarrier initialisations, and its later fences."""
 
 
 class Mbarriers:

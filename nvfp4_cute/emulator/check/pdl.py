@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Launch, Warp
 
 MOST_UNDER_WAY = 8
-"""Earlier launches that are looked at."""
+"""Number of earlier launches to check."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Dependencies:
             self.silicon.report(
                 "pdl-chain",
                 None,
-                f"{silent} of {current.ctas} CTAs of {current.name} end without a wait behind {before}, which lets its "
+                f"{silent} of {current.ctas} CTAs of {current.name} end without a wait after {before}, which lets its "
                 "dependents start early",
             )
 

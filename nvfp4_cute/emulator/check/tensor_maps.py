@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
 MANY = 16
-"""Uses of a map after which those that are complete are forgotten."""
+"""Number of uses of a map after which completed uses are dropped."""
 
 
 @dataclass

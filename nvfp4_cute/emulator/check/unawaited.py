@@ -30,7 +30,7 @@ class Moved:
 
 
 Held: TypeAlias = tuple[Operation, int] | Moved
-"""What a register holds: ``operation.result[index]``, or what a move made of others."""
+"""Content of a register: ``operation.result[index]``, or the result of a move."""
 
 
 def _use_held(one: Held, used: Used) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
 
 LANE_BITS, SITE_BITS = 5, 20
-"""A mark says who accessed a byte: how often warps had met before, the place of the instruction, and the lane."""
+"""A mark packs the access of a byte: number of times the warp had converged before, place of the instruction, and lane."""
 
 
 class Access(NamedTuple):

@@ -404,7 +404,7 @@ MASKS = {
     "shfl.sync": 4, "vote.sync": 2, "match.any.sync": 2, "match.all.sync": 2, "redux.sync": 2, "elect.sync": 1,
     "bar.warp.sync": 0,
 }  # fmt: skip
-"""Operand of each that names the lanes."""
+"""Index of the operand that names the lanes, by instruction."""
 
 EVERY_LANE = 0xFFFFFFFF
 

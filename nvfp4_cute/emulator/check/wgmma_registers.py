@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
 WORD_BYTES = 4
-"""Of a register of A or D; descriptors are wider, predicates narrower."""
+"""Size of a register of A or D; descriptors are wider, predicates narrower."""
 
 
 class WgmmaRegisters:

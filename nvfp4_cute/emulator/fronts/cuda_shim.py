@@ -18,7 +18,7 @@ from nvfp4_cute.emulator.memory import host_view
 from nvfp4_cute.errors import EmulatorError
 
 CUDA_VERSION = 13000
-"""Version that the driver and the runtime state."""
+"""Version that the driver and the runtime report."""
 
 PROPERTIES = {
     "maxThreadsPerBlock": 1,

@@ -505,7 +505,7 @@ class Emulator:
             raise EmulatorError(
                 f"kernel `{name}` was launched but its PTX is not registered; call emulator.register(ptx) first "
                 f"(known: {', '.join(self._kernels) or 'none'}). An object file on disk holds machine code only: export "
-                "it under `nvfp4-cute emulate`, which keeps its PTX, or put the .ptx beside it (CUTE_DSL_KEEP=ptx)"
+                "it under `nvfp4-cute emulate`, which keeps its PTX, or put the .ptx next to it (CUTE_DSL_KEEP=ptx)"
             )
         return self.code_of(program, name)
 

@@ -18,7 +18,7 @@ from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu, replaced
 
 PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
-"""Prefixes of the environment variables of the DSLs that the package holds."""
+"""Prefixes of the environment variables of the package's DSLs."""
 
 
 def set_environment(arch: str, *, line_info: bool = False) -> None:

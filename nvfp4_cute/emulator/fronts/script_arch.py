@@ -11,10 +11,10 @@ SIGNS = (
     (r"sm_?103\w*", "sm_103a"),
     (r"tcgen05|blackwell_helpers|sm_?100\w*", "sm_100a"),
 )
-"""Names that CuTe DSL, CUTLASS's examples and scripts use for one architecture only."""
+"""Names that CuTe DSL, CUTLASS's examples and scripts use for only one architecture."""
 
 REFUSAL = re.compile(r"expects arch to be (?P<wanted>.+?), but got (?P<given>sm_\w+|Arch\.sm_\w+)")
-"""What CuTe DSL says when an instruction needs another architecture."""
+"""CuTe DSL's message when an instruction needs another architecture."""
 
 
 def wanted_arch(script: Path) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ from nvfp4_cute.emulator.fronts.virtual_gpu import replaced
 
 CPU = torch.device("cpu")
 DEVICES = ("device", "fake_device", "_fake_device")
-"""Arguments of FakeTensor that name its device; the first is the third positional one, too."""
+"""Arguments of FakeTensor that name its device; the first is also its third positional argument."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from nvfp4_cute.emulator.fronts.virtual_gpu import MemoryRange, VirtualGpu
 
 MOST_FREED = 1024
-"""Tensors that are gone whose memory stays accessible, at most."""
+"""Largest number of deleted tensors whose memory stays accessible."""
 
 
 class DeviceMemory:

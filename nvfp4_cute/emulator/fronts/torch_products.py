@@ -18,7 +18,7 @@ PRODUCTS = frozenset(
     for owner in (torch, torch.Tensor)
     for name in ("matmul", "mm", "bmm", "mv", "dot", "inner", "addmm", "baddbmm", "addmv")
 ) | {torch.einsum, torch.tensordot, torch.Tensor.__matmul__, torch.nn.functional.linear}
-"""Matrix products: a GPU sums 16-bit operands in float32 and rounds once, a CPU may round partial sums."""
+"""Matrix products. A GPU sums 16-bit operands in float32 and rounds once; a CPU may round partial sums."""
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -276,4 +276,4 @@ _REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
 REFERENCES: dict[Callable, Callable] = {
     getattr(torch, name): reference for name, reference in _REFERENCES.items() if hasattr(torch, name)
 }
-"""Operators of GPUs alone that this torch has, and who computes them here."""
+"""GPU-only operators of this torch version, and the functions that compute them here."""

@@ -21,7 +21,7 @@ from nvfp4_cute.emulator.fronts.torch_memory import DeviceMemory, tensors_in
 from nvfp4_cute.emulator.fronts.virtual_gpu import replaced
 
 BUILT_IN = "aten"
-"""Namespace of torch's own operators: what a script overrides there for CUDA stays where it put it."""
+"""Namespace of torch's own operators. A script's overrides for CUDA in this namespace stay unchanged."""
 
 
 class Reentry:

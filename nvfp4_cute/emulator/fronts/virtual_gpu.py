@@ -31,18 +31,21 @@ LOWEST_ADDRESS = 1 << 46
 """Tensor maps of ragged tensors (QuACK, Triton) begin up to 2^30 rows below their tensor, and must not begin below 0."""
 
 ALLOCATION_ALIGN = 512
-"""Alignment of device memory in bytes, as torch's CUDA allocator gives it; kernels rely on it (tensor maps: 128)."""
+"""Alignment of device memory in bytes, equal to that of torch's CUDA allocator; kernels rely on it (tensor maps: 128)."""
 
 POISON = 0xFF
 """Byte that fills memory which a driver call allocated: NaN in every float format."""
 
 
 LIMITS = {0: 1024, 1: MIB, 2: 8 * MIB, 3: 2, 4: 2048, 6: 0}
-"""Numbers of cudaLimit and their values on a fresh device (CUDA runtime API, cudaDeviceSetLimit): stack of a thread, buffer of
-printf, heap, depth of synchronization and pending launches of device-side launches, bytes of L2 set aside."""
+"""Numbers of cudaLimit and their values on a fresh device (CUDA runtime API, cudaDeviceSetLimit).
+
+In order: stack per thread, buffer of printf, heap, depth of synchronization and pending launches of device-side launches,
+bytes of L2 set aside.
+"""
 
 FREED_BYTES = 64 * MIB
-"""How much freed memory stays accessible by default. A GPU's caching allocator keeps all it ever got."""
+"""Amount of freed memory that stays accessible by default. A GPU's caching allocator keeps all its memory."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ PRODUCTS = {
     "sm_120a": Product("NVIDIA RTX PRO 6000 Blackwell", 188, 96 * GIB, 128 * MIB, 2_617_000),
     "sm_121a": Product("NVIDIA GB10", 48, 128 * GIB, 24 * MIB, 2_418_000),
 }
-"""Data-sheet values. Nothing the emulator computes depends on them, except grids that a script sizes by SM count."""
+"""Data-sheet values. The emulator's results do not depend on them, except for grids that a script sizes by SM count."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta
 
 LONGEST_CHAIN = 16
-"""Products of a chain at most: their operands are kept until the sum is made."""
+"""Largest number of products in a chain, whose operands are kept until the sum is computed."""
 
 
 class Accumulator:

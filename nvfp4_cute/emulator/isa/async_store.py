@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
 
 Update = Callable[[np.ndarray, np.ndarray], np.ndarray] | None
-"""How bytes in memory and new bytes combine; None: the new ones replace the old."""
+"""Combines bytes in memory with new bytes; None: the new bytes replace the old ones."""
 
 _REDUCTIONS = {
     "inc": ("u32",), "dec": ("u32",), "min": ("u32", "s32"), "max": ("u32", "s32"), "and": ("b32",), "or": ("b32",),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp%n])|%")
 _TEXT_LIMIT = 1 << 16
-"""Bytes after which a string without its closing zero is taken for a stray pointer."""
+"""Length after which a string without a closing zero counts as a stray pointer."""
 
 Function = Callable[["Warp", int, tuple[int, ...]], int | None]
 """(warp, lane, arguments) -> result."""

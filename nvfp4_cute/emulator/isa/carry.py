@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
 CARRY = Reg("CC.CF", "pred")
-"""The flag, kept like any register: one bit a lane. It is the carry of an adder, which an H200 subtracts with too: no
-borrow means that it is set. Only programs that mix additions and subtractions can tell."""
+"""The flag, stored like any register: one bit per lane.
+
+It is an adder's carry. An H200 also subtracts with the adder, so a set flag means no borrow. Only programs that mix
+additions and subtractions see the difference.
+"""
 
 TYPES = ("u32", "s32", "u64", "s64")
 

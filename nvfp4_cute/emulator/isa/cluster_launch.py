@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RESPONSE_BYTES = 16
 CANCELED_BIT = 64
-"""The response is {x, y | z << 16, success, 0} as 32-bit words: what the compiler's expansion of query_cancel reads."""
+"""The response is {x, y | z << 16, success, 0} as 32-bit words, as read by the compiler's expansion of query_cancel."""
 
 
 @handler("clusterlaunchcontrol.try_cancel")

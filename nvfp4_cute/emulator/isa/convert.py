@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PACKED_BITS = {"e4m3x2": 8, "e5m2x2": 8, "e2m1x2": 4, "e2m3x2": 8, "e3m2x2": 8, "ue8m0x2": 8}
 PACKED_X4 = {"e4m3x4": 8, "e5m2x4": 8, "e2m1x4": 4, "e2m3x4": 8, "e3m2x4": 8}
-"""Packed narrow types that only cvt knows: bits of the container of one element."""
+"""Bits of one element's container in packed narrow types that only cvt has."""
 
 INTEGER_ROUNDINGS = {"rni": "rn", "rzi": "rz", "rmi": "rm", "rpi": "rp"}
 ROUNDING_MODIFIERS = ("rn", "rna", "rz", "rm", "rp", *INTEGER_ROUNDINGS)

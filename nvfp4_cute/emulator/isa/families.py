@@ -47,7 +47,7 @@ FAMILIES = (
     warp,
     wgmma,
 )
-"""One that is missing is an error of the import."""
+"""A missing family is an import error."""
 
 
 def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:

@@ -19,7 +19,7 @@ from nvfp4_cute.emulator.isa import floats
 from nvfp4_cute.emulator.nans import F64_QUIET
 
 SMALLEST_NORMAL = {"f32": 2.0**-126, "f16": 2.0**-14}
-"""Formats that `.ftz` concerns."""
+"""Formats that `.ftz` affects."""
 
 _NAN_CODES = {
     "f64": (0x7FF << 52, None),
@@ -27,7 +27,7 @@ _NAN_CODES = {
     "f16": (0x7C00, 0x7FFF),
     "bf16": (0x7F80, 0x7FFF),
 }
-"""Code of infinity, and of the NaN that abs and neg give."""
+"""Code of infinity, and of the NaN that abs and neg return."""
 
 _UNSCALED = 2.0**64
 
@@ -39,7 +39,7 @@ EXACT: dict[str, Callable[..., np.ndarray]] = {
     "div": lambda a, b: a / b,
     "rcp": lambda a: 1.0 / a,
 }
-"""Operations whose results can be subnormal and inexact: values in float64, exact or as good as."""
+"""Operations whose results can be subnormal and inexact: float64 values, exact or close enough to decide the rounding."""
 
 
 def flush(values: np.ndarray, name: str) -> np.ndarray:

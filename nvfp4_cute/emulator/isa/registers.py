@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Cta, Warp
 
 REGISTER_FILE = 65536
-"""Registers of 32 bits of an SM."""
+"""32-bit registers per SM."""
 
 
 def entry_registers(entry: Entry) -> int | None:

@@ -5,7 +5,7 @@ all of B. Each warp therefore computes its own 16 rows when it executes the inst
 synchronise. Nothing checks that they pass the same descriptors.
 
 Groups. A commit makes one wgmma-group of the warpgroup (ISA, wgmma.commit_group), so a wait of one warp covers the
-operations of all four: it blocks until they have committed as many groups, and their reads of shared memory are over.
+operations of all four: it blocks until they have committed equally many groups, and their reads of shared memory are over.
 CUTLASS relies on it: one thread of a warpgroup releases a stage after the wait. Each warp waits for its own
 accumulators.
 

@@ -1,1 +1,1 @@
-"""Notes of what kernels do: the events that take time, and the forms that they ask of the hardware."""
+"""Records of running kernels: the events that take time, and the forms of hardware use."""

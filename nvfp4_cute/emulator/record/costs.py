@@ -1,8 +1,8 @@
-"""What straight-line PTX costs a warp: issue slots, dependent latency, and time of the matrix pipe, by basic block.
+"""Cost of straight-line PTX for a warp, by basic block: issue slots, dependent latency, and time of the matrix pipe.
 
-PTX is not what the hardware executes: the assembler drops moves, folds addresses and reorders. A block is therefore
-charged what no order can avoid: the slots of its instructions, and the longest chain of dependent latencies that its last
-instruction or the one after it waits for.
+Hardware does not execute PTX: the assembler drops moves, folds addresses and reorders. A block is therefore charged
+only the cost that no order can avoid: the slots of its instructions, and the longest chain of dependent latencies that
+its last instruction or the next one waits for.
 """
 
 from collections import defaultdict
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 SHORT_SKIP = 8
-"""Instructions that a predicate replaces a branch around."""
+"""Largest number of skipped instructions for which a predicate replaces a branch."""
 
 
 class InstCost(NamedTuple):
     """Cycles of one warp instruction.
 
-    Attributes:
-        slots: of its scheduler's issue.  latency: until a dependent one may issue.
-        pipe: the part of the SM's quarter that executes it, where instructions may queue up.  busy: how long it takes that.
+    slots: issue slots of its scheduler.
+    latency: cycles until a dependent instruction may issue.
+    pipe: the part of the SM's quarter that executes it, where instructions may queue.
+    busy: cycles that it occupies the pipe.
     """
 
     slots: float
@@ -34,12 +35,14 @@ class InstCost(NamedTuple):
 
 
 class BlockCost(NamedTuple):
-    """A run of instructions, in cycles.
+    """Cost of a run of instructions, in cycles.
 
     Attributes:
-        slots: of issue, or of its busiest pipe that is not listed here if that takes longer.
-        alu: of its scheduler's ALU.  port: of the SM's path to shared memory.
-        path: the chain up to its end.  instructions: how many there are.
+        slots: issue slots, or the time of its busiest pipe outside this list if that is longer.
+        alu: time of its scheduler's ALU.
+        port: time of the SM's path to shared memory.
+        path: length of the dependence chain up to its end.
+        instructions: number of instructions.
     """
 
     slots: float
@@ -49,12 +52,12 @@ class BlockCost(NamedTuple):
     instructions: int
 
 
-# Cycles, from bench/probes/h200_issue_probe.txt. A quarter of an SM has two pipes that take integers, each an instruction
-# every two cycles: the ALU, for logic, permutations, right shifts, comparisons and conversions, and one that multiplies.
-# Additions and left shifts go to whichever is free, so that only the issue of instructions limits them; fp32 and fp16x2
-# run at full rate. Not probed there: loads (29: published microbenchmarks, with the guide's 128 bytes a cycle and SM),
-# divisions, ldmatrix and stmatrix (published, 32 for each stmatrix.x4), votes, and branches. Elections: 4.7 with the
-# instruction that they predicate, bench/probes/h200_probe.txt.
+# Cycles, from bench/probes/h200_issue_probe.txt. A quarter of an SM has two integer pipes, each with an instruction
+# every two cycles: the ALU (logic, permutations, right shifts, comparisons and conversions), and a pipe that
+# multiplies. Additions and left shifts use whichever is free, so only the issue of instructions limits them. fp32 and
+# fp16x2 run at full rate. The probe does not cover loads (29: published microbenchmarks, with the guide's 128 bytes per
+# cycle and SM), divisions, ldmatrix and stmatrix (published, 32 for each stmatrix.x4), votes, and branches. Elections:
+# 4.7 with the instruction that they predicate, bench/probes/h200_probe.txt.
 ADD = InstCost(1, 4)
 FREE = InstCost(0, 0)
 ALU = InstCost(1, 4, "alu", 2)
@@ -71,7 +74,7 @@ VOTE = InstCost(1, 12, "alu", 2)
 SHARED_LATENCY = 29
 STORE_LATENCY = 4
 WORD_BUSY = 1
-"""Of the SM's path to shared memory, for 4 bytes a lane: 128 bytes a cycle."""
+"""Cycles of the SM's path to shared memory for 4 bytes per lane: 128 bytes per cycle."""
 CONSTANT = InstCost(1, 8)
 DIVIDE = InstCost(24, 80)
 MATRIX = InstCost(1, 33)
@@ -105,7 +108,7 @@ _WIDE_TYPES = {"s64", "u64", "b64"}
 
 @lru_cache(4096)
 def inst_cost(inst: Inst) -> InstCost:
-    """Cost of an instruction, without what memory and barriers add to it."""
+    """Returns the cost of an instruction, without the time of memory and barriers."""
     opcode, words = inst.opcode.split(".")[0], set(inst.mods)
     if opcode in ("ld", "ldu"):
         constant = any(w.startswith(("param", "const")) for w in words)
@@ -126,22 +129,22 @@ def inst_cost(inst: Inst) -> InstCost:
     if _WIDE_TYPES & words:
         return WIDE
     if opcode == "cvt" and all(word in _INTEGERS for word in inst.mods[-2:]):
-        return FREE  # integers of other widths: the registers are the same
+        return FREE  # integers of other widths use the same registers
     return ALU if opcode in _ALU else ADD
 
 
 def _shared(inst: Inst, latency: float) -> InstCost:
-    """An access of shared memory, the address of which no two lanes want from one bank."""
+    """Returns the cost of an access to shared memory without bank conflicts."""
     words = next((int(word[1:]) for word in inst.mods if word in ("v2", "v4", "v8")), 1)
     return InstCost(1, latency, "port", WORD_BUSY * words)
 
 
 def block_cost(code: "Code", start: int, end: int) -> BlockCost:
-    """Cost of the instructions `start` to `end` - 1, which run one after the other."""
+    """Returns the cost of the instructions `start` to `end` - 1, which run one after the other."""
     ready: dict[int, float] = {}
 
     def operands(pc: int) -> float:
-        """When the last operand of an instruction is there."""
+        """Returns the time at which the last operand of an instruction is ready."""
         return max([ready.get(slot, 0.0) for slot in code.reads[pc]], default=0.0)
 
     slots, fused = 0.0, _fused(code, start, end)
@@ -164,8 +167,8 @@ def block_cost(code: "Code", start: int, end: int) -> BlockCost:
 
 
 def _fused(code: "Code", start: int, end: int) -> set[int]:
-    """Logic that the assembler makes one instruction with the logic that uses it: lop3 takes any function of three inputs."""
-    made: dict[int, int] = {}  # slot -> the instruction of logic that wrote it
+    """Returns logic instructions that the assembler merges into a later one: lop3 computes any function of three inputs."""
+    made: dict[int, int] = {}  # slot -> the logic instruction that wrote it
     users: dict[int, list[int]] = defaultdict(list)
     for pc in range(start, end):
         for slot in code.reads[pc] & made.keys():
@@ -174,7 +177,7 @@ def _fused(code: "Code", start: int, end: int) -> set[int]:
             made.pop(slot, None)
             if code.insts[pc].opcode in _LOGIC:
                 made[slot] = pc
-    fused: dict[int, int] = {}  # who uses -> what it takes in, the last of them
+    fused: dict[int, int] = {}  # instruction -> the last instruction that it absorbs
     for source, using in users.items():
         if len(using) == 1 and code.insts[using[0]].opcode in _LOGIC:
             fused[using[0]] = source
@@ -182,7 +185,7 @@ def _fused(code: "Code", start: int, end: int) -> set[int]:
 
 
 def _predicates(code: "Code", pc: int) -> bool:
-    """Whether a branch only skips a few instructions, which the assembler then predicates instead."""
+    """Whether a branch skips only a few instructions, which the assembler predicates instead."""
     inst = code.insts[pc]
     targets = [code.entry.labels[op.name] for op in inst.operands if isinstance(op, Label)]
     return inst.pred is not None and all(pc < target <= pc + SHORT_SKIP for target in targets)

@@ -1,7 +1,7 @@
-"""Device code inside host code: fat binaries and cubins, and the PTX that objects on disk were compiled from.
+"""Device code inside host code: fat binaries and cubins, and the PTX from which objects on disk were compiled.
 
-Machine code cannot be executed here, and an exported object holds nothing else. So whatever is exported on the
-emulator leaves its PTX in a folder, under the hash of its cubin; a process that loads the object finds it there.
+The emulator cannot execute machine code, and an exported object contains nothing else. So every export on the emulator
+writes its PTX to a folder, under the hash of its cubin, and a process that loads the object finds it there.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ ELF_MAGIC, ELF_HEADER_BYTES = b"\x7fELF", 64
 
 
 def image_at(address: int | None) -> bytes:
-    """The device code that host code carries at this address; empty if it is in no format that tells its size."""
+    """Returns the device code at this address of host code; empty if its format does not state its size."""
     if not address:
         return b""
     start = ctypes.string_at(address, FAT_HEADER.size)
@@ -32,14 +32,14 @@ def image_at(address: int | None) -> bytes:
 
 
 def _elf_bytes(header: bytes) -> int:
-    """Size of a 64-bit ELF file, which ends with the table of its sections or of its segments."""
+    """Returns the size of a 64-bit ELF file, which ends with the table of its sections or of its segments."""
     segments, sections = struct.unpack_from("<QQ", header, 0x20)
     segment_bytes, segment_count, section_bytes, section_count = struct.unpack_from("<4H", header, 0x36)
     return max(segments + segment_bytes * segment_count, sections + section_bytes * section_count)
 
 
 def entries(image: bytes) -> Iterator[tuple[int, bytes]]:
-    """(kind, content) of what an image holds: a fat binary's entries, or the cubin that it is."""
+    """Yields (kind, content) of the parts of an image: a fat binary's entries, or the cubin itself."""
     if image.startswith(ELF_MAGIC):
         yield CUBIN_ENTRY, image
         return
@@ -51,14 +51,14 @@ def entries(image: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class KernelStore:
-    """A folder of PTX texts by the cubins that were made of them."""
+    """A folder of PTX texts, by the cubins made of them."""
 
     def __init__(self, folder: Path):
-        """`folder`: made when the first text is kept."""
+        """`folder`: created when the first text is stored."""
         self.folder = folder
 
     def keep(self, ptx: str, cubin: bytes) -> None:
-        """Keep a text. A folder that cannot be written to is left as it is: only later processes miss the text."""
+        """Stores a text. An unwritable folder is ignored, because only later processes miss the text."""
         path = self._path(cubin)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class KernelStore:
             return
 
     def find(self, image: bytes) -> tuple[str, bytes] | None:
-        """PTX of an image and the cubin that it was made into: its own text, or one that is kept."""
+        """Returns the PTX of an image and its cubin: the image's own text, or a stored one."""
         for kind, content in entries(image):
             if kind == PTX_ENTRY and b".entry" in content:
                 return content.rstrip(b"\0").decode(), content

@@ -1,7 +1,7 @@
-"""What the recorder notes of each asynchronous operation, and what the operation then still does: signal barriers.
+"""Notes of the recorder about each asynchronous operation, and the effect that remains of it: signals of barriers.
 
-Each function takes the recorder, the warp that issued, and what the operation was issued with. It returns the barriers that
-the operation completes bytes of, since it will not; None where the operation itself has to happen.
+Each function takes the recorder, the issuing warp, and the arguments of the operation. It returns the barriers whose
+bytes the operation would complete, because the operation does not run; None if the operation itself must run.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.tensormap import TensorMap
 
 Signals = list[tuple["Cta", int, int]]
-"""Of each barrier that completes bytes: its CTA, offset, bytes."""
+"""CTA, offset and bytes of each barrier whose bytes an operation completes."""
 
 
 def barrier_number(cta: "Cta", offset: int) -> int:
-    """A barrier's number in its cluster."""
+    """Returns a barrier's number in its cluster."""
     return cta.rank << RANK_SHIFT | offset
 
 
 def _region(r: Notes, m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
-    """The part of a box inside the tensor, as one piece."""
+    """Returns the part of a box inside the tensor, as one piece."""
     address, rows, row_bytes = m.extent(coords)
     if not rows:
         return []
@@ -49,9 +49,11 @@ def _region(r: Notes, m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
 
 
 def touched_lines(r: Notes, addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
-    """(address, bytes) of each cache line that an access touches: of its first sector there, and of all of them.
+    """Returns (address, bytes) of each cache line that an access touches.
 
-    `addresses`: the host's, int64; the lines' are the device's.
+    The address is that of its first sector in the line; the bytes are those of all its sectors there.
+
+    `addresses`: host addresses, int64. The lines have device addresses.
     """
     sectors = r.placement.of_lanes(addresses) // SECTOR
     if nbytes > SECTOR:

@@ -1,4 +1,4 @@
-"""The trace of a launch: a list of events for every warp, which `record.recorder` makes and `timing` replays."""
+"""The trace of a launch: a list of events per warp, which `record.recorder` records and `timing` replays."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,14 +9,14 @@ Event = tuple[Any, ...]
 """An Op and its operands. A barrier is ``rank << 24 | offset``; bytes and counts are ints."""
 
 SECTOR, LINE = 32, 128
-"""Bytes that memory moves at least, and bytes of a cache line."""
+"""Smallest transfer of memory in bytes, and bytes of a cache line."""
 
 
 class Op(IntEnum):
     """Kinds of events, with their operands."""
 
-    # Issue slots, cycles of the ALU, of the path to shared memory, chain, instructions of blocks that are new to this CTA, and
-    # issue slots of loops that multiply.
+    # Issue slots, cycles of the ALU, cycles of the path to shared memory, chain, instructions of blocks that are new to
+    # this CTA, and issue slots of loops that multiply.
     COMPUTE = 0
     INIT = 1  # barrier, count
     ARRIVE = 2  # barrier, count
@@ -41,36 +41,34 @@ class Op(IntEnum):
     WGMMA = 19  # (type of A, n, A in registers)
     COMMIT_WGMMA = 20
     WAIT_WGMMA = 21  # pending groups allowed
-    READ = 22  # number, lines of global memory
+    READ = 22  # number, cache lines of global memory
     USE = 23  # number of the read
-    WRITE = 24  # lines of global memory
+    WRITE = 24  # cache lines of global memory
     ASYNC_READ = 25  # lines (cp.async)
     COMMIT_ASYNC = 26
     WAIT_ASYNC = 27  # pending groups allowed
     ARRIVE_ASYNC = 28  # barrier, pending count raised first
-    BARRIER = 29  # number, threads (0: all of the CTA), whether it waits
+    BARRIER = 29  # number, threads (0: all threads of the CTA), whether it waits
     CLUSTER_ARRIVE = 30
     CLUSTER_WAIT = 31
     SLEEP = 32  # nanoseconds
     MATRIX = 33  # mma.sync: (A type, flops)
     ATOMIC = 34  # number, lines
-    TAKE_OVER = 35  # barriers, bytes: the answer to a request for another cluster's work
-    SIGNAL = 36  # words of global memory: a write that somebody may poll
-    POLL = 37  # word of global memory, writes of it that ended the loop of looks, lines
+    TAKE_OVER = 35  # barriers, bytes: the answer to a request for another cluster
+    SIGNAL = 36  # words of global memory: a write that another warp may poll
+    POLL = 37  # word of global memory, number of its writes that ended the polling loop, lines
     FENCE = 38  # until all SMs see what the CTA has written
     PREFETCH = 39  # pieces, bytes of the boxes, descriptor: into L2
     PREFETCH_MAP = 40  # descriptors
     GRID_WAIT = 41  # griddepcontrol.wait
     GRID_TRIGGER = 42  # griddepcontrol.launch_dependents
-    MARK = 43  # half of what is replayed of a warp
-    SCOREBOARD = 44  # numbers of reads: machine code waits for them, whatever uses them
-    CONFLICTS = (
-        45  # cycles that accesses of shared memory take longer where lanes want different words of a bank
-    )
+    MARK = 43  # half of the replayed part of a warp
+    SCOREBOARD = 44  # numbers of reads: machine code waits for them, whichever instruction uses them
+    CONFLICTS = 45  # extra cycles of shared-memory accesses due to bank conflicts
 
 
 Piece = tuple[int, int]
-"""A region of global memory that is copied as a whole: address of its first byte, bytes of 32-byte sectors."""
+"""A region of global memory that is copied as a unit: address of its first byte, bytes of its 32-byte sectors."""
 
 
 @dataclass
@@ -78,8 +76,8 @@ class ClusterTrace:
     """The events of one cluster: ``warps[rank][warp index]`` is a list.
 
     Attributes:
-        loaded, stored: bytes of global memory that all its instructions ask for, and store.
-        share: of the cluster's events, those that are there: its first tiles. Of less than 1, every list has a MARK.
+        loaded, stored: bytes of global memory that all its instructions load and store.
+        share: the recorded part of the cluster's events, its first tiles. If it is less than 1, every list has a MARK.
     """
 
     origin: tuple[int, int, int]
@@ -91,10 +89,11 @@ class ClusterTrace:
 
 @dataclass(frozen=True)
 class Pace:
-    """What an issue slot of PTX is in machine code, on the mean of a part of a kernel; 1 where that is not known.
+    """Machine code per issue slot of PTX, averaged over a part of a kernel; 1 if unknown.
 
     Attributes:
-        issue: machine instructions.  cycles: that a warp takes at least, by their control words.
+        issue: machine instructions.
+        cycles: least cycles of a warp, by their control words.
     """
 
     issue: float = 1.0
@@ -106,13 +105,14 @@ class LaunchTrace:
     """The events of a launch.
 
     Attributes:
-        ctas_per_sm: how many an SM holds at a time.  clusters: in grid order.
-        programmatic: it may start before the launch before it has ended, as ``Launch`` has it.
+        ctas_per_sm: CTAs that an SM holds at a time.
+        clusters: traces in grid order.
+        programmatic: it may start before the previous launch has ended, see ``Launch``.
         writable: memory that it may write: (address on the device, bytes) of each tensor.
-        middle: of a launch whose clusters are there for their first tiles, the same of as many tiles in the middle.
-        before: pieces that a `middle`'s clusters have loaded by then, in the order in which they do.
+        middle: if `clusters` holds only the first tiles, traces of equally many tiles from the middle.
+        before: pieces that the clusters of `middle` have loaded before these tiles, in order.
         reads: pieces that all tiles of a launch with a `middle` load, each once.
-        main, rest: the pace of loops that multiply, and of everything else.
+        main, rest: pace of loops that multiply, and of all other code.
     """
 
     kernel: str
@@ -128,7 +128,7 @@ class LaunchTrace:
 
     @property
     def multiplies(self) -> bool:
-        """Whether its first cluster runs wgmma."""
+        """Whether its first cluster executes wgmma."""
         events = (
             (event for cta in self.clusters[0].warps for warp in cta for event in warp)
             if self.clusters

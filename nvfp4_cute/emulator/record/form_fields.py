@@ -1,4 +1,4 @@
-"""Fields that instructions run with, in words: descriptors, columns of tensor memory, tensor maps."""
+"""Text of the fields that instructions use: descriptors, columns of tensor memory, tensor maps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
 COLUMN_MASK = 0xFFFF
-SCALE_STEP = 4  # columns of a block of scales
+SCALE_STEP = 4  # columns per block of scales
 ACCUMULATOR_STEP = 16
 SWIZZLE_SPAN = 128
 
@@ -25,9 +25,9 @@ Texts = Iterator[tuple[str, str]]
 
 
 def matrix(descriptor: int, mn_major: bool, *, narrow: bool = False) -> str:
-    """A shared-memory matrix descriptor without its address and without offsets that its layout has no use for.
+    """Returns a shared-memory matrix descriptor without its address and without offsets that its layout does not use.
 
-    narrow: rows of 16 bytes, which have no second chunk for the leading offset to point to.
+    narrow: rows of 16 bytes, so there is no second chunk for the leading offset.
     """
     d = decode_smem_descriptor(descriptor)
     swizzle = "no swizzle" if d.swizzle.mode == "none" else f"swizzle {d.swizzle.mode} of {d.swizzle.atom}"
@@ -40,13 +40,13 @@ def matrix(descriptor: int, mn_major: bool, *, narrow: bool = False) -> str:
 
 
 def shares(mask: int, warp: "Warp") -> str:
-    """CTAs in a multicast mask."""
+    """Returns the CTAs of a multicast mask as text."""
     return f"{mask.bit_count()} of {len(warp.cta.cluster.ctas)} CTAs"
 
 
 @dataclass(frozen=True)
 class Mma:
-    """A tcgen05.mma: what its modifiers say."""
+    """A tcgen05.mma, by its modifiers."""
 
     kind: str
     group: int
@@ -56,7 +56,7 @@ class Mma:
 
     @staticmethod
     def of(inst: Inst) -> "Mma":
-        """Of an instruction."""
+        """Reads the modifiers of an instruction."""
         kind = next(m for m in inst.mods if m.startswith("kind::")).removeprefix("kind::")
         group = 2 if "cta_group::2" in inst.mods else 1
         block = None
@@ -67,17 +67,17 @@ class Mma:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether operands have scales."""
+        """Whether operands have scale factors."""
         return self.block is not None
 
     @property
     def name(self) -> str:
-        """Without fields."""
+        """The name, without fields."""
         block = f".block{self.block}" if self.block else ""
         return f"tcgen05.mma{'.ws' if self.ws else ''}.kind::{self.kind}{block}.cta_group::{self.group}"
 
     def texts(self, warp: "Warp", d: int, a: int, b: int, idesc: int, sfa: int = 0, sfb: int = 0) -> Texts:
-        """Shape and types, columns, and matrices."""
+        """Returns texts of shape and types, columns, and matrices."""
         x = decode_instruction_descriptor(
             idesc, self.kind, cta_group=self.group, scale_block=self.block, ws=self.ws
         )
@@ -99,12 +99,12 @@ class Mma:
 
 @dataclass(frozen=True)
 class TensorMemoryCopy:
-    """A tcgen05.cp."""
+    """A tcgen05.cp, by its modifiers."""
 
     name: str
 
     def texts(self, warp: "Warp", address: int, descriptor: int) -> Texts:
-        """Source and column."""
+        """Returns texts of source and column."""
         yield "matrix", f"source of {self.name}: {matrix(descriptor, False, narrow='32x128b' in self.name)}"
         column = (address & COLUMN_MASK) % SCALE_STEP
         yield "scale columns", f"{self.name}, column mod {SCALE_STEP} = {column}"
@@ -112,12 +112,12 @@ class TensorMemoryCopy:
 
 @dataclass(frozen=True)
 class Wgmma:
-    """A wgmma: its element types."""
+    """A wgmma, by its element types."""
 
     types: str
 
     def texts(self, warp: "Warp", b: int, a: int | None = None) -> Texts:
-        """Matrices; whether they are MN-major is in no descriptor, and their offsets are shown as they are."""
+        """Returns texts of the matrices. Their offsets are unchanged, because no descriptor says whether they are MN-major."""
         for side, descriptor in (("B", b), ("A", a)):
             if descriptor is not None:
                 yield "matrix", f"{side} of wgmma {self.types}: {matrix(as_tcgen05(descriptor), False)}"
@@ -125,7 +125,7 @@ class Wgmma:
 
 @dataclass(frozen=True)
 class TensorCopy:
-    """A copy with a tensor map."""
+    """A copy with a tensor map, by its modifiers."""
 
     name: str
     has_hint: bool
@@ -133,11 +133,11 @@ class TensorCopy:
 
     @staticmethod
     def of(inst: Inst, name: str) -> "TensorCopy":
-        """Of an instruction."""
+        """Reads the modifiers of an instruction with this name."""
         return TensorCopy(name, "L2::cache_hint" in inst.mods, "multicast::cluster" in inst.mods)
 
     def texts(self, warp: "Warp", address: int, shared: int, hint: int, mask: int) -> Texts:
-        """The fields of the map, where in shared memory it goes, the cache policy, and the CTAs that get it."""
+        """Returns texts of the map's fields, the place in shared memory, the cache policy, and the receiving CTAs."""
         m = load_map(warp.cta, address)
         swizzle = "no swizzle" if m.swizzle == "none" else f"swizzle {m.swizzle} of {m.atom}"
         inner = m.box[0] * m.element.bits // 8

@@ -1,4 +1,4 @@
-"""Names of instructions as forms: all modifiers, without spellings that mean the same."""
+"""Names of instructions as forms: all modifiers, with equivalent spellings made equal."""
 
 import re
 from functools import lru_cache
@@ -7,7 +7,7 @@ from nvfp4_cute.emulator.isa.requirements import architecture
 from nvfp4_cute.emulator.ptx import Inst
 
 FAMILIES = {100: "sm_100", 103: "sm_100", 110: "sm_100", 120: "sm_120", 121: "sm_120"}
-"""Architectures whose kernels are compiled from one source for one kind of hardware; others stand for themselves."""
+"""Architectures whose kernels are compiled from one source for one kind of hardware; others are families of their own."""
 
 _TYPE = re.compile(r"(pred|[busf]\d+|bf16|f16x2|bf16x2|tf32|e\dm\d(x\d)?|ue\dm\d(x\d)?)$")
 _UNTYPED = {"ld", "st", "mov", "selp", "and", "or", "xor", "not", "shl", "shfl", "ldu"}
@@ -15,7 +15,7 @@ _OLD_SHARED = {"ld", "st", "mbarrier", "ldmatrix", "stmatrix", "atom", "red", "m
 _DEFAULTS = {"mbarrier": ({"release", "cta"}, {"acquire", "cta"}), "ld": ({"weak"},), "st": ({"weak"},)}
 
 _MMA_ORDER = ("sync", "aligned", r"m\d+n", "row", "col", "kind", "block_scale", "scale_vec", "")
-"""Of the qualifiers of mma, by patterns that their beginnings match."""
+"""Order of mma's qualifiers, as patterns of their first characters."""
 
 _HARDWARE = re.compile(
     r"^(tcgen05|wgmma|cp\.async\.bulk|cp\.reduce|mbarrier|fence\.(proxy|mbarrier)|[a-z]+\.async\.|st\.bulk|setmaxnreg|griddepcontrol"
@@ -23,7 +23,7 @@ _HARDWARE = re.compile(
     r"|applypriority|prefetch|mma\.sync\..*(kind::|block_scale|e\dm\d))"
     r"|shared::cluster|\.cluster(\.|$)|u?e\dm\d|L2::|L1::|\.v8\.|f32x2|ldmatrix.*\.b8|b8x16"
 )
-"""What not every GPU has, or not in the same way: evidence for it counts within a family of architectures only."""
+"""Features that differ between GPUs. Evidence for them counts only within a family of architectures."""
 
 _IDIOMS = (
     (r"^(fence|membar|tcgen05\.fence|tcgen05\.wait)", None),
@@ -44,18 +44,18 @@ _IDIOMS = (
     (r"^ld\.(global|b|v|relaxed|acquire|volatile)", "load from global memory"),
     (r"^(griddepcontrol|tensormap)\.", None),
 )
-"""Instructions that fences stand between: pattern of the name, and what they are called (None: their first two words)."""
+"""Instructions that fences concern: pattern of the name, and its short name (None: the first two words)."""
 
 
 @lru_cache(64)
 def family_of(target: str) -> str:
-    """Family of a PTX target: "sm_100" of sm_103a."""
+    """Returns the family of a PTX target: "sm_100" for sm_103a."""
     number = architecture(target).number
     return FAMILIES.get(number, f"sm_{number}")
 
 
 def operation(inst: Inst) -> str:
-    """Opcode with all modifiers; defaults that are written out, and types that change nothing, left away."""
+    """Returns the opcode with all modifiers, except explicit defaults and types that change nothing."""
     return _operation((inst.opcode.split(".")[0], *inst.mods))
 
 
@@ -71,7 +71,7 @@ def _operation(words: tuple[str, ...]) -> str:
         mods = [re.sub(r"^[usf](\d+)$", r"b\1", m) for m in mods]
     if first == "tcgen05" and "collector::a::discard" in mods:
         mods.remove("collector::a::discard")
-    if first == "mma":  # the assembler takes qualifiers in the order of earlier versions, too
+    if first == "mma":  # the assembler also accepts the qualifier order of earlier versions
         mods.sort(key=lambda m: next(i for i, p in enumerate(_MMA_ORDER) if re.match(p, m)))
     if first == "cp":
         mods.sort(key=lambda m: m.startswith("cta_group"))
@@ -80,12 +80,12 @@ def _operation(words: tuple[str, ...]) -> str:
 
 @lru_cache(8192)
 def scope_of(name: str, family: str) -> str:
-    """The family of architectures that an instruction is a form of; "any" for what every GPU has."""
+    """Returns the family of architectures that an instruction is a form of; "any" for instructions of every GPU."""
     return family if _HARDWARE.search(name) else "any"
 
 
 def idiom_name(inst: Inst) -> str | None:
-    """What an instruction is called among fences; None for those that no fence is about."""
+    """Returns the name of an instruction in pairs with fences; None for instructions that no fence concerns."""
     return _idiom_name(operation(inst))
 
 
@@ -100,7 +100,7 @@ def _idiom_name(name: str) -> str | None:
 
 
 def is_fence(name: str) -> bool:
-    """Whether an instruction only orders others."""
+    """Whether an instruction only orders other instructions."""
     return name.startswith(("fence", "membar", "tcgen05.fence", "tcgen05.wait"))
 
 
@@ -115,11 +115,11 @@ _NEIGHBOURS = (
     (r"mbarrier_init", r"^mbarrier\.init", r"^(barrier|bulk load|mbarrier\.(arrive|wait))"),
     (r"", r"", r""),
 )
-"""Fence -> what it may be there for in front of it, and behind it."""
+"""Fence -> patterns of instructions that it may concern before it, and after it."""
 
 
 @lru_cache(4096)
-def is_ordered(fence: str, other: str, *, behind: bool) -> bool:
-    """Whether a fence may be there for an instruction in front of it, or behind it."""
+def is_ordered(fence: str, other: str, *, after: bool) -> bool:
+    """Whether a fence may concern an instruction before it, or after it (`after`)."""
     _, front, back = next(row for row in _NEIGHBOURS if re.search(row[0], fence))
-    return re.search(back if behind else front, other) is not None
+    return re.search(back if after else front, other) is not None

@@ -1,4 +1,4 @@
-"""Steps of a machine that notes forms: what instructions run with is looked at before they do it."""
+"""Steps of a machine that notes forms: reads the operands of instructions before they execute."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ Show = Callable[..., Texts]
 
 
 def watched(inst: Inst, b: Builder, step: Step) -> Step:
-    """The step of an instruction, noting what it runs with."""
+    """Returns the step of an instruction, which also notes its operands."""
     prefix = next((p for p in FIELDS if operation(inst).startswith(p)), None)
     if prefix == "mma.sync" and "block_scale" not in inst.mods:
         prefix = None
@@ -37,7 +37,7 @@ def _ordered(step: Step, family: str, name: str) -> Step:
 
 
 def _noting(inst: Inst, b: Builder, step: Step, readers: list[Reader], texts: Show) -> Step:
-    """`step`, with `texts(warp, *operand values)` noted once for each set of values."""
+    """Returns `step`, which also notes `texts(warp, *operand values)` once per set of values."""
     family = family_of(str(b.arch))
     seen: set[tuple[Any, ...]] = set()
 
@@ -88,7 +88,7 @@ def _tensor_memory_copy(inst: Inst, b: Builder) -> tuple[list[Reader], Show]:
 
 
 def _scaled_mma(inst: Inst, b: Builder) -> tuple[list[Reader], Show]:
-    """Byte and thread ids of the scales, of mma.sync."""
+    """Returns readers of the byte and thread ids of the scales of mma.sync."""
     name = operation(inst)
     pairs = [x for x in inst.operands[4:] if isinstance(x, Vector) and len(x.items) == 2]
     readers = [b.read(x, "b16") for pair in pairs for x in pair.items]
@@ -135,4 +135,4 @@ FIELDS: dict[str, Fields] = {
     "wgmma.mma_async": _wgmma,
     "mma.sync": _scaled_mma,
 }
-"""Opcode prefix -> readers of the operands that are looked at, and what their values are a form of."""
+"""Opcode prefix -> readers of the operands, and the form that their values belong to."""

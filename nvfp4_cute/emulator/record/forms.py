@@ -1,8 +1,9 @@
-"""Forms of what a kernel asks of the hardware: instructions with their modifiers, and the fields that they run with.
+"""Forms of hardware use in a kernel: instructions with their modifiers, and the fields that they use.
 
-A form is small and comparable: two kernels that use the same form ask for the same thing, whatever their sizes and data.
-`static_forms` reads those that PTX text shows. A `FormLog` notes those that only a run shows: descriptors, columns, tensor
-maps, launch attributes, and what stands before and behind fences. It costs nothing where there is none.
+A form is small and comparable: two kernels with the same form use the hardware in the same way, whatever their sizes
+and data. `static_forms` reads the forms that PTX text shows. A `FormLog` notes the forms that only a run shows:
+descriptors, columns, tensor maps, launch attributes, and the instructions before and after fences. Without a log it
+costs nothing.
 """
 
 from collections.abc import Iterator
@@ -18,16 +19,17 @@ if TYPE_CHECKING:
 
 
 REMEMBERED = 4
-"""Instructions among which that in front of a fence is looked for."""
+"""Number of earlier instructions among which the partner of a fence is searched."""
 
 
 class Form(NamedTuple):
-    """One form.
+    """One form of hardware use.
 
     Attributes:
-        scope: the family of architectures that it is a form of ("sm_100"), or "any" for what every GPU has.
-        kind: "opcode", "mma", "scale columns", "matrix", "copy", "tensor map", "launch", "registers", "directive", "fence".
-        text: all of it, for people and for comparison.
+        scope: the family of architectures that it is a form of ("sm_100"), or "any" for a form of every GPU.
+        kind: "opcode", "mma", "scale columns", "matrix", "copy", "tensor map", "launch", "registers", "directive",
+            "fence".
+        text: the complete form, for people and for comparison.
     """
 
     scope: str
@@ -35,19 +37,19 @@ class Form(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """One line."""
+        """Returns the form as one line."""
         return f"{self.scope} {self.kind}: {self.text}"
 
 
-# ---- what the text shows ---------------------------------------------------------------------------------------------
+# ---- forms in the text -----------------------------------------------------------------------------------------------
 def static_forms(program: Program) -> set[Form]:
-    """Forms that the text of a module shows: opcodes, launch directives, register budgets."""
+    """Returns the forms in the text of a module: opcodes, launch directives, register budgets."""
     family = family_of(program.target)
     return set().union(*(entry_forms(entry, family) for entry in program.entries.values()))
 
 
 def entry_forms(entry: Entry, family: str) -> set[Form]:
-    """Those of one kernel."""
+    """Returns the forms in the text of one kernel."""
     found, budgets = set(), set()
     for inst in entry.insts:
         name = operation(inst)
@@ -69,27 +71,27 @@ def _literal(operand: Operand) -> str:
     return str(operand.value) if isinstance(operand, Imm) else "of a register"
 
 
-# ---- what a run shows ------------------------------------------------------------------------------------------------
+# ---- forms in a run --------------------------------------------------------------------------------------------------
 class FormLog:
-    """Notes the forms of launches. Machines that are made inside `recorded` write to it.
+    """Notes the forms of launches on machines that are made inside `recorded`.
 
     Attributes:
-        forms: what has been noted, of all launches.
+        forms: forms of all launches so far.
     """
 
     def __init__(self) -> None:
-        """Nothing noted."""
+        """Starts without forms."""
         self.forms: set[Form] = set()
-        # Of each warp: the fence that nothing has come behind yet, and what came last, the newest first.
+        # By warp: the last fence that no instruction has followed yet, and the last instructions, the newest first.
         self._last: dict[Any, tuple[str | None, tuple[str, ...]]] = {}
         self._codes: set[Any] = set()
 
     def note(self, family: str, kind: str, text: str) -> None:
-        """Add a form."""
+        """Adds a form."""
         self.forms.add(Form(family, kind, text))
 
     def begin(self, launch: "Launch") -> None:
-        """A launch: what its text shows, and its attributes. Warps of earlier ones are forgotten."""
+        """Starts a launch: notes the forms of its text and its attributes, and forgets warps of earlier launches."""
         self._last.clear()
         code = launch.code
         family = family_of(str(code.builder.arch))
@@ -107,15 +109,15 @@ class FormLog:
             )
 
     def passed(self, warp: "Warp", family: str, name: str) -> None:
-        """A warp comes to an instruction that fences are there for, or to a fence: what stands before and behind it."""
+        """Notes the pair of a warp's fence with the instruction before or after it."""
         fence, earlier = self._last.get(warp, (None, ()))
         if fence is None and earlier[:1] == (name,):
             return
-        if fence is not None and name != fence and is_ordered(fence, name, behind=True):
+        if fence is not None and name != fence and is_ordered(fence, name, after=True):
             self.note(family, "fence", f"{fence} -> {name}")
             fence = None
         if is_fence(name):
-            before = next((x for x in earlier if x != name and is_ordered(name, x, behind=False)), None)
+            before = next((x for x in earlier if x != name and is_ordered(name, x, after=False)), None)
             if before is not None:
                 self.note(family, "fence", f"{before} -> {name}")
             fence = name
@@ -128,13 +130,13 @@ _current: ContextVar[FormLog | None] = ContextVar("forms", default=None)
 
 
 def current() -> FormLog | None:
-    """The log of the block that runs, None outside."""
+    """Returns the log of the current block, or None outside."""
     return _current.get()
 
 
 @contextmanager
 def recorded() -> Iterator[FormLog]:
-    """Note the forms of every launch on machines that are made inside the block."""
+    """Context manager that notes the forms of every launch on machines made inside the block."""
     token = _current.set(FormLog())
     try:
         log = _current.get()

@@ -1,13 +1,14 @@
-"""Loads of global memory that the assembler moved behind mma.sync, and where it has a warp wait for them.
+"""Loads from global memory that the assembler moved after mma.sync instructions, and the places where warps wait for them.
 
-PTX asks for the next data before it multiplies what it has. The assembler keeps that order where it likes, and else issues a load
-between or behind products, which wait for data themselves: the load begins a latency later than the PTX says. How many mma.sync
-are in front of a load is counted in both texts. Loads of a kind, with as many bytes a lane and as much use of L1, are matched in
-order; of a kind that has more or fewer in the machine code nothing is known, nor where products were copied or dropped.
+PTX requests the next data before it multiplies the current data. The assembler may keep that order, or issue a load
+between or after products, which themselves wait for data: the load then begins a latency later than in PTX. The number
+of mma.sync before a load is counted in both texts. Loads of one kind (equal bytes per lane and use of L1) are matched
+in order. Nothing is known of a kind with different numbers of loads in the two texts, or of kernels in which products
+were copied or dropped.
 
-It also has six scoreboards, fewer than there are loads under way. A warp that waits for activations waits for all that shares
-their scoreboard, the next weights, too. And at its end a loop moves what it loaded for its next trip to the registers where that
-expects it: a move waits, which in PTX only passes the promise on.
+The assembler also has only six scoreboards, fewer than the loads under way. A warp that waits for activations waits for
+all loads on their scoreboard, including the next weights. At its end a loop moves the data loaded for its next
+iteration to other registers. In machine code such a move waits; in PTX it only passes the `Deferred` on.
 """
 
 from collections import defaultdict
@@ -20,21 +21,25 @@ from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.state import Executable
 
 WAITS_OF = "sm_90"
-"""Architectures where launches with such waits were measured."""
+"""Architectures with measured launches that have such waits."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Of a load: behind how many more mma.sync machine code has it, and behind how many it is waited for, after those before it
-    in PTX; None where no wait is known.
+    """Place of a load in machine code, relative to PTX.
+
+    Attributes:
+        later: number of additional mma.sync instructions before the load.
+        waited: number of mma.sync instructions before the wait for it, beyond those before it in PTX; None if no wait
+            is known.
     """
 
-    behind: int
+    later: int
     waited: int | None
 
 
 def moved_loads(code: Executable, made: MachineCode | None) -> dict[int, Moved]:
-    """By program counter of a load, where it comes in machine code, and of Hopper's where it is waited for."""
+    """Returns the place of each load in machine code by program counter, and for Hopper the place of its wait."""
     products = sum(inst.opcode == "mma" for inst in code.insts)
     if made is None or not products or made.products != products:
         return {}

@@ -1,8 +1,8 @@
-"""How fast machine code lets a warp issue what PTX says: in loops that multiply, and elsewhere.
+"""Issue rate of machine code relative to PTX: in loops that multiply, and in all other code.
 
-Control words say how long a warp waits before its next instruction. Their mean over a kernel is no good measure of a loop: code
-in front of it and behind it, of addresses and results, waits longer. Loops that multiply are known in both texts by the number of
-their products.
+Control words state how long a warp waits before its next instruction. Their mean over a kernel does not describe a
+loop, because the code before and after it (addresses and results) waits longer. Loops that multiply are matched in both
+texts by their number of products.
 """
 
 from nvfp4_cute.emulator.cubin import MachineCode, Stretch, main_loops
@@ -13,7 +13,7 @@ from nvfp4_cute.emulator.state import Executable
 
 
 def main_instructions(code: Executable) -> list[int]:
-    """Program counters in loops that multiply, of those that have no such loop inside."""
+    """Returns the program counters of the innermost loops that multiply."""
     labels = code.entry.labels
     loops = [
         (labels[op.name], pc + 1)
@@ -26,7 +26,7 @@ def main_instructions(code: Executable) -> list[int]:
 
 
 def paces(code: Executable, made: MachineCode | None) -> tuple[Pace, Pace]:
-    """Of loops that multiply, and of everything else; of both the kernel's mean where its loops are not those of its PTX."""
+    """Returns the pace of loops that multiply, and of other code; the kernel's mean if the loops do not match PTX."""
     if made is None:
         return Pace(), Pace()
     slots = sum(inst_cost(inst).slots for inst in code.insts)

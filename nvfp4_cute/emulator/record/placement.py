@@ -1,4 +1,4 @@
-"""Where a GPU would have the memory of a launch: modelled times must not depend on where the host's allocator put it."""
+"""Device addresses for the memory of a launch, so that modelled times do not depend on the host's allocator."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -9,14 +9,14 @@ import numpy as np
 from nvfp4_cute.emulator.memory import Range
 
 ALIGNMENT = 512
-"""Of allocations, in bytes: a caching allocator's on a device."""
-FIRST = 1 << 21  # of a page
+"""Alignment of allocations in bytes, like that of a caching allocator on a device."""
+FIRST = 1 << 21  # a multiple of the page size
 """Address of the first allocation."""
 
 
 @dataclass
 class _Block:
-    """Host memory [start, end) that moves by `shift`. `number`: of its range that was registered first."""
+    """Host memory [start, end) that moves by `shift`. `number`: number of its first registered range."""
 
     start: int
     end: int
@@ -25,20 +25,20 @@ class _Block:
 
 
 class Placement:
-    """Host addresses as those of a device that has allocated one range behind the other.
+    """Maps host addresses to those of a device that has allocated the ranges one after the other.
 
-    Ranges that overlap move together. What no range holds keeps its address.
+    Ranges that overlap move together. Addresses outside all ranges stay unchanged.
     """
 
     def __init__(self, ranges: Iterable[Range] = ()):
-        """`ranges`: in the order that the device allocates them."""
+        """`ranges`: in the order of the device's allocation."""
         self._blocks: list[_Block] = []
         self._starts: list[int] = []
         self._next = FIRST
         self.add(ranges)
 
     def add(self, ranges: Iterable[Range]) -> None:
-        """Allocate further ranges; what of them is allocated already stays where it is."""
+        """Allocates further ranges; parts that are already allocated stay in place."""
         new: list[_Block] = []
         parts = (
             (start, end, number)
@@ -58,7 +58,7 @@ class Placement:
         self._starts = [block.start for block in self._blocks]
 
     def _missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of [start, end) no block holds."""
+        """Yields the parts of [start, end) that no block holds."""
         for block in self._blocks:
             if block.end <= start or block.start >= end:
                 continue
@@ -69,12 +69,12 @@ class Placement:
             yield start, end
 
     def of(self, address: int) -> int:
-        """The device's address of a byte."""
+        """Returns the device address of a byte."""
         block = self._block(address)
         return address if block is None else address + block.shift
 
     def of_lanes(self, addresses: np.ndarray) -> np.ndarray:
-        """The device's addresses of bytes; int64."""
+        """Returns the device addresses of bytes; int64."""
         block = self._block(int(addresses[0]))
         if block is not None and block.start <= addresses.min() and addresses.max() < block.end:
             return addresses + block.shift

@@ -1,12 +1,12 @@
-"""What a launch does that takes time, recorded while the machine executes it: a list of events for every warp.
+"""Records the time-consuming work of a launch while the machine executes it: a list of events per warp.
 
-Between events a warp only computes; that is one ``COMPUTE`` event with the cost of the instructions (costs). All
-other events are what the replay (timing) has to order: barriers, copies, matrix instructions, accesses of global memory.
-Those of instructions are in steps, those of asynchronous operations in effects.
+Between events a warp only computes. One ``COMPUTE`` event has the cost of these instructions (costs). All other
+events are work that the replay (timing) must order: barriers, copies, matrix instructions, accesses to global memory.
+`steps` records the events of instructions, `effects` those of asynchronous operations.
 
-Control flow and addresses decide the time of a kernel, data hardly ever. A recorder therefore skips data unless asked
-not to: copies move nothing and products are not computed, only barriers and counters see them. Registers that such an
-instruction would write become zero.
+Control flow and addresses determine the time of a kernel; data hardly matters. A recorder therefore skips data unless
+asked not to: copies move nothing and products are not computed, but barriers and counters are updated. Registers that
+such an instruction would write become zero.
 """
 
 from collections.abc import Callable
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """What models the time of a launch from its events."""
+    """Models the time of a launch from its events."""
 
     @property
     def with_data(self) -> bool:
-        """Whether copies and products are to be done as well, as `Recorder` takes it."""
+        """Whether copies and products are also done, see `Recorder`."""
         ...
 
     def placement(self) -> Placement:
-        """Where memory lies that earlier launches have used, if they and the next one belong together."""
+        """Returns the placement of memory that earlier launches have used, if they and the next launch belong together."""
         ...
 
     def model(self, trace: LaunchTrace) -> Any:
-        """The time of a launch, in a form of the clock's own."""
+        """Returns the modelled time of a launch, in the clock's own form."""
         ...
 
 
@@ -61,13 +61,13 @@ class Recorder(Notes):
     """Records clusters as a machine runs them. Set as ``Machine.recorder``.
 
     Attributes:
-        traces: one for every cluster that has ended.
-        work: what the clusters of the launch compute, if those that are alike are to be executed once.
+        traces: one trace per cluster that has ended.
+        work: work of the launch's clusters, if equal clusters are to be executed only once.
         upcoming: the work of the next launches, in order.
     """
 
     def __init__(self, *, with_data: bool = False, placement: Callable[[], Placement] = Placement):
-        """Nothing recorded yet. `placement`: as of a `Clock`."""
+        """Starts without records. `placement`: see `Clock`."""
         super().__init__(with_data)
         self._placement = placement
         self._writable: tuple[Piece, ...] = ()
@@ -78,7 +78,7 @@ class Recorder(Notes):
         self._origins: list[Origin] = []
 
     def begin(self, cluster: "Cluster") -> None:
-        """A cluster starts."""
+        """Starts a cluster."""
         trace = ClusterTrace(cluster.origin, [])
         for cta in cluster.ctas:
             seen: set[int] = set()
@@ -86,7 +86,7 @@ class Recorder(Notes):
                 warp.track = Track(seen, trace, self._moved)
 
     def end(self, cluster: "Cluster") -> None:
-        """A cluster has ended."""
+        """Ends a cluster."""
         trace = cluster.ctas[0].warps[0].track.trace
         for cta in cluster.ctas:
             for warp in cta.warps:
@@ -95,7 +95,7 @@ class Recorder(Notes):
         self.traces.append(trace)
 
     def take(self, launch: "Launch") -> LaunchTrace:
-        """What was recorded of a launch that has ended; it is forgotten here."""
+        """Returns the record of a launch that has ended, and forgets it."""
         traces, self.traces = self.traces, []
         self.writes.clear()
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
@@ -115,7 +115,7 @@ class Recorder(Notes):
         return trace
 
     def executed(self, origins: "list[Origin]", launch: "Launch", memory: GlobalMemory) -> "list[Origin]":
-        """The clusters that are executed, of those at `origins`, of a launch that uses `memory`."""
+        """Returns the clusters to execute, among those at `origins`, of a launch that uses `memory`."""
         self._moved = moved_loads(launch.code, launch.machine_code)
         self.placement = self._placement()
         self.placement.add(memory.registered)
@@ -133,10 +133,10 @@ class Recorder(Notes):
         return [origins[number] for number in sorted(set(choose(self.work)))]
 
     def shares(self, launch: "Launch", origins: "list[Origin]", sm_count: int) -> "list[list[Origin]]":
-        """Divide the clusters of a launch that steals work: the first of a list will do the work of all.
+        """Divides the clusters of a launch that steals work: the first cluster of each list does the work of the list.
 
-        On a GPU whoever is free takes the next cluster. Here they run one after the other, so that the first would take
-        everything; they take turns instead.
+        On a GPU the next free cluster takes the next work. Here clusters run one after the other, and the first would
+        take everything, so they take work in turns.
         """
         if not any(inst.opcode == "clusterlaunchcontrol" for inst in launch.code.insts):
             return [origins]
@@ -145,10 +145,12 @@ class Recorder(Notes):
         return [origins[first::resident] for first in range(min(resident, len(origins)))]
 
     def together(self, launch: "Launch", sm_count: int) -> int:
-        """How many clusters run side by side: as many as the GPU holds where they take work from a counter in global memory.
+        """Returns how many clusters run side by side.
 
-        One after the other the first cluster would take all work. Side by side each takes the next piece in turn, as on a GPU
-        whose pieces take alike: a warp that has taken one lets the others go on (`steps`).
+        If they take work from a counter in global memory, these are as many as the GPU holds.
+
+        One after the other, the first cluster would take all work. Side by side each takes the next piece in turn, as
+        on a GPU with pieces of equal duration: a warp that has taken one lets the others continue (`steps`).
         """
         if not takes_work(launch.code):
             return 1
@@ -157,10 +159,10 @@ class Recorder(Notes):
 
     # ---- asynchronous operations -------------------------------------------------------------------
     def issue(self, warp: "Warp", engine: Engine, effect: Callable[[], Any]) -> None:
-        """An asynchronous operation: record it, and let happen what it does to barriers."""
+        """Records an asynchronous operation, and performs its effect on barriers."""
         cta = warp.cta
         cta.machine.changes += 1
-        if engine is Engine.TMEM_STORE:  # its instruction is an event
+        if engine is Engine.TMEM_STORE:  # its instruction is already an event
             effect()
             return
         function, args = _parts(effect)
@@ -175,7 +177,7 @@ class Recorder(Notes):
             owner.mbarrier(offset).complete_tx(nbytes)
 
     def issue_store(self, warp: "Warp", read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        """A bulk store."""
+        """Records a bulk store."""
         warp.cta.machine.changes += 1
         function, args = _parts(write)
         EFFECTS[function](self, warp, *args)
@@ -184,7 +186,7 @@ class Recorder(Notes):
 
 
 def takes_work(code: "Executable") -> bool:
-    """Whether a kernel may take work from a counter: an atomic addition to global memory in a loop, whose result is used."""
+    """Whether a kernel may take work from a counter: an atomic addition to global memory in a loop, with a used result."""
     counters = [pc for pc, inst in enumerate(code.insts) if is_counter(inst)]
     return any(start <= pc < end for pc in counters for start, end in code.loops)
 

@@ -1,9 +1,10 @@
-"""Few clusters executed for many that do the same: their traces, with the addresses of the others.
+"""Executes a few clusters for many equal ones: their traces serve for the others with other addresses.
 
-A persistent kernel's clusters differ in the tiles that they compute, and tiles of one shape differ in addresses only. Who
-launches knows the tiles (``LaunchWork``). Clusters with as many tiles of as many K tiles and columns each are of one kind: they
-read as much of the weights. One of each shape is executed; where shapes are too many, as with experts that got their own number
-of tokens each, a few that have from the fewest to the most results stand for those that come closest.
+Clusters of a persistent kernel differ in the tiles that they compute, and tiles of one shape differ only in addresses.
+The launching code knows the tiles (``LaunchWork``). Clusters are of one kind if they have equally many tiles with
+equal numbers of K tiles and columns, because they read equally many weights. One cluster per shape is executed. If there are too
+many shapes, as with experts with individual numbers of tokens, a few clusters from the fewest to the most results stand
+for those closest to them.
 """
 
 from bisect import bisect_right
@@ -18,15 +19,15 @@ from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.errors import EmulatorError
 
 MOST_OF_A_KIND = 4
-"""Clusters of a kind that are executed where their shapes differ."""
+"""Number of executed clusters of a kind if their shapes differ."""
 FEW_EVENTS = 64
-"""Of a warp: all of them are replayed."""
+"""Number of events of a warp below which all of them are replayed."""
 MOVING = frozenset({Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ})
-"""Events that have addresses of operands."""
+"""Events with addresses of operands."""
 
 
 class NotAlike(EmulatorError):
-    """Clusters cannot stand for others: they do not do what their tiles say."""
+    """Raised when clusters cannot stand for others, because they do not do what their tiles say."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class TileWork:
     """One tile of a cluster.
 
     Attributes:
-        k_tiles: steps of its main loop. Of launches without one, what else tells kinds of clusters apart.
-        rows, columns: of its results.
+        k_tiles: steps of its main loop. For launches without a main loop, a number that distinguishes kinds of
+            clusters.
+        rows, columns: shape of its results.
         inputs: address of its part of every input, in the launch's order of inputs.
         out: address of its first result.
     """
@@ -49,15 +51,16 @@ class TileWork:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """What the clusters of a launch compute.
+    """Work of the clusters of a launch.
 
     Attributes:
-        clusters: the tiles of each in order; clusters are counted along x, then along y.
-        inputs: (address, bytes, input) of every tensor that is read, by address. Scales of results are among them.
-        row_bytes, column_bytes: from a result to that of the next row, and of the next column.
-        split: CTAs of a cluster that share the steps of a tile, in order; each has one at least.
-        most_tiles: of a cluster that are replayed; the time of the others follows from that of the later half of them.
-        scatters: whether threads store parts of inputs in any order; else a warp does its tiles in theirs.
+        clusters: the tiles of each cluster in order; clusters are counted along x, then along y.
+        inputs: (address, bytes, input) of every tensor that is read, by address, including scales of results.
+        row_bytes, column_bytes: bytes from a result to that of the next row, and of the next column.
+        split: CTAs of a cluster that share the steps of a tile, in order; each has at least one.
+        most_tiles: number of replayed tiles per cluster; the time of further tiles follows from the later half of
+            these.
+        scatters: threads store parts of inputs in any order; otherwise a warp does its tiles in order.
     """
 
     clusters: tuple[tuple[TileWork, ...], ...]
@@ -69,7 +72,7 @@ class LaunchWork:
     scatters: bool = False
 
     def placed(self, placement: Placement) -> "LaunchWork":
-        """The same with the addresses that a device would have."""
+        """Returns the work with device addresses."""
         place = placement.of
         clusters = tuple(
             tuple(replace(tile, inputs=tuple(map(place, tile.inputs)), out=place(tile.out)) for tile in tiles)
@@ -80,7 +83,7 @@ class LaunchWork:
 
 
 def choose(work: LaunchWork) -> list[int]:
-    """For each cluster the one that stands for it: itself where it is to be executed."""
+    """Returns the executed cluster that stands for each cluster; a cluster that is executed stands for itself."""
     kinds: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
     for number, tiles in enumerate(work.clusters):
         kinds[tuple((tile.k_tiles, tile.columns) for tile in tiles)].append(number)
@@ -113,10 +116,10 @@ def _distance(work: LaunchWork, one: int, other: int) -> int:
 def everyone(
     executed: Sequence[ClusterTrace], work: LaunchWork, origins: Sequence[Origin]
 ) -> list[ClusterTrace]:
-    """Traces of all clusters at `origins`, from those of the executed ones in grid order.
+    """Returns traces of all clusters at `origins`, from those of the executed ones in grid order.
 
     Raises:
-        NotAlike: a warp does not load as often for every step of the main loop.
+        NotAlike: a warp does not make equally many loads in every step of the main loop.
     """
     chosen = choose(work)
     whole = dict(zip(sorted(set(chosen)), executed, strict=True))
@@ -135,11 +138,11 @@ def everyone(
 
 @dataclass(frozen=True)
 class Middle:
-    """Of a launch whose first tiles are replayed.
+    """Traces from the middle of a launch of which only some tiles are replayed.
 
     Attributes:
-        clusters: traces of as many tiles in the middle.
-        before: pieces that were loaded before those.
+        clusters: traces of tiles in the middle.
+        before: pieces that were loaded before these tiles.
         reads: pieces that all tiles load, each once.
     """
 
@@ -151,7 +154,7 @@ class Middle:
 def in_the_middle(
     executed: Sequence[ClusterTrace], work: LaunchWork, origins: Sequence[Origin]
 ) -> Middle | None:
-    """None where all tiles are replayed. Arguments as of `everyone`."""
+    """Returns None if all tiles are replayed. Arguments: see `everyone`."""
     chosen = choose(work)
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
     if all(_share(work, source) == 1 for source in traces):
@@ -186,15 +189,16 @@ def in_the_middle(
 
 
 def _share(work: LaunchWork, cluster: int) -> float:
-    """Of a cluster's events, those that are replayed."""
+    """Returns the replayed part of a cluster's events."""
     tiles = len(work.clusters[cluster])
     return 1.0 if work.most_tiles is None or tiles <= work.most_tiles else work.most_tiles / tiles
 
 
 def begun(trace: ClusterTrace, share: float) -> ClusterTrace:
-    """The first share of every warp's events, with a mark at half of it.
+    """Returns the first share of every warp's events, with a mark at half of it.
 
-    Warps with few events have nothing to do with tiles, and what many begin with has not either: those are there, too.
+    Warps with few events are independent of tiles, and so are the first events of many warps; all of these are
+    included.
     """
     if share == 1:
         return trace
@@ -207,10 +211,10 @@ def begun(trace: ClusterTrace, share: float) -> ClusterTrace:
 
 
 def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> ClusterTrace:
-    """The trace of cluster `source` as that of `target`, which is of its kind: other addresses, else the same.
+    """Returns the trace of cluster `source` as that of `target`, a cluster of the same kind: only addresses change.
 
     Raises:
-        NotAlike: a warp does not load as often for every step of the main loop.
+        NotAlike: a warp does not make equally many loads in every step of the main loop.
     """
     return (
         trace if source == target else _Mover(work, work.clusters[source], trace).moved(work.clusters[target])
@@ -218,7 +222,7 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
 
 
 class _Mover:
-    """Moves the events of a cluster to the tiles of others."""
+    """Moves the events of a cluster to the tiles of other clusters."""
 
     def __init__(
         self,
@@ -227,17 +231,17 @@ class _Mover:
         trace: ClusterTrace,
         whole: ClusterTrace | None = None,
     ):
-        """`whole`: the cluster with all of its tiles, where the trace has the first ones."""
+        """`whole`: the cluster with all of its tiles, if the trace has only the first ones."""
         self._work, self._source, self._trace, self._whole = work, source, trace, whole or trace
         self._target = source
         self._starts = [address for address, _, _ in work.inputs]
         self._order: dict[
             int, tuple[list[int], list[int]]
-        ] = {}  # input -> where tiles begin in it, and which
+        ] = {}  # input -> first addresses of tiles in it, and tile numbers
 
     @cached_property
     def _plan(self) -> list[list[tuple[list[Event], list[int], list[int]]]]:
-        """Of every warp: its events, where those stand that have addresses, and the tile of each load."""
+        """For every warp: its events, the positions of events with addresses, and the tile of each load."""
         return [
             [
                 (
@@ -251,16 +255,16 @@ class _Mover:
         ]
 
     def moved(self, target: Sequence[TileWork]) -> ClusterTrace:
-        """The trace as that of a cluster with these tiles.
+        """Returns the trace of a cluster with these tiles.
 
         Raises:
-            NotAlike: a warp does not load as often for every step of the main loop.
+            NotAlike: a warp does not make equally many loads in every step of the main loop.
         """
         self._target = target
         return replace(self._trace, warps=[[self._warp(*warp) for warp in cta] for cta in self._plan])
 
     def _steps(self, rank: int) -> list[int]:
-        """Of each tile's main loop, what CTA ``rank`` of the cluster has."""
+        """Returns the steps of each tile's main loop that CTA ``rank`` of the cluster executes."""
         split = self._work.split
         if split == 1:
             return [tile.k_tiles for tile in self._source]
@@ -268,7 +272,7 @@ class _Mover:
         return [max(end - first, 1) for first, end in ends]
 
     def _loads_of_tiles(self, events: list[Event], rank: int) -> list[int]:
-        """How many loads a warp of CTA ``rank`` of the cluster makes for each tile: as many for every step."""
+        """Returns the number of loads per tile of a warp of CTA ``rank``: equally many in every step."""
         loads = sum(event[0] is Op.LOAD for event in events)
         if not loads:
             return []
@@ -281,10 +285,10 @@ class _Mover:
         return [of_step * count for count in steps]
 
     def _of_loads(self, events: list[Event], rank: int) -> list[int]:
-        """The tile of every load of a warp of CTA ``rank`` of the cluster.
+        """Returns the tile of every load of a warp of CTA ``rank`` of the cluster.
 
-        Each input's loads go from tile to tile. Those of another one may be behind: weights come early, of several tiles, where
-        the launch before computes the tokens.
+        Each input's loads go from tile to tile. Different inputs may be at different tiles: weights of several tiles
+        are loaded early if the previous launch computes the tokens.
         """
         counts = self._loads_of_tiles(events, rank)
         in_order = [tile for tile, count in enumerate(counts) for _ in range(count)]
@@ -299,7 +303,10 @@ class _Mover:
         return [next(tiles[which]) for which in inputs]
 
     def _inputs_of_loads(self, events: list[Event]) -> list[int | None]:
-        """The input of every load. One that is out of bounds, without pieces, reads what others by its tensor map read."""
+        """Returns the input of every load.
+
+        A load out of bounds, without pieces, reads the input of its tensor map's other loads.
+        """
         loads = [event for event in events if event[0] is Op.LOAD]
         found = [self._input_of(event[1][0][0]) if event[1] else None for event in loads]
         known = {event[5]: which for event, which in zip(loads, found, strict=True) if which is not None}
@@ -331,7 +338,7 @@ class _Mover:
         return result
 
     def loads_by_tile(self, target: Sequence[TileWork]) -> list[list[list[Piece]]]:
-        """For each warp: what it loads for each of the tiles of a target; nothing where it does not load."""
+        """Returns, for each warp, its loads for each tile of a target; empty if it does not load."""
         self._target = target
         return [
             self._loads_of_warp(events, rank) for rank, cta in enumerate(self._trace.warps) for events in cta
@@ -354,7 +361,7 @@ class _Mover:
         return tuple(result)
 
     def _lines(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """Lines that threads read, each of the tile that begins last before it."""
+        """Returns the lines that threads read, each moved with the last tile that starts at or before it."""
         result = []
         for address, nbytes in pieces:
             which = self._input_of(address) if self._source else None
@@ -373,7 +380,7 @@ class _Mover:
         return numbers[max(0, bisect_right(starts, end) - 1)]
 
     def _input_of(self, address: int) -> int | None:
-        """The tensor that an address is in."""
+        """Returns the input that contains an address."""
         index = bisect_right(self._starts, address) - 1
         if index < 0:
             return None
@@ -381,11 +388,11 @@ class _Mover:
         return which if address < start + size else None
 
     def _is_input(self, pieces: tuple[Piece, ...]) -> bool:
-        """Whether the first piece is of a tensor among the inputs."""
+        """Whether the first piece belongs to an input."""
         return bool(pieces) and self._input_of(pieces[0][0]) is not None
 
     def _tile_of_result(self, pieces: tuple[Piece, ...], first: int) -> int:
-        """The tile that a warp stores, which does them in order."""
+        """Returns the tile that a warp stores; it stores its tiles in order."""
         if not pieces:
             return first
         for index in range(first, len(self._source)):
@@ -394,7 +401,7 @@ class _Mover:
         return first
 
     def _contains(self, tile: TileWork, address: int) -> bool:
-        """Whether a line that begins at an address has results of a tile."""
+        """Whether a line at an address holds results of a tile."""
         offset = address - tile.out + LINE
         far, near = self._work.row_bytes, self._work.column_bytes
         counts = (tile.rows, tile.columns)

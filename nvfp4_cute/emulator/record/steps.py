@@ -1,4 +1,4 @@
-"""What the recorder puts around instructions: events of those that take time, costs of the blocks between them."""
+"""Wrappers that record: events of time-consuming instructions, and costs of the blocks between them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 RECORDERS = Wrappers()
-"""What records the events of an instruction."""
+"""Wrappers that record the events of instructions."""
 _STEP_EVENTS = ("tcgen05", "cp", "wgmma", "clusterlaunchcontrol")
-"""First words of opcodes whose events come through `Recorder.issue`: their instructions begin basic blocks, too."""
+"""First words of opcodes whose events come through `Recorder.issue`. Their instructions also begin basic blocks."""
 
 
 def is_event(inst: Inst) -> bool:
@@ -51,7 +51,7 @@ def is_event(inst: Inst) -> bool:
 
 
 def prepare(code: "Code") -> None:
-    """Have every block of `code` account for its cost, and every use of a loaded register recorded."""
+    """Makes every block of `code` add its cost, and records every use of a loaded register."""
     code.polls = any(_may_poll(inst) for inst in code.insts)
     loaded = frozenset(
         slot for pc, inst in enumerate(code.insts) if _may_read_global(inst) for slot in code.writes[pc]
@@ -71,7 +71,7 @@ def prepare(code: "Code") -> None:
 
 
 def _with_moves(code: "Code", slots: frozenset[int]) -> frozenset[int]:
-    """The slots, and those that moves copy them to."""
+    """Returns the slots, and the slots that moves copy them to."""
     while True:
         more = {
             slot
@@ -107,7 +107,7 @@ def _accounting(step: Step, start: int, cost: Any, is_main: bool) -> Step:
 
 
 def _using(step: Step, slots: tuple[int, ...], moved: tuple[int, ...]) -> Step:
-    """A step that reads registers which loads may still be filling; a move only passes the promise on."""
+    """Returns a step that reads registers which loads may still fill. A move only passes the `Deferred` on."""
 
     def run(warp: "Warp") -> Any:
         pending = warp.track.pending
@@ -129,7 +129,7 @@ def _done(result: Any) -> bool:
 
 
 def _after(note: "Callable[[Warp], None]", step: Step) -> Step:
-    """A step that records something once it is done."""
+    """Returns a step that records something after it is done."""
 
     def run(warp: "Warp") -> Any:
         result = step(warp)
@@ -141,7 +141,7 @@ def _after(note: "Callable[[Warp], None]", step: Step) -> Step:
 
 
 def _event(*event: Any) -> Wrapper:
-    """A wrapper that records always the same event."""
+    """Returns a wrapper that always records the same event."""
     return lambda inst, b, step: _after(lambda warp: warp.track.add(*event), step)
 
 
@@ -152,7 +152,7 @@ def _recorder(warp: "Warp") -> Notes:
 
 
 def _clear(b: Builder, step: Step) -> Step:
-    """Instead of `step`, where data is skipped: its registers become zero."""
+    """Returns a step that sets its registers to zero, instead of `step`, if data is skipped."""
     slots = tuple(b.writes)
     dtypes = [b.dtypes[slot] for slot in slots]
 
@@ -217,10 +217,10 @@ def _transaction(inst: Inst, b: Builder, step: Step) -> Step:
 
 @RECORDERS.register("mbarrier.test_wait", "mbarrier.try_wait")
 def _wait(inst: Inst, b: Builder, step: Step) -> Step:
-    """A wait that ends a phase is an event.
+    """Records a wait that ends a phase as an event.
 
-    A look that does not block answers no the first time, so that what the kernel does then, its blocking wait, is
-    recorded where it stands; a loop of such looks is a wait.
+    A nonblocking test answers no the first time, so that the kernel's following blocking wait is recorded. A loop of
+    such tests counts as a wait.
     """
     mods, space = barriers.mbarrier_mods(inst)
     mods.flag("parity")
@@ -264,7 +264,7 @@ def _named(inst: Inst, b: Builder, step: Step, position: int, *, waits: bool) ->
 
 
 def _before_blocking(note: "Callable[[Warp], None]", step: Step) -> Step:
-    """A step in two phases that records its event when it begins; what the others do meanwhile comes after."""
+    """Returns a two-phase step that records its event at its beginning; events of other warps until its end come later."""
 
     def run(warp: "Warp") -> Any:
         beginning = warp.pending is None
@@ -338,7 +338,7 @@ def _wait_copies(inst: Inst, b: Builder, step: Step) -> Step:
 
 # ---- tensor memory and matrix instructions ------------------------------------------------------------------------
 def _columns(inst: Inst) -> int:
-    """32-bit words a lane that a tcgen05.ld or .st moves."""
+    """Returns the 32-bit words per lane that a tcgen05.ld or .st moves."""
     shape = next(word for word in inst.mods if word in LOAD_SHAPES)
     repeat = next(int(word[1:]) for word in inst.mods if word[0] == "x" and word[1:].isdigit())
     return LOAD_SHAPES[shape].registers * repeat
@@ -393,13 +393,13 @@ def _may_read_global(inst: Inst) -> bool:
 
 
 def _may_poll(inst: Inst) -> bool:
-    """Whether a warp may wait in a loop of such loads for what others write: of one word, and not shared memory."""
+    """Whether a warp may wait in a loop of such loads for writes of others: loads of one word, not from shared memory."""
     one = not any(word.startswith(("shared", "v2", "v4", "v8")) for word in inst.mods)
     return inst.opcode == "ld" and one and any(word in POLLING for word in inst.mods)
 
 
 def is_counter(inst: Inst) -> bool:
-    """Whether an instruction adds to a word of global memory and tells what was there, as counters of work are used."""
+    """Whether an instruction adds to a word of global memory and returns the old value, like counters of work."""
     return (
         inst.opcode == "atom"
         and not {"add", "inc"}.isdisjoint(inst.mods)
@@ -409,7 +409,7 @@ def is_counter(inst: Inst) -> bool:
 
 
 def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Piece, ...] | None:
-    """Lines of an access of the active lanes; None if it is not global memory."""
+    """Returns the lines of an access of the active lanes; None if it is not in global memory."""
     if where.__class__ is not np.ndarray:
         if space == "generic" and generic_space(where) != "global":
             return None
@@ -479,7 +479,7 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 def _in_banks(address: Step, nbytes: int, step: Step) -> Step:
-    """A step that notes how much longer its access of shared memory takes than one without bank conflicts."""
+    """Returns a step that notes the extra time of its shared-memory access due to bank conflicts."""
 
     def run(warp: "Warp") -> Any:
         where = address(warp)
@@ -492,7 +492,7 @@ def _in_banks(address: Step, nbytes: int, step: Step) -> Step:
 
 
 def _signalled(warp: "Warp", where: Any) -> tuple[int, ...]:
-    """The words that an instruction writes, if it writes one."""
+    """Returns the word that an instruction writes if it writes one, else nothing."""
     if where.__class__ is not np.ndarray:
         return (where,)
     return (int(where[warp.first_lane()]),) if warp.num_active == 1 else ()
@@ -506,5 +506,5 @@ def _signalled(warp: "Warp", where: Any) -> tuple[int, ...]:
     )
 )
 def _fence(inst: Inst, b: Builder, step: Step) -> Step:
-    """A fence of the whole GPU waits for what the warp's CTA has written: of interest where somebody polls."""
+    """Records a fence of GPU scope, which waits for the writes of the warp's CTA. It matters only if another warp polls."""
     return _after(lambda warp: warp.track.add(Op.FENCE) if warp.code.polls else None, step)
