@@ -426,6 +426,8 @@ def scales_of_groups(
 ) -> torch.Tensor:
     """Blocked scales of any contiguous shape as uint8 [G, bytes]; as [bytes] of groups padded one by one, where None.
 
+    Groups whose rows are no multiple of 128 have a dimension of their own: [G, ...].
+
     Those of a format with rows are [G, row blocks, k blocks], or [row blocks, k blocks], of any strides: others are copied.
     """
     row_blocks, k_blocks = fmt.scale_atoms(rows, k)

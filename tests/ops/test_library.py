@@ -38,7 +38,7 @@ def arguments_of(form, rows=ROWS):
     if form == "list":
         a = [random_bytes(m, K // 2) for m in rows]
         return (a, list(b), list(random_scales(groups, 1024)), list(b_scale)), {}
-    a, a_scale, b_scale = random_bytes(sum(rows), K // 2), random_scales(1024 * groups), b_scale.view(-1)
+    a, a_scale = random_bytes(sum(rows), K // 2), random_scales(groups, 1024)
     if form == "ragged":
         return (a, b, a_scale, b_scale), {"offs": torch.tensor(rows).cumsum(0).int()}
     a = random_bytes(groups, max(rows), K // 2)

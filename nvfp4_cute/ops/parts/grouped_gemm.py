@@ -59,7 +59,7 @@ def grouped_gemm(
         b: weights. List: one [N_g, K/2] per group. Ragged, masked: [G, N, K/2].
         a_scale, b_scale: blocked scales, not copied. List: per group flat, [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1)
             view, or [M_g, K/16] with ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape,
-            every group's rows padded to 128; rows without scales give zeros. Masked: any contiguous shape of G times
+            every group's rows padded to 128; rows without scales give zeros. Masked: contiguous [G, ...] of G times
             [rm, rk, 32, 4, 4]. Float32 scales have rows: FP8_1x128 [rows, K/128], FP8_128x128 [(G, )ceil(N/128), K/128], INT8
             [rows, 1]; scales whose rows are not contiguous are copied.
         a_format, b_format: formats of ``a`` and ``b``; whole tensors have their own.
