@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,6 +61,72 @@ class Group:
     pc: int
     mask: np.ndarray
     wait: Wait | None = None
+
+
+class Diverging:
+    """Lanes that execute steps together, divided into groups where they took different branches.
+
+    Attributes:
+        code: knows which registers are live where (`state.Executable`).
+        active / num_active / all_active: lanes that execute the current step.  live: lanes that have not exited.
+        groups: the other groups.  protected: slots that a write must merge because a waiting group still reads them.
+    """
+
+    __slots__ = ("active", "all_active", "code", "groups", "live", "num_active", "protected")
+
+    code: Any
+    active: np.ndarray
+    num_active: int
+    all_active: bool
+    live: np.ndarray
+    groups: list[Group]
+    protected: frozenset[int]
+
+    def resume(self, mask: np.ndarray) -> None:
+        """Makes `mask` the active lanes and computes which registers the waiting groups still need."""
+        self.active = mask
+        self.num_active = int(np.count_nonzero(mask))
+        self.all_active = self.num_active == mask.size
+        protected = NOTHING
+        for group in self.groups:
+            live = self.code.live_at(group.pc)
+            protected = protected | live if protected else live
+        self.protected = protected
+
+    def active_lanes(self) -> list[int]:
+        """Indices of the active lanes, ascending."""
+        return np.flatnonzero(self.active).tolist()
+
+    def split(self, taken: np.ndarray, target: int, fallthrough: int) -> Signal:
+        """Sends the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
+        return self.scatter([(target, taken), (fallthrough, self.active & ~taken)])
+
+    def split_once(self, taken: np.ndarray, count: int, target: int, fallthrough: int) -> int:
+        """`split` where nothing is diverged, typically for an elected lane. Returns the next program counter."""
+        rest = self.active & ~taken
+        first, second = (target, taken, count), (fallthrough, rest, self.num_active - count)
+        if fallthrough < target:
+            first, second = second, first
+        self.groups.append(Group(second[0], second[1]))
+        pc, self.active, self.num_active = first
+        self.all_active = False
+        self.protected = self.code.live_at(second[0])
+        return pc
+
+    def scatter(self, parts: list[tuple[int, np.ndarray]]) -> Signal:
+        """Replaces the running group by groups of (program counter, lanes)."""
+        self.groups.extend(Group(pc, mask) for pc, mask in parts)
+        self.num_active = 0
+        return REGROUP
+
+    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
+        """Ends the lanes of `mask`; the rest of the group continues at `next_pc`."""
+        self.live = self.live & ~mask
+        rest = self.active & ~mask
+        if rest.any():
+            self.groups.append(Group(next_pc, rest))
+        self.num_active = 0
+        return REGROUP
 
 
 def mask_bits(mask: np.ndarray) -> int:

@@ -3,8 +3,8 @@
 Steps of instructions that each lane executes for itself (arithmetic, conversions, moves, global memory) accept any
 number of lanes. Shuffles and votes run warp by warp. Only kernels made of such instructions run in lockstep: their
 warps neither share memory nor wait for each other, so any order of them is one that a GPU may choose. A branch that
-warps take differently divides the warps. Warps whose own lanes diverge, and warps that raise an error, continue one by
-one.
+warps take differently divides the warps; lanes of one warp that take different branches run under masks. Warps that
+raise an error continue one by one.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.fused import InRun
-from nvfp4_cute.emulator.lanes import LANES, NOTHING, REGROUP, Signal
+from nvfp4_cute.emulator.lanes import ALL_LANES, LANES, Diverging, Group, Wait
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.specials import cta_specials, fill_constants
 from nvfp4_cute.emulator.state import Launch, Warp
@@ -37,7 +37,7 @@ PATIENCE = 1_000_000
 
 LANE_WISE = frozenset(
     "mov add sub mul mad mul24 mad24 min max and or xor not cnot shl shr shf bfe bfi popc clz brev bfind lop3 prmt setp set selp "
-    "slct cvt fma neg abs div rem rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign testp sad cvta bra ret exit griddepcontrol "
+    "slct cvt fma neg abs div rem rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign testp sad cvta bra brx ret exit griddepcontrol "
     "prefetch prefetchu".split()
 )
 """Opcodes whose instructions each lane executes for itself."""
@@ -73,34 +73,49 @@ class Apart(Exception):
     """Raised when warps cannot take the next step together."""
 
 
-class Wide:
+class Wide(Diverging):
     """Warps that run together. Steps use it like one warp with many lanes.
 
     Attributes:
         members: the warps, in the order in which they would run one after the other.
-        regs, active, num_active, all_active, protected, code, local: as in `Warp`, with 32 lanes per member.
+        regs, active, num_active, all_active, live, groups, protected, code, local: as in `Warp`, with 32 lanes per member.
         pc: current program counter.
-        executed: instructions so far.
+        executed: instructions so far of every member.  apart: those of each member while lanes were diverged, int64.
     """
-
-    groups: tuple[()] = ()
 
     def __init__(self, cta: Any, code: Any, members: Sequence[Member], regs: list[Any], pc: int = 0):
         """`cta`: provides the machine and the launch."""
         self.cta, self.code, self.members, self.regs, self.pc = cta, code, list(members), regs, pc
-        self.active = np.ones(LANES * len(members), bool)
-        self.num_active, self.all_active = self.active.size, True
-        self.protected = NOTHING
+        self.groups: list[Group] = []
+        self.live = np.ones(LANES * len(members), bool)
         self.local: np.ndarray | None = None
-        self.polled, self.executed, self.done = False, 0, False
+        self.wait: Wait | None = None
+        self.polled, self.executed = False, 0
+        self.apart = np.zeros(len(members), np.int64)
         self.looks: dict[int, Any] = {}
+        self.resume(self.live)
+
+    @property
+    def total(self) -> int:
+        """Instructions so far of all members."""
+        return self.executed * len(self.members) + int(self.apart.sum())
+
+    def present(self) -> np.ndarray | None:
+        """Which members have active lanes, bool; None for all."""
+        return None if self.all_active else np.asarray(self.active.reshape(-1, LANES).any(axis=1))
+
+    def count(self, instructions: int, members: np.ndarray | None) -> None:
+        """Counts instructions of the members that were `present`."""
+        if members is None:
+            self.executed += instructions
+        else:
+            self.apart[members] += instructions
 
     @property
     def warps(self) -> int:
         """Number of members with active lanes."""
-        if self.all_active:
-            return len(self.members)
-        return int(np.count_nonzero(self.active.reshape(-1, LANES).any(axis=1)))
+        present = self.present()
+        return len(self.members) if present is None else int(np.count_nonzero(present))
 
     def first_lane(self) -> int:
         """First active lane of the last member that has one. Its store to a shared place is the one that remains."""
@@ -108,18 +123,17 @@ class Wide:
         last = int(np.flatnonzero(rows.any(axis=1))[-1])
         return LANES * last + int(rows[last].argmax())
 
-    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
-        """Ends all lanes."""
-        if not mask.all():
+    def split_once(self, taken: np.ndarray, count: int, target: int, fallthrough: int) -> int:
+        """Divides the lanes. Raises `Apart` if whole members take a branch: they continue faster by themselves."""
+        if self.all_active and any(way.size for way in self.ways(taken)[:2]):
             raise Apart
-        self.done = True
-        return REGROUP
+        return super().split_once(taken, count, target, fallthrough)
 
-    def split(self, *args: Any) -> Signal:
-        """Raises `Apart`: lanes take different branches."""
-        raise Apart
-
-    split_once = scatter = split
+    def ways(self, taken: np.ndarray) -> list[np.ndarray]:
+        """Members all of whose lanes take a branch, those none of whose lanes do, and the others."""
+        rows = taken.reshape(-1, LANES)
+        yes, no = rows.all(axis=1), ~rows.any(axis=1)
+        return [np.flatnonzero(way) for way in (yes, no, ~(yes | no))]
 
     def rows_of(self, value: Any, rows: Any) -> Any:
         """Returns the part of a register that belongs to some members."""
@@ -129,29 +143,44 @@ class Wide:
             -1, *value.shape[1:]
         )
 
-    def some(self, rows: np.ndarray, pc: int) -> "Wide":
-        """Returns the members with the given numbers as a new `Wide` that continues at `pc`."""
+    def some(self, rows: np.ndarray) -> "Wide":
+        """Returns the members with the given numbers as a new `Wide`; nothing may be diverged."""
         regs = self.code.builder.template.copy()
-        for slot in self.code.live_at(pc):
-            regs[slot] = self.rows_of(self.regs[slot], rows)
-        part = Wide(self.cta, self.code, [self.members[row] for row in rows], regs, pc)
-        part.executed = self.executed
+        builder, few = self.code.builder, len(rows) < FEWEST_WARPS
+        # Special registers, parameters and symbols are never written, so liveness leaves them out.
+        for slot in (
+            *self.code.live_at(self.pc),
+            *builder.specials,
+            *builder.params,
+            *builder.shared_symbols,
+        ):
+            value = self.rows_of(self.regs[slot], rows)
+            regs[slot] = _compact(value) if few else value
+        part = Wide(self.cta, self.code, [self.members[row] for row in rows], regs, self.pc)
+        part.executed, part.apart = self.executed, self.apart[rows]
         part.local = None if self.local is None else self.rows_of(self.local, rows)
         return part
 
     def put_into(self, row: int, warp: Warp) -> None:
         """Copies the state of a member into a warp."""
-        for slot in self.code.live_at(self.pc):
-            value = self.rows_of(self.regs[slot], [row])
-            if (
-                value.__class__ is np.ndarray
-                and value.dtype != object
-                and not np.count_nonzero(value != value[0])
-            ):
-                value = value[0].item()
-            warp.regs[slot] = value
-        warp.pc, warp.executed = self.pc, self.executed
+        lanes = slice(LANES * row, LANES * row + LANES)
+        current = Group(self.pc, self.active)
+        groups = [Group(group.pc, group.mask[lanes]) for group in (current, *self.groups)]
+        groups = [group for group in groups if group.mask.any()]
+        for slot in frozenset().union(*(self.code.live_at(group.pc) for group in groups)):
+            warp.regs[slot] = _compact(self.rows_of(self.regs[slot], [row]))
+        warp.live, warp.executed = self.live[lanes], self.executed + int(self.apart[row])
         warp.local = None if self.local is None else self.rows_of(self.local, [row])
+        if len(groups) == 1 and groups[0].mask.all():
+            warp.pc = groups[0].pc
+        else:
+            warp.groups, warp.num_active = groups, 0
+
+
+def _compact(value: Any) -> Any:
+    """A register as one value if its lanes agree."""
+    lanes = value.__class__ is np.ndarray and value.dtype != object
+    return value[0].item() if lanes and not np.count_nonzero(value != value[0]) else value
 
 
 def start(machine: Any, launch: Launch, origins: Sequence[Origin]) -> Wide:
@@ -161,19 +190,24 @@ def start(machine: Any, launch: Launch, origins: Sequence[Origin]) -> Wide:
     cta = SimpleNamespace(machine=machine, launch=launch)
     regs: list[Any] = code.builder.template.copy()
     specials = code.builder.specials
-    each: list[dict[int, Any]] = []
     within: list[dict[int, Any]] = [{} for _ in range(warps)]
     threads = {slot: name for slot, name in specials.items() if name.startswith(("%tid.", "%warpid"))}
     for index, found in enumerate(within):
         fill_constants(found, threads, index, launch.block, {})
-    others = {slot: name for slot, name in specials.items() if slot not in threads}
-    for origin in origins:
-        values = cta_specials(launch, origin, 0, warps, machine.sm_count)
-        each.append({slot: values[name] for slot, name in others.items()})
     for slot in threads:
-        regs[slot] = _joined([found[slot] for found in within] * len(origins), code.builder.dtypes[slot])
-    for slot in others:
-        regs[slot] = _joined([found[slot] for found in each for _ in range(warps)], code.builder.dtypes[slot])
+        value = _joined([found[slot] for found in within], code.builder.dtypes[slot])
+        regs[slot] = np.tile(value, len(origins)) if value.__class__ is np.ndarray else value
+    x, y, z = np.array(origins, np.int64).T
+    values = cta_specials(launch, (x, y, z), 0, warps, machine.sm_count)
+    for slot, name in specials.items():
+        if slot in threads:
+            continue
+        value = values[name]
+        if value.__class__ is np.ndarray:
+            by_cta = not name.startswith(("%laneid", "%lanemask"))
+            value = np.repeat(value, LANES * warps) if by_cta else np.tile(value, warps * len(origins))
+            value = _compact(value.astype(code.builder.dtypes[slot]))
+        regs[slot] = value
     for slot, offset in code.builder.shared_symbols.items():
         regs[slot] = offset
     base = launch.params.ctypes.data
@@ -213,36 +247,38 @@ class Lockstep:
         warp's state. Returns the number of instructions that warps executed together.
         """
         executed, work = 0, [start(self.machine, self.launch, origins)]
+        few = len(work[0].members) < FEWEST_WARPS
         while work:
             wide = work.pop()
-            before, ended = wide.executed, False
-            if len(wide.members) >= FEWEST_WARPS:
-                ended = self._run(wide)
-            executed += len(wide.members) * (wide.executed - before)
+            before = wide.total
+            ended = not few and self._run(wide)
+            executed += wide.total - before
             if ended:
                 continue
-            parts, rest = self._parts(wide)
-            work += [wide.some(rows, wide.pc) for rows in parts[::-1]]
+            parts, rest = ([], list(range(len(wide.members)))) if few else self._parts(wide)
+            work += [wide.some(rows) for rows in parts[::-1]]
             for origin, rows in groupby(rest, key=lambda row: wide.members[row][0]):
                 alone(origin, {wide.members[row][1]: partial(wide.put_into, row) for row in rows})
         return executed
 
     def _parts(self, wide: Wide) -> tuple[list[np.ndarray], list[int]]:
         """Returns the members that continue together, by the branch that they take, and those that continue one by one."""
-        everybody, inst = list(range(len(wide.members))), self.code.insts[wide.pc]
+        everybody = np.flatnonzero(wide.live.reshape(-1, LANES).any(axis=1)).tolist()
+        inst = self.code.insts[wide.pc]
         predicate = None if inst.pred is None else wide.regs[self.code.builder.slot(inst.pred[0], "pred")]
-        if len(everybody) < FEWEST_WARPS or inst.opcode != "bra" or predicate.__class__ is not np.ndarray:
+        if not wide.all_active or inst.opcode != "bra" or predicate.__class__ is not np.ndarray:
             return [], everybody
-        rows = predicate.reshape(-1, LANES)
-        yes, no = rows.all(axis=1), ~rows.any(axis=1)
-        ways = [np.flatnonzero(way) for way in (yes, no)]
-        return [way for way in ways if way.size], np.flatnonzero(~(yes | no)).tolist()
+        parts = [way for way in wide.ways(predicate) if way.size]
+        return (parts, []) if len(parts) > 1 else ([], everybody)
 
     def _run(self, wide: Wide) -> bool:
         """Runs to the end. Returns False if the members have to continue apart, at `wide.pc`."""
         pc = wide.pc
         for _ in range(PATIENCE):
+            if wide.groups:
+                pc = self.machine._regroup(wide, pc)
             steps, places = self._tail(pc)
+            members = wide.present()
             result: Any = None
             number = -1  # index of the current step
             try:
@@ -255,19 +291,22 @@ class Lockstep:
                 at, error = places[number], raised
                 if isinstance(raised, InRun):
                     at, error = raised.pc, raised.error
-                wide.executed, pc = wide.executed + at - pc, at
+                wide.count(at - pc, members)
+                pc = at
                 if isinstance(error, TypeError | AttributeError) and self.machine._poison_registers(wide, at):
                     continue
                 wide.pc = pc
                 return False
             after = places[number + 1]
-            wide.executed += after - pc
+            wide.count(after - pc, members)
             if result is None:
                 pc = after
             elif result.__class__ is int:
                 pc = result
             else:
-                return wide.done
+                pc = -1
+                if not wide.groups:
+                    return True
         wide.pc = pc
         return False
 
@@ -288,14 +327,26 @@ class Lockstep:
         dtypes = self.code.builder.dtypes
 
         def run(wide: Wide) -> None:
-            warp = self._warp()
+            warp, present = self._warp(), wide.present()
+            warp.protected = wide.protected
             results: list[list[Any]] = []
             for row in range(len(wide.members)):
                 for slot in (*reads, *writes):
                     warp.regs[slot] = wide.rows_of(wide.regs[slot], [row])
-                if step(warp) is not None:
+                if present is not None:
+                    lanes = slice(LANES * row, LANES * row + LANES)
+                    warp.live, warp.active = wide.live[lanes], wide.active[lanes]
+                    warp.num_active = int(np.count_nonzero(warp.active))
+                    warp.all_active = warp.num_active == LANES
+                    elsewhere = warp.live & ~warp.active
+                    warp.groups = [Group(pc, elsewhere)] if elsewhere.any() else []
+                if (present is None or present[row]) and step(warp) is not None:
+                    self._scratch = None
                     raise Apart
-                results.append([warp.regs[slot] for slot in writes])
+                results.append([0 if warp.regs[slot] is None else warp.regs[slot] for slot in writes])
+            if present is not None:
+                warp.live, warp.groups = ALL_LANES, []
+                warp.resume(ALL_LANES)
             for slot, values in zip(writes, zip(*results, strict=True), strict=True):
                 wide.regs[slot] = _joined(list(values), dtypes[slot])
 

@@ -20,11 +20,9 @@ from nvfp4_cute.emulator.faults import MbarrierFault
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
     LANES,
-    NOTHING,
-    REGROUP,
     Condition,
+    Diverging,
     Group,
-    Signal,
     Wait,
     bits_mask,
     mask_bits,
@@ -210,7 +208,7 @@ class Launch:
         return sm_count * max(1, most)
 
 
-class Warp:
+class Warp(Diverging):
     """32 lanes. Handlers use `regs` (through Builder), the active mask, and `cta`.
 
     Attributes:
@@ -230,8 +228,8 @@ class Warp:
     """
 
     __slots__ = (
-        "active", "all_active", "budgets", "code", "cta", "done", "executed", "gives_way", "groups", "idx", "live", "local",
-        "looks", "num_active", "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
+        "budgets", "cta", "done", "executed", "gives_way", "idx", "local", "looks", "operations", "pc", "pending", "polled",
+        "regs", "track", "wait",
     )  # fmt: skip
 
     warps = 1
@@ -254,17 +252,6 @@ class Warp:
         self.pc = self.executed = 0
         self.resume(self.live)
 
-    def resume(self, mask: np.ndarray) -> None:
-        """Makes `mask` the active lanes and computes which registers the waiting groups still need."""
-        self.active = mask
-        self.num_active = int(np.count_nonzero(mask))
-        self.all_active = self.num_active == LANES
-        protected = NOTHING
-        for group in self.groups:
-            live = self.code.live_at(group.pc)
-            protected = protected | live if protected else live
-        self.protected = protected
-
     @property
     def lanes(self) -> int:
         """Active lanes, one bit each."""
@@ -273,10 +260,6 @@ class Warp:
             if self.all_active
             else int.from_bytes(np.packbits(self.active, bitorder="little").tobytes(), "little")
         )
-
-    def active_lanes(self) -> list[int]:
-        """Indices of the active lanes, ascending."""
-        return np.flatnonzero(self.active).tolist()
 
     def first_lane(self) -> int:
         """Lowest active lane."""
@@ -296,37 +279,6 @@ class Warp:
     def active_bits(self) -> int:
         """Active mask as an integer, bit i = lane i."""
         return mask_bits(self.active)
-
-    def split(self, taken: np.ndarray, target: int, fallthrough: int) -> Signal:
-        """Sends the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
-        return self.scatter([(target, taken), (fallthrough, self.active & ~taken)])
-
-    def split_once(self, taken: np.ndarray, count: int, target: int, fallthrough: int) -> int:
-        """`split` for a warp that is not diverged, typically an elected lane. Returns the next program counter."""
-        rest = self.active & ~taken
-        first, second = (target, taken, count), (fallthrough, rest, self.num_active - count)
-        if fallthrough < target:
-            first, second = second, first
-        self.groups.append(Group(second[0], second[1]))
-        pc, self.active, self.num_active = first
-        self.all_active = False
-        self.protected = self.code.live_at(second[0])
-        return pc
-
-    def scatter(self, parts: list[tuple[int, np.ndarray]]) -> Signal:
-        """Replaces the running group by groups of (program counter, lanes)."""
-        self.groups.extend(Group(pc, mask) for pc, mask in parts)
-        self.num_active = 0
-        return REGROUP
-
-    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
-        """Ends the lanes of `mask`; the rest of the group continues at `next_pc`."""
-        self.live = self.live & ~mask
-        rest = self.active & ~mask
-        if rest.any():
-            self.groups.append(Group(next_pc, rest))
-        self.num_active = 0
-        return REGROUP
 
     def missing(self, members: int = 0xFFFFFFFF) -> np.ndarray | None:
         """Returns live lanes of `members` that are not active and must still arrive at a ``.sync`` instruction, or None."""

@@ -143,6 +143,8 @@ setp.eq.u32 %p2, %r10, 2;
 @%p2 bra WHOLE;
 add.u32 %r1, %r1, 1;
 WHOLE:
+mov.u32 %r12, %ctaid.x;
+mad.lo.u32 %r1, %r12, 77, %r1;
 mov.u32 %r11, 0;
 LOOP:
 add.u32 %r1, %r1, %r11;
@@ -156,6 +158,50 @@ st.global.b32 [%rd8+16], %r1;
 """
     one, together = both(monkeypatch, kernel(body, 32), CTAS * THREADS * 32)
     assert one[:2] == together[:2]
+
+
+DIVERGED = """
+setp.lt.u32 %p2, %r23, 40;
+@%p2 exit;
+and.b32 %r12, %r20, 3;
+mov.u32 %r11, 0;
+LOOP:
+shfl.sync.bfly.b32 %r13, %r1, 8, 31, -1;
+add.u32 %r1, %r1, %r13;
+add.u32 %r11, %r11, 1;
+setp.lt.u32 %p3, %r11, 3;
+@%p3 bra LOOP;
+@%p1 bra ONE;
+brx.idx %r12, TARGETS;
+ONE:
+add.u32 %r1, %r1, 1000;
+bra END;
+TWO:
+mul.lo.u32 %r1, %r1, %r20;
+bra ONE;
+THREE:
+setp.eq.u32 %p4, %r20, 39;
+@%p4 exit;
+END:
+st.global.b32 [%rd8], %r1;
+"""
+
+
+def test_lanes_that_differ(monkeypatch):
+    """Lanes of a warp leave early, go to three places of a table and meet again; no warp runs by itself."""
+    body = "TARGETS: .branchtargets ONE, TWO, THREE, TWO;\n" + DIVERGED
+    one, together = both(monkeypatch, kernel(body, 4), CTAS * THREADS * 4)
+    assert one[:2] == together[:2]
+    assert (one[2], together[2]) == (CTAS, 0)
+
+
+def test_a_vote_that_waits_for_lanes(monkeypatch):
+    """Some lanes wait at a vote for the others, which come back to it: their warps go on by themselves."""
+    body = "@!%p1 bra LATER;\nVOTE:\nvote.sync.ballot.b32 %r2, %p1, -1;\nadd.u32 %r1, %r1, %r2;\nbra END;\n"
+    body += "LATER:\nadd.u32 %r1, %r1, 7;\nbra VOTE;\nEND:\nst.global.b32 [%rd8], %r1;"
+    one, together = both(monkeypatch, kernel(body, 4), CTAS * THREADS * 4)
+    assert one[:2] == together[:2]
+    assert together[2] == CTAS
 
 
 def test_an_error_names_its_warp(monkeypatch):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
+from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler
 from nvfp4_cute.emulator.ptx import Inst, Label, Symbol
 from nvfp4_cute.errors import EmulatorError
 
@@ -95,12 +95,12 @@ def branch_indexed(inst: Inst, b: Builder) -> Step:
 
     def step(warp: "Warp") -> Any:
         index = read(warp)
-        lanes = {lane_value(index, lane) for lane in warp.active_lanes()}
-        if max(lanes) >= len(targets):
-            raise EmulatorError(f"brx.idx index {max(lanes)} with {len(targets)} targets")
-        if len(lanes) == 1:
-            return targets[lanes.pop()]
-        return warp.scatter([(targets[value], warp.active & (index == value)) for value in sorted(lanes)])
+        wanted = np.unique(index[warp.active]).tolist() if index.__class__ is np.ndarray else [index]
+        if wanted[-1] >= len(targets):
+            raise EmulatorError(f"brx.idx index {wanted[-1]} with {len(targets)} targets")
+        if len(wanted) == 1:
+            return targets[wanted[0]]
+        return warp.scatter([(targets[value], warp.active & (index == value)) for value in wanted])
 
     return step
 
