@@ -82,7 +82,7 @@ def refused_archs() -> tuple[str, ...]:
 def toolkit_problem(arch: str, found: dict[str, str | None]) -> str | None:
     """Say why code for `arch` will not load under a CUDA 13 driver, or None. `found` is what `versions` returns.
 
-    CuTe DSL comes with the libraries of CUDA 12 and takes those of CUDA 13 where they are installed, too, and the driver
+    CuTe DSL has the libraries of CUDA 12. It takes those of CUDA 13 where they are also installed and the driver
     is new enough or missing. The architecture of Thor has another name in each: code for sm_101a, as CUDA 12 has it,
     is refused by drivers of CUDA 13.
     """

@@ -132,7 +132,7 @@ class Case:
 
     @property
     def names(self) -> list[str]:
-        """Of what ``run`` returns."""
+        """Names of the tensors that ``run`` returns."""
         groups = [f"group {g}" for g in range(self.problem.num_groups)]
         return (
             groups if self.problem.out_format is None else groups + [f"scales of {name}" for name in groups]
@@ -193,7 +193,7 @@ class Dice:
 
 
 def scale_choices(format: BlockFormat, values: Sequence[float] = SCALES) -> torch.Tensor:
-    """``values`` as scales of a format, of powers of two alone where it has no others; with zero points each beside some."""
+    """Returns ``values`` as scales of a format: powers of two where it has no others, each with some zero points where it has them."""
     scale = format.scale_float.name
     choices = torch.tensor([x for x in values if scale != "ue8m0" or x != 1.5])
     if format.has_zero_points:

@@ -93,7 +93,7 @@ def requests(cta: int, nbytes: int, is_cold: bool, what: str, count: int) -> Cta
 
 
 def later(cta: int, nbytes: int, delay: int) -> Cta:
-    """A box, asked for so many cycles after its prefetch, or without one where that is negative."""
+    """A box, loaded ``delay`` cycles after its prefetch; a negative delay leaves the prefetch out."""
     box, other = strip(cta, 2, nbytes=nbytes)
     before = [*barriers(1), *expect(0, nbytes), load(other, 0, 1, nbytes), (Op.WAIT, 0, 1)]
     before += [prefetch(box, nbytes), spend(delay)] if delay >= 0 else []
@@ -136,7 +136,7 @@ def mixed(cta: int, is_cold: bool, extra: int) -> Cta:
 
 
 def burst(cta: int, count: int, is_prefetched: bool) -> Cta:
-    """Boxes loaded long after they were prefetched one behind the other."""
+    """Boxes loaded long after they were prefetched in a row."""
     boxes = strip(cta, count)
     before = barriers(STAGES) + [prefetch(box) for box in boxes if is_prefetched] + [spend(100000)]
     return before, [[event for step in in_ring(boxes) for event in step]]
