@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvfp4_cute.bench import page as pages
 from nvfp4_cute.bench.report import HEADER, MEASURED, MODELLED, PUBLISHED
 from nvfp4_cute.gpus import targets
 
@@ -195,7 +194,10 @@ def page(found: Sequence[Entry]) -> str:
         "ROWS": "\n".join(_row(entry) for entry in found),
         "COUNT": str(len(found)),
     }
-    return pages.page("nvfp4_cute: times", pages.fill(TEMPLATE, parts))
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        text = text.replace(f"@{name}@", part)
+    return text
 
 
 def _cards(found: Sequence[Entry]) -> Iterator[str]:
@@ -209,7 +211,8 @@ def _cards(found: Sequence[Entry]) -> Iterator[str]:
         facts += (
             [f"the fastest other takes {ratio:.2f} times as long"] if ratio else ["no other to compare with"]
         )
-        yield pages.card(gpu, facts)
+        listed = "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
+        yield f"<section class=card><h2>{html.escape(gpu)}</h2><ul>{listed}</ul></section>"
 
 
 def _geomean(values: Iterable[float | None]) -> float | None:

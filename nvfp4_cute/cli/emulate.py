@@ -13,7 +13,6 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute import env
-from nvfp4_cute.cli.emulate_page import browser_page
 from nvfp4_cute.emulator.check.findings import common, of_failure, reported, sarif
 from nvfp4_cute.emulator.check.findings import record as finding_record
 from nvfp4_cute.emulator.check.ledger import Hazard, HazardError, counted
@@ -48,17 +47,16 @@ def run(args: argparse.Namespace) -> int:
         timing=args.timing,
         stats=args.stats,
         traceback=args.traceback,
-        files=Files(args.json, args.sarif, args.html, args.trace),
+        files=Files(args.json, args.sarif, args.trace),
     )
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where to write what a run found: for machines, for code hosts, for a browser, and for Perfetto. None writes nothing."""
+    """Where to write what a run found: for machines, for code hosts, and for Perfetto. None writes nothing."""
 
     json: Path | None = None
     sarif: Path | None = None
-    html: Path | None = None
     trace: Path | None = None
 
 
@@ -168,8 +166,6 @@ def write(files: Files, summary: dict[str, Any], gpu: VirtualGpu) -> None:
     """Write the files that were asked for."""
     if files.json is not None:
         write_json(summary, files.json)
-    if files.html is not None:
-        files.html.write_text(browser_page(summary, gpu.launches), encoding="utf-8")
     if files.sarif is not None:
         version = importlib.metadata.version("nvfp4-cute")
         write_json(sarif(summary["findings"], version, Path(summary["script"]), Path.cwd()), files.sarif)

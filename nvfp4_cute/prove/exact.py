@@ -193,7 +193,7 @@ class Dice:
 
 
 def scale_choices(format: BlockFormat, values: Sequence[float] = SCALES) -> torch.Tensor:
-    """Returns ``values`` as scales of a format: powers of two where it has no others, each with some zero points where it has them."""
+    """Returns ``values`` as scales of a format: powers of two where it has no others, each with zero points where it has them."""
     scale = format.scale_float.name
     choices = torch.tensor([x for x in values if scale != "ue8m0" or x != 1.5])
     if format.has_zero_points:

@@ -48,7 +48,7 @@ def test_help_describes_every_option(verb, capsys):
 def test_every_verb_has_its_modules():
     """Names of the table, of the modules of options, and of those that do the work agree."""
     here = Path(cli.__file__).parent
-    others = {"__init__", "__main__", "argument_types", "emulate_page", "pytest_plugin", "verbs"}
+    others = {"__init__", "__main__", "argument_types", "pytest_plugin", "verbs"}
     assert {path.stem for path in here.glob("*.py")} - others == set(VERBS)
     assert {path.stem for path in here.glob("options/*.py")} - {"__init__", "choices"} == set(VERBS)
 

@@ -15,7 +15,6 @@ examples:
   nvfp4-cute emulate --trace t.json.gz gemm.py             and a timeline of every warp for https://ui.perfetto.dev
   nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
   nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings fail, too; and a file for a code host
-  nvfp4-cute emulate --check --html found.html gemm.py     findings and launches as a page for a browser
   nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
 
 Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
@@ -58,12 +57,6 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--sarif", type=types.output_file, metavar="FILE", help="write findings as SARIF, for code hosts"
-    )
-    parser.add_argument(
-        "--html",
-        type=types.output_file,
-        metavar="FILE",
-        help="write launches and findings as a page for a browser",
     )
     parser.add_argument(
         "--mode",
