@@ -1,1 +1,1 @@
-"""Layers of experts: routing, the order of rows, what is done to rows between the two products, and the whole layer."""
+"""Layers of experts: routing, sorting rows by expert, the operations between the two products, and the whole layer."""

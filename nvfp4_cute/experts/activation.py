@@ -1,14 +1,14 @@
-"""Activations between the two products of a layer of experts, in float32 arithmetic that every device repeats bit for bit.
+"""Activations between the two products of a layer of experts, in float32 operations with the same bits on every device.
 
-Every line is float32 operations of IEEE 754, each rounded to nearest even; sigmoid is that of ``formats.silu``::
+Every line is IEEE 754 float32 operations, each rounded to nearest even; sigmoid is that of ``formats.silu``::
 
     1  gate = gate + bias;  up = up + bias                       where there is a bias
     2  gate = min(gate, limit);  up = max(min(up, limit), -limit)   where there is a limit
     3  silu: x * sigmoid(x).  relu2: p * p, p = 0 where x < 0, else x.  swiglu_oai: x * sigmoid(x * 1.702).
        gelu_tanh: x * sigmoid((x + ((x * x) * x) * 0.044715) * 1.5957691)
-    4  result = activation(gate) * up;  of swiglu_oai: activation(gate) * (up + 1)
+    4  result = activation(gate) * up;  for swiglu_oai: activation(gate) * (up + 1)
 
-A layer without a gate has activation(x + bias). NaN stays NaN.
+A layer without a gate computes activation(x + bias). NaN stays NaN.
 """
 
 from typing import Literal, get_args
@@ -25,7 +25,7 @@ GELU_LINEAR, GELU_CUBIC = 1.5957691216057308, 0.044715
 
 
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """Line 3 of float32 ``x``."""
+    """Computes line 3 for float32 ``x``."""
     if activation == "relu2":
         positive = torch.where(x < 0, 0.0, x)
         return positive * positive
@@ -39,10 +39,13 @@ def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
 def activate_rows(
     h: torch.Tensor, activation: str, gate_layout: GateLayout, limit: float | None
 ) -> torch.Tensor:
-    """Lines 2 to 4.
+    """Computes lines 2 to 4.
 
     Args:
-        h: float32 [rows, N], or [rows, 2 N] with a gate: [gate, up], or a column of each in turn ("interleaved").
+        h: float32 [rows, N], or [rows, 2 N] with a gate: [gate, up], or alternating columns of both ("interleaved").
+        activation: name of the activation.
+        gate_layout: how the columns of gate and up are arranged in ``h``.
+        limit: see line 2, or None.
 
     Returns:
         float32 [rows, N].

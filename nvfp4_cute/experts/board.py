@@ -1,8 +1,8 @@
-"""Two numbers that ranks tell each other, for which the host waits: no launch, and on one host no collective.
+"""Exchanges two numbers between ranks while the host waits: without a launch and, on one host, without a collective.
 
-Processes of one host have a page of shared memory. A word of 64 bits a rank holds both numbers and a mark of the round, so that
-it is stored at once, and needs nothing to order it. Rounds use two rows of words alternately: a rank tells the next numbers after
-it has read all of the last ones, so nobody overwrites what another has still to read.
+Processes of one host share a page of memory. One 64-bit word per rank holds both numbers and the mark of a round, so a single
+store publishes them and nothing else has to be ordered. Rounds alternate between two rows of words: a rank publishes its next
+numbers only after it has read all previous ones, so no word is overwritten before every rank has read it.
 """
 
 import mmap
@@ -20,15 +20,15 @@ from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts.exchange import EAGER_SECONDS, POLL_SECONDS, gather, lost_text, timeout_of
 
 FOLDER = Path("/dev/shm")
-# Of a word: the mark of a round, 1 to 3; 32 bits of the checksum, plus 1; the rest are tokens.
+# Fields of a word: the mark of a round (1 to 3), 32 bits for the checksum plus 1, and tokens in the remaining bits.
 MARK_BITS, CHECKSUM_BITS = 2, 32
 MARK, CHECKSUM = (1 << MARK_BITS) - 1, (1 << CHECKSUM_BITS) - 1
-# Of a rank that has given up.
+# The word of a rank that has given up.
 GONE = -1
 
 
 class Board:
-    """The page of a group, as one rank has it, and how many seconds a rank waits for the others."""
+    """The page of a group, mapped by one rank, and the seconds that the rank waits for the others."""
 
     def __init__(self, memory: mmap.mmap, rank: int, ranks: int, seconds: float):
         self._words = np.frombuffer(memory, np.int64)[: 2 * ranks].reshape(2, ranks)
@@ -37,11 +37,11 @@ class Board:
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Of the page."""
+        """Returns the size of the page in bytes."""
         return 2 * 8 * ranks
 
-    def tell(self, checksum: int, tokens: int) -> list[tuple[int, int]] | None:
-        """Both numbers of every rank; None where one did not come in time, or has given up."""
+    def exchange(self, checksum: int, tokens: int) -> list[tuple[int, int]] | None:
+        """Returns both numbers of every rank, or None if one is late or has given up."""
         self._round += 1
         row, mark = self._words[self._round % 2], 1 + self._round // 2 % 3
         row[self._rank] = (tokens << CHECKSUM_BITS | (checksum + 1)) << MARK_BITS | mark
@@ -61,20 +61,26 @@ class Board:
                 os.sched_yield()
 
 
-# None where the ranks of a group are on several hosts.
+# None for groups whose ranks are on several hosts.
 _boards: "WeakKeyDictionary[dist.ProcessGroup, Board | None]" = WeakKeyDictionary()
 
 
-def tell(
+def exchange(
     group: dist.ProcessGroup, device: torch.device, checksum: int, tokens: int = 0
 ) -> list[tuple[int, int]]:
-    """Tell all ranks of a group two numbers, and wait for theirs. The first call of a group makes its page.
+    """Sends two numbers to all ranks of a group and waits for theirs. The first call of a group makes its page.
 
     Args:
-        device: where the group's backend takes tensors. checksum: from -1 to 2^31 - 1. tokens: from 0 to 2^29 - 1.
+        group: all its ranks make this call.
+        device: device of the tensors that the group's backend sends.
+        checksum: from -1 to 2^31 - 1.
+        tokens: from 0 to 2^29 - 1.
+
+    Returns:
+        (checksum, tokens) of every rank.
 
     Raises:
-        RankError: a rank did not come within the group's timeout, or stopped.
+        RankError: a rank did not call within the group's timeout, or stopped.
     """
     if group not in _boards:
         _boards[group] = _make(group, device)
@@ -82,14 +88,14 @@ def tell(
     if board is None:
         table = gather(group, torch.tensor([checksum, tokens], device=device))
         return [(first, second) for first, second in table.tolist()]
-    found = board.tell(checksum, tokens)
+    found = board.exchange(checksum, tokens)
     if found is None:
         raise RankError(lost_text(group, device))
     return found
 
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> Board | None:
-    """Rank 0 makes a file, and removes its name when all have opened it, or could not."""
+    """Makes the page. Rank 0 creates a file and removes its name after all ranks have opened it or failed to."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     number = secrets.randbits(62)
     own = _opened(number, Board.nbytes(ranks), is_new=True) if rank == 0 else None
@@ -97,7 +103,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Board | None:
     memory = own if rank == 0 else _opened(number, Board.nbytes(ranks), is_new=False)
     have = gather(group, torch.tensor([int(memory is not None)], device=device))
     if rank == 0:
-        _path(number).unlink(missing_ok=True)  # of a file that could not be mapped, too
+        _path(number).unlink(missing_ok=True)  # also when the file could not be mapped
     if memory is None or not have.all():
         return None
     return Board(memory, rank, ranks, timeout_of(group, device).total_seconds())

@@ -1,4 +1,4 @@
-"""Rules that the operands of a layer of experts have in common."""
+"""Rules that the operands of a layer of experts share."""
 
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ ROW_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def check_vector(name: str, tensor: torch.Tensor | None, length: int) -> None:
-    """Raise ValueError unless it is None or contiguous float32 [length]."""
+    """Raises ValueError unless ``tensor`` is None or contiguous float32 [length]."""
     if tensor is None:
         return
     if tensor.dtype != torch.float32 or tuple(tensor.shape) != (length,) or not tensor.is_contiguous():
@@ -24,7 +24,7 @@ def check_vector(name: str, tensor: torch.Tensor | None, length: int) -> None:
 
 
 def check_ids(ids: torch.Tensor) -> None:
-    """Raise TypeError or ValueError unless they are contiguous integers [T, k], k at most ``MAX_TOP_K``."""
+    """Raises TypeError or ValueError unless ``ids`` are contiguous integers [T, k], k at most ``MAX_TOP_K``."""
     from nvfp4_cute.planning.arch.simt import MAX_TOP_K
 
     checks.check_choice("dtype of ids", ids.dtype, ID_DTYPES)
@@ -36,15 +36,17 @@ def check_ids(ids: torch.Tensor) -> None:
 
 
 def kernel_ids(ids: torch.Tensor, name: str = "topk_ids") -> torch.Tensor:
-    """Ids of a layer as kernels take them, contiguous int32 or int64: fewer bits do not hold the number of experts, which stands
-    for none. Raises TypeError for what are no whole numbers. name: of the argument, in messages."""
+    """Converts ids to contiguous int32 or int64, because narrower types cannot hold the number of experts, which means "none".
+
+    Raises TypeError for other types than integers. ``name`` is the argument's name, for messages.
+    """
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"{name} is {ids.dtype}; expected whole numbers: pass {name}.long()")
     return (ids if ids.dtype in ID_DTYPES else ids.long()).contiguous()
 
 
 def check_expert_weights(name: str, weights: Any) -> None:
-    """Raise TypeError or ValueError unless they are quantized, [E, N, K]: a BlockScaledTensor or ExpertWeights."""
+    """Raises TypeError or ValueError unless the weights are [E, N, K] in a BlockScaledTensor or ExpertWeights."""
     if not all(isinstance(getattr(weights, part, None), torch.Tensor) for part in ("data", "scale")):
         raise TypeError(f"{name} is a {type(weights).__name__}; pass a BlockScaledTensor or ExpertWeights")
     if weights.data.ndim != 3:
@@ -52,7 +54,7 @@ def check_expert_weights(name: str, weights: Any) -> None:
 
 
 def check_first_expert(first_expert: int) -> None:
-    """Raise TypeError or ValueError unless it may be the id of an expert."""
+    """Raises TypeError or ValueError unless the number can be the id of an expert."""
     if not isinstance(first_expert, int) or isinstance(first_expert, bool):
         raise TypeError(f"first_expert={first_expert!r} is no int; pass the id of the first local expert")
     if not 0 <= first_expert < 2**31:
@@ -60,7 +62,7 @@ def check_first_expert(first_expert: int) -> None:
 
 
 def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
-    """Raise TypeError or ValueError unless these are rows of tokens and their ids."""
+    """Raises TypeError or ValueError unless ``x`` holds rows of tokens and ``ids`` their experts."""
     check_rows("x", x)
     check_ids(ids)
     if len(ids) != len(x):
@@ -68,7 +70,7 @@ def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
 
 
 def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
-    """Raise TypeError or ValueError for a format that rows of experts do not have, or a global scale that it has not."""
+    """Raises TypeError or ValueError for a format that rows of experts cannot have, or for a global scale that it lacks."""
     format = as_format("format", format)
     if format.name not in ROW_FORMATS:
         raise ValueError(
@@ -80,10 +82,11 @@ def check_row_format(format: BlockFormat, **global_scales: Any) -> None:
 
 
 def check_row_scales(activations: str, **global_scales: Any) -> None:
-    """Raise ValueError for a global scale of rows of experts that have none: 16-bit ones, and those of MX formats.
+    """Raises ValueError for global scales of rows without them: 16-bit rows and rows in MX formats.
 
     Args:
-        activations: as of ``moe``. global_scales: by the names of the caller's arguments; None where none is given.
+        activations: see ``moe``.
+        global_scales: by the caller's argument names; None where not given.
     """
     row_format = result_format(activations)
     if row_format is not None:
@@ -96,7 +99,7 @@ def check_row_scales(activations: str, **global_scales: Any) -> None:
 
 
 def check_row_pitch(letter: str, k: int) -> None:
-    """Raise ValueError unless NVFP4 rows of ``k`` values, which the caller calls ``letter``, start 16 bytes apart."""
+    """Raises ValueError unless NVFP4 rows of ``k`` values start at multiples of 16 bytes. Messages call K ``letter``."""
     if k % 32:
         raise ValueError(
             f"{letter}={k} is not a multiple of 32 (rows of results start 16 bytes apart); pad {letter}"
@@ -104,7 +107,7 @@ def check_row_pitch(letter: str, k: int) -> None:
 
 
 def check_rows(name: str, x: torch.Tensor, columns: int | None = None) -> None:
-    """Raise TypeError or ValueError unless it is 16-bit [rows, columns] that vectors of 16 bytes can read."""
+    """Raises TypeError or ValueError unless ``x`` is 16-bit [rows, columns] that 16-byte vectors can read."""
     checks.check_choice(f"dtype of {name}", x.dtype, ROW_DTYPES)
     if x.ndim != 2 or (columns is not None and x.shape[1] != columns) or x.stride(1) != 1:
         wanted = "columns" if columns is None else columns

@@ -1,4 +1,4 @@
-"""finalize: rows of experts back to tokens."""
+"""``finalize``: adds up the rows of each token's experts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from nvfp4_cute.launch_table import Finalize, PeerHeader
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.operands.overlap import check_overlap
 
-# A lane stores so many columns at once.
+# Columns that a lane stores at once.
 COLUMN_STEP = 8
 
 
@@ -34,22 +34,22 @@ def finalize(
     out: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Add up the results of every token's experts: ``y[t] = sum over k of weights[t, k] * h[rows[t, k]]``, in one launch.
+    """Adds up the weighted results of every token's experts: ``y[t] = sum over k of weights[t, k] * h[rows[t, k]]``.
 
-    In float32 and in the order of k, every product and every sum rounded by itself, so that the bits are the same everywhere
-    and in every run; then ``shared`` is added, and the sum is rounded once to the dtype of ``h``.
+    One launch computes in float32 and in the order of k, rounding every product and every sum, so the bits are the same
+    everywhere and in every run. Then it adds ``shared`` and rounds once to the dtype of ``h``.
 
     Args:
         h: float16 or bfloat16 [R, N], rows a multiple of 16 bytes apart, N a multiple of 8.
-        rows: int32 [T, k], as of ``Permutation``: -1 is left out, whatever its weight.
+        rows: int32 [T, k], from ``Permutation``; -1 is left out, whatever its weight.
         weights: float32 [T, k].
-        shared: of ``h``'s dtype [T, N]: what is added to every token, such as a shared expert's result.
-        bias: of ``h``'s dtype [E_local, N], contiguous: added to the rows of each expert, before the weight.
-        ids, first_expert: as of ``permute``; with a bias.
-        inbox: where other ranks signal that they have stored ``h``: the launch waits for them; where one does not come in time,
-            y is NaN. None: h is there.
-        out: of ``h``'s dtype [T, N], written in place; None allocates.
-        backend: as of ``permute``.
+        shared: [T, N] in the dtype of ``h``, added to every token, such as a shared expert's result.
+        bias: contiguous [E_local, N] in the dtype of ``h``, added to the rows of each expert before the weight.
+        ids, first_expert: see ``permute``; needed with a bias.
+        inbox: where other ranks signal that they have stored ``h``. The launch waits for them, and y is NaN if one is late.
+            None: ``h`` is complete.
+        out: [T, N] in the dtype of ``h``, written in place; None allocates.
+        backend: see ``permute``.
 
     Returns:
         y, [T, N].
@@ -60,7 +60,8 @@ def finalize(
         [0.75, 2.0]
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     optional = {"shared": shared, "bias": bias, "ids": ids, "out": out}
     checks.check_tensors({"h": h, "rows": rows, "weights": weights}, optional)
@@ -86,7 +87,7 @@ def finalize(
 
 
 def add_up(h, rows, weights, shared, bias, ids, first_expert, inbox: Inbox | None, out, backend: str) -> None:
-    """``finalize`` of checked operands."""
+    """Runs ``finalize`` on checked operands."""
     ids = None if bias is None else ids
     run(backend, FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert))
 
@@ -100,11 +101,12 @@ def check_call(
     num_experts: int,
     optional: Mapping[str, torch.Tensor | None] = MappingProxyType({}),
 ) -> None:
-    """Raise, before the first launch of a layer, what that one and the last one refuse.
+    """Raises before the first launch of a layer whatever its first and last launches would refuse.
 
     Args:
-        x, ids, weights, shared, bias2: as of ``moe``; bias2 has a row for each of ``num_experts``.
-        optional: other tensors of the call.
+        x, ids, weights, shared, bias2: see ``moe``; bias2 has ``num_experts`` rows.
+        num_experts: experts of all ranks.
+        optional: other tensors of the call, by name.
     """
     checks.check_tensors(
         {"x": x, "ids": ids, "weights": weights}, {**optional, "shared": shared, "bias2": bias2}
@@ -126,7 +128,7 @@ def check_addends(
     rows_name: str = "ids",
     bias_name: str = "bias",
 ) -> None:
-    """Raise ValueError or TypeError unless arguments of ``finalize`` fit N columns of ``dtype`` and rows, or ids, [T, k]."""
+    """Raises ValueError or TypeError unless arguments of ``finalize`` fit N columns of ``dtype`` and rows, or ids, [T, k]."""
     if n % COLUMN_STEP:
         raise ValueError(f"N={n} is not a multiple of {COLUMN_STEP} (vector stores); pad N")
     if weights.dtype != torch.float32 or weights.shape != rows.shape or not weights.is_contiguous():
@@ -151,7 +153,10 @@ def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: i
 
 @dataclass(frozen=True)
 class FinalizeTask(TableTask):
-    """Checked operands of ``finalize``; one that waits for other ranks has ``host_fault``, ``header`` and ``wait``."""
+    """Checked operands of ``finalize``.
+
+    ``host_fault``, ``header`` and ``wait`` are set in a launch that waits for other ranks.
+    """
 
     columns = Finalize
     written = ("host_fault", "header", "y")
@@ -169,16 +174,16 @@ class FinalizeTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write, nor to wait for."""
+        """Returns whether there is nothing to write and no rank to wait for."""
         return self.y.numel() == 0 and self.wait is None
 
     def key(self, gpu: Gpu) -> FinalizeKey:
-        """What to compile."""
+        """Returns the key of the finalize kernel."""
         options = (self.shared is not None, self.bias is not None, self.wait is not None)
         return FinalizeKey(gpu.arch, self.h.dtype, *options)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of ``finalize``."""
         tokens, top_k = self.rows.shape
         return {
             Finalize.H_PITCH: self.h.stride(0) * self.h.element_size(),
@@ -195,7 +200,7 @@ class FinalizeTask(TableTask):
         }
 
     def reference(self) -> None:
-        """The kernel's float32 operations, in its order."""
+        """Repeats the finalize kernel's float32 operations in its order."""
         is_lost = False
         if self.wait is not None and self.header is not None and self.host_fault is not None:
             is_lost = self.wait.reference(PeerHeader.COMBINED, self.header, self.host_fault)

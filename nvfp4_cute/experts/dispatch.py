@@ -1,15 +1,15 @@
-"""Tokens on their way to the ranks of their experts, and results on their way back.
+"""Moves tokens to the ranks of their experts, and results back.
 
-A token goes once to every rank on which any of its experts lies, as one row of bytes::
+A token is sent once to every rank that holds any of its experts, as one row of bytes::
 
     | ids, int32 [k] | values | block scales | padding |
 
-``ids`` are indices of the receiver's experts, -1 where a choice goes elsewhere. Values are NVFP4 codes and their scales in
-row-major order; or the 16-bit values, where every expert has an input scale of its own, or products take no NVFP4 rows. Every
-part begins at a multiple of 16 bytes.
+``ids`` are indices of the receiver's experts, or -1 for choices of other ranks. Values are NVFP4 codes, with their scales in
+row-major order. They are 16-bit values where every expert has its own input scale, or where products do not take NVFP4 rows.
+Every part begins at a multiple of 16 bytes.
 
-A result comes back for every choice, in the dtype of x, since only the home rank can add them up in the order of k: partial
-sums of a rank would be fewer bytes, and other bits than those of one GPU.
+One result per choice returns, in the dtype of x, because only the home rank can add them up in the order of k. Partial sums per
+rank would be fewer bytes, but would not have the bits of one GPU.
 """
 
 from dataclasses import dataclass
@@ -40,10 +40,13 @@ def _aligned(count: int) -> int:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the parts of a row lie.
+    """Byte layout of a row.
 
     Attributes:
-        hidden: H. top_k: k. dtype: of x. is_quantized: whether values are NVFP4.
+        hidden: H.
+        top_k: k.
+        dtype: dtype of x.
+        is_quantized: whether values are NVFP4.
     """
 
     hidden: int
@@ -53,35 +56,36 @@ class RowLayout:
 
     @cached_property
     def values(self) -> slice:
-        """Bytes of the values."""
+        """Byte range of the values."""
         start = _aligned(self.top_k * ID_BYTES)
         length = NVFP4.row_bytes(self.hidden) if self.is_quantized else self.hidden * self.dtype.itemsize
         return slice(start, start + length)
 
     @cached_property
     def scales(self) -> slice:
-        """Bytes of the block scales: none of 16-bit values."""
+        """Byte range of the block scales; empty for 16-bit values."""
         start = self.values.stop
         return slice(start, start + (NVFP4.num_k_blocks(self.hidden) if self.is_quantized else 0))
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return _aligned(self.scales.stop)
 
     def ids(self, rows: torch.Tensor) -> torch.Tensor:
-        """int32 [R, k] of rows, a view."""
+        """Returns the ids, int32 [R, k], as a view of rows."""
         return rows[:, : self.top_k * ID_BYTES].view(torch.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Where the choices of a rank's tokens go.
+    """Destinations of the choices of a rank's tokens.
 
     Attributes:
-        ids: [T, k], as given. ranks: int32 [T, k]: the rank of every choice. locals: int32 [T, k]: what its expert is called
-        there. Both are -1 where there is no such expert.
-        tokens: orders the pairs (token, rank) that there are by rank, then token: ``rows`` and ``places`` are [T, ranks].
+        ids: [T, k], as given.
+        ranks: int32 [T, k], the rank of every choice; -1 where there is no such expert.
+        locals: int32 [T, k], the index of the expert on that rank; -1 where there is no such expert.
+        tokens: order of the existing pairs (token, rank) by rank, then token; its ``rows`` and ``places`` are [T, ranks].
     """
 
     ids: torch.Tensor
@@ -91,7 +95,7 @@ class Routes:
 
     @classmethod
     def of(cls, ids: torch.Tensor, placement: Placement, rank: int, backend: str) -> "Routes":
-        """Of the tokens of a rank, from their ids, int32 or int64 [T, k]."""
+        """Finds the destinations of a rank's tokens from their ids, int32 or int64 [T, k]."""
         to_rank, to_local = placement.tables(rank, ids.device)
         ranks, local = (torch.empty(ids.shape, dtype=torch.int32, device=ids.device) for _ in range(2))
         goals = ranks.new_empty((len(ids), placement.num_ranks))
@@ -99,7 +103,7 @@ class Routes:
         return cls(ids, ranks, local, permute(goals, placement.num_ranks, backend=backend))
 
     def choices(self, backend: str) -> Permutation:
-        """Orders the choices by rank, then token, then k: as their results come back without a capacity."""
+        """Orders the choices by rank, then token, then k, the order in which results return without a capacity."""
         return permute(self.ranks, len(self.tokens.offs), backend=backend)
 
 
@@ -112,15 +116,20 @@ def pack(
     capacity: int | None,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Rows of all pairs (token, rank), ordered by rank.
+    """Makes the rows of all pairs (token, rank), ordered by rank.
 
     Args:
-        x: [T, H]. scale: global scale where values are NVFP4, or None. count: how many pairs there are.
-        capacity: room for tokens for every rank, whatever ``count``; None: rows one after the other.
+        x: [T, H].
+        routes: destinations of the tokens.
+        layout: byte layout of the rows.
+        scale: global scale where values are NVFP4, or None.
+        count: number of pairs.
+        capacity: rows reserved per rank, whatever ``count`` is; None places rows one after the other.
+        backend: see ``moe``.
 
     Returns:
-        rows: uint8 [count, row_bytes], or [ranks * capacity, row_bytes], where rows of no token have ids -1.
-        results: with a capacity, int32 [T, k]: where the result of every choice comes back, k for every row, or -1.
+        rows: uint8 [count, row_bytes]. With a capacity [ranks * capacity, row_bytes], where unused rows have ids -1.
+        results: with a capacity, int32 [T, k]: the position at which the result of every choice returns (k per row), or -1.
     """
     if capacity is not None:
         count = len(routes.tokens.offs) * capacity
@@ -148,16 +157,21 @@ def unpack(
     inbox: Inbox | None = None,
     format: BlockFormat | None = NVFP4,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
-    """Rows that have come, as ragged operands of the local experts.
+    """Converts received rows to ragged operands of the local experts.
 
     Args:
-        rows: uint8 [R, row_bytes]. ids: int32 [R, k], local, contiguous. scale: float32 [num_experts], where values are 16-bit.
-        count: choices that go to local experts, or more, where the host knows it.
-        inbox: as of ``permute``, where rows and ids are coming.
-        format: of the operands; None: values of 16 bits stay what they are.
+        rows: uint8 [R, row_bytes].
+        ids: int32 [R, k], local, contiguous.
+        layout: byte layout of the rows.
+        num_experts: number of local experts.
+        scale: float32 [num_experts], where values are 16-bit and products quantize.
+        count: upper bound of the choices of local experts, if the host knows one.
+        backend: see ``moe``.
+        inbox: see ``permute``, where rows and ids are still arriving.
+        format: format of the operands; None keeps 16-bit values.
 
     Returns:
-        data, scale, order: as of ``gather_as``, rows behind the last choice undefined.
+        data, scale, order: see ``gather_as``. Rows after the last choice are undefined.
     """
     if not layout.is_quantized:
         if inbox is not None:
@@ -183,7 +197,7 @@ def unpack(
 
 
 def _room(count: int) -> int:
-    """At most an eighth more, so that there are few sizes: what depends on a product's size is found once for many calls."""
+    """Rounds up by at most an eighth, so that few sizes occur and cached plans are reused."""
     step = 1 << max(count.bit_length() - 4, 0)
     return -(-count // step) * step
 
@@ -191,14 +205,16 @@ def _room(count: int) -> int:
 def collect(
     down: torch.Tensor, ids: torch.Tensor, order: Permutation, count: int | None, backend: str
 ) -> torch.Tensor:
-    """Results in the order in which their choices came: what goes back.
+    """Arranges results in the order in which their choices arrived, ready to send back.
 
     Args:
-        down: [rows, H], as of ``LocalExperts.rows``. ids, order: as of ``unpack``.
-        count: choices that went to local experts; None: a result for every entry of ``ids``, undefined where it is -1.
+        down: [rows, H], from ``LocalExperts.rows``.
+        ids, order: see ``unpack``.
+        count: choices of local experts. None gives a result for every entry of ``ids``, undefined where it is -1.
+        backend: see ``moe``.
     """
     back = down.new_empty((ids.numel() if count is None else count, down.shape[1]))
-    # Every id of an expert becomes 0, so that its row is its place among all of them.
+    # With every expert's id replaced by 0, the row of a choice is its position among all of them.
     goals = None if count is None else permute(ids.clamp(max=0), 1, backend=backend).rows
     run(backend, CollectTask(down, order.rows, goals, back))
     return back

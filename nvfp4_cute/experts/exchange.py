@@ -1,4 +1,4 @@
-"""What ranks of a ``torch.distributed`` group tell each other: facts that must agree, and rows of bytes."""
+"""Exchanges between the ranks of a ``torch.distributed`` group: facts that must agree, and rows of bytes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,18 +9,21 @@ import torch.distributed as dist
 
 from nvfp4_cute.errors import RankError
 
-# A refusal travels as text, in so many int64.
+# Number of int64 words for the text of a refusal.
 TEXT_WORDS = 32
 WORD_BYTES = 8
-# Other ranks come within microseconds, as a rule: so long the host asks without a pause.
+# Other ranks usually call within microseconds; the host polls without a pause for this long.
 EAGER_SECONDS, POLL_SECONDS = 5e-3, 100e-6
 
 
 def gather(group: dist.ProcessGroup, own: torch.Tensor) -> torch.Tensor:
-    """Tell all ranks some numbers, [N], N the same on every rank, and wait for theirs: [ranks, N] on the CPU.
+    """Sends numbers [N], N equal on all ranks, to all ranks and waits for theirs.
+
+    Returns:
+        [ranks, N] on the CPU.
 
     Raises:
-        RankError: a rank does not come within the group's timeout, or stopped.
+        RankError: a rank did not call within the group's timeout, or stopped.
     """
     copies = own.repeat(dist.get_world_size(group), 1)
     every, limit = torch.empty_like(copies), timeout_of(group, own.device)
@@ -32,7 +35,7 @@ def gather(group: dist.ProcessGroup, own: torch.Tensor) -> torch.Tensor:
         work.wait()
     except RuntimeError as reason:
         raise _lost(group, own.device, reason) from reason
-    # A wait for NCCL does not block the host, so the copy that follows it is asked.
+    # Waiting for NCCL does not block the host, so the host polls the copy that follows it.
     table = torch.empty(every.shape, dtype=every.dtype, pin_memory=True).copy_(every, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
@@ -52,19 +55,20 @@ def agree(
     facts: Mapping[str, int],
     fault: Exception | None = None,
 ) -> None:
-    """Tell all ranks this rank's facts, and wait for theirs.
+    """Sends this rank's facts to all ranks, and checks them against theirs.
 
     Every rank sees what all ranks sent, so either all of them raise or none does.
 
     Args:
-        group: its ranks all call this.
-        device: where the group's backend takes tensors.
-        facts: numbers that are the same on every rank, by name.
+        group: all its ranks make this call.
+        device: device of the tensors that the group's backend sends.
+        facts: numbers that have to be the same on every rank, by name.
         fault: why this rank cannot go on.
 
     Raises:
-        ``fault``: on its rank. RankError: another rank has a fault, facts differ, or a rank did not come within the group's
-        timeout (``init_process_group(timeout=...)``), or stopped.
+        ``fault``: on its own rank.
+        RankError: another rank has a fault, facts differ, or a rank did not call within the group's timeout
+            (``init_process_group(timeout=...)``), or stopped.
     """
     own = torch.tensor([int(fault is not None), *facts.values(), *_words(fault)], device=device)
     table = gather(group, own)
@@ -85,14 +89,16 @@ def send_rows(
     sent: Sequence[int] | None = None,
     received: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Exchange rows: those for rank 0 come first, then those for rank 1, and so on.
+    """Exchanges rows, which are ordered by rank on both sides.
 
     Args:
-        rows: [R, N], contiguous.
-        sent: rows for each rank; None: equal parts. received: rows from each rank; None: as many as are sent.
+        rows: [R, N], contiguous: rows for rank 0, then those for rank 1, and so on.
+        group: all its ranks make this call.
+        sent: number of rows for each rank; None for equal parts.
+        received: number of rows from each rank; None for as many as are sent.
 
     Returns:
-        The rows from rank 0, then those from rank 1, and so on, of the dtype of ``rows``.
+        The rows from rank 0, then those from rank 1, and so on, in the dtype of ``rows``.
     """
     count = len(rows) if received is None else sum(received)
     result = rows.new_empty((count, *rows.shape[1:]))
@@ -105,12 +111,12 @@ def send_rows(
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """How long a rank waits for the others: what the group was made with."""
+    """Returns the timeout with which the group was made."""
     return group._get_backend(device).options._timeout
 
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
-    """Gloo knows few dtypes. [R, bytes of a row]."""
+    """Views rows as bytes [R, bytes of a row], because Gloo supports few dtypes."""
     return rows.view(torch.uint8)
 
 
@@ -119,7 +125,7 @@ def _lost(group: dist.ProcessGroup, device: torch.device, reason: RuntimeError) 
 
 
 def lost_text(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Of the error where a rank did not come."""
+    """Returns the message for a rank that did not call in time."""
     seconds = timeout_of(group, device).total_seconds()
     return (
         f"rank {dist.get_rank(group)}: another of {dist.get_world_size(group)} ranks stopped, or did not come within "
@@ -128,7 +134,7 @@ def lost_text(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def _words(fault: Exception | None) -> list[int]:
-    """The text of a fault as int64, cut to what there is room for."""
+    """Encodes the text of a fault as int64 words, cut to the available space."""
     room = TEXT_WORDS * WORD_BYTES
     text = b"" if fault is None else f"{type(fault).__name__}: {fault}".encode()[:room]
     padded = text.ljust(room, b"\0")

@@ -1,4 +1,4 @@
-"""gather_quantize and gather: tokens to rows of their experts, quantized or as they are."""
+"""``gather_quantize`` and ``gather``: copy tokens to the rows of their experts, quantized or not."""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -39,23 +39,23 @@ def gather_quantize(
     first_expert: int = 0,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
-    """Quantize tokens, each into the rows of the experts that it chose, as a ragged ``grouped_gemm`` takes them.
+    """Quantizes every token into the rows of the experts that it chose, as operands of a ragged ``grouped_gemm``.
 
-    Two launches, ``permute`` and one that reads each token once; one where there are at most 64 choices in all. Its cost is
-    that of the tokens and rows there are, whatever the number of experts.
+    Takes two launches, ``permute`` and one that reads each token once, or one launch for at most 64 choices in all. The cost
+    depends on tokens and rows, not on the number of experts.
 
     Args:
         x: float16 or bfloat16 [T, K], rows a multiple of 16 bytes apart, K a multiple of 32.
-        ids, num_experts, first_expert: as of ``permute``.
+        ids, num_experts, first_expert: see ``permute``.
         format: NVFP4, MXFP4 or MXFP8; the last two have no global scale.
-        global_scale: float32, one element, or [num_experts]; None for 1.
-        backend: as of ``permute``.
+        global_scale: float32 with one element, or [num_experts]; None for 1.
+        backend: see ``permute``.
 
     Returns:
-        data: [T * k, bytes of K], of NVFP4 uint8 [T * k, K/2]; rows behind the last one are not written.
-        scale: blocked, of NVFP4 float8_e4m3fn [T * k // 128 + num_experts, K/64 rounded up, 32, 4, 4]; every expert's rows
-        begin a new row of atoms. Padding rows are not written; nothing reads them.
-        order: of the rows.
+        data: [T * k, bytes of K]; for NVFP4 uint8 [T * k, K/2]. Rows after the last one are not written.
+        scale: blocked; for NVFP4 float8_e4m3fn [T * k // 128 + num_experts, K/64 rounded up, 32, 4, 4]. Every expert's rows
+            begin a new row of atoms. Padding rows are not written; nothing reads them.
+        order: order of the rows.
 
     Example:
         >>> x, ids = torch.randn(3, 64).bfloat16(), torch.tensor([[1, 0], [1, -1], [0, 1]])
@@ -64,7 +64,8 @@ def gather_quantize(
         ((6, 32), (2, 1, 32, 4, 4), [2, 5])
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     _check(x, ids, num_experts, global_scale)
     check_row_format(format, global_scale=global_scale)
@@ -85,13 +86,14 @@ def gather_quantize(
 def gather(
     x: torch.Tensor, ids: torch.Tensor, num_experts: int, *, first_expert: int = 0, backend: str = "auto"
 ) -> tuple[torch.Tensor, Permutation]:
-    """Copy tokens, each into the rows of the experts that it chose: ``gather_quantize`` that does not quantize.
+    """Copies every token into the rows of the experts that it chose: ``gather_quantize`` without quantization.
 
     Args:
-        As of ``gather_quantize``.
+        x, ids, num_experts, first_expert, backend: see ``gather_quantize``.
 
     Returns:
-        data: of x's dtype [T * k, K]; rows behind the last one are not written. order: of the rows.
+        data: [T * k, K] in the dtype of x. Rows after the last one are not written.
+        order: order of the rows.
 
     Example:
         >>> rows, order = gather(torch.randn(3, 64).bfloat16(), torch.tensor([[1, 0], [1, -1], [0, 1]]), 2)
@@ -99,7 +101,8 @@ def gather(
         ((6, 64), [2, 5])
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     _check(x, ids, num_experts)
     data = torch.empty((ids.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
@@ -116,7 +119,7 @@ def gather_as(
     first_expert: int = 0,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
-    """``gather_quantize`` to a format, or where that is None ``gather``, which has no scales."""
+    """Calls ``gather_quantize`` with a format, or ``gather``, whose scale is None, without one."""
     where: Any = {"first_expert": first_expert, "backend": backend}
     if format is None:
         data, order = gather(x, ids, num_experts, **where)
@@ -127,7 +130,7 @@ def gather_as(
 def _check(
     x: torch.Tensor, ids: torch.Tensor, num_experts: int, global_scale: torch.Tensor | None = None
 ) -> None:
-    """Raises where an operand breaks a rule that both operations have."""
+    """Raises where an operand breaks a rule of both operations."""
     checks.check_tensors({"x": x, "ids": ids}, {"global_scale": global_scale})
     check_tokens(x, ids)
     check_experts(num_experts)
@@ -139,7 +142,7 @@ def _check(
 def _gather(
     x, ids, num_experts, global_scale, data, scale, first_expert, backend, format=None
 ) -> Permutation:
-    """Find the order of rows, and write them, quantized where there is a ``format``."""
+    """Finds the order of rows, and writes them, quantized if there is a ``format``."""
     finds_order = ids.numel() <= FEW_SLOTS
     if finds_order:
         order = new_order(ids, num_experts)
@@ -168,9 +171,11 @@ def _gather(
 
 @dataclass(frozen=True)
 class GatherQuantizeTask(TableTask):
-    """One launch: fields as of ``gather_quantize`` and ``Permutation``; ``finds_order``: that is written, not read.
+    """One launch of ``gather_quantize``.
 
-    Without ``scale``, rows of ``data`` are those of ``x``.
+    ``finds_order``: whether the kernel writes the fields of ``Permutation`` or reads them.
+
+    Without ``scale``, rows of ``data`` are copies of rows of ``x``.
     """
 
     columns = GatherQuantize
@@ -189,17 +194,17 @@ class GatherQuantizeTask(TableTask):
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the fields that the kernel writes."""
+        """Names of the fields that the gather kernel writes."""
         scale = () if self.scale is None else ("scale",)
         return ("data", *scale, *(("rows", "places", "offs", "slots") if self.finds_order else ()))
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no tokens."""
+        """Returns whether there are no tokens to gather."""
         return self.ids.numel() == 0
 
     def key(self, gpu: Gpu) -> GatherQuantizeKey:
-        """What to compile."""
+        """Returns the key of the gather kernel."""
         return GatherQuantizeKey(gpu.arch, self.x.dtype, self.format, self._global_scales, self.finds_order)
 
     @property
@@ -209,7 +214,7 @@ class GatherQuantizeTask(TableTask):
         return "one" if self.global_scale.numel() == 1 else "each"
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of a gather."""
         tokens, top_k = self.ids.shape
         return {
             GatherQuantize.X_PITCH: self.x.stride(0) * self.x.element_size(),
@@ -222,7 +227,7 @@ class GatherQuantizeTask(TableTask):
         }
 
     def reference(self) -> None:
-        """``formats.quantize`` of every expert's rows, or the rows."""
+        """Copies every expert's rows, or quantizes them with ``formats.quantize``."""
         if self.finds_order:
             fields = (self.ids, self.offs, self.slots, self.rows, self.places)
             PermuteTask(*fields, None, self.first_expert, "whole").reference()

@@ -1,4 +1,4 @@
-"""Keys of the kernels of a layer of experts: what each variant is compiled from."""
+"""Keys of the kernels of a layer of experts: the parameters with which each variant is compiled."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,13 @@ from nvfp4_cute.problem import dtype_name
 
 
 def _suffix(format: BlockFormat) -> str:
-    """What names of kernels say of a format: nothing of NVFP4."""
+    """Returns the format's part of a kernel name; empty for NVFP4."""
     return "" if format == NVFP4 else f"_{format}"
 
 
 @dataclass(frozen=True)
 class RouteKey(SimtKey):
-    """A routing: dtype of the logits, experts of a lane, scoring, and what it takes into account."""
+    """Routing: dtype of the logits, experts per lane, scoring, and optional inputs."""
 
     dtype: torch.dtype
     slots: int
@@ -30,7 +30,7 @@ class RouteKey(SimtKey):
     has_groups: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the routing kernel begins."""
         options = {
             "renormalized": self.renormalize,
             "bias": self.has_bias,
@@ -41,7 +41,7 @@ class RouteKey(SimtKey):
         return f"moe_route_{self.arch}_{dtype_name(self.dtype)}_{self.slots * simt.WARP_SIZE}_{self.scoring}{chosen}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the routing kernel."""
         from nvfp4_cute.kernels.simt.route import RouteKernel
 
         return RouteKernel(
@@ -58,18 +58,18 @@ class RouteKey(SimtKey):
 
 @dataclass(frozen=True)
 class PermuteKey(SimtKey):
-    """An order of rows: experts that there is room for, which of one or two launches it is, whether it waits for other ranks."""
+    """Permutation: room for experts, which of one or two launches it is, and whether it waits for other ranks."""
 
     capacity: int
     phase: str
     waits: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the permutation kernel begins."""
         return f"moe_permute_{self.arch}_{self.capacity}_{self.phase}{'_waits' * self.waits}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the permutation kernel."""
         from nvfp4_cute.kernels.simt.permute import PermuteKernel
 
         return PermuteKernel(self.capacity, self.phase, self.waits, self.to_name())
@@ -77,7 +77,7 @@ class PermuteKey(SimtKey):
 
 @dataclass(frozen=True)
 class GatherQuantizeKey(SimtKey):
-    """A gathering: input dtype, what it quantizes to, by which global scales, and whether it finds the order of rows."""
+    """Gather: input dtype, output format, global scales, and whether it finds the order of rows."""
 
     dtype: torch.dtype
     format: BlockFormat | None
@@ -85,7 +85,7 @@ class GatherQuantizeKey(SimtKey):
     finds_order: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the gather kernel begins."""
         order = "_orders" if self.finds_order else ""
         operation, scales = (
             ("gather", "")
@@ -95,7 +95,7 @@ class GatherQuantizeKey(SimtKey):
         return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}{scales}{order}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the gather kernel."""
         from nvfp4_cute.kernels.simt.gather_quantize import GatherQuantizeKernel
 
         return GatherQuantizeKernel(
@@ -110,7 +110,7 @@ class GatherQuantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
-    """A weighted sum of rows: their dtype, what is added, and whether it waits for other ranks."""
+    """Finalize: dtype of the rows, optional addends, and whether it waits for other ranks."""
 
     dtype: torch.dtype
     has_shared: bool
@@ -118,12 +118,12 @@ class FinalizeKey(SimtKey):
     waits: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the finalize kernel begins."""
         options = "_shared" * self.has_shared + "_bias" * self.has_bias + "_waits" * self.waits
         return f"moe_finalize_{self.arch}_{dtype_name(self.dtype)}{options}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the finalize kernel."""
         from nvfp4_cute.kernels.simt.finalize import FinalizeKernel
 
         options = (self.has_shared, self.has_bias, self.waits)
@@ -132,7 +132,7 @@ class FinalizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class ActivateKey(SimtKey):
-    """An activation of rows: dtype of its input, what it quantizes to, how a gate lies in it, and what is done."""
+    """Activation: input dtype, output format, layout of gate and up, and the activation itself."""
 
     dtype: torch.dtype
     format: BlockFormat | None
@@ -143,13 +143,13 @@ class ActivateKey(SimtKey):
     has_global_scale: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the activation kernel begins."""
         options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
         operation = "activate_16bit" if self.format is None else f"activate{_suffix(self.format)}"
         return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{self.activation}_{self.gate_layout}{options}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the activation kernel."""
         from nvfp4_cute.kernels.simt.activate import ActivateKernel
 
         return ActivateKernel(
@@ -167,14 +167,14 @@ class ActivateKey(SimtKey):
 
 @dataclass(frozen=True)
 class RankChoicesKey(SimtKey):
-    """Where choices go."""
+    """Lookup of the ranks and local ids of choices."""
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the lookup kernel begins."""
         return f"moe_rank_choices_{self.arch}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the lookup kernel."""
         from nvfp4_cute.kernels.simt.rank_choices import RankChoicesKernel
 
         return RankChoicesKernel(self.to_name())
@@ -182,7 +182,7 @@ class RankChoicesKey(SimtKey):
 
 @dataclass(frozen=True)
 class PackRowsKey(SimtKey):
-    """Rows to send: input dtype, whether they are quantized, by a factor or none, and whether every rank has as many."""
+    """Packing of rows to send: input dtype, whether and how rows are quantized, and whether there is a capacity."""
 
     dtype: torch.dtype
     quantizes: bool
@@ -190,14 +190,14 @@ class PackRowsKey(SimtKey):
     has_capacity: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the packing kernel begins."""
         options = (
             "_quantize" * self.quantizes + "_scaled" * self.has_global_scale + "_fixed" * self.has_capacity
         )
         return f"moe_pack_rows_{self.arch}_{dtype_name(self.dtype)}{options}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the packing kernel."""
         from nvfp4_cute.kernels.simt.pack_rows import PackRowsKernel
 
         return PackRowsKernel(
@@ -212,17 +212,17 @@ class PackRowsKey(SimtKey):
 
 @dataclass(frozen=True)
 class UnpackRowsKey(SimtKey):
-    """Rows that have come: whether the kernel finds their order, and waits for other ranks."""
+    """Unpacking of received rows: whether the kernel finds their order, and whether it waits for other ranks."""
 
     finds_order: bool
     waits: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the unpacking kernel begins."""
         return f"moe_unpack_rows_{self.arch}{'_orders' * self.finds_order}{'_waits' * self.waits}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the unpacking kernel."""
         from nvfp4_cute.kernels.simt.unpack_rows import UnpackRowsKernel
 
         return UnpackRowsKernel(self.finds_order, self.waits, self.to_name())
@@ -230,16 +230,16 @@ class UnpackRowsKey(SimtKey):
 
 @dataclass(frozen=True)
 class CollectRowsKey(SimtKey):
-    """Rows to go back, and whether they have places of their own."""
+    """Collection of rows to send back, and whether their places are given."""
 
     has_goals: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the collecting kernel begins."""
         return f"moe_collect_rows_{self.arch}{'_goals' * self.has_goals}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the collecting kernel."""
         from nvfp4_cute.kernels.simt.collect_rows import CollectRowsKernel
 
         return CollectRowsKernel(self.has_goals, self.to_name())
@@ -247,7 +247,7 @@ class CollectRowsKey(SimtKey):
 
 @dataclass(frozen=True)
 class PushRowsKey(SimtKey):
-    """Tokens into peers' buffers: how many, input dtype, whether rows are quantized, by a factor or none."""
+    """Push of tokens into peers' buffers: number of peers, input dtype, whether rows are quantized, with or without a factor."""
 
     num_ranks: int
     dtype: torch.dtype
@@ -255,12 +255,12 @@ class PushRowsKey(SimtKey):
     has_global_scale: bool
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the row push kernel begins."""
         options = "_quantize" * self.quantizes + "_scaled" * self.has_global_scale
         return f"moe_push_rows_{self.arch}_{self.num_ranks}_{dtype_name(self.dtype)}{options}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the row push kernel."""
         from nvfp4_cute.kernels.simt.push_rows import PushRowsKernel
 
         return PushRowsKernel(
@@ -275,16 +275,16 @@ class PushRowsKey(SimtKey):
 
 @dataclass(frozen=True)
 class PushResultsKey(SimtKey):
-    """Results into peers' buffers: how many."""
+    """Push of results into peers' buffers: number of peers."""
 
     num_ranks: int
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name, with which the symbol of the result push kernel begins."""
         return f"moe_push_results_{self.arch}_{self.num_ranks}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Makes the CuTe DSL object of the result push kernel."""
         from nvfp4_cute.kernels.simt.push_results import PushResultsKernel
 
         return PushResultsKernel(self.num_ranks, self.to_name())

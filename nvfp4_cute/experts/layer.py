@@ -1,4 +1,4 @@
-"""moe: a whole layer of experts."""
+"""``moe`` on parts: a whole layer of experts."""
 
 from typing import Any, Literal, get_args
 
@@ -44,52 +44,54 @@ def moe(
     parallel: Parallel = "experts",
     backend: str = "auto",
 ) -> torch.Tensor:
-    """A layer of experts: ``y[t] = sum over k of weights[t, k] * W2_e (activation(W1_e x[t]) * W3_e x[t])``, ``e = ids[t, k]``.
+    """Computes a layer of experts: ``y[t] = sum over k of weights[t, k] * W2_e (activation(W1_e x[t]) * W3_e x[t])``.
 
-    At most six launches: the order of rows (none of its own with up to 64 choices), ``gather_quantize``, ``grouped_dual_gemm``
-    with quantized results, ``grouped_gemm``, ``finalize``; with biases, without a gate, or where the weights' rows do not suit
-    ``grouped_dual_gemm``, a ``grouped_gemm`` and ``activate_quantize`` take its place. (On sm_90a a product may decode its rows
-    by a launch of its own.) Nothing waits for the device; a captured CUDA graph follows ids that change. Buffers are allocated by
-    torch for T * k rows. Rounded: rows to their format twice, the second product's rows to ``x``'s dtype, and the result.
+    ``e = ids[t, k]``. The layer takes at most six launches: the order of rows (merged into the next one for up to 64 choices),
+    ``gather_quantize``, ``grouped_dual_gemm`` with quantized results, ``grouped_gemm``, ``finalize``. A ``grouped_gemm`` and
+    ``activate_quantize`` replace ``grouped_dual_gemm`` with biases, without a gate, or where it cannot read the weights' rows.
+    (On sm_90a a product may dequantize its rows in a launch of its own.) Nothing waits for the device, and a captured CUDA
+    graph follows ids that change. torch allocates buffers for T * k rows. Rounding happens four times: rows to their format
+    twice, the second product's rows to ``x``'s dtype, and the result.
 
-    With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16): ``gather``, products of 16-bit rows, and ``activate`` take
-    the places of those that quantize. There are kernels for sm_90a.
+    With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16), and ``gather``, products of 16-bit rows, and ``activate``
+    replace the steps that quantize. There are kernels for sm_90a.
 
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.
-        ids, weights: as of ``route``: int32 or int64 [T, k] and float32 [T, k]. An id that is not of a local expert, such as -1,
-            is left out.
-        w13: of all local experts, [E, 2 I, H] (``weight_layout``), or [E, I, H] without a gate: NVFP4Tensor, or
-            ``experts.weights.ExpertWeights``, which may have a global scale for each expert, or for gate and up of each. Beside
-            16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4 or MXFP8, or such ExpertWeights; beside any 16-bit rows a
-            BlockScaledTensor of int4, FP8_128x128 or INT8.
-        w2: the same, [E, H, I].
-        activations: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit": what both products take rows as. Weights are of a
-            format that products multiply by such rows: MXFP4 or MXFP8 beside rows of either. Ranks of a group send each other
-            rows in 16 bits, or NVFP4 ones that all experts quantize alike.
-        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.
-        limit: cuts the gate to at most this, and up on both sides.
-        weight_layout: of w13's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" where there is no gate,
-            or an interleaved one of ``grouped_dual_gemm``.
-        input_scale: global scale of x, calibrated: float32, one element, or [E]. None with 16-bit rows.
-        hidden_scale: that of what lies between the products: one element, or [E]. None with 16-bit rows.
-        alpha13, alpha2: factors of the two products, float32 [E], alpha13 perhaps two, of gate and up. None computes them from
-            global scales, ``w13.global_scale * input_scale``, in small launches of torch's where both are given.
-        bias13: of x's dtype [E, rows of w13], added before the activation. bias2: [E, H], added before the weights.
-        shared: of x's dtype [T, H]: added to the result, such as a shared expert's.
-        first_expert: the id of the first local expert.
-        group: a ``torch.distributed.ProcessGroup``: the experts are divided over its ranks, each rank passes its own tokens, its
-            own experts' weights, factors and ``bias13``, ids of all experts, and ``bias2`` of all experts. All ranks make the
-            same calls. The result has the bits of one GPU with all experts.
-        placement: which experts lie on which ranks; None: as many on each, in order. With a group.
-        capacity: most tokens of a rank, in every call; then nothing waits for the device, and a CUDA graph can hold the layer
-            after one call without it. None: sizes are exchanged first, for which the host waits. With a group.
-        parallel: what ranks of a group divide: "experts", or "tensor": every rank has the same tokens and a share of the width of
-            every expert (``tensor_parallel.shard``), and the results are added up in float32; not the bits of one GPU.
+        ids, weights: int32 or int64 [T, k] and float32 [T, k], as ``route`` returns them. Ids of no local expert, such as -1,
+            are left out.
+        w13: weights of all local experts, [E, 2 I, H] (``weight_layout``), or [E, I, H] without a gate: an NVFP4Tensor, or
+            ``experts.weights.ExpertWeights``, which may have one global scale per expert, or per expert for gate and up each.
+            With bfloat16 rows also MXFP4 or MXFP8 in a BlockScaledTensor or ExpertWeights. With any 16-bit rows also int4,
+            FP8_128x128 or INT8 in a BlockScaledTensor.
+        w2: weights of the second product in the same types, [E, H, I].
+        activations: format of the rows of both products: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2" or "16bit". The weights'
+            format must have a product with it: MXFP4 and MXFP8 go with rows of either. Ranks of a group send 16-bit rows to
+            each other, or NVFP4 rows if all experts quantize alike.
+        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss); see ``grouped_dual_gemm``.
+        limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
+        weight_layout: order of w13's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none" without a
+            gate, or an interleaved layout of ``grouped_dual_gemm``.
+        input_scale: calibrated global scale of x: float32 with one element, or [E]. None with 16-bit rows.
+        hidden_scale: calibrated global scale of the hidden activations: one element, or [E]. None with 16-bit rows.
+        alpha13, alpha2: factors of the two products, float32 [E]; alpha13 may be a pair for gate and up. None computes them
+            from global scales, ``w13.global_scale * input_scale``, in small launches of torch where both are given.
+        bias13: [E, rows of w13] in the dtype of x, added before the activation.
+        bias2: [E, H], added before the weights.
+        shared: [T, H] in the dtype of x, added to the result, such as a shared expert's result.
+        first_expert: id of the first local expert.
+        group: a ``torch.distributed.ProcessGroup`` that divides the experts. Each rank passes its own tokens, the weights,
+            factors and ``bias13`` of its own experts, and ids and ``bias2`` of all experts. All ranks make the same calls. The
+            result has the bits of one GPU with all experts.
+        placement: which ranks hold which experts; None for equal shares, in order. Requires a group.
+        capacity: largest number of tokens per rank in any call. Nothing then waits for the device, and a CUDA graph can capture
+            the layer after one call without it. None exchanges sizes first, for which the host waits. Requires a group.
+        parallel: what the ranks of a group divide: "experts"; or "tensor": every rank has the same tokens and a share of the
+            width of every expert (``tensor_parallel.shard``), and results are added in float32, without the bits of one GPU.
         backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference".
 
     Returns:
-        y, [T, H] of x's dtype; the same bits in every run.
+        y, [T, H] in the dtype of x; the same bits in every run.
 
     Example:
         >>> from nvfp4_cute.experts.weights import ExpertWeights
@@ -99,8 +101,9 @@ def moe(
         torch.Size([3, 128])
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
-        RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
+        RankError: another rank refused its operands, passed other sizes, or did not call within the group's timeout.
     """
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group is a {type(group).__name__}; pass a torch.distributed.ProcessGroup")
@@ -124,7 +127,7 @@ def moe(
         x, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
         input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
     )  # fmt: skip
-    if private_api.is_traced():  # the custom op (experts.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op that a traced graph keeps
         return torch.ops.nvfp4_cute.moe(
             x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], w13.format.name, w2.format.name, activations,
             activation, limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha,
@@ -134,7 +137,7 @@ def moe(
 
 
 def check_division(group: Any, placement: Placement | None, capacity: int | None, parallel: str) -> None:
-    """Raise ValueError where these, as of ``moe``, do not say together how a layer lies over the ranks of a group."""
+    """Raises ValueError unless these arguments of ``moe`` together describe how a group divides the layer."""
     checks.check_choice("parallel", parallel, get_args(Parallel))
     given = placement is not None or capacity is not None
     if group is None and (given or parallel != "experts"):
@@ -156,7 +159,7 @@ def moe_of(
     first_expert: int,
     backend: str,
 ) -> torch.Tensor:
-    """``moe`` of experts that were checked, in one process."""
+    """Runs ``moe`` with checked experts in one process."""
     check_call(x, ids, weights, shared, bias2, experts.count)
     where: Any = {"first_expert": first_expert, "backend": backend}
     data, scale, order = gather_as(experts.row_format, x, ids, experts.count, input_scale, **where)

@@ -1,4 +1,4 @@
-"""``route`` and ``moe`` as ``torch.library`` custom ops, through which ``torch.compile`` calls them without looking inside."""
+"""``route`` and ``moe`` as ``torch.library`` custom ops, so that ``torch.compile`` does not trace into them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from nvfp4_cute.custom_ops import custom_op, refuse_backward
 from nvfp4_cute.formats.block_format import format_named
 
 Tensors = list[torch.Tensor]
-Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
+Operation = Callable[..., Any]  # schemas have str where an operation has a Literal
 
 
 @custom_op("nvfp4_cute::route", mutates_args=())
@@ -25,7 +25,7 @@ def route(
     scale: float,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``nvfp4_cute.route``."""
+    """Runs ``nvfp4_cute.route``."""
     from nvfp4_cute.experts.routing import route as eager
 
     run: Operation = eager
@@ -69,7 +69,7 @@ def moe(
     first_expert: int,
     backend: str,
 ) -> torch.Tensor:
-    """``nvfp4_cute.moe``; w13, w2: data and scale of each."""
+    """Runs ``nvfp4_cute.moe``; w13 and w2 are data and scale each."""
     from nvfp4_cute.experts.layer import moe as eager
     from nvfp4_cute.experts.weights import ExpertWeights
 

@@ -1,4 +1,4 @@
-"""activate_quantize and activate: bias and activation between the two products, where no epilogue does them."""
+"""``activate_quantize`` and ``activate``: bias and activation between the two products, where no epilogue computes them."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,28 +35,30 @@ def activate_quantize(
     format: BlockFormat = NVFP4,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``activation(gate + bias) * (up + bias)`` of every expert's rows in one launch.
+    """Quantizes ``activation(gate + bias) * (up + bias)`` for every expert's rows in one launch.
 
-    In float32, by the operations that ``experts.activation`` lists: the bits are the same everywhere.
+    Computes in float32 with the operations of ``experts.activation``, so the bits are the same everywhere.
 
     Args:
-        h: float16 or bfloat16, the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes apart. R is at
-            most T * k, and at least the number of rows that ``order`` has.
-        ids, order, first_expert: as of ``permute``.
+        h: float16 or bfloat16 results of the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes
+            apart. R is at most T * k and at least the number of rows in ``order``.
+        ids, order, first_expert: see ``permute``.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss).
-        gate_layout: "concatenated": gate's columns, then up's; "interleaved": one of each in turn, the gate's first; "none".
-        limit: cuts the gate to at most this, and up on both sides.
-        bias: of ``h``'s dtype, [E_local, columns of h], contiguous.
+        gate_layout: "concatenated": the gate's columns, then up's; "interleaved": alternating columns, the gate's first;
+            "none".
+        limit: clamps the gate to at most ``limit`` and up to [-limit, limit].
+        bias: contiguous [E_local, columns of h] in the dtype of ``h``.
         global_scale: float32 [E_local], or None for 1.
-        format: as of ``gather_quantize``.
-        backend: as of ``permute``.
+        format: see ``gather_quantize``.
+        backend: see ``permute``.
 
     Returns:
-        data and scale, as of ``gather_quantize``: of NVFP4 uint8 [R, N/2] and float8_e4m3fn
-        [R // 128 + E_local, N/64 rounded up, 32, 4, 4].
+        data and scale like those of ``gather_quantize``; for NVFP4 uint8 [R, N/2] and float8_e4m3fn [R // 128 + E_local, N/64
+        rounded up, 32, 4, 4].
 
     Raises:
-        TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     n = _check(h, ids, order, activation, gate_layout, bias, global_scale)
     check_vector("global_scale", global_scale, len(order.offs))
@@ -79,16 +81,17 @@ def activate(
     first_expert: int = 0,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """``activation(gate + bias) * (up + bias)`` of every expert's rows: ``activate_quantize`` that does not quantize.
+    """Computes ``activation(gate + bias) * (up + bias)`` for every expert's rows: ``activate_quantize`` without quantization.
 
     Args:
-        As of ``activate_quantize``.
+        h, ids, order, activation, gate_layout, limit, bias, first_expert, backend: see ``activate_quantize``.
 
     Returns:
-        [R, N] of h's dtype, rounded once, to nearest even; rows behind the last expert's are not written.
+        [R, N] in the dtype of h, rounded once, to nearest even. Rows after the last expert's are not written.
 
     Raises:
-        TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     n = _check(h, ids, order, activation, gate_layout, bias)
     data = torch.empty((len(h), n), dtype=h.dtype, device=h.device)
@@ -100,7 +103,7 @@ def activate(
 def _activate(
     h, bias, ids, order: Permutation, global_scale, data, scale, choices, backend, format=None
 ) -> None:
-    """Write the rows, quantized where there is a ``format``; a limit cuts a gate, where there is one."""
+    """Writes the rows, quantized if there is a ``format``. A limit applies only if there is a gate."""
     activation, gate_layout, limit, first_expert = choices
     task = ActivateTask(
         h=h,
@@ -122,7 +125,7 @@ def _activate(
 
 
 def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, global_scale=None) -> int:
-    """Columns of the result. Raises where an operand breaks a rule that both operations have."""
+    """Returns the columns of the result. Raises where an operand breaks a rule of both operations."""
     checks.check_tensors({"h": h, "ids": ids}, {"bias": bias, "global_scale": global_scale})
     check_rows("h", h)
     check_ids(ids)
@@ -170,21 +173,21 @@ class ActivateTask(TableTask):
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the fields that the kernel writes."""
+        """Names of the fields that the activation kernel writes."""
         return ("data",) if self.scale is None else ("data", "scale")
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no rows."""
+        """Returns whether there are no rows to activate."""
         return self.h.numel() == 0
 
     def key(self, gpu: Gpu) -> ActivateKey:
-        """What to compile."""
+        """Returns the key of the activation kernel."""
         given = (x is not None for x in (self.limit, self.bias, self.global_scale))
         return ActivateKey(gpu.arch, self.h.dtype, self.format, self.activation, self.gate_layout, *given)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of an activation."""
         return {
             Activate.H_PITCH: self.h.stride(0) * self.h.element_size(),
             Activate.ID_BYTES: self.ids.element_size(),
@@ -196,7 +199,7 @@ class ActivateTask(TableTask):
         }
 
     def reference(self) -> None:
-        """``experts.activation``, and ``formats.quantize``, expert by expert."""
+        """Applies ``experts.activation`` and ``formats.quantize``, expert by expert."""
 
         def rows_of(expert: int, start: int, stop: int) -> torch.Tensor:
             h = self.h[start:stop].float()

@@ -1,4 +1,4 @@
-"""moe: a whole layer of experts, and the records that describe its weights, its rows and its ranks."""
+"""``moe``: a whole layer of experts, and the records that describe its weights, rows and ranks."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -22,15 +22,15 @@ Weights = BlockScaledTensor | ExpertWeights
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """Weights of one projection of all experts, where they are more than a tensor.
+    """Weights of one projection of all experts, with their layout, biases and factors.
 
     Attributes:
         weight: [E, N, K].
-        layout: of the first projection's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" without a
-            gate, or an interleaved layout of :class:`nvfp4_cute.GateUp`.
-        bias: of x's dtype, [E, N].
-        alpha: factors of the product, float32 [E], of the first projection also two, of gate and up. None computes them from
-            global scales; where rows have one as well, torch multiplies them in small launches.
+        layout: order of the first projection's rows: "concatenated" [gate; up], "interleaved" with alternating rows, "none"
+            without a gate, or an interleaved layout of :class:`nvfp4_cute.GateUp`.
+        bias: [E, N] in the dtype of x.
+        alpha: factors of the product, float32 [E]; for the first projection also a pair, for gate and up. None computes them
+            from global scales. If the rows also have a global scale, torch multiplies the two in small launches.
     """
 
     weight: Weights
@@ -45,8 +45,8 @@ class Rows:
 
     Attributes:
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or "16bit" for rows that stay in x's dtype (W4A16, sm_90a).
-        input_scale: calibrated global scale of x (NVFP4): float32, one element, or [E].
-        hidden_scale: that of the rows between both products.
+        input_scale: calibrated global scale of x (NVFP4): float32 with one element, or [E].
+        hidden_scale: calibrated global scale of the rows between both products.
     """
 
     format: Literal[ResultName, "16bit"] = "nvfp4"
@@ -56,17 +56,17 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Parallel:
-    """How a layer of experts lies over ranks.
+    """How a layer of experts is divided over ranks.
 
     Attributes:
-        group: a ``torch.distributed.ProcessGroup``; each rank passes its own tokens and its own experts, ids of all experts, and
-            the bias of the second projection of all experts. All ranks make the same calls. None: no other rank takes part.
-        capacity: most tokens of a rank, in every call; then nothing waits for the device, and a CUDA graph can hold the layer
-            after one call without it. None: sizes are exchanged first, for which the host waits.
-        placement: which experts lie on which ranks; None: equal shares, in order.
+        group: a ``torch.distributed.ProcessGroup``. Each rank passes its own tokens, its own experts, ids of all experts, and
+            the second projection's bias of all experts. All ranks make the same calls. None: this process computes alone.
+        capacity: largest number of tokens per rank in any call. Nothing then waits for the device, and a CUDA graph can capture
+            the layer after one call without it. None exchanges sizes first, for which the host waits.
+        placement: which ranks hold which experts; None for equal shares, in order.
         divide: "experts"; or "tensor": every rank has the same tokens and a share of the width of every expert
-            (``experts.tensor_parallel.shard``), and the results are added up in float32.
-        first_expert: without a group: the id of the first local expert.
+            (``experts.tensor_parallel.shard``), and the results are added in float32.
+        first_expert: without a group: id of the first local expert.
     """
 
     group: "ProcessGroup | None" = None
@@ -96,28 +96,29 @@ def moe(
         >>> moe(torch.randn(3, 128).bfloat16(), ids, weights, w13, w2).shape
         torch.Size([3, 128])
 
-    At most six launches: the order of rows, quantized rows, the first product with its activation and quantized results, the
-    second product, and the sum. Nothing waits for the device; a captured CUDA graph follows ids that change.
+    The layer takes at most six launches: the order of rows, quantized rows, the first product with its activation and quantized
+    results, the second product, and the sum. Nothing waits for the device, and a captured CUDA graph follows ids that change.
 
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.
-        topk_ids, topk_weights: as ``route`` returns them: int32 or int64 [T, k] and float32 [T, k]. Ids of no local expert, such
-            as -1, are left out.
-        w13: of all local experts, [E, 2 I, H], gate above up: a BlockScaledTensor, or :class:`Experts` with a layout, biases
-            or factors. NVFP4, MXFP4, MXFP8, or with 16-bit rows int4, FP8_128x128 or INT8.
-        w2: the same, [E, H, I].
+        topk_ids, topk_weights: int32 or int64 [T, k] and float32 [T, k], as ``route`` returns them. Ids of no local expert,
+            such as -1, are left out.
+        w13: weights of gate and up of all local experts, [E, 2 I, H], gate first: a BlockScaledTensor, or :class:`Experts` with
+            a layout, biases or factors. NVFP4, MXFP4, MXFP8, or with 16-bit rows int4, FP8_128x128 or INT8.
+        w2: weights of the second projection in the same types, [E, H, I].
         activation: a record or a name; see :class:`nvfp4_cute.Activation`.
         rows: a record or the name of its format; "auto": NVFP4 with NVFP4 weights, else 16 bits. See :class:`Rows`.
-        shared: [T, H] of x's dtype, added to the result, such as a shared expert's.
-        parallel: ranks that divide the experts; see :class:`Parallel`.
-        backend: as in ``gemm``.
+        shared: [T, H] in the dtype of x, added to the result, such as a shared expert's result.
+        parallel: ranks that divide the layer; see :class:`Parallel`.
+        backend: see :func:`nvfp4_cute.gemm`.
 
     Returns:
-        [T, H] of x's dtype; the same bits in every run, and on any number of ranks that divide experts.
+        [T, H] in the dtype of x; the same bits in every run, and on any number of ranks that divide experts.
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
-        RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
+        RankError: another rank refused its operands, passed other sizes, or did not call within the group's timeout.
     """
     first, second = (w if isinstance(w, Experts) else Experts(w) for w in (w13, w2))
     act, ranks = activation_of(activation), parallel if parallel is not None else Parallel()

@@ -1,4 +1,4 @@
-"""Memory for quantized rows of experts."""
+"""Allocates quantized rows of experts."""
 
 import torch
 
@@ -8,6 +8,6 @@ from nvfp4_cute.formats.block_format import BlockFormat
 def new_rows(
     rows: int, k: int, experts: int, format: BlockFormat, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uninitialised uint8 data [rows, bytes of K], and blocked scales of ragged groups, an expert each."""
+    """Allocates uninitialized uint8 data [rows, bytes of K] and blocked scales of ragged groups, one per expert."""
     data = torch.empty((rows, format.row_bytes(k)), dtype=torch.uint8, device=device)
     return data, torch.empty(format.ragged_scale_shape(rows, k, experts), dtype=torch.uint8, device=device)

@@ -1,19 +1,19 @@
-"""A layer of experts over the ranks of a group (expert parallelism): each computes its own experts, for all ranks' tokens.
+"""Expert parallelism: each rank of a group computes its own experts for the tokens of all ranks.
 
 ::
 
-    routes    where this rank's choices go                                        home rank
-    pack      tokens, as NVFP4 or in 16 bits, once a token, and ids                home rank
-    dispatch  a row for every pair (token, rank of one of its experts)            home -> experts
-    products  of the local experts                                                rank of the experts
-    collect   results in the order in which their choices came                     rank of the experts
-    combine   a row for every choice                                              experts -> home
-    sum       weighted, in float32, in the order of k: the one-GPU layer's bits   home rank
+    routes    destinations of this rank's choices                                  home rank
+    pack      tokens, as NVFP4 or in 16 bits, once per token, and ids              home rank
+    dispatch  one row per pair (token, rank of one of its experts)                 home -> experts
+    products  of the local experts                                                 rank of the experts
+    collect   results in the order in which their choices arrived                  rank of the experts
+    combine   one row per choice                                                   experts -> home
+    sum       weighted, in float32, in the order of k: the bits of one GPU         home rank
 
-Between GPUs of one host rows are stored into buffers of other ranks (``push``), else the group's backend moves them. The exact
-form first tells all ranks the sizes, for which the host waits. The form with a capacity always has buffers of the same size: no
-host waits, and a CUDA graph can hold it. Beside the sizes goes a checksum of what has to be the same on every rank. Where the
-checksums differ, all ranks tell each other why, and raise.
+Between GPUs of one host, kernels store rows into buffers of other ranks (``push``); otherwise the group's backend moves them.
+The exact form first exchanges sizes, for which the host waits. The form with a capacity always has buffers of the same size, so
+no host waits, and a CUDA graph can capture it. A checksum of everything that has to be equal on all ranks travels with the
+sizes. If the checksums differ, all ranks exchange the reasons and raise.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from nvfp4_cute.errors import RankError, UnsupportedTarget
 from nvfp4_cute.experts import dispatch, push
-from nvfp4_cute.experts.board import tell
+from nvfp4_cute.experts.board import exchange
 from nvfp4_cute.experts.checks import check_row_pitch
 from nvfp4_cute.experts.combine import add_up, check_call
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
@@ -50,21 +50,23 @@ FACTS = (
     "activations",
 )
 Facts = tuple[int, ...]
-# The checksum of a rank whose operands break a rule.
+# Checksum of a rank whose operands break a rule.
 FAULT = -1
-# Least tokens of a rank that buffers of the exact form have room for.
+# Smallest number of tokens per rank for which buffers of the exact form have room.
 LEAST_ROOM = 16
-# What the ranks of a group have agreed on, in the form with a capacity.
+# Facts on which the ranks of a group have agreed, in the form with a capacity.
 _agreed: "WeakKeyDictionary[dist.ProcessGroup, set[Facts]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The group, and what this rank knows of the others.
+    """The group, and what this rank knows about the others.
 
     Attributes:
-        group: of ``torch.distributed``. rank: of this process in it. placement: of all experts.
-        capacity: most tokens of a rank, or None.
+        group: a group of ``torch.distributed``.
+        rank: rank of this process in it.
+        placement: ranks of all experts.
+        capacity: largest number of tokens per rank, or None.
     """
 
     group: dist.ProcessGroup
@@ -76,8 +78,8 @@ class Ranks:
     def of(
         cls, group: dist.ProcessGroup, placement: Placement | None, capacity: int | None, local_experts: int
     ) -> "Ranks":
-        """Check, and place experts evenly where no placement is given. Raises TypeError, ValueError."""
-        size, rank = group.size(), group.rank()  # torch.distributed looks them up by name
+        """Checks the arguments, and places experts evenly if no placement is given. Raises TypeError, ValueError."""
+        size, rank = group.size(), group.rank()  # torch.distributed looks these up by name
         if placement is None:
             placement = Placement.even(local_experts * size, size)
         held = len(placement.experts[rank]) if placement.num_ranks == size else None
@@ -95,7 +97,7 @@ class Ranks:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Checked arguments of a call: as of ``moe``."""
+    """Checked arguments of one call of ``moe`` with a group."""
 
     experts: LocalExperts
     ranks: Ranks
@@ -106,7 +108,7 @@ class Call:
 
     @cached_property
     def facts(self) -> Facts:
-        """What has to be the same on every rank: ``FACTS``."""
+        """Returns the numbers that have to be the same on every rank, by the names in ``FACTS``."""
         placement, layout = self.ranks.placement, self.layout
         return (
             layout.hidden,
@@ -120,19 +122,19 @@ class Call:
         )
 
     def routes(self, ids: torch.Tensor) -> Routes:
-        """Where the choices of this rank's tokens go."""
+        """Finds the destinations of this rank's choices."""
         return Routes.of(ids, self.ranks.placement, self.ranks.rank, self.backend)
 
     def pack(
         self, x: torch.Tensor, routes: Routes, count: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rows to send, and with a capacity where the choices' results come back: as of ``dispatch.pack``."""
+        """Makes the rows to send and, with a capacity, the positions of returning results; see ``dispatch.pack``."""
         return dispatch.pack(
             x, routes, self.layout, self.input_scale, count, self.ranks.capacity, self.backend
         )
 
     def compute(self, rows: torch.Tensor, count: int | None) -> torch.Tensor:
-        """What goes back for rows that have come, of which ``count`` choices are of local experts."""
+        """Computes the results for received rows. ``count`` choices belong to local experts."""
         experts, layout = self.experts, self.layout
         if not experts.count or count == 0:
             results = 0 if count is not None else len(rows) * layout.top_k
@@ -145,7 +147,7 @@ class Call:
         return dispatch.collect(down, ids, order, count, self.backend)
 
     def rows(self, data, scale, ids: torch.Tensor, order: Permutation) -> torch.Tensor:
-        """As of ``LocalExperts.rows``: there is room for the choices of all ranks, of which every expert has its share."""
+        """Runs ``LocalExperts.rows``. There is room for the choices of all ranks, and each expert gets its share on average."""
         mean = -(-len(data) // self.ranks.placement.num_places)
         return self.experts.rows(
             data,
@@ -159,16 +161,16 @@ class Call:
         )
 
     def buffers(self, capacity: int) -> BufferLayout:
-        """Of ranks that store into each other's memory, with room for so many tokens of each."""
+        """Returns the layout of buffers with room for ``capacity`` tokens of each rank."""
         layout = self.layout
         return BufferLayout(self.ranks.placement.num_ranks, capacity, layout.top_k, replace(layout, top_k=0))
 
     def send(self, buffers: PeerBuffers, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """As of ``push.send``."""
+        """Stores this rank's tokens into the buffers of other ranks; see ``push.send``."""
         return push.send(x, ids, self.ranks.placement, buffers, self.input_scale, self.backend)
 
     def serve(self, buffers: PeerBuffers, count: int | None = None) -> None:
-        """Compute what comes into this rank's buffer, at most ``count`` choices, and give the results back."""
+        """Computes the tokens that arrive in this rank's buffer, at most ``count`` choices, and returns the results."""
         experts = self.experts
         if experts.count:
             data, scale, order = push.receive(
@@ -178,7 +180,7 @@ class Call:
         else:
             order = permute(buffers.ids, 1, inbox=buffers.inbox, backend=self.backend)
             down = buffers.results[:0]
-        push.give(down, order, buffers, self.backend)
+        push.return_results(down, order, buffers, self.backend)
 
     def sum(
         self,
@@ -189,7 +191,10 @@ class Call:
         shared: torch.Tensor | None,
         inbox: Inbox | None = None,
     ) -> torch.Tensor:
-        """Results of this rank's tokens; ``rows``: int32 [T, k], where the result of each choice is, or will have come."""
+        """Adds up the results of this rank's tokens.
+
+        ``rows``, int32 [T, k], are the positions of the results, which may still be arriving.
+        """
         y = torch.empty((len(ids), self.layout.hidden), dtype=self.layout.dtype, device=ids.device)
         add_up(back, rows, weights, shared, self.bias2, ids, 0, inbox, y, self.backend)
         return y
@@ -211,10 +216,10 @@ def moe_over_ranks(
     backend: str,
     **options: Any,
 ) -> torch.Tensor:
-    """``moe`` with a group: arguments as there.
+    """Runs ``moe`` with a group; arguments are those of ``moe``.
 
     Raises:
-        What ``moe`` raises, on the rank whose operands break a rule, and RankError on the others.
+        Whatever ``moe`` raises, on the rank whose operands break a rule, and RankError on the others.
     """
     call = None
     try:
@@ -225,9 +230,9 @@ def moe_over_ranks(
         if experts.count and call.facts not in _agreed.get(group, ()):
             experts.check(x, backend)
     except REFUSALS as fault:
-        # With a capacity, ranks that have agreed before do not ask again.
+        # With a capacity, ranks that agreed before do not exchange checksums again.
         if isinstance(x, torch.Tensor) and (capacity is None or not _agreed.get(group)):
-            _meet(group, x.device, None, fault=fault)
+            _exchange_sizes(group, x.device, None, fault=fault)
         raise
     run = _exact if capacity is None else _with_capacity
     return run(group, call, x, ids, weights, shared)
@@ -236,14 +241,14 @@ def moe_over_ranks(
 def layout_of(
     x: torch.Tensor, ids: torch.Tensor, experts: LocalExperts, input_scale: torch.Tensor | None
 ) -> RowLayout:
-    """Of rows between ranks: NVFP4 where every expert would quantize them alike, else in 16 bits."""
+    """Returns the layout of rows between ranks: NVFP4 if every expert would quantize them alike, otherwise 16 bits."""
     is_one = input_scale is None or input_scale.numel() == 1
     return RowLayout(x.shape[1], ids.shape[1], x.dtype, experts.row_format == NVFP4 and is_one)
 
 
 def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
-    """How many tokens every rank has, first; then buffers with room for the most, or as many rows as there are."""
-    tokens = _meet(group, x.device, call, len(x))
+    """Exchanges the numbers of tokens, then uses buffers with room for the largest, or sends exactly the existing rows."""
+    tokens = _exchange_sizes(group, x.device, call, len(x))
     buffers = buffers_of(group, call.buffers(_room_for(max(tokens))), x.device)
     if buffers is None:
         return _exchanged(group, call, x, ids, weights, shared)
@@ -251,7 +256,7 @@ def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
 
 
 def _exchanged(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
-    """By the group's backend, each rank the rows that it has for another."""
+    """Sends rows through the group's backend, to every rank as many as there are."""
     routes = call.routes(ids)
     order = routes.choices(call.backend)
     placement, rank = call.ranks.placement, call.ranks.rank
@@ -266,7 +271,7 @@ def _exchanged(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
 
 
 def _pushed(call: Call, buffers: PeerBuffers, x, ids, weights, shared, count: int | None) -> torch.Tensor:
-    """Through buffers that all ranks store into; count: choices of all ranks together, where the host knows it."""
+    """Sends rows through buffers into which all ranks store. ``count``: choices of all ranks, if the host knows them."""
     buffers.check()
     places = call.send(buffers, x, ids)
     call.serve(buffers, count)
@@ -274,16 +279,16 @@ def _pushed(call: Call, buffers: PeerBuffers, x, ids, weights, shared, count: in
 
 
 def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
-    """Always the same sizes: ``capacity`` rows for every rank, and k times as many back."""
+    """Sends the same sizes in every call: ``capacity`` rows to every rank, and k * ``capacity`` back."""
     agreed = _agreed.setdefault(group, set())
     if call.facts not in agreed:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RankError("ranks have not agreed on these sizes: call the layer once before the capture")
-        _meet(group, x.device, call)
+        _exchange_sizes(group, x.device, call)
         agreed.add(call.facts)
     tokens, capacity = len(x), call.ranks.capacity
     assert capacity is not None
-    if tokens > capacity:  # The other ranks count on this one's experts.
+    if tokens > capacity:  # other ranks depend on this one's experts
         x, ids, weights = x[:0], ids[:0], weights[:0]
         shared = None if shared is None else shared[:0]
     buffers = buffers_of(group, call.buffers(capacity), x.device)
@@ -302,32 +307,33 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     return result
 
 
-def _meet(
+def _exchange_sizes(
     group, device: torch.device, call: Call | None, tokens: int = 0, fault: Exception | None = None
 ) -> list[int]:
-    """Tell all ranks a checksum, and how many tokens this one has; returns those of each. Where checksums differ, every rank
-    raises.
+    """Exchanges checksums and numbers of tokens with all ranks, and returns the tokens of each.
+
+    If checksums differ, every rank raises.
     """
     checksum = FAULT if call is None else hash(call.facts) & 0x7FFFFFFF
-    told = tell(group, device, checksum, tokens)
-    if fault is not None or any(other != checksum for other, _ in told):
+    found = exchange(group, device, checksum, tokens)
+    if fault is not None or any(other != checksum for other, _ in found):
         facts = (0,) * len(FACTS) if call is None else call.facts
         agree(group, device, dict(zip(FACTS, facts, strict=True)), fault)
-    return [count for _, count in told]
+    return [count for _, count in found]
 
 
 def _room_for(tokens: int) -> int:
-    """Of few sizes, since buffers stay."""
+    """Rounds up to few sizes, because buffers are kept."""
     return max(1 << max(tokens - 1, 0).bit_length(), LEAST_ROOM)
 
 
 def _differences(ends: torch.Tensor) -> list[list[int]]:
-    """Counts of inclusive ends."""
+    """Returns counts from inclusive ends."""
     return ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)).tolist()
 
 
 def _check(x, ids, weights, input_scale, bias2, shared, placement: Placement) -> None:
-    """Raise what the launches at the home rank refuse."""
+    """Raises whatever the launches at the home rank would refuse."""
     check_call(x, ids, weights, shared, bias2, placement.num_experts, {"input_scale": input_scale})
     check_row_pitch("H", x.shape[1])
     if input_scale is not None and input_scale.dtype != torch.float32:

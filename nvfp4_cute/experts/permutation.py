@@ -1,4 +1,4 @@
-"""permute: the order of rows by expert, found on the device."""
+"""``permute``: sorts the choices of tokens by expert, on the device."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,14 +33,14 @@ Phase = Literal["whole", "cluster", "count", "place"]
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
-    """Rows of all local experts one after the other, those of one by token, then k. All int32, on the device of the ids.
+    """Order of the rows of all local experts: by expert, then token, then k. All int32, on the device of the ids.
 
     Attributes:
-        offs: [E_local], inclusive ends: of a ragged ``grouped_gemm``.
-        slots: [T * k]: of every row, token * k + k's index; entries behind the last row are not written.
-        rows: [T, k]: the row of every choice; -1 where the expert is not local, or the id none.
-        places: [T, k]: the same where every expert's rows begin a block of 128, as their scales do.
-        is_older: whether a launch came before the one that wrote the rows, and wrote all of this.
+        offs: [E_local], inclusive ends of the experts' rows, for a ragged ``grouped_gemm``.
+        slots: [T * k], for every row its token * k + its index in k; entries after the last row are not written.
+        rows: [T, k], the row of every choice; -1 if the expert is not local or does not exist.
+        places: [T, k], the row of every choice if every expert's rows begin a block of 128, as their scales do.
+        is_older: whether a launch before the one that wrote the rows wrote all of this.
     """
 
     offs: torch.Tensor
@@ -58,19 +58,20 @@ def permute(
     inbox: Inbox | None = None,
     backend: str = "auto",
 ) -> Permutation:
-    """Order the choices of all tokens by expert; nothing waits for the device.
+    """Sorts the choices of all tokens by expert; nothing waits for the device.
 
-    In one launch, or two above 65,536 choices; before Hopper, which has no clusters, above 2,048.
+    Takes one launch, or two above 65,536 choices. Before Hopper, which introduced clusters, it takes two above 2,048.
 
     Args:
-        ids: int32 or int64 [T, k], as of :func:`route`. One that is not of a local expert, such as -1, has no row; a token may
-            choose an expert more than once.
-        num_experts: local experts, at most 1,024. first_expert: the id of the first.
-        inbox: where other ranks signal that they have stored ``ids``: the launch waits for them. None: ids are there.
-        backend: as of :func:`route`.
+        ids: int32 or int64 [T, k], from :func:`route`. Ids of no local expert, such as -1, get no row. A token may choose an
+            expert more than once.
+        num_experts: local experts, at most 1,024.
+        first_expert: id of the first local expert.
+        inbox: where other ranks signal that they have stored ``ids``; the launch waits for them. None: ids are complete.
+        backend: see :func:`route`.
 
     Returns:
-        The order: the same bits in every run.
+        The order, with the same bits in every run.
 
     Example:
         >>> order = permute(torch.tensor([[1, 0], [1, -1], [0, 1]]), 2)
@@ -78,7 +79,8 @@ def permute(
         ([2, 5], [1, 4, 0, 2, 5], [[2, 0], [3, -1], [1, 4]])
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an argument breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError, UnsupportedProblem: an argument breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     checks.check_tensors({"ids": ids})
     check_ids(ids)
@@ -102,22 +104,23 @@ def permute(
 
 
 def new_order(ids: torch.Tensor, num_experts: int) -> Permutation:
-    """Not initialised."""
+    """Allocates an uninitialized order."""
     empty = lambda *shape: torch.empty(shape, dtype=torch.int32, device=ids.device)
     return Permutation(empty(num_experts), empty(ids.numel()), empty(*ids.shape), empty(*ids.shape))
 
 
 def check_experts(num_experts: int) -> None:
-    """Raise UnsupportedProblem unless shared memory has room for counts of so many."""
+    """Raises UnsupportedProblem unless shared memory has room for one counter per expert."""
     if not 1 <= num_experts <= MAX_EXPERTS:
         raise UnsupportedProblem(f"num_experts={num_experts} is not from 1 to {MAX_EXPERTS}")
 
 
 @dataclass(frozen=True)
 class PermuteTask(TableTask):
-    """One launch of ``permute``: fields as of ``Permutation``; ``counts`` int32 [CTAs, E_local] where there are several CTAs.
+    """One launch of ``permute``, with the fields of ``Permutation``.
 
-    One that waits for other ranks has ``host_fault``, ``header`` and ``wait`` (``signals.Inbox``).
+    ``counts`` is int32 [CTAs, E_local] if there are several CTAs. ``host_fault``, ``header`` and ``wait`` (``signals.Inbox``)
+    are set in a launch that waits for other ranks.
     """
 
     columns = Permute
@@ -136,15 +139,15 @@ class PermuteTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """Never: there are offsets to write."""
+        """Returns False: even without tokens there are offsets to write."""
         return False
 
     def key(self, gpu: Gpu) -> PermuteKey:
-        """What to compile."""
+        """Returns the key of the permutation kernel."""
         return PermuteKey(gpu.arch, permute_capacity(len(self.offs)), self.phase, self.wait is not None)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of a permutation."""
         ctas = 1 if self.counts is None else len(self.counts)
         return {
             Permute.ID_BYTES: self.ids.element_size(),
@@ -157,7 +160,7 @@ class PermuteTask(TableTask):
         }
 
     def reference(self) -> None:
-        """By a stable sort."""
+        """Sorts the choices with a stable sort."""
         if self.wait is not None and self.header is not None and self.host_fault is not None:
             self.wait.reference(PeerHeader.DISPATCHED, self.header, self.host_fault)
         if self.phase == "count":

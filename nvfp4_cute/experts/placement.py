@@ -1,4 +1,4 @@
-"""Which ranks hold which experts."""
+"""``Placement``: which ranks hold which experts."""
 
 import zlib
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.planning.arch.simt import MAX_EXPERTS, MAX_TOP_K
 
-# ``permute`` orders the tokens of a rank by the ranks that they go to.
+# ``permute`` orders a rank's tokens by destination rank, and has this limit for its second dimension.
 MAX_RANKS = MAX_TOP_K
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A map from experts to ranks. Ranks may hold different numbers of experts, and an expert may lie on several ranks.
+    """A map from experts to ranks. Ranks may hold different numbers of experts, and several ranks may hold copies of an expert.
 
-    A token uses its own rank's copy of an expert where there is one. Otherwise the tokens of a rank use the other ranks' copies
-    in turn.
+    A token uses its own rank's copy of an expert if there is one. Otherwise the tokens of a rank alternate between the other
+    ranks' copies.
 
     Attributes:
         experts: for every rank the ids of its experts, in the order of its weights. Every id from 0 to the largest occurs.
@@ -30,7 +30,8 @@ class Placement:
         (0, 1)
 
     Raises:
-        ValueError: an id is missing, negative, or twice on a rank. UnsupportedProblem: too many ranks or experts.
+        ValueError: an id is missing, negative, or twice on one rank.
+        UnsupportedProblem: there are too many ranks or experts.
     """
 
     experts: tuple[tuple[int, ...], ...]
@@ -57,39 +58,39 @@ class Placement:
 
     @classmethod
     def even(cls, num_experts: int, num_ranks: int) -> "Placement":
-        """Neighbouring ids on a rank; the first ranks hold one more where the numbers do not divide."""
+        """Places adjacent ids on each rank. If the numbers do not divide, the first ranks hold one more expert."""
         return _even(num_experts, num_ranks)
 
     @cached_property
     def checksum(self) -> int:
-        """Of the map: the same number on every rank where that is the same, and as good as never else."""
+        """Returns a checksum of the map. Ranks with equal maps compute equal checksums; unequal maps almost never do."""
         return zlib.crc32(repr(self.experts).encode())
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         return len(self.experts)
 
     @cached_property
     def num_experts(self) -> int:
-        """How many experts, each counted once."""
+        """Number of experts, each counted once."""
         return len({expert for held in self.experts for expert in held})
 
     @cached_property
     def num_places(self) -> int:
-        """How many experts, every copy counted."""
+        """Number of experts, every copy counted."""
         return sum(map(len, self.experts))
 
     def ranks_of(self, expert: int) -> tuple[int, ...]:
-        """The ranks that hold an expert."""
+        """Returns the ranks that hold an expert."""
         return tuple(rank for rank, held in enumerate(self.experts) if expert in held)
 
     def tables(self, rank: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a rank looks its tokens' experts up in, made once for a device.
+        """Returns the tables in which a rank looks up its tokens' experts, cached per device.
 
         Returns:
-            to_rank: int32 [E, P]: token t's choice e goes to rank ``to_rank[e, t % P]``.
-            to_local: int32 [num_ranks, E]: the index of an expert on a rank, or -1.
+            to_rank: int32 [E, P]; choice e of token t goes to rank ``to_rank[e, t % P]``.
+            to_local: int32 [num_ranks, E], the index of an expert on a rank, or -1.
         """
         return _tables(self, rank, device)
 
@@ -103,12 +104,12 @@ def _even(num_experts: int, num_ranks: int) -> Placement:
     )
 
 
-@cache  # graphs hold their addresses
+@cache  # cached, because graphs hold the addresses
 def _tables(placement: Placement, rank: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     copies = [placement.ranks_of(expert) for expert in range(placement.num_experts)]
     copies = [(rank,) if rank in ranks else ranks for ranks in copies]
     period = max(len(ranks) for ranks in copies)
-    # The ranks begin at different copies, so that few tokens of each do not all meet at the first.
+    # Ranks start with different copies, so that few tokens per rank do not all go to the first copy.
     to_rank = [[ranks[(rank + token) % len(ranks)] for token in range(period)] for ranks in copies]
     to_local = [
         [held.index(expert) if expert in held else -1 for expert in range(placement.num_experts)]

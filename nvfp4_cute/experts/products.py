@@ -1,4 +1,4 @@
-"""The two products of a layer of experts, from ordered rows, quantized or 16-bit, to one result per row."""
+"""The two products of a layer of experts: from sorted rows, quantized or 16-bit, to one result per row."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,15 +39,15 @@ ExpertLayout = Literal[
 ]
 Activations = Literal[ResultName, "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
-# Rows of both halves of concatenated weights whose scales are in blocks of their own.
+# Both halves of concatenated weights have scales in separate blocks if they have a multiple of this many rows.
 FUSED_ROWS = 256
-# Signatures of operands that no launch refused.
+# Signatures of operands that passed all checks.
 _checked: set[tuple[Any, ...]] = set()
 
 
 @dataclass(frozen=True, eq=False)
 class LocalExperts:
-    """Checked experts of this process: fields as of the arguments of ``moe``, factors as float32 [E] or None."""
+    """Checked experts of this process: fields are arguments of ``moe``, factors are float32 [E] or None."""
 
     w13: Any
     w2: Any
@@ -66,7 +66,7 @@ class LocalExperts:
         cls, x: torch.Tensor, w13: Any, w2: Any, *, activations="nvfp4", activation, limit, weight_layout, input_scale,
         hidden_scale, alpha13, alpha2, bias13,
     ) -> "LocalExperts":  # fmt: skip
-        """Check the arguments of ``moe`` with these names. Raises TypeError or ValueError where shapes do not fit ``x``."""
+        """Checks these arguments of ``moe``. Raises TypeError or ValueError if shapes do not fit ``x``."""
         checks.check_choice("activations", activations, get_args(Activations))
         check_row_scales(activations, input_scale=input_scale, hidden_scale=hidden_scale)
         checks.check_choice("activation", activation, ACTIVATIONS)
@@ -99,7 +99,7 @@ class LocalExperts:
 
     @property
     def is_fused(self) -> bool:
-        """Whether ``grouped_dual_gemm`` computes the first half."""
+        """Whether ``grouped_dual_gemm`` computes gate, up and activation."""
         if self.bias13 is not None or self.weight_layout in ("interleaved", "none"):
             return False
         return self.weight_layout != "concatenated" or self.w13.data.shape[1] % FUSED_ROWS == 0
@@ -116,7 +116,7 @@ class LocalExperts:
             )
 
     def check(self, x: torch.Tensor, backend: str) -> None:
-        """Raise what ``rows`` refuses, without a row: before other ranks rely on this one. Operands like earlier ones pass."""
+        """Raises whatever ``rows`` would refuse, before other ranks depend on this one. Skips operands like earlier ones."""
         signature = (backend, x.dtype, x.device, x.shape[1], *self._signature())
         if signature in _checked:
             return
@@ -126,7 +126,7 @@ class LocalExperts:
         _checked.add(signature)
 
     def _signature(self) -> tuple[Any, ...]:
-        """All that refusals depend on."""
+        """Returns everything on which refusals depend."""
         tensors = (
             self.w13.data, self.w13.scale, self.w2.data, self.w2.scale, self.gate_alpha, self.up_alpha, self.alpha2, self.bias13,
             self.hidden_scale,
@@ -140,21 +140,21 @@ class LocalExperts:
 
     @property
     def count(self) -> int:
-        """E."""
+        """Number of experts, E."""
         return len(self.w13.data)
 
     @property
     def row_format(self) -> BlockFormat | None:
-        """Of quantized rows; None of rows that have 16 bits."""
+        """Format of quantized rows; None for 16-bit rows."""
         return result_format(self.activations)
 
     @property
     def _a_format(self) -> BlockFormat:
-        """What products are told; of rows in 16 bits they do not ask."""
+        """Format argument of the products, which ignore it for 16-bit rows."""
         return self.row_format or NVFP4_FORMAT
 
     def _hidden_dtype(self, dtype: torch.dtype) -> Any:
-        """Of what lies between the products, where one launch computes it. dtype: of results."""
+        """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``."""
         return dtype if self.row_format is None else self.activations
 
     def rows(
@@ -169,12 +169,15 @@ class LocalExperts:
         backend: str,
         mean_rows: int | None = None,
     ) -> torch.Tensor:
-        """One result per row, [R, H] of ``dtype``: at most three launches.
+        """Computes one result per row, [R, H] in ``dtype``, in at most three launches.
 
         Args:
-            data, scale, order: as of ``gather_quantize``, or of ``gather``, where ``scale`` is None. ids: what ``order`` was
-                found of.
-            mean_rows: of an expert, where ``data`` has room for more: what kernels are chosen for. None: R / E.
+            data, scale, order: from ``gather_quantize``, or from ``gather`` with ``scale=None``.
+            ids: the ids from which ``order`` was computed.
+            dtype: dtype of the results.
+            first_expert, backend: see ``moe``.
+            mean_rows: mean number of rows per expert, for which kernels are chosen; None for R / E. Needed where ``data`` has
+                spare room.
         """
         hidden: Any
         configs = self._configs(mean_rows, dtype, backend, data.device)
@@ -197,7 +200,7 @@ class LocalExperts:
     def _configs(
         self, mean_rows: int | None, dtype: torch.dtype, backend: str, device: torch.device
     ) -> tuple[KernelConfig | None, KernelConfig | None]:
-        """Of both products; None where the call itself chooses."""
+        """Returns the configs of both products; None where the call chooses itself."""
         name = backends.resolve(backend, device)
         if mean_rows is None or name == "reference":
             return None, None
@@ -216,7 +219,7 @@ class LocalExperts:
         )
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
-        """The first product and its activation: rows, and of quantized ones scales."""
+        """Computes the first product, then its activation; returns rows and, if quantized, scales."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
@@ -244,17 +247,23 @@ def config_of_mean(
     a_format: BlockFormat | None = NVFP4_FORMAT,
     b_format: BlockFormat = NVFP4_FORMAT,
 ) -> KernelConfig:
-    """What is tuned, or chosen, for rows of experts that have so many in the mean.
+    """Returns the tuned or chosen config for experts with a mean number of rows.
 
     Args:
-        backend: that computes. mean: (m, n, k) of an expert, n of its results. gate: of a dual GEMM.
-        a_format, b_format: of rows, None where these have 16 bits; of weights.
+        backend: backend that computes.
+        device: device of the operands.
+        experts: number of experts.
+        mean: (m, n, k) per expert; n counts columns of the result.
+        dtype: dtype of the results.
+        gate: gate of a dual GEMM, or None.
+        a_format: format of the rows; None for 16 bits.
+        b_format: format of the weights.
 
-    Raises UnsupportedTarget, UnsupportedProblem: no kernel multiplies them.
+    Raises UnsupportedTarget or UnsupportedProblem if no kernel multiplies the formats.
     """
     gpu = backends.gpu_of(backend, device)
     dual: dict[str, Any] = {} if gate is None else vars(gate)
-    if gate is not None and gate.weight_layout == "concatenated":  # halves are two operands to a kernel
+    if gate is not None and gate.weight_layout == "concatenated":  # to a kernel, the halves are two operands
         dual = dual | {"weight_layout": "separate"}
     sizes = (mean,) * experts
     if a_format is None:
@@ -265,8 +274,8 @@ def config_of_mean(
 
 
 def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int]) -> None:
-    """Raise TypeError or ValueError unless it is None or contiguous, of ``x``'s dtype and of a shape [E, rows of w13]."""
-    if bias13 is None or private_api.is_traced():  # the custom op that a traced graph keeps looks at it
+    """Raises TypeError or ValueError unless the bias is None or contiguous [E, rows of w13] in the dtype of ``x``."""
+    if bias13 is None or private_api.is_traced():  # the custom op of a traced graph checks it
         return
     checks.check_tensors({"x": x, "bias13": bias13})
     if bias13.dtype != x.dtype or tuple(bias13.shape) != shape or not bias13.is_contiguous():
@@ -278,7 +287,7 @@ def _check_bias(bias13: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, 
 
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
-    """Experts. Raises TypeError or ValueError where shapes or devices do not fit each other."""
+    """Returns the number of experts. Raises TypeError or ValueError if shapes or devices do not fit each other."""
     named = {"x": x}
     for name, tensor in (("w13", w13), ("w2", w2)):
         check_expert_weights(name, tensor)

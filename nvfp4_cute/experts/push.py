@@ -1,12 +1,12 @@
-"""Tokens and results straight into the memory of other ranks' GPUs: launches of our own, no collective, no host that waits.
+"""Stores tokens and results directly into the memory of other ranks' GPUs, without a collective or a waiting host.
 
 ::
 
-    send     tokens to NVFP4, into the buffers of the ranks of their experts          home rank
-    receive  waits for all ranks' tokens, and orders them by expert                    rank of the experts
+    send            quantizes tokens into the buffers of the ranks of their experts     home rank
+    receive         waits for all ranks' tokens, and sorts them by expert               rank of the experts
     (the products)
-    give     results, into the buffers of their tokens' ranks                          rank of the experts
-    (the sum, which waits for all ranks' results)                                      home rank
+    return_results  stores results into the buffers of their tokens' ranks              rank of the experts
+    (the sum, which waits for all ranks' results)                                       home rank
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from nvfp4_cute.launch_table import MAX_PEERS, PeerHeader, PushResults, PushRows
 from nvfp4_cute.planning.arch.simt import WARP_SIZE, push_ctas
 
 PEERS = tuple(f"peer_{number}" for number in range(MAX_PEERS))
-# Vectors of 16 bytes that a warp copies at once.
+# 4-byte words that a warp copies at once, as 16-byte vectors.
 CHUNK_WORDS = 4 * WARP_SIZE
 
 
@@ -41,13 +41,17 @@ def send(
     scale: torch.Tensor | None,
     backend: str,
 ) -> torch.Tensor:
-    """Tokens of this rank, at most ``capacity``, into the buffers of the ranks of their experts.
+    """Stores this rank's tokens, at most ``capacity``, into the buffers of the ranks of their experts.
 
     Args:
-        x, ids: as of ``moe``. scale: global scale where values are NVFP4, or None.
+        x, ids: see ``moe``.
+        placement: ranks of the experts.
+        buffers: buffers of all ranks.
+        scale: global scale where values are NVFP4, or None.
+        backend: see ``moe``.
 
     Returns:
-        int32 [T, k]: where in ``buffers.results`` the result of every choice will come, or -1.
+        int32 [T, k]: the position in ``buffers.results`` at which the result of every choice will arrive, or -1.
     """
     layout = buffers.layout
     results = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
@@ -69,30 +73,30 @@ def receive(
     backend: str,
     format: BlockFormat | None = NVFP4,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Permutation]:
-    """All ranks' tokens: as of ``dispatch.unpack``; count: the most choices that there are."""
+    """Converts all ranks' tokens to operands; see ``dispatch.unpack``. ``count`` is an upper bound of the choices."""
     rows = buffers.layout.rows
     return dispatch.unpack(
         buffers.rows, buffers.ids, rows, num_experts, scale, count, backend, buffers.inbox, format
     )
 
 
-def give(down: torch.Tensor, order: Permutation, buffers: PeerBuffers, backend: str) -> None:
-    """Results of the local experts, [rows, H] in an order as of ``receive``, into the buffers of their tokens' ranks."""
+def return_results(down: torch.Tensor, order: Permutation, buffers: PeerBuffers, backend: str) -> None:
+    """Stores results of the local experts, [rows, H] in the order of ``receive``, into the buffers of their tokens' ranks."""
     layout = buffers.layout
     run(backend, PushResultsTask(down, order.rows, layout.results_at, **_places(buffers)))
 
 
 def _places(buffers: PeerBuffers) -> dict[str, Any]:
-    """Fields that both tasks have."""
+    """Returns the fields that both push tasks share."""
     return {"rank": buffers.rank, **dict(zip(PEERS, buffers.peers, strict=False))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushTask(TableTask):
-    """What both launches have.
+    """The fields of both push launches.
 
     Attributes:
-        rank: that stores.
+        rank: the rank that stores.
         peer_0 ...: buffers by rank, uint8; None from the number of ranks on.
     """
 
@@ -108,31 +112,35 @@ class PushTask(TableTask):
 
     @property
     def peers(self) -> list[torch.Tensor]:
-        """Buffers of all ranks."""
+        """Returns the buffers of all ranks."""
         named = (getattr(self, name) for name in PEERS)
         return [peer for peer in named if peer is not None]
 
     @property
     def is_empty(self) -> bool:
-        """Never: there are signals to give."""
+        """Returns False: even without tokens there are signals to send."""
         return False
 
     def signal(self, first: PeerHeader, rank: int, ctas: int) -> None:
-        """Add to all ranks' counters."""
+        """Adds to the counters of all ranks."""
         for peer in self.peers:
             peer[: 4 * PeerHeader.WORDS].view(torch.int32)[first + rank] += ctas
 
 
 @dataclass(frozen=True)
 class PushRowsTask(PushTask):
-    """Tokens into buffers.
+    """Stores tokens into peers' buffers.
 
     Attributes:
-        x: [T, K]. global_scale: float32, one element, or None for 1. ids: int32 or int64 [T, k].
-        to_rank, to_local: as of ``Placement.tables``.
-        capacity: places for tokens of each rank. is_quantized: whether values are NVFP4.
-        ids_at, rows_at: where these begin in a buffer. scales: where they begin in a row of ``row_bytes``.
-        results: int32 [T, k].
+        x: [T, K].
+        global_scale: float32 with one element, or None for 1.
+        ids: int32 or int64 [T, k].
+        to_rank, to_local: see ``Placement.tables``.
+        capacity: places for tokens of each rank.
+        is_quantized: whether values are NVFP4.
+        ids_at, rows_at: offsets of ids and rows in a buffer.
+        scales: offset of the scales in a row of ``row_bytes``.
+        results: int32 [T, k], written.
     """
 
     columns = PushRows
@@ -152,16 +160,16 @@ class PushRowsTask(PushTask):
 
     @property
     def ctas(self) -> int:
-        """As many on every rank."""
+        """Number of CTAs, which is the same on every rank."""
         return push_ctas(self.capacity * -(-NVFP4.num_k_blocks(self.x.shape[1]) // WARP_SIZE))
 
     def key(self, gpu: Gpu) -> PushRowsKey:
-        """What to compile."""
+        """Returns the key of the row push kernel."""
         has_scale = self.global_scale is not None
         return PushRowsKey(gpu.arch, len(self.peers), self.x.dtype, self.is_quantized, has_scale)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of a row push."""
         tokens, top_k = self.ids.shape
         experts, period = self.to_rank.shape
         return {
@@ -182,7 +190,7 @@ class PushRowsTask(PushTask):
         }
 
     def reference(self) -> None:
-        """Rank by rank."""
+        """Stores the rows, rank by rank."""
         tokens, top_k = self.ids.shape
         ranks, local = look_up(self.ids, self.to_rank, self.to_local)
         slots = torch.arange(tokens * top_k, dtype=torch.int32, device=ranks.device).view(tokens, top_k)
@@ -203,10 +211,12 @@ class PushRowsTask(PushTask):
 
 @dataclass(frozen=True)
 class PushResultsTask(PushTask):
-    """Results into buffers.
+    """Stores results into peers' buffers.
 
     Attributes:
-        h: [R, H]. rows: int32 [ranks * capacity, k]: as of ``permute``. results_at: where results begin in a buffer.
+        h: [R, H].
+        rows: int32 [ranks * capacity, k], from ``permute``.
+        results_at: offset of the results in a buffer.
     """
 
     columns = PushResults
@@ -217,20 +227,20 @@ class PushResultsTask(PushTask):
 
     @property
     def row_words(self) -> int:
-        """Vectors of 16 bytes of a row."""
+        """16-byte vectors per row."""
         return self.h.shape[1] * self.h.element_size() // ALIGNMENT
 
     @property
     def ctas(self) -> int:
-        """As many on every rank."""
+        """Number of CTAs, equal on all ranks, on which the counters rely."""
         return push_ctas(self.rows.numel() * -(-self.row_words // CHUNK_WORDS))
 
     def key(self, gpu: Gpu) -> PushResultsKey:
-        """What to compile."""
+        """Returns the key of the result push kernel."""
         return PushResultsKey(gpu.arch, len(self.peers))
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of a result push."""
         return {
             PushResults.RANK: self.rank,
             PushResults.SLOTS: self.rows.numel() // len(self.peers),
@@ -240,7 +250,7 @@ class PushResultsTask(PushTask):
         }
 
     def reference(self) -> None:
-        """By indices."""
+        """Stores the results by indexing the peers' buffers."""
         for peer, rows in zip(self.peers, self.rows.chunk(len(self.peers)), strict=True):
             results = peer[self.results_at :].view(self.h.dtype).view(-1, self.h.shape[1])
             slots = (rows.flatten() >= 0).nonzero().flatten()

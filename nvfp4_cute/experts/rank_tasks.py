@@ -1,4 +1,4 @@
-"""The launches that prepare rows for other ranks, and take apart what has come: tasks of ``dispatch``."""
+"""The launches of ``dispatch``: they prepare rows for other ranks, and convert received rows."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,7 +21,7 @@ ID_BYTES = 4
 def look_up(
     ids: torch.Tensor, to_rank: torch.Tensor, to_local: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rank and local expert of every choice, int32 [T, k], -1 where there is none; arguments as of ``RankChoicesTask``."""
+    """Looks up rank and local expert of every choice, int32 [T, k], -1 where there is none; see ``RankChoicesTask``."""
     experts, period = to_rank.shape
     is_expert = (ids >= 0) & (ids < experts)
     ids = torch.where(is_expert, ids, 0).long()
@@ -34,7 +34,7 @@ def look_up(
 def row_parts(
     x: torch.Tensor, global_scale: torch.Tensor | None, is_quantized: bool, values: int, scales: int
 ) -> dict[int, torch.Tensor]:
-    """Bytes of rows, uint8 [T, bytes], by where in a row they begin: arguments as of ``PackTask``."""
+    """Returns the bytes of the parts of rows, uint8 [T, bytes], by their offset in a row; arguments are those of ``PackTask``."""
     if not is_quantized:
         return {values: x.contiguous().view(torch.uint8)}
     codes = block_scaled.quantize(x, global_scale=global_scale, scale_layout="rowmajor")
@@ -43,7 +43,7 @@ def row_parts(
 
 @dataclass(frozen=True)
 class RankChoicesTask(TableTask):
-    """Where choices go: ids [T, k]; to_rank, to_local as of ``Placement.tables``; the others as of ``Routes``."""
+    """Looks up destinations: ids [T, k]; to_rank, to_local from ``Placement.tables``; other fields as in ``Routes``."""
 
     columns = RankChoices
     written = ("ranks", "locals", "goals")
@@ -55,11 +55,11 @@ class RankChoicesTask(TableTask):
     goals: torch.Tensor
 
     def key(self, gpu: Gpu) -> RankChoicesKey:
-        """What to compile."""
+        """Returns the key of the lookup kernel."""
         return RankChoicesKey(gpu.arch)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of a lookup."""
         tokens, top_k = self.ids.shape
         experts, period = self.to_rank.shape
         return {
@@ -72,7 +72,7 @@ class RankChoicesTask(TableTask):
         }
 
     def reference(self) -> None:
-        """By look-ups."""
+        """Looks up the choices with torch."""
         ranks, local = look_up(self.ids, self.to_rank, self.to_local)
         self.ranks.copy_(ranks)
         self.locals.copy_(local)
@@ -83,14 +83,18 @@ class RankChoicesTask(TableTask):
 
 @dataclass(frozen=True)
 class PackTask(TableTask):
-    """Rows to send.
+    """Packs rows to send.
 
     Attributes:
-        x: [T, K]. global_scale: float32, one element, or None for 1. ranks, locals: as of ``Routes``.
+        x: [T, K].
+        global_scale: float32 with one element, or None for 1.
+        ranks, locals: see ``Routes``.
         pairs, offs: ``rows`` and ``offs`` of ``Routes.tokens``.
-        sent: uint8 [rows, bytes of a row]. results: int32 [T, k] with a capacity, else None.
-        is_quantized: whether values are NVFP4. capacity: rows of every rank, or None.
-        values, scales: where these begin in a row.
+        sent: uint8 [rows, bytes of a row], written.
+        results: int32 [T, k] with a capacity, written; else None.
+        is_quantized: whether values are NVFP4.
+        capacity: rows of every rank, or None.
+        values, scales: offsets of these parts in a row.
     """
 
     columns = PackRows
@@ -109,21 +113,21 @@ class PackTask(TableTask):
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the fields that the kernel writes."""
+        """Names of the fields that the packing kernel writes."""
         return ("sent",) if self.results is None else ("sent", "results")
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no tokens."""
+        """Returns whether there are no tokens to pack."""
         return self.ranks.numel() == 0
 
     def key(self, gpu: Gpu) -> PackRowsKey:
-        """What to compile."""
+        """Returns the key of the packing kernel."""
         has_scale = self.global_scale is not None
         return PackRowsKey(gpu.arch, self.x.dtype, self.is_quantized, has_scale, self.capacity is not None)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of packing."""
         tokens, top_k = self.ranks.shape
         return {
             PackRows.X_PITCH: self.x.stride(0) * self.x.element_size(),
@@ -138,7 +142,7 @@ class PackTask(TableTask):
         }
 
     def reference(self) -> None:
-        """Row by row of ``quantize``'s, or of x."""
+        """Packs rows of ``quantize`` or of x, one at a time."""
         top_k, ranks = self.ranks.shape[1], len(self.offs)
         pairs = self.pairs.long()
         if self.capacity is not None:
@@ -161,13 +165,17 @@ class PackTask(TableTask):
 
 @dataclass(frozen=True)
 class UnpackTask(TableTask):
-    """Rows that have come.
+    """Converts received rows.
 
     Attributes:
-        came: uint8 [R, bytes of a row]. ids: int32 [R, k]. rows, places, offs, slots: as of ``Permutation``.
-        data, scale: as of ``gather_quantize``. k: values of a row. values, scales: where these begin in it.
+        came: uint8 [R, bytes of a row].
+        ids: int32 [R, k].
+        rows, places, offs, slots: see ``Permutation``.
+        data, scale: see ``gather_quantize``.
+        k: values per row.
+        values, scales: offsets of these parts in a row.
         finds_order: whether the order is written, not read.
-        host_fault, header, wait: of a launch that waits for other ranks (``signals.Inbox``).
+        host_fault, header, wait: set in a launch that waits for other ranks (``signals.Inbox``).
     """
 
     columns = UnpackRows
@@ -189,16 +197,16 @@ class UnpackTask(TableTask):
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the fields that the kernel writes."""
+        """Names of the fields that the unpacking kernel writes."""
         order = ("rows", "places", "offs", "slots") if self.finds_order else ()
         return ("data", "scale", *order, "host_fault", "header")
 
     def key(self, gpu: Gpu) -> UnpackRowsKey:
-        """What to compile."""
+        """Returns the key of the unpacking kernel."""
         return UnpackRowsKey(gpu.arch, self.finds_order, self.wait is not None)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of unpacking."""
         return {
             UnpackRows.NUM_ROWS: len(self.came),
             UnpackRows.TOP_K: self.rows.shape[1],
@@ -212,11 +220,11 @@ class UnpackTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has come."""
+        """Returns whether no rows were received."""
         return self.rows.numel() == 0
 
     def reference(self) -> None:
-        """By indices: scales of four blocks are a word."""
+        """Copies rows by index, with scales as words of four blocks."""
         if self.finds_order:
             order = (self.ids, self.offs, self.slots, self.rows, self.places)
             waits = (self.host_fault, self.header, self.wait)
@@ -232,7 +240,10 @@ class UnpackTask(TableTask):
 
 @dataclass(frozen=True)
 class CollectTask(TableTask):
-    """Results to go back: ``back[goals[i]] = h[rows[i]]``, or ``back[i]`` without goals, where ``rows[i]`` is not -1."""
+    """Arranges results to send back:
+
+    ``back[goals[i]] = h[rows[i]]``, or ``back[i]`` without goals, where ``rows[i]`` is not -1.
+    """
 
     columns = CollectRows
     written = ("back",)
@@ -242,18 +253,18 @@ class CollectTask(TableTask):
     back: torch.Tensor
 
     def key(self, gpu: Gpu) -> CollectRowsKey:
-        """What to compile."""
+        """Returns the key of the collecting kernel."""
         return CollectRowsKey(gpu.arch, self.goals is not None)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of collecting."""
         return {
             CollectRows.SLOTS: self.rows.numel(),
             CollectRows.ROW_WORDS: self.h.shape[1] * self.h.element_size() // ALIGNMENT,
         }
 
     def reference(self) -> None:
-        """By indices."""
+        """Copies results by index."""
         rows = self.rows.flatten()
         slots = (rows >= 0).nonzero().flatten()
         goals = slots if self.goals is None else self.goals.flatten()[slots].long()

@@ -1,4 +1,4 @@
-"""route: which experts a token goes to, and with which weights."""
+"""``route``: chooses the experts of each token and their weights."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,7 +21,7 @@ from nvfp4_cute.planning.arch.simt import MAX_EXPERTS, MAX_TOP_K, WARP_SIZE, rou
 
 Scoring = Literal["softmax", "sigmoid"]
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# As of the kernel.
+# Constants of the kernel.
 LARGEST = torch.finfo(torch.float32).max
 TINY = 1e-20
 
@@ -41,40 +41,42 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose every token's experts and their weights, in float32 and in one launch.
 
-    A score is ``softmax`` (over all experts) or ``sigmoid`` of a logit. The experts with the largest scores are chosen, of
-    equal ones the lowest id; a token's weights are their scores, divided by the sum of them where ``renormalize``. What
-    models do:
-
-    - softmax, then top-k: Qwen3-MoE, Mixtral with ``renormalize=True``, which is the same as a softmax of the chosen logits.
-      gpt-oss: that, and its router's ``bias``.
-    - sigmoid: ``scoring="sigmoid"``. Llama-4: that with ``top_k=1, renormalize=False``.
-    - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., num_groups=8, topk_groups=4, scale=2.5``. Experts are chosen by
-      score + correction, from the groups with the largest sums of two such numbers; weights are scores without it.
-
-    Args:
-        router_logits: [T, E], float32, bfloat16 or float16; E at most 1,024. Infinities count as the largest number.
-        top_k: experts of a token, at most 32.
-        scoring: "softmax" or "sigmoid".
-        renormalize: whether a token's weights are divided by their sum (and 1e-20).
-        bias: float32 [E], added to the logits, as of a linear layer.
-        correction_bias: float32 [E], added to the scores for the choice alone.
-        num_groups: groups of E / num_groups experts, at most 32. topk_groups: of which so many take part.
-        scale: factor of all weights.
-        backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference". All give the same bits.
-
-    Returns:
-        ids: int32 [T, top_k], by falling score. NaN is never chosen: -1, with weight 0, stands where no expert is left.
-        weights: float32 [T, top_k].
-
-    Example:
         >>> ids, weights = route(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), 2)
         >>> ids.tolist(), weights.tolist()
         ([[1, 3]], [[0.5, 0.5]])
 
+    A score is the ``softmax`` (over all experts) or ``sigmoid`` of a logit. The experts with the largest scores are chosen;
+    ties go to the lowest id. The weights of a token are its experts' scores, divided by their sum with ``renormalize``.
+    Settings of common models:
+
+    - Qwen3-MoE, Mixtral: softmax, then top-k, with ``renormalize=True``, which equals a softmax of the chosen logits. gpt-oss
+      also has its router's ``bias``.
+    - Llama-4: ``scoring="sigmoid", top_k=1, renormalize=False``.
+    - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., num_groups=8, topk_groups=4, scale=2.5``. Score + correction
+      decides the choice, within the groups that have the largest sums of their two best experts; weights are scores without the
+      correction.
+
+    Args:
+        router_logits: [T, E], float32, bfloat16 or float16; E at most 1,024. Infinities count as the largest number.
+        top_k: experts per token, at most 32.
+        scoring: "softmax" or "sigmoid".
+        renormalize: whether a token's weights are divided by their sum (plus 1e-20).
+        bias: float32 [E], added to the logits, as in a linear layer.
+        correction_bias: float32 [E], added to the scores only for the choice.
+        num_groups: groups of E / num_groups experts, at most 32.
+        topk_groups: number of groups from which experts are chosen.
+        scale: factor of all weights.
+        backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference". All give the same bits.
+
+    Returns:
+        ids: int32 [T, top_k], by descending score. NaN is never chosen; -1 with weight 0 fills up where no expert is left.
+        weights: float32 [T, top_k].
+
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
-    if private_api.is_traced():  # the custom op (experts.library) that a traced graph keeps
+    if private_api.is_traced():  # the custom op that a traced graph keeps
         return torch.ops.nvfp4_cute.route(
             router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
         )  # fmt: skip
@@ -124,7 +126,7 @@ def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -
 
 @dataclass(frozen=True)
 class RouteTask(TableTask):
-    """Checked operands and choices of ``route``; ``logits`` with unit stride in E."""
+    """Checked operands and choices of ``route``; ``logits`` has unit stride in E."""
 
     columns = Route
     written = ("ids", "weights")
@@ -141,7 +143,7 @@ class RouteTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no tokens."""
+        """Returns whether there are no tokens to route."""
         return self.ids.numel() == 0
 
     @property
@@ -150,13 +152,13 @@ class RouteTask(TableTask):
         return self.topk_groups < self.num_groups
 
     def key(self, gpu: Gpu) -> RouteKey:
-        """What to compile."""
+        """Returns the key of the routing kernel."""
         slots = route_slots(self.logits.shape[1])
         given = self.bias is not None, self.correction is not None, self.has_groups
         return RouteKey(gpu.arch, self.logits.dtype, slots, self.scoring, self.renormalize, *given)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
-        """Extents."""
+        """Returns the extents for the launch table of routing."""
         tokens, experts = self.logits.shape
         return {
             Route.PITCH: self.logits.stride(0) * self.logits.element_size(),
@@ -169,7 +171,7 @@ class RouteTask(TableTask):
         }
 
     def reference(self) -> None:
-        """The kernel's float32 operations, in its order."""
+        """Repeats the routing kernel's float32 operations in its order."""
         logits = self.logits.float()
         x = logits if self.bias is None else logits + self.bias
         can_be_chosen = ~x.isnan()
@@ -218,12 +220,12 @@ class RouteTask(TableTask):
 
 
 def _falling(numbers: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
-    """Column indices by falling numbers, equal ones by index, invalid ones last."""
+    """Returns column indices by descending numbers, equal numbers by index, invalid ones last."""
     return numbers.masked_fill(~is_valid, -torch.inf).sort(dim=1, descending=True, stable=True).indices
 
 
 def _warp_sum(scores: torch.Tensor) -> torch.Tensor:
-    """Sums of rows as a warp adds them: lanes their own experts in order, then lanes pairwise, 16 apart first."""
+    """Adds rows in the order of a warp: each lane its own experts in order, then lanes pairwise, 16 apart first."""
     tokens, experts = scores.shape
     padded = torch.nn.functional.pad(scores, (0, -experts % WARP_SIZE)).view(tokens, -1, WARP_SIZE)
     total = torch.zeros((tokens, WARP_SIZE), dtype=scores.dtype, device=scores.device)

@@ -1,4 +1,4 @@
-"""What a rank waits for when other ranks store into its memory: counters that grow, a time limit, and what is left behind it."""
+"""How a rank waits for others to store into its memory: growing counters, a time limit, and a record of a late rank."""
 
 import time
 from collections.abc import Mapping
@@ -15,10 +15,12 @@ POLL_SECONDS = 50e-6
 
 @dataclass(frozen=True)
 class Wait:
-    """Of a launch that waits until all ranks have signalled.
+    """A launch's wait for signals of all ranks.
 
     Attributes:
-        rank: this one. num_ranks: of the group. timeout_ns: how long it waits.
+        rank: this rank.
+        num_ranks: ranks of the group.
+        timeout_ns: longest wait in nanoseconds.
     """
 
     rank: int
@@ -26,7 +28,7 @@ class Wait:
     timeout_ns: int
 
     def numbers(self, columns: Any) -> Mapping[IntEnum, int]:
-        """Entries of a launch table with such columns."""
+        """Returns the entries of a launch table with these columns."""
         return {
             columns.RANK: self.rank,
             columns.NUM_RANKS: self.num_ranks,
@@ -34,7 +36,7 @@ class Wait:
         }
 
     def reference(self, first: PeerHeader, header: torch.Tensor, host_fault: torch.Tensor) -> bool:
-        """Wait as the kernel does; first: of the header's counters. Returns whether a rank did not come."""
+        """Waits like the kernel, for the header's counters from ``first`` on. Returns whether a rank did not signal in time."""
         end = time.monotonic_ns() + self.timeout_ns
         counters = header[first : first + self.num_ranks]
         while not header[PeerHeader.FAULT]:
@@ -50,12 +52,12 @@ class Wait:
 
 @dataclass(frozen=True, eq=False)
 class Inbox:
-    """Where other ranks' signals come.
+    """Where signals of other ranks arrive.
 
     Attributes:
         header: int32 [PeerHeader.WORDS], the beginning of this rank's buffer.
-        host_fault: int32 [1] in memory of the host that the device writes, too: as ``PeerHeader.FAULT``.
-        wait: of launches that wait for them.
+        host_fault: int32 [1] in host memory that the device can write; same values as ``PeerHeader.FAULT``.
+        wait: parameters of launches that wait for the signals.
     """
 
     header: torch.Tensor
@@ -64,5 +66,5 @@ class Inbox:
 
 
 def fields_of(inbox: Inbox | None) -> tuple[torch.Tensor | None, torch.Tensor | None, Wait | None]:
-    """``host_fault``, ``header`` and ``wait``, of a task that may wait."""
+    """Returns ``host_fault``, ``header`` and ``wait`` for a task that may wait; None each without an inbox."""
     return (None, None, None) if inbox is None else (inbox.host_fault, inbox.header, inbox.wait)

@@ -1,12 +1,13 @@
-"""Buffers of the ranks of a group that every rank's GPU stores into: ``torch.distributed._symmetric_memory``, GPUs of one host.
+"""Buffers into which the GPUs of all ranks of one host store: ``torch.distributed._symmetric_memory``.
 
-A buffer is, each part beginning at a multiple of 128 bytes::
+A buffer has these parts, each beginning at a multiple of 128 bytes::
 
     | header, PeerHeader | ids, int32 [ranks, capacity, k] | rows [ranks, capacity, bytes] | results [capacity, k, H] |
 
-Token t of rank r has place [r, t] of ids and rows wherever it goes, and its results come to [t, k] at home: nothing has to be
-ordered before it is stored. The same buffers serve all layers of such sizes, one call after the other. Every call is two
-exchanges, tokens and results, in both of which each rank waits for all, so that nobody stores into what another still reads.
+In every buffer, token t of rank r has place [r, t] of ids and rows. Its results arrive at [t, k] of its home rank's buffer.
+Nothing therefore has to be sorted before it is stored. One set of buffers serves all layers of the same sizes, one call after
+the other. Every call makes two exchanges, tokens and results. In both, each rank waits for all ranks, so no rank stores into
+memory that another rank still reads.
 """
 
 import socket
@@ -30,17 +31,18 @@ from nvfp4_cute.experts.signals import Inbox, Wait
 from nvfp4_cute.launch_table import MAX_PEERS, PeerHeader
 
 ALIGN_BYTES = 128
-# Larger ones are not made: rows go through the group's backend.
+# Larger buffers are not made; the group's backend moves the rows instead.
 MAX_BYTES = 2 << 30
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Where the parts of a buffer lie, in bytes.
+    """Byte offsets of the parts of a buffer.
 
     Attributes:
-        num_ranks, capacity, top_k: as of ``moe``. rows: of a row's parts; it has no ids.
+        num_ranks, capacity, top_k: see ``moe``.
+        rows: layout of a row, without ids.
     """
 
     num_ranks: int
@@ -50,39 +52,41 @@ class BufferLayout:
 
     @property
     def num_rows(self) -> int:
-        """Places for tokens."""
+        """Number of places for tokens."""
         return self.num_ranks * self.capacity
 
     @property
     def ids_at(self) -> int:
-        """Where ids begin."""
+        """Offset of the ids in bytes."""
         return _aligned(4 * PeerHeader.WORDS)
 
     @property
     def rows_at(self) -> int:
-        """Where rows begin."""
+        """Offset of the rows in bytes."""
         return _aligned(self.ids_at + 4 * self.num_rows * self.top_k)
 
     @property
     def results_at(self) -> int:
-        """Where results begin."""
+        """Offset of the results in bytes."""
         return _aligned(self.rows_at + self.num_rows * self.rows.row_bytes)
 
     @property
     def nbytes(self) -> int:
-        """Of a buffer."""
+        """Size of a buffer in bytes."""
         return self.results_at + self.capacity * self.top_k * self.rows.hidden * self.rows.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class PeerBuffers:
-    """The buffers of all ranks, as one rank has them.
+    """The buffers of all ranks, as one rank accesses them.
 
     Attributes:
-        layout: of each. peers: uint8 [nbytes] a rank, this one's among them.
-        rank: of this process. seconds: how long a launch waits for other ranks.
-        host_fault: int32 [1], memory of the host that the device may write: 0, or 1 and the number of a rank that did not come.
-        held: what the memory of ``peers`` lives as long as.
+        layout: layout of each buffer.
+        peers: uint8 [nbytes] per rank, including this one.
+        rank: rank of this process.
+        seconds: longest time that a launch waits for other ranks.
+        host_fault: int32 [1] in host memory that the device may write: 0, or 1 + the number of a late rank.
+        held: objects that own the memory of ``peers``.
     """
 
     layout: BufferLayout
@@ -94,28 +98,28 @@ class PeerBuffers:
 
     @cached_property
     def ids(self) -> torch.Tensor:
-        """int32 [ranks * capacity, k] that come here."""
+        """Ids that arrive in this rank's buffer, int32 [ranks * capacity, k]."""
         layout = self.layout
         flat = self._part(layout.ids_at, 4 * layout.num_rows * layout.top_k)
         return flat.view(torch.int32).view(layout.num_rows, layout.top_k)
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """uint8 [ranks * capacity, bytes] that come here."""
+        """Rows that arrive in this rank's buffer, uint8 [ranks * capacity, bytes]."""
         layout = self.layout
         flat = self._part(layout.rows_at, layout.num_rows * layout.rows.row_bytes)
         return flat.view(layout.num_rows, layout.rows.row_bytes)
 
     @cached_property
     def results(self) -> torch.Tensor:
-        """[capacity * k, H] that come back."""
+        """Results that return to this rank, [capacity * k, H]."""
         layout = self.layout
         flat = self._part(layout.results_at, layout.nbytes - layout.results_at)
         return flat.view(layout.rows.dtype).view(-1, layout.rows.hidden)
 
     @cached_property
     def inbox(self) -> Inbox:
-        """Where other ranks' signals come."""
+        """Where other ranks' signals arrive."""
         header = self._part(0, 4 * PeerHeader.WORDS).view(torch.int32)
         return Inbox(
             header, self.host_fault, Wait(self.rank, self.layout.num_ranks, round(self.seconds * 1e9))
@@ -125,7 +129,7 @@ class PeerBuffers:
         return self.peers[self.rank][start : start + length]
 
     def check(self) -> None:
-        """Raise RankError where a rank did not come in an earlier call: counters are out of step for good."""
+        """Raises RankError if a rank was late in an earlier call, after which the counters can no longer match."""
         lost = int(self.host_fault)
         if lost:
             raise RankError(
@@ -134,12 +138,15 @@ class PeerBuffers:
             )
 
 
-# None where the ranks of a group cannot have such buffers.
+# None for groups whose ranks cannot have such buffers.
 _made: "WeakKeyDictionary[dist.ProcessGroup, dict[BufferLayout, PeerBuffers | None]]" = WeakKeyDictionary()
 
 
 def buffers_of(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) -> PeerBuffers | None:
-    """The buffers of such sizes; all ranks make them in the first call. None: the GPUs do not reach each other's memory."""
+    """Returns the buffers for a layout, or None if the GPUs cannot access each other's memory.
+
+    All ranks make the first call.
+    """
     made = _made.setdefault(group, {})
     if layout not in made:
         made[layout] = _make(group, layout, device)
@@ -147,9 +154,10 @@ def buffers_of(group: dist.ProcessGroup, layout: BufferLayout, device: torch.dev
 
 
 def check_ranks(group: dist.ProcessGroup) -> None:
-    """Raise RankError where a rank did not come in time in a call, or in a replay of a CUDA graph, that has ended.
+    """Raises RankError if a rank was late in a call, or in a replay of a CUDA graph, that has ended.
 
-    Every call asks the same at its beginning. A replay does not: ask after it, when its results are there.
+    Every call makes this check when it begins. A replay does not, so call this function after it, when its results are
+    complete.
     """
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group is {group!r}; pass the torch.distributed.ProcessGroup of the layer")
@@ -181,13 +189,13 @@ def _make(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) 
 
 
 def _told(group: dist.ProcessGroup, device: torch.device, number: int) -> list[int]:
-    """A number of every rank."""
+    """Returns the numbers that all ranks pass."""
     table = gather(group, torch.tensor([number], device=device))
     return [int(value) for value in table[:, 0]]
 
 
 def _host() -> int:
-    """A number of this host and its start."""
+    """Returns a number that identifies this host and its boot."""
     boot = BOOT_ID.read_text() if BOOT_ID.exists() else ""
     return zlib.crc32((socket.gethostname() + boot).encode())
 

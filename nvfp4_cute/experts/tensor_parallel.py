@@ -1,8 +1,8 @@
-"""A layer of experts of which every rank of a group holds a share of the width of every expert (tensor parallelism).
+"""Tensor parallelism of a layer of experts: every rank of a group holds a share of the width of every expert.
 
-All ranks pass the same tokens. Each computes the layer of width I / R, ``bias2`` and ``shared`` on rank 0 alone, and an
-all-reduce in float32 adds the results up. No token moves, and ranks have the same work however skewed the routing is. A partial
-result is rounded to x's dtype and the sum once more, so it has not the bits of one GPU, but the same ones on all ranks.
+All ranks pass the same tokens. Each computes a layer of width I / R; only rank 0 adds ``bias2`` and ``shared``. An all-reduce
+in float32 adds up the results. No token moves, and all ranks have the same work however skewed the routing is. Partial results
+are rounded to x's dtype, and the sum is rounded once more, so all ranks get equal bits, but not those of one GPU.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.experts.board import tell
+from nvfp4_cute.experts.board import exchange
 from nvfp4_cute.experts.exchange import agree
 from nvfp4_cute.formats.block_scaled import check_is_tensor
 
@@ -23,16 +23,20 @@ FAULT = -1
 def shard(
     gate_up: torch.Tensor, down: torch.Tensor, rank: int, ranks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's share of the width of experts, to be quantized.
+    """Selects a rank's share of the width of experts, which is then quantized.
 
     Args:
-        gate_up: [E, 2 I, H], gate above up. down: [E, H, I]; I a multiple of 32 * ``ranks``.
+        gate_up: [E, 2 I, H], gate first; I a multiple of 32 * ``ranks``.
+        down: [E, H, I].
+        rank: this rank.
+        ranks: number of ranks.
 
     Returns:
-        [E, 2 I / ranks, H] and [E, H, I / ranks], views put together.
+        [E, 2 I / ranks, H] (concatenated from views) and [E, H, I / ranks].
 
     Raises:
-        TypeError: weights are no tensors, or ranks no ints. ValueError: I does not divide, or shapes or ``rank`` do not fit.
+        TypeError: weights are not tensors, or ranks are not ints.
+        ValueError: I does not divide, or shapes or ``rank`` do not fit.
     """
     check_is_tensor("gate_up", gate_up)
     check_is_tensor("down", down)
@@ -62,15 +66,16 @@ def add_shares(
     w2: object,
     group: dist.ProcessGroup,
 ) -> torch.Tensor:
-    """The sum of all ranks' layers.
+    """Computes the sum of all ranks' layers.
 
     Args:
-        local: computes this rank's.
-        x, ids, w2: as of ``moe``.
+        local: computes this rank's layer.
+        x, ids, w2: see ``moe``.
+        group: the ranks.
 
     Raises:
-        What ``local`` raises, and on the other ranks RankError; so where sizes differ. During the capture of a CUDA graph ranks
-        tell each other nothing: call once before it.
+        What ``local`` raises; RankError on the other ranks, and on all ranks if sizes differ. Ranks do not exchange checks
+        while a CUDA graph is captured, so call once before the capture.
     """
     if isinstance(x, torch.Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
         return _summed(local(), group)
@@ -81,11 +86,11 @@ def add_shares(
         facts = (len(x), x.shape[1], ids.shape[1], code, len(data), data.shape[-1])
     except REFUSALS as fault:
         if isinstance(x, torch.Tensor):
-            tell(group, x.device, FAULT)
+            exchange(group, x.device, FAULT)
             agree(group, x.device, dict.fromkeys(FACTS, 0), fault)
         raise
     checksum = hash(facts) & 0x7FFFFFFF
-    if any(told != checksum for told, _ in tell(group, x.device, checksum)):
+    if any(other != checksum for other, _ in exchange(group, x.device, checksum)):
         agree(group, x.device, dict(zip(FACTS, facts, strict=True)))
     return _summed(y, group)
 

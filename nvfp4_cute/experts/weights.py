@@ -1,4 +1,4 @@
-"""Weights of all experts, and the factors that their products are multiplied by."""
+"""Weights of all experts, and the factors of their products."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,41 +10,41 @@ from nvfp4_cute.formats.slabs import to_slabs
 from nvfp4_cute.ops.quantize import quantize
 
 LINE_BYTES = 128
-# Of a row, which may be added to it so that the next one begins a line.
+# Largest padding, as a fraction of a row, that is added so that the next row begins a cache line.
 MOST_PADDING = 1 / 8
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """Weights of E experts, [E, N, K]. A BlockScaledTensor of that shape serves as well.
+    """Weights of E experts, [E, N, K]. A BlockScaledTensor of that shape can be used instead.
 
     Attributes:
-        data: uint8 [E, N, K/2], of MXFP8 float8 [E, N, K].
-        scale: float8_e4m3fn, of MX formats float8_e8m0fnu, [E, rn, rk, 32, 4, 4], blocked.
-        global_scale: float32, the factor one multiplies by to dequantize: one element, [E], or [E, 2] where the two halves of
-            gated weights have factors of their own; None for 1, as of MX formats.
-        format: NVFP4, or MXFP4 or MXFP8, which products take beside 16-bit rows.
+        data: uint8 [E, N, K/2]; for MXFP8 float8 [E, N, K].
+        scale: blocked [E, rn, rk, 32, 4, 4]: float8_e4m3fn, for MX formats float8_e8m0fnu.
+        global_scale: float32 factor by which dequantizing multiplies: one element, [E], or [E, 2] where the two halves of gated
+            weights have their own. None means 1, as for MX formats.
+        format: NVFP4, or MXFP4 or MXFP8, which go with 16-bit rows.
     """
 
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None
-    # A factory, for dynamo of torch 2.11 takes no object as a default.
+    # A factory, because dynamo of torch 2.11 accepts no objects as defaults.
     format: BlockFormat = field(default_factory=lambda: NVFP4)
 
     @classmethod
     def quantize(cls, weights: torch.Tensor, format: BlockFormat = NVFP4) -> "ExpertWeights":
-        """Quantize [E, N, K] of any float dtype, to NVFP4 each expert by a global scale of its own, amax / 2688.
+        """Quantizes [E, N, K] of any float dtype. NVFP4: each expert's global scale is its amax / 2688.
 
-        Rows of the result begin lines where :func:`in_whole_lines` has it so.
+        Rows of the result begin cache lines where :func:`in_whole_lines` pads them.
         """
         made = quantize(weights, format=format, global_scale="per_batch" if format.has_global_scale else None)
         return cls(in_whole_lines(made.data), made.scale, made.global_scale, format)
 
     def in_slabs(self) -> "ExpertWeights":
-        """Copies the weights into slabs of eight rows, which ``moe(activations="16bit")`` reads faster where rows are few.
+        """Copies the weights into slabs of eight rows, which ``moe(activations="16bit")`` reads faster if there are few rows.
 
-        Layers with other activations, and sm_90a's kernel for many rows, do not read slabs. N is a multiple of 8.
+        Layers with other activations, and sm_90a's kernel for many rows, cannot read slabs. N is a multiple of 8.
         """
         return ExpertWeights(to_slabs(self.data), self.scale, self.global_scale, self.format.in_slabs)
 
@@ -56,10 +56,10 @@ class ExpertWeights:
 
 
 def in_whole_lines(data: torch.Tensor) -> torch.Tensor:
-    """Weights [E, N, bytes] with rows that begin lines of L2: the same tensor, or a copy with up to an eighth more memory.
+    """Returns weights [E, N, bytes] whose rows begin cache lines of L2, copied if necessary with up to an eighth more memory.
 
-    With gpt-oss-20b's rows of 1440 bytes 1536 apart, an H100 takes 8 to 11 % less time for both products (``bench/notes``). A row
-    that would need more padding stays.
+    Rows that would need more padding are left alone. For gpt-oss-20b's rows of 1440 bytes, at a distance of 1536, an H100 takes
+    8 to 11 % less time for both products (``bench/notes``).
     """
     length = data.shape[-1]
     pitch = -(-length // LINE_BYTES) * LINE_BYTES
@@ -71,7 +71,10 @@ def in_whole_lines(data: torch.Tensor) -> torch.Tensor:
 
 
 def per_expert(factor: Any, experts: int, device: torch.device) -> torch.Tensor | None:
-    """A factor of all, or one an expert, as float32 [experts]; None is None. No launch where it already is that."""
+    """Converts a factor of all experts, or one per expert, to float32 [experts], without a launch if it is that.
+
+    None stays None.
+    """
     if factor is None:
         return None
     factor = torch.as_tensor(factor, dtype=torch.float32, device=device).reshape(-1)
@@ -85,11 +88,12 @@ def per_expert(factor: Any, experts: int, device: torch.device) -> torch.Tensor 
 def product_factors(
     weights: Any, input_scale: torch.Tensor | None, experts: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What the two halves of a product are multiplied by, float32 [E] each (the same tensor where they agree), or None.
+    """Returns the factors of the two halves of a product, float32 [E] each (the same tensor if equal), or None.
 
     Args:
         weights: ExpertWeights or BlockScaledTensor.
         input_scale: global scale of the rows that they multiply: one element, [E], or None.
+        experts: E.
     """
     device, given = weights.data.device, weights.global_scale
     scale = per_expert(input_scale, experts, device)

@@ -1,4 +1,4 @@
-"""experts.board: what ranks tell each other in shared memory, round by round; a rank that does not come."""
+"""experts.board: ranks exchange numbers through shared memory, round by round; a missing rank is reported."""
 
 import mmap
 import threading
@@ -16,7 +16,7 @@ def boards(ranks, seconds=200.0):
 
 
 def test_every_rank_reads_every_turn():
-    """Ranks that are late by turns: no turn is mixed with another."""
+    """Ranks are late in different rounds; numbers of rounds never mix."""
     ranks, turns = 3, 40
     found = [[] for _ in range(ranks)]
 
@@ -24,7 +24,7 @@ def test_every_rank_reads_every_turn():
         for turn in range(turns):
             if turn % ranks == rank:
                 threading.Event().wait(0.001)
-            found[rank].append(board.tell(turn * 7 - 1 + rank, turn))
+            found[rank].append(board.exchange(turn * 7 - 1 + rank, turn))
 
     threads = [threading.Thread(target=body, args=pair) for pair in enumerate(boards(ranks))]
     for thread in threads:
@@ -38,15 +38,15 @@ def test_every_rank_reads_every_turn():
 @pytest.mark.parametrize("numbers", [(-1, 0), (0, 2**29 - 1), (2**31 - 1, 3)])
 def test_least_and_most(numbers):
     (alone,) = boards(1)
-    assert alone.tell(*numbers) == [numbers]
+    assert alone.exchange(*numbers) == [numbers]
 
 
 def test_a_rank_that_gave_up_is_known_at_once():
     first, second = boards(2, 0.05)
-    assert first.tell(5, 6) is None
+    assert first.exchange(5, 6) is None
     assert second._words[:, 0].tolist() == [GONE] * 2
     second._seconds = 600.0
-    assert second.tell(5, 6) is None
+    assert second.exchange(5, 6) is None
 
 
 def test_a_page_that_cannot_be_mapped_leaves_no_file(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the steps of a layer run and print what they show."""
+"""Examples in the docstrings of the steps of a layer run and print what they show."""
 
 import doctest
 

@@ -1,4 +1,4 @@
-"""moe: every bit of random layers is that of the layer token by token, on every backend and in every mode of the emulator."""
+"""moe: random layers have the bits of token-by-token layers, on every backend and in every mode of the emulator."""
 
 import random
 
@@ -33,7 +33,7 @@ def test_one_small_layer():
 
 
 def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none")):
-    """A random layer, small enough for the emulator: few experts have rows, whatever the number of experts is."""
+    """Draws a random layer that is small enough for the emulator: few experts have rows, whatever the number of experts is."""
     dice = random.Random(seed)
     experts = dice.choice([1, 2, 3, 8, 60, 128, 512])
     top_k = dice.randint(1, 16)
@@ -70,11 +70,11 @@ def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none"))
 
 
 def seeds(count, *few):
-    """All but a few, small ones that take each mode in turn, are slow."""
+    """Marks all seeds slow but a few small ones, which cover the modes."""
     return [pytest.param(seed, marks=() if seed in few else pytest.mark.slow) for seed in range(count)]
 
 
-@pytest.mark.parametrize("seed", seeds(330, 11, 13, 51))  # each architecture and each layout among them
+@pytest.mark.parametrize("seed", seeds(330, 11, 13, 51))  # each architecture and each layout is among them
 def test_random_layers(seed):
     mode = ("eager", "lazy", f"random:{seed}")[seed % 3]
     check(drawn(seed), ARCHS[seed // 3 % 3], mode, seed=seed)
@@ -83,7 +83,7 @@ def test_random_layers(seed):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", seeds(60, 9, 11, 13))
 def test_random_layers_of_16_bit_rows(seed):
-    """With whole numbers between the products, so that sums are exact in any order."""
+    """Hidden activations are integers, so that sums are exact in any order."""
     layer = drawn(seed, layouts=("concatenated", "interleaved"))
     layer.options = {k: v for k, v in layer.options.items() if k not in ("input_scale", "hidden_scale")}
     layer.options |= {"activations": "16bit", "activation": "relu2"}
@@ -98,7 +98,7 @@ def test_random_layers_of_16_bit_rows(seed):
     ids=str,
 )
 def test_mx_weights(format, seed):
-    """Beside 16-bit rows; with biases and gates in turn, as gpt-oss, or in the epilogue."""
+    """Weights with 16-bit rows; with biases and alternating gates, as in gpt-oss, or activated in the epilogue."""
     layouts = ("interleaved",) if seed % 2 else ("concatenated",)
     layer, generator = drawn(seed, layouts=layouts), torch.Generator().manual_seed(seed)
     layer.x = layer.x.bfloat16()
@@ -128,7 +128,7 @@ def test_mx_weights(format, seed):
     pytest.param("mxfp4", MXFP4, True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_mx_rows(rows, format, has_bias, arch):
-    """Rows of MX formats in both products: no launch but that of a product, or of an activation, quantizes what is between."""
+    """Both products take rows in MX formats; hidden activations are quantized only by the launch of a product or an activation."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randint(-4, 5, (11, 128), generator=generator).bfloat16()
     w13, w2 = (mx_weights(5, n, k, generator, format=format) for n, k in ((256, 128), (128, 128)))
@@ -137,7 +137,7 @@ def test_mx_rows(rows, format, has_bias, arch):
     options = {"activations": rows, "activation": "relu2", "bias13": bias}
     with observe(check=True) as observer:
         got = moe(x, ids, weights, w13, w2, backend=f"emulator:{arch}", **options)
-    decodes = 2 if arch == "sm_90a" else 0  # at most, by launches of their own
+    decodes = 2 if arch == "sm_90a" else 0  # at most, in launches of their own
     assert len(observer.stats) - decodes <= 4 + has_bias
     assert_bitwise_equal(got, moe(x, ids, weights, w13, w2, backend="reference", **options))
 
@@ -152,7 +152,7 @@ def test_rows_without_a_global_scale_are_given_none():
 
 @pytest.mark.slow
 def test_equal_scores_of_permuted_tokens_have_the_same_bits():
-    """Tokens in another order, and a token's choices where each is kept in its place: the same rows come out."""
+    """Tokens in another order, and a token's choices in another order with equal scores, give the same rows."""
     layer = some_layer(40, 3, 6, 64, 128, seed=7)
     got = moe(*layer.arguments(), **layer.options, backend="emulator:sm_90a")
     order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
@@ -163,7 +163,7 @@ def test_equal_scores_of_permuted_tokens_have_the_same_bits():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_silu_in_the_epilogue(arch):
-    """Its exponential is the GPU's: a hidden value may round to the next one, no more."""
+    """The epilogue uses the GPU's exponential, so a hidden value may round to a neighbor."""
     layer = some_layer(24, 2, 3, 64, 128, seed=3, activation="silu", limit=None)
     layer.w13 = ExpertWeights(layer.w13.data, layer.w13.scale, layer.w13.global_scale / 16)
     got = moe(*layer.arguments(), **layer.options, backend=f"emulator:{arch}")
@@ -171,7 +171,7 @@ def test_silu_in_the_epilogue(arch):
 
 
 def test_interleaved_weights_and_factors_of_their_own():
-    """Two factors an expert reach gate and up; weights in the order of other libraries are read as they lie."""
+    """Two factors per expert reach gate and up; weights in the order of other libraries are not copied."""
     layer = some_layer(9, 2, 4, 64, 128, seed=5)
     halves = torch.exp2(torch.randint(-7, -4, (4, 2), generator=torch.Generator().manual_seed(1)).float())
     layer.w13 = ExpertWeights(layer.w13.data, layer.w13.scale, halves)
@@ -229,7 +229,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", ["ids", "weights", "bias13", "bias2", "shared"])
 def test_what_any_launch_would_refuse_is_refused_before_the_first_one(name):
-    """By its name; a bias with a row less would be read behind its end."""
+    """The error names the operand. A bias with one row fewer would be read beyond its end."""
     layer = some_layer(4, 2, 3, 64, 128)
     given = dict(zip(("x", "ids", "weights", "w13", "w2"), layer.arguments(), strict=True)) | layer.options
     given |= {
@@ -243,7 +243,7 @@ def test_what_any_launch_would_refuse_is_refused_before_the_first_one(name):
         if name == "ids" and what == "a column less":
             continue  # then weights are wrong
         if name in ("ids", "weights") and what == "unaligned":
-            continue  # which are read one by one
+            continue  # these are read one by one
         for backend in ("reference", "emulator:sm_90a"):
             with observe() as observer, pytest.raises((TypeError, ValueError), match=name):
                 moe(**given | {name: wrong(given[name])}, backend=backend)
@@ -251,7 +251,7 @@ def test_what_any_launch_would_refuse_is_refused_before_the_first_one(name):
 
 
 def check_on_gpu(seed):
-    """The bits of the layer token by token; a captured graph follows ids and weights that change; nothing waits."""
+    """Checks the bits of the token-by-token layer, a captured graph with changing ids and weights, and that nothing waits."""
     layer = drawn(seed)
     options = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in layer.options.items()}
     tensors = [t.cuda() for t in layer.arguments()[:3]]
@@ -283,7 +283,7 @@ def test_gpu_random_layers(first):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["A100 80GB", "B200", "RTX 5090"])
 def test_16_bit_rows_of_every_gpu(target):
-    """Weight-only layers of experts take four launches on every GPU, and weights in slabs give the same bits."""
+    """Weight-only layers take four launches on every GPU, and weights in slabs give the same bits."""
     generator = torch.Generator().manual_seed(7)
     w13, w2 = (
         ExpertWeights.quantize(torch.randn(4, n, k, generator=generator).bfloat16() / 16)

@@ -1,4 +1,4 @@
-"""activate_quantize and activate: bit for bit the float32 operations of experts.activation, then one rounding."""
+"""activate_quantize and activate: the bits of experts.activation's float32 operations, then one rounding."""
 
 import math
 from itertools import product
@@ -32,7 +32,7 @@ def check(h, ids, experts, arch="sm_90a", mode="eager", **options):
 
 
 def assert_same_but_nan(got, want):
-    """The bits, but those of a NaN, which an instruction and torch write in different ways."""
+    """Compares bits except those of NaN, which an instruction and torch encode differently."""
     assert torch.equal(got.isnan(), want.isnan())
     assert_bitwise_equal(got.masked_fill(got.isnan(), 0.0), want.masked_fill(want.isnan(), 0.0))
 
@@ -63,7 +63,7 @@ def some(rows, columns, dtype, seed=0):
     return h.to(dtype)
 
 
-# One of each layout.
+# One case per layout.
 FAST = (
     ("relu2", "none", "sm_90a"),
     ("gelu_tanh", "interleaved", "sm_100a"),

@@ -1,4 +1,4 @@
-"""moe over the ranks of a group: every bit is that of one process with all experts; a fault is an error on every rank."""
+"""moe over the ranks of a group: the bits of one process with all experts; a fault raises on every rank."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ from nvfp4_cute.launch_table import MAX_PEERS
 
 
 def random_layers(rank: int, seeds: range, sizes: tuple[int, ...]) -> list[str]:
-    """What differs, over groups of some sizes of the same processes."""
+    """Returns the differences found, over groups of several sizes of the same processes."""
     groups = [dist.new_group(range(size)) for size in sizes]
     found = []
     for seed in seeds:
@@ -41,7 +41,7 @@ def test_random_layers_have_the_bits_of_one_process(seeds):
 
 @pytest.mark.slow
 def test_what_two_gpus_are_asked_runs_without_them():
-    """The script for GPUs: its warm-up, of layers with biases among others, and its layers over gloo, one on the emulator."""
+    """Runs the script for GPUs over gloo: its warm-up, with biases, and its layers, one of them on the emulator."""
     for seed in range(12):
         ranks_on_gpus.warm_layer(seed, "cpu")
     for seeds, backend in ((range(4), "auto"), (range(1), "emulator:sm_90a")):
@@ -50,7 +50,7 @@ def test_what_two_gpus_are_asked_runs_without_them():
 
 
 def test_more_ranks_than_buffers_have_peers():
-    """Nine: rows go by the group's backend."""
+    """With nine ranks the group's backend moves the rows."""
     for rank, found in enumerate(run_ranks(random_layers, MAX_PEERS + 1, range(4), (MAX_PEERS + 1,))):
         assert found == [], f"rank {rank}"
 
@@ -61,7 +61,7 @@ FAULTY_SECONDS = 3.0
 
 
 def refused(call) -> str:
-    """The error of a call: its type and text."""
+    """Returns the type and text of a call's error."""
     try:
         call()
     except (RankError, ValueError, TypeError) as error:
@@ -70,14 +70,14 @@ def refused(call) -> str:
 
 
 def wait_no_longer(group: dist.ProcessGroup, seconds: float) -> None:
-    """Of this rank, from now on: a group that is made with so little time may lose a rank that is merely slow."""
+    """Shortens this rank's timeout from now on. A group made with so short a timeout might lose a rank that is merely slow."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
     if group in board._boards:
         board._boards[group]._seconds = seconds
 
 
 def faults(rank: int) -> dict[str, str]:
-    """Errors of this rank by what was wrong; the group serves all of them, but the last."""
+    """Returns this rank's errors by fault. One group serves all of them except the last."""
     group, placement = dist.group.WORLD, Placement.even(4, 2)
     layer = some_layer(12, 2, 4, 64, 64)
     part = part_of(layer, placement, [7, 5], rank)
@@ -136,7 +136,7 @@ def test_faults_are_errors_on_every_rank_and_leave_the_group_usable():
 
 
 def late(rank: int) -> str:
-    """What a rank says of another one that comes too late."""
+    """Returns a rank's error about another rank that is too late."""
     part = part_of(some_layer(8, 2, 4, 64, 64), Placement.even(4, 2), [4, 4], rank)
     if rank:
         time.sleep(2 * FAULTY_SECONDS)
@@ -193,7 +193,7 @@ def test_refused_placements(experts, error, text):
 
 
 def module_result(rank: int) -> tuple[list, list]:
-    """Values of a layer of both ranks, and of the same on one."""
+    """Returns the values of a layer over both ranks, and of the same layer on one."""
     generator = torch.Generator().manual_seed(2)
     gate_up = torch.randn(4, 2 * 32, 64, generator=generator).bfloat16()
     down, bias2 = (torch.randn(4, *shape, generator=generator).bfloat16() for shape in ((64, 32), (64,)))
@@ -217,7 +217,7 @@ def test_module():
 @pytest.mark.slow
 @pytest.mark.gpu("sm_90a")
 def test_two_gpus_have_the_bits_of_one():
-    """300 random layers, graphs whose routing changes, and a short soak."""
+    """Covers 300 random layers, graphs with changing routings, and a short soak."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"{torch.cuda.device_count()} GPU here; two are needed")
     script = Path(__file__).parent.parent / "support" / "ranks_on_gpus.py"

@@ -1,4 +1,4 @@
-"""permute: a stable order of choices by expert, the same in one launch and in two."""
+"""permute: a stable sort of choices by expert, equal in one launch and in two."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_one_expert_and_none():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_two_launches(arch, monkeypatch):
-    """The same order from several CTAs; limits are moved so that few slots take two launches."""
+    """Several CTAs give the same order. Lowered limits make few slots take two launches."""
     for name, limit in (("SLOTS_OF_CTA", 100), ("SLOTS_AT_ONCE", 101), ("SLOTS_PER_CTA", 128)):
         monkeypatch.setattr(permutation, f"PERMUTE_{name}", limit)
     check(some(200, 8, 40, 3), 40, arch, launches=2)
@@ -82,7 +82,7 @@ def test_two_launches(arch, monkeypatch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_a_cluster(arch, mode, monkeypatch):
-    """CTAs without slots among them; before Hopper, which has no clusters, in two launches."""
+    """Some CTAs have no slots. Before Hopper, which introduced clusters, there are two launches."""
     launches = 1 if simt.has_clusters(arch) else 2
     check(some(300, 8, 150, 3), 150, arch, mode, launches)
     monkeypatch.setattr(permutation, "PERMUTE_SLOTS_OF_CTA", 2)

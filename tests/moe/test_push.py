@@ -43,7 +43,7 @@ def layout_of(ranks, capacity, top_k, hidden, dtype=torch.bfloat16, is_quantized
 
 @pytest.mark.parametrize("ranks, capacity", [(1, 8), (MAX_PEERS + 1, 8), (2, 1 << 20)])
 def test_ranks_without_such_buffers_are_known_without_a_question(ranks, capacity):
-    """One rank, more than there are columns of addresses for, buffers that are too large: no other rank is asked."""
+    """Covers one rank, more ranks than columns of addresses, and buffers that are too large; no other rank is asked."""
     assert symmetric._make(None, layout_of(ranks, capacity, 8, 7168), torch.device("cuda")) is None
 
 
@@ -51,14 +51,14 @@ def test_ranks_without_such_buffers_are_known_without_a_question(ranks, capacity
 
 
 def there_and_back(peers, tokens, ids, placement, scale, backend, h, weights):
-    """Every launch of all ranks, phase by phase: what each rank received, ordered, and got back."""
+    """Runs every launch of all ranks, phase by phase; returns what each rank received, ordered, and got back."""
     results = [
         push.send(x, i, placement, mine, scale, backend)
         for x, i, mine in zip(tokens, ids, peers, strict=True)
     ]
     came = [push.receive(mine, 3, None, None, backend) for mine in peers]
     for mine, (_, _, order), rows in zip(peers, came, h, strict=True):
-        push.give(rows, order, mine, backend)
+        push.return_results(rows, order, mine, backend)
     sums = [
         finalize(mine.results, places, weight, inbox=mine.inbox, backend=backend)
         for mine, places, weight in zip(peers, results, weights, strict=True)
@@ -81,8 +81,8 @@ def there_and_back(peers, tokens, ids, placement, scale, backend, h, weights):
 def test_kernels_have_the_bits_of_the_reference(
     shares, top_k, hidden, dtype, scale, is_quantized, arch, monkeypatch
 ):
-    """Two calls one after the other on the same buffers, hazards looked for."""
-    # Entries that nothing writes are the same.
+    """Two consecutive calls share the buffers, and the hazard checks are on."""
+    # Entries that nothing writes are equal on both sides.
     monkeypatch.setattr(torch, "empty", torch.zeros)
     monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
     ranks = len(shares)
@@ -90,7 +90,7 @@ def test_kernels_have_the_bits_of_the_reference(
         Placement(((0, 1, 3), (0, 2), (), (1, 4, 5))) if ranks == 4 else Placement(((0, 3, 4), (1, 2, 0)))
     )
     layout = layout_of(ranks, 8, top_k, hidden, dtype, is_quantized)
-    # The kernel writes scales by fours: behind the last of a row zeros.
+    # The kernel writes scales by fours, so zeros follow the last scale of a row.
     emulated, expected = local_peers(layout, fill=0), local_peers(layout, fill=0)
     for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def test_kernels_have_the_bits_of_the_reference(
 
 
 def test_a_wait_for_many_ids_is_a_clusters():
-    """More ids than one CTA orders."""
+    """There are more ids than one CTA can order."""
     layout = layout_of(2, 160, 8, 64)
     peers, placement = local_peers(layout), Placement.even(6, 2)
     for mine in peers:
@@ -140,9 +140,9 @@ def test_launches_wait_for_a_rank_that_comes_later(backend):
     later(lambda: push.send(x, ids, placement, other, None, "reference"))
     _, _, order = push.receive(mine, 2, None, None, backend)
     assert time.monotonic() - began > 0.3
-    assert order.offs.tolist() == [4, 6]  # of the tokens of both ranks
-    push.give(h, order, mine, "reference")
-    later(lambda: push.give(h, permute(other.ids, 2, backend="reference"), other, "reference"))
+    assert order.offs.tolist() == [4, 6]  # from the tokens of both ranks
+    push.return_results(h, order, mine, "reference")
+    later(lambda: push.return_results(h, permute(other.ids, 2, backend="reference"), other, "reference"))
     y = finalize(mine.results, places, torch.ones(3, 2), inbox=mine.inbox, backend=backend)
     assert time.monotonic() - began > 0.6
     want = finalize(mine.results, places, torch.ones(3, 2), backend="reference")
@@ -171,7 +171,7 @@ def test_a_rank_that_does_not_come_is_an_error_and_nan(backend):
 
 
 def call_of(part, placement, rank, capacity, backend):
-    """The checked call of a rank, as ``moe`` makes it."""
+    """Returns the checked call of a rank, as ``moe`` makes it."""
     options = dict(part.options)
     named = {name: options.pop(name, None) for name in ("input_scale", "bias2", "shared")}
     defaults = dict.fromkeys(("hidden_scale", "alpha13", "alpha2", "bias13"))
@@ -186,7 +186,7 @@ def call_of(part, placement, rank, capacity, backend):
 
 
 def pushed(seed, ranks, backend):
-    """Results of all ranks of a random layer, and those of one process."""
+    """Returns results of all ranks of a random layer, and those of one process."""
     layer, placement, shares = some_layer_of_ranks(seed, ranks)
     parts = [part_of(layer, placement, shares, rank) for rank in range(ranks)]
     found = [call_of(part, placement, rank, 40, backend) for rank, part in enumerate(parts)]
@@ -223,7 +223,7 @@ def test_random_layers_on_the_emulator(seed):
 
 
 def over_files(rank: int, seeds: range, folder: str) -> list[str]:
-    """What differs where processes store into files that they share, as GPUs into each other's memory."""
+    """Returns the differences where processes store into shared files, as GPUs do into each other's memory."""
     made: dict = {}
 
     def buffers_of(group, layout, device):
@@ -245,7 +245,7 @@ def test_processes_have_the_bits_of_one(seeds):
 
 
 def overflow(rank: int, folder: str) -> list[str]:
-    """A rank with too many tokens, and one that stops: what each says."""
+    """Returns the errors around a rank with too many tokens, and around one that stops."""
     made: dict = {}
 
     def buffers_of(group, layout, device):
@@ -286,7 +286,7 @@ def test_too_many_tokens_and_a_rank_that_stops():
 
 @pytest.mark.parametrize("options", [{}, {"weight_layout": "interleaved"}])
 def test_kernels_are_chosen_for_the_rows_that_experts_have_in_the_mean(options, monkeypatch):
-    """The config is that of a call with as many rows; a rank has room for all ranks' choices, and takes its share for the mean."""
+    """The config is that of a call with the mean rows; a rank has room for all ranks' choices, and expects its share."""
     layer = some_layer(48, 2, 4, 64, 128, **options)
     call, _ = call_of(layer, Placement.even(4, 1), 0, 48, "emulator:H100")
     data, scale, order = gather_quantize(layer.x, layer.ids, 4, backend="reference")

@@ -1,4 +1,4 @@
-"""Launches around the exchange of rows between ranks: the kernels give the bits of the torch versions."""
+"""Launches around the exchange of rows between ranks: kernels give the bits of the torch versions."""
 
 from dataclasses import fields, replace
 
@@ -32,7 +32,7 @@ def some_rows(tokens, hidden, dtype):
 
 @pytest.fixture
 def both(monkeypatch):
-    """Runs every launch of ``dispatch`` by the emulator and by the reference, from the same bits, and compares what they write."""
+    """Runs every launch of ``dispatch`` on the emulator and in the reference, from equal bits, and compares the results."""
     counts = []
     run = backends.run_task
 
@@ -51,7 +51,7 @@ def both(monkeypatch):
 
 
 def zeros(monkeypatch):
-    """Results that are not written are the same in both."""
+    """Makes results that are not written equal on both sides."""
     monkeypatch.setattr(torch, "empty", torch.zeros)
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
@@ -90,7 +90,7 @@ def test_there_and_back(tokens, top_k, hidden, dtype, scale, arch, both, monkeyp
 
 
 def check_results(fixed, results, routes, layout):
-    """Where a result is to come, a row has the choice's id."""
+    """Checks that the row at each expected position has the choice's id."""
     ids = layout.ids(fixed).flatten()
     is_choice = routes.ranks >= 0
     assert torch.equal(results >= 0, is_choice)

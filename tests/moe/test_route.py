@@ -1,4 +1,4 @@
-"""route: bit for bit the float32 operations that the reference states, and what models do, against torch in float64."""
+"""route: the bits of the reference's float32 operations, and the choices of models in torch's float64."""
 
 import math
 
@@ -14,7 +14,7 @@ ARCHS = ["sm_80", "sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark
 
 
 def check(logits, top_k, arch="sm_90a", mode="eager", **options):
-    """One launch, the bits of the reference."""
+    """Checks that one launch gives the bits of the reference."""
     with observe(check=True, mode=mode) as observer:
         got = route(logits, top_k, backend=f"emulator:{arch}", **options)
     want = route(logits, top_k, backend="reference", **options)
@@ -71,7 +71,7 @@ def test_equal_scores_go_to_the_lowest_ids():
 
 
 def test_nan_and_infinity():
-    """NaN is never chosen; infinities are numbers; a token of NaN has no experts."""
+    """NaN is never chosen, infinities count as numbers, and a token of NaN has no experts."""
     nan, inf = math.nan, math.inf
     logits = torch.tensor(
         [[nan] * 4, [nan, 1, nan, 2], [inf, inf, 0, nan], [-inf] * 4, [-inf, nan, -nan, 3e38]]

@@ -1,4 +1,4 @@
-"""gather_quantize, gather and finalize: bit for bit what formats.quantize, copies and float32 sums in order give."""
+"""gather_quantize, gather and finalize: the bits of formats.quantize, of copies, and of float32 sums in order."""
 
 import math
 
@@ -29,7 +29,7 @@ def some_ids(tokens, top_k, experts, seed=0):
 
 
 def real_scales(scale, order, k_blocks):
-    """The bytes of the rows that there are, padding columns with them."""
+    """Returns the bytes of the existing rows, including padding columns."""
     data = scale.view(torch.uint8)
     atoms, atoms_k = data.shape[:2]
     rowmajor = data.permute(0, 3, 2, 1, 4).reshape(atoms * 128, atoms_k * 4)
@@ -56,7 +56,7 @@ def check(x, ids, experts, arch="sm_90a", mode="eager", **options):
 
 
 def check_copies(x, ids, experts, backend, mode, order, first_expert):
-    """The same rows, not quantized."""
+    """Checks that rows are copied without quantization."""
     with observe(check=True, mode=mode) as observer:
         rows, same = gather(x, ids, experts, first_expert=first_expert, backend=backend)
     assert len(observer.stats) == (bool(ids.numel()) if ids.numel() <= 64 else 2)
@@ -95,7 +95,7 @@ def test_gather_modes(mode, few):
 
 
 def test_few_choices_have_the_order_of_permute():
-    """The order that every warp finds by itself is the one of ``permute``: duplicates, skewed, foreign ids, all sizes."""
+    """Every warp finds the order of ``permute`` by itself: duplicates, skewed and foreign ids, all sizes."""
     for seed, (tokens, top_k, experts) in enumerate(
         [(1, 1, 1), (1, 8, 512), (9, 7, 2), (64, 1, 40), (32, 2, 1), (5, 3, 1000)]
     ):

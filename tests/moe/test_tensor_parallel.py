@@ -1,4 +1,4 @@
-"""A layer whose ranks hold shares of every expert's width: the sum of their layers, the same on all ranks."""
+"""A layer whose ranks hold shares of every expert's width: the sum of their layers, equal on all ranks."""
 
 from pathlib import Path
 
@@ -32,13 +32,13 @@ def layer_of(gate_up, down, bias2, rank, ranks, **options):
 
 
 def over_ranks(rank: int, ranks: int) -> list[list[list[float]]]:
-    """The result, the sum of all shares in one process, and the undivided layer's."""
+    """Returns the result, the sum of all shares in one process, and the undivided layer's result."""
     gate_up, down, bias2, arguments = some_weights(torch.bfloat16)
     group = dist.group.WORLD
     y = layer_of(gate_up, down, bias2, rank, ranks, process_group=group, parallel="tensor")(*arguments)
     x, ids, weights, _ = arguments
     first = layer_of(gate_up, down, bias2, 0, ranks)(*arguments)
-    none = torch.zeros_like(bias2)  # with a bias the activation is a launch of its own
+    none = torch.zeros_like(bias2)  # with a bias, the activation is a launch of its own
     rest = [layer_of(gate_up, down, none, other, ranks)(x, ids, weights) for other in range(1, ranks)]
     total = torch.stack([share.float() for share in (first, *rest)]).sum(0).to(y.dtype)
     whole = MoENVFP4.from_experts(gate_up, down, bias2=bias2)(*arguments)
@@ -52,14 +52,14 @@ def test_shares_add_up(ranks):
         assert not isinstance(one, Exception), one
         y, want, whole = one
         assert y == found[0][0]
-        if ranks == 2:  # of more, float32 sums depend on the order
+        if ranks == 2:  # with more ranks, float32 sums depend on the order
             assert y == want
         error = torch.tensor(y) - torch.tensor(whole)
-        assert error.norm() / torch.tensor(whole).norm() < 0.06  # other global scales, other codes
+        assert error.norm() / torch.tensor(whole).norm() < 0.06  # other global scales give other codes
 
 
 def refused(rank: int) -> list[str]:
-    """Other sizes, then a wrong operand, on rank 1; then what ranks tell each other where they share no memory."""
+    """Passes other sizes, then a wrong operand, on rank 1; then exchanges numbers without shared memory."""
     layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
     x, ids, weights, w13, w2 = layer.arguments()
     said = []
@@ -73,7 +73,7 @@ def refused(rank: int) -> list[str]:
             said.append(f"{type(error).__name__}: {error}")
     group = dist.new_group([0, 1])
     board.FOLDER = Path("/nowhere") if rank else board.FOLDER
-    said.append(str(board.tell(group, x.device, rank - 1, 7)))
+    said.append(str(board.exchange(group, x.device, rank - 1, 7)))
     assert board._boards[dist.group.WORLD] is not None and board._boards[group] is None
     return said
 
