@@ -171,13 +171,14 @@ def grouped_dual_gemm_reference(
         )
         for product, alpha in zip(products, (alpha1, alpha2), strict=True)
     )  # fmt: skip
-    function = ACTIVATIONS[activation]
+    return [_combined(gate, up, activation, limit).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
+
+
+def _combined(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None) -> torch.Tensor:
+    """``activation(gate) * up``, where ``limit`` cuts both, and "swiglu_oai" adds 1 to ``up``."""
     if limit is not None:
-        gates = [gate.clamp(max=limit) for gate in gates]
-        ups = [up.clamp(-limit, limit) for up in ups]
-    if activation == "swiglu_oai":
-        ups = [up + 1 for up in ups]
-    return [(function(gate) * up).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ACTIVATIONS[activation](gate) * (up + 1 if activation == "swiglu_oai" else up)
 
 
 def separate_weights(
@@ -293,7 +294,7 @@ def weight_only_dual_reference(
     alpha2: float | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
-    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu",
+    activation: Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"] = "silu",
     limit: float | None = None,
     weight_layout: str = "separate",
     scale_layout: ScaleLayout = "blocked",
@@ -316,9 +317,7 @@ def weight_only_dual_reference(
         weight_only_reference(a, b, scale, alpha, torch.float64, scale_layout=scale_layout, b_format=b_format)
         for (b, scale), alpha in zip(products, (alpha1, alpha2), strict=True)
     )
-    if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (ACTIVATIONS[activation](gate) * up).to(out_dtype)
+    return _combined(gate, up, activation, limit).to(out_dtype)
 
 
 def expand_operand(

@@ -1,9 +1,11 @@
 """Stream-K fixup through global memory: the cluster that owns a tile's first K tile adds the partial sums of the others.
 
 A cluster sends the partial sums of at most one tile, the one that its share starts in the middle of. So every CTA has room for
-one tile and one flag, which the preceding launch has set to 0 (``decode_tokens``). MATH stores its sums and continues. The
-FIXUP warp sets the flag when the stores have completed, which takes microseconds. A thread receives the sums of the thread with
-its own index in another CTA. They are added in the order of K, so the result does not depend on which cluster finishes first.
+one tile, and a flag for each MATH warp. MATH stores its sums and continues. The FIXUP warp sets the flags when the stores have
+completed, which takes microseconds. A thread receives the sums of the thread with its own index in another CTA. They are added
+in the order of K, so the result does not depend on which cluster finishes first.
+
+Flags are 0 before a launch. Either a preceding launch has set them to 0 (``decode_tokens``), or whoever reads one does.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from cutlass import Float32, Int32, Int64
 
 from nvfp4_cute.planning.arch.sm90 import FIXUP_FLAG_BYTES, MATH_WARPS, TOKEN_STEP
 
-from ..common.global_access import load_acquire
+from ..common.global_access import global_scalar, load_acquire
 from ..common.ring import arrive_warp
 from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES
 from ..common.versions import inline_ptx
@@ -32,7 +34,7 @@ class Fixup:
     """Fixup memory of all CTAs of the launch.
 
     Attributes:
-        flags: address of (CTA, ``FIXUP_FLAG_BYTES``). The int32 is 1 when the CTA has stored its sums or has none to store.
+        flags: address of (CTA, WARP) int32: 1 when the CTA has stored its sums or has none to store.
         sums: address of (CTA, CHUNK of 4 sums, THREAD, 16 bytes).
     """
 
@@ -65,25 +67,34 @@ def send(fixup: Fixup, acc: cute.Tensor, tokens: Int32, sent: cute.Pointer):
 
 
 @cute.jit
-def run_fixup(fixup: Fixup, sent: cute.Pointer):
-    """FIXUP role, one warp: waits until all MATH warps have stored their sums or have none, and sets this CTA's flag."""
-    # The preceding launch sets the flags to 0.
-    cute.arch.griddepcontrol_wait()
+def run_fixup(fixup: Fixup, sent: cute.Pointer, has_launch_before: cutlass.Constexpr):
+    """FIXUP role, one warp: waits until all MATH warps have stored their sums or have none, and sets this CTA's flags."""
+    if cutlass.const_expr(has_launch_before):
+        # It sets the flags to 0.
+        cute.arch.griddepcontrol_wait()
     cute.arch.mbarrier_wait(sent, 0)
-    with cute.arch.elect_one():
-        # The release also covers the stores of MATH's warps: releases are cumulative, and this warp has waited for them.
-        inline_ptx(
-            "st.release.gpu.global.b32 [{$r0}], {$r1};",
-            read_only_args=[_flag(fixup, cute.arch.block_idx()[0]), Int32(1)],
-        )
+    lane = cute.arch.lane_idx()
+    # The release also covers the stores of MATH's warps: releases are cumulative, and this warp has waited for them.
+    inline_ptx(
+        "st.release.gpu.global.b32 [{$r0}], {$r1};",
+        read_only_args=[_flag(fixup, cute.arch.block_idx()[0], lane), Int32(1)],
+        predicate=lane < MATH_WARPS,
+    )
 
 
 @cute.jit
-def add(fixup: Fixup, acc: cute.Tensor, tokens: Int32, cta: Int32):
-    """Waits for the partial sums of another CTA and adds those of this thread's index. acc, tokens: see ``send``."""
-    flag = _flag(fixup, cta)
+def add(fixup: Fixup, acc: cute.Tensor, tokens: Int32, cta: Int32, resets: cutlass.Constexpr):
+    """Waits for the partial sums of another CTA and adds those of this thread's index.
+
+    acc, tokens: see ``send``. resets: whether to set the flag to 0 for the next launch.
+    """
+    flag = _flag(fixup, cta, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
     while load_acquire(flag) == 0:
         pass
+    if cutlass.const_expr(resets):
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            global_scalar(Int32, flag)[0] = Int32(0)
     address = _sums(fixup, acc, cta)
     for first in cutlass.range_constexpr(0, cute.size(acc), STEP_VALUES):
         if first // CHUNK_VALUES * CHUNK_TOKENS < tokens:
@@ -103,5 +114,5 @@ def _sums(fixup: Fixup, acc: cute.Tensor, cta: Int32) -> Int64:
     return fixup.sums + Int64(cta) * cta_bytes + cute.arch.thread_idx()[0] * CHUNK_BYTES
 
 
-def _flag(fixup: Fixup, cta: Int32) -> Int64:
-    return fixup.flags + Int64(cta) * FIXUP_FLAG_BYTES
+def _flag(fixup: Fixup, cta: Int32, warp: Int32) -> Int64:
+    return fixup.flags + Int64(cta) * FIXUP_FLAG_BYTES + warp * 4

@@ -283,7 +283,7 @@ class GroupedGemmSm90:
                     run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
                 if cutlass.const_expr(config.stream_k):
                     if warp_idx == schedule.fixup_warp_id:
-                        run_fixup(fixup, exchange.empty(0))
+                        run_fixup(fixup, exchange.empty(0), True)
                     if warp_idx == schedule.scheduler_warp_id:
                         run_scheduler(tiles, config)
             else:

@@ -121,7 +121,7 @@ def run_math(args: MathArgs):
                 unsent = Int32(0)
             else:
                 # Read the part again here rather than keep it: its registers hold accumulators until now.
-                _add_others(args, acc, tokens, tiles.part(place).num_others)
+                add_others(args.fixup, args.config, acc, tokens, tiles.part(place).num_others)
                 _store(args, acc, tiles.part(place).tile)
             tiles.release(place)
         else:
@@ -138,12 +138,18 @@ def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
 
 
 @cute.jit
-def _add_others(args: MathArgs, acc: cute.Tensor, tokens: Int32, num_others: Int32):
+def add_others(
+    fixup: Fixup,
+    config: cutlass.Constexpr[KernelConfig],
+    acc: cute.Tensor,
+    tokens: Int32,
+    num_others: Int32,
+):
     """Adds the partial sums of the ``num_others`` preceding clusters, which have the tile's other K tiles."""
     cta = cute.arch.block_idx()[0]
     for _ in cutlass.range(num_others, unroll=1):
-        cta -= args.config.cluster_size
-        add(args.fixup, acc, tokens, cta)
+        cta -= config.cluster_size
+        add(fixup, acc, tokens, cta, not config.decode_first)
 
 
 @cute.jit

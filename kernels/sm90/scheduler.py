@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Boolean, Int32, Uint32
 
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -89,9 +89,12 @@ def _record(place: Int32) -> Int32:
 
 
 @cute.jit
-def run_scheduler(tiles: ScheduledTiles, config: cutlass.Constexpr[KernelConfig]):
-    """Finds each part and writes its record as soon as all roles have read the previous record in that slot."""
-    groups, tile_shape, place = tiles.groups, config.work_tile_mnk, Int32(0)
+def run_scheduler(tiles: ScheduledTiles, config: cutlass.Constexpr[KernelConfig]) -> Boolean:
+    """Finds each part and writes its record as soon as all roles have read the previous record in that slot.
+
+    Returns whether the CTA sends partial sums.
+    """
+    groups, tile_shape, place, sends = tiles.groups, config.work_tile_mnk, Int32(0), Boolean(False)
     shares = Shares.of(groups, config)
     share = shares.num_shares - 1 - cute.arch.block_idx()[0] // config.cluster_size
     for number in cutlass.range(select(share >= 0, shares.waves + 1, Int32(0)), unroll=1):
@@ -107,9 +110,10 @@ def run_scheduler(tiles: ScheduledTiles, config: cutlass.Constexpr[KernelConfig]
                 tile = tile_of_cta(config, placed.tile)
                 words = [tile.slot, tile.tile_m_idx, tile.tile_n_idx, tile.m, tile.n, tile.k_tile_cnt]
                 _write(tiles, place, [*words, first, count, num_others, tile.a_row, tile.a_sf_block, 0])
-                place += 1
+                place, sends = place + 1, sends | (first > 0)
             position = placed.end
     _write(tiles, place, [NO_PART] * (RECORD_VECTORS * VECTOR_WORDS))
+    return sends
 
 
 @cute.jit

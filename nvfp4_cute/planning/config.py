@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 _NAME = re.compile(
-    r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_ultra)?(_swap)?(_pre)?(_sk)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
+    r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_ultra)?(_swap)?(_pre)?(_sk)?(_warp)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
 )
 
 # Fields that every family of architectures has.
@@ -34,7 +34,8 @@ class KernelConfig:
             loads of tokens.
         stream_k: K tiles rather than work tiles are divided evenly. If clusters share a tile, one of them adds the partial sums
             that the
-            others leave in device memory. Needs ``decode_first``.
+            others leave in device memory. Where both operands are quantized it needs ``decode_first``.
+        use_warp_mma: warps load weights into registers and multiply with ``mma.sync``: no stages of weights, no clusters.
 
     Every architecture family has ``SHARED_FIELDS``. Other fields are options: a family names those it has in ``OPTIONS`` and
     refuses the others. A field means the same in all families. ``unsupported_reason`` of a family says which values it can
@@ -52,6 +53,7 @@ class KernelConfig:
     decode_first: bool = False
     stream_k: bool = False
     use_k96_instrs: bool = False
+    use_warp_mma: bool = False
 
     @property
     def num_mma_cta(self) -> int:
@@ -80,7 +82,7 @@ class KernelConfig:
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
         pair += "_ultra" * self.use_k96_instrs
-        first = "_pre" * self.decode_first + "_sk" * self.stream_k
+        first = "_pre" * self.decode_first + "_sk" * self.stream_k + "_warp" * self.use_warp_mma
         shared = f"_m{self.multicast_n}" if self.multicast_n > 1 else ""
         split = f"_k{self.split_k}" if self.split_k > 1 else ""
         width = "" if self.num_cta is None else f"_p{self.num_cta}"
@@ -92,10 +94,10 @@ class KernelConfig:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(
-                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_ultra][_swap][_pre][_sk]"
+                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_ultra][_swap][_pre][_sk][_warp]"
                 "[_m<MMAs>][_k<parts>][_p<CTAs>]"
             )
-        m, n, k, ab, acc, pair, ultra, swap, first, stream, shared, split, cta = match.groups()
+        m, n, k, ab, acc, pair, ultra, swap, first, stream, warp, shared, split, cta = match.groups()
         return cls(
             (int(m), int(n), int(k)),
             int(ab) or None,
@@ -108,6 +110,7 @@ class KernelConfig:
             decode_first=first is not None,
             stream_k=stream is not None,
             use_k96_instrs=ultra is not None,
+            use_warp_mma=warp is not None,
         )
 
 

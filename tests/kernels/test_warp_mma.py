@@ -128,10 +128,10 @@ def test_formats(format, arch):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["separate", "interleaved_64_up_first", "interleaved_32_gate_first"])
-@pytest.mark.parametrize("activation", ["silu", "relu2"])
+@pytest.mark.parametrize("activation", ["silu", "relu2", "swiglu_oai"])
 def test_dual(layout, activation):
     """Approximate where the activation is."""
-    gate = Gate(activation, 7.0 if activation == "silu" else None, layout)
+    gate = Gate(activation, None if activation == "relu2" else 7.0, layout)
     both = compute(
         form="ragged", rows=(0, 4, 9), n=192, k=352, chosen=config(8, 4, 2), gate=gate, has_alpha=True
     )

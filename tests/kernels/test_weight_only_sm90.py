@@ -13,7 +13,9 @@ from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.launch import workspace
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
+from nvfp4_cute.planning.arch import warp_mma
 from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import expand_operand
 
@@ -73,12 +75,34 @@ def test_split_k(split, k, mode):
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("chosen", "form", "mode"),
+    [
+        (config(32, stream_k=True, num_cta=7), "masked", "random:1"),
+        (config(64, stream_k=True, num_cta=5), "list", "lazy"),
+        (config(48, multicast_n=2, stream_k=True, num_cta=6), "ragged", "random:2"),
+        pytest.param(config(128, multicast_n=2, stream_k=True, num_cta=6), "ragged", "eager", marks=SLOW),
+        pytest.param(config(32, 256, stream_k=True, num_cta=3), "batched", "random:3", marks=SLOW),
+    ],
+)
+def test_stream_k(chosen, form, mode):
+    """Clusters share tiles through memory, and leave the flags in it as they found them."""
+    rows = (9,) * 3 if form == "batched" else (20, 0, 9, 70)
+    arguments = dict(form=form, rows=rows, n=300, k=1184, chosen=chosen, out_dtype=torch.bfloat16)
+    assert_same_bits(mode=mode, **arguments)
+    held = workspace.take(None, 0, 0, counters=True)
+    sums = held.memory[warp_mma.COUNTER_BYTES :]
+    assert sums.any() and not held.memory[: warp_mma.COUNTER_BYTES].any()
+
+
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("activation", ["relu2", "silu"])
 @pytest.mark.parametrize(
     ("layout", "chosen"),
     [
         ("separate", dual(32, multicast_n=2, num_cta=4)),
         ("separate", dual(16, split_k=2, num_cta=2)),
+        ("separate", dual(32, stream_k=True, num_cta=5)),
         ("interleaved_64_up_first", config(16, num_cta=1)),
         ("interleaved_32_gate_first", config(64, 256, num_cta=1)),
     ],
@@ -166,6 +190,7 @@ def test_refusals():
         ({"decode_first": True}, "use decode_first=False"),
         ({"multicast_n": 2, "split_k": 2}, "use multicast_n=1"),
         ({"multicast_n": 4}, "use multicast_n=1"),
+        ({"stream_k": True, "split_k": 2}, "use split_k=1"),
         ({"split_k": 8}, "use split_k=4"),
         ({"num_ab_stage": 40}, "use 2 to"),
     ):

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from nvfp4_cute.formats.block_format import FORMATS
-from nvfp4_cute.planning.arch import FAMILIES, sm90, sm90_weight_only, sm120
+from nvfp4_cute.planning.arch import FAMILIES, WEIGHT_ONLY_FAMILIES, sm90, sm120
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 
@@ -21,6 +21,8 @@ CONFIGS = [
     KernelConfig(cta_tile_shape_mnk=(128, 256, 256), use_2cta_instrs=True, swap_ab=True, num_cta=128),
     KernelConfig(use_2cta_instrs=True, multicast_n=2, num_cta=128),
     KernelConfig(swap_ab=True, split_k=4),
+    KernelConfig(swap_ab=True, stream_k=True),
+    KernelConfig(swap_ab=True, stream_k=True, use_warp_mma=True),
 ]
 
 
@@ -121,7 +123,7 @@ def test_families_whose_ctas_load_for_themselves_say_so(family):
 
 
 def test_a_field_is_shared_by_all_families_or_an_option_that_one_names():
-    options = {name for family in (*FAMILIES, sm90_weight_only) for name in family.OPTIONS}
+    options = {name for family in (*FAMILIES, *WEIGHT_ONLY_FAMILIES) for name in family.OPTIONS}
     assert sorted((*SHARED_FIELDS, *options)) == sorted(field.name for field in fields(KernelConfig))
 
 

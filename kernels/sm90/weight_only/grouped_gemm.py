@@ -5,13 +5,15 @@ the dual GEMM and the four forms. Weights are converted to the dtype of the toke
 int4 with one rounding (``decode``). Tokens go from memory to wgmma unchanged. Float32 scales (FP8, INT8) multiply sums
 (``scales``); such weights have no dual GEMM.
 
-Roles (warps):  MATH 0-7 | LOAD of weights 10 | LOAD of tokens 11; 8 and 9 idle.
+Roles (warps):  MATH 0-7 | SCHEDULER 9, with stream-K | LOAD of weights 10 | LOAD of tokens 11.
 
 One ring (producer -> consumer), full arrivals / empty arrivals:
   stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B, SFB and A   empty: one per MATH warp of both CTAs of a pair
 
 A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
-K tiles; the first CTA adds the partial sums (``common.split_k``). CTAs are persistent.
+K tiles; the first CTA adds the partial sums (``common.split_k``). Stream-K: as in ``..grouped_gemm``. No launch comes before, so
+whoever reads a flag resets it, and no CTA sets flags that nobody reads: SCHEDULER, which knows, is also FIXUP. CTAs are
+persistent.
 
 Shared memory: ``planning.arch.sm90_weight_only.WeightOnlySmem``. Tensor maps: kernel parameters, encoded by the host code.
 """
@@ -27,6 +29,7 @@ from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
+from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import Scales
@@ -38,7 +41,10 @@ from ...common.ring import Ring, init_ring
 from ...common.versions import SmemAllocator
 from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from ..epilogue import STAGING_BYTES
+from ..fixup import Fixup, run_fixup
 from ..operands import make_boxes, tiles_of_sf_atom
+from ..scheduler import NUM_RECORDS, RECORD_BYTES, ScheduledTiles, run_scheduler
+from ..stream_k import groups_by_work
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 from .decode import Decoding
@@ -118,9 +124,13 @@ class WeightOnlyGemmSm90:
         outputs = read_outputs(
             values, rows, self.form, num_alphas, has_limit=self.has_limit, bias_dtype=self.bias_dtype
         )
+        fixup = None
+        if cutlass.const_expr(self.config.stream_k):
+            groups, workspace = groups_by_work(groups, self.config), values[Header.WORKSPACE, 0]
+            fixup = Fixup(workspace, workspace + COUNTER_BYTES)
         self.kernel.set_name_prefix(self.name)
         sum_scales = Scales.of(weights[0]) if self.decoding.has_scales_of_sums else None
-        self.kernel(descriptors, groups, outputs, sum_scales).launch(
+        self.kernel(descriptors, groups, outputs, sum_scales, fixup).launch(
             **launch_settings(
                 self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
             ),
@@ -128,7 +138,14 @@ class WeightOnlyGemmSm90:
         )
 
     @cute.kernel
-    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, sum_scales: Scales | None):
+    def kernel(
+        self,
+        descriptors: Descriptors,
+        groups,
+        outputs: OutputTable,
+        sum_scales: Scales | None,
+        fixup: Fixup | None,
+    ):
         """Allocate, connect, dispatch."""
         config, schedule, plan, num_stage = self.config, self.schedule, self.smem, self.smem.num_ab_stage
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -153,11 +170,17 @@ class WeightOnlyGemmSm90:
         partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
         tiles = WalkedTiles(groups, config)
+        if cutlass.const_expr(config.stream_k):
+            records = smem.allocate_array(Uint8, NUM_RECORDS * RECORD_BYTES, byte_alignment=16).toint()
+            scheduled = Ring(smem.allocate_array(Int64, 2 * NUM_RECORDS), NUM_RECORDS)
+            tiles = ScheduledTiles(records, scheduled, groups)
 
         # Barriers
         if warp_idx == 0:
             with cute.arch.elect_one():
                 init_ring(ring, NUM_LOAD_WARPS, schedule.num_math_warps * config.multicast_n)
+                if cutlass.const_expr(config.stream_k):
+                    init_ring(tiles.ring, 1, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
                 cute.arch.mbarrier_init(ring.empty(num_stage), 1)
         cute.arch.mbarrier_init_fence()
@@ -184,10 +207,12 @@ class WeightOnlyGemmSm90:
                     ring=ring,
                     decoding=self.decoding,
                     sum_scales=sum_scales,
+                    fixup=fixup,
+                    sent=exchange.empty(0),
                 )
             )
 
-        # ---- LOAD --------------------------------------------------------------------------------------
+        # ---- LOAD and SCHEDULER ------------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
             atom_tiles = tiles_of_sf_atom(self.decoding.format)
@@ -197,4 +222,8 @@ class WeightOnlyGemmSm90:
                 run_load_weights(load)
             if warp_idx == schedule.first_load_warp_id + 1:
                 run_load_tokens(load)
+            if cutlass.const_expr(config.stream_k):
+                if warp_idx == schedule.scheduler_warp_id:
+                    if run_scheduler(tiles, config):
+                        run_fixup(fixup, exchange.empty(0), False)
         leave(config)

@@ -19,6 +19,7 @@ from ...common.ring import PRODUCER_PHASE, Ring, next_stage
 from ...common.shared_access import store_shared
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from ..activations import SLAB_ROW_BYTES
+from ..scheduler import ScheduledTiles
 from ..tile_walk import WalkedTiles, sides_of_cta
 from ..token_tiles import first_token, tokens_of_tile
 
@@ -44,7 +45,7 @@ class LoadArgs:
     tokens: Int32
     smem: WeightOnlySmem
     config: KernelConfig
-    tiles: WalkedTiles
+    tiles: WalkedTiles | ScheduledTiles
     ring: Ring
     sf_atoms: int
     sf_tiles: int

@@ -28,9 +28,11 @@ from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, 
 from ...common.shared_access import load_shared, load_shared_half
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
-from ..math import LANE_ROWS, after_reads, finish_tile
+from ..fixup import Fixup, send
+from ..math import LANE_ROWS, add_others, after_reads, finish_tile
 from ..opaque import opaque
 from ..operands import SF_ATOM_BYTES, tokens_multiplied
+from ..scheduler import ScheduledTiles
 from ..tile_walk import TilePart, WalkedTiles
 from ..warp_schedule import WarpSchedule
 from ..weight_rows import LaneRows, lane_rows
@@ -50,6 +52,7 @@ class MathArgs:
         partial: split-K exchange, where the first CTA of a cluster receives the partial sums of the others.
         decoding: conversion of the weights to the dtype of the tokens.
         sum_scales: float32 scales of the weights in global memory; None if the scales are in shared memory.
+        fixup, sent: see ``..math.MathArgs``.
     """
 
     weights: Int32
@@ -57,7 +60,7 @@ class MathArgs:
     tokens: Int32
     staging_address: Int32
     smem: WeightOnlySmem
-    tiles: WalkedTiles
+    tiles: WalkedTiles | ScheduledTiles
     outputs: OutputTable
     kind: OutputKind
     config: KernelConfig
@@ -66,6 +69,8 @@ class MathArgs:
     ring: Ring
     decoding: Decoding
     sum_scales: Scales | None
+    fixup: Fixup | None
+    sent: cute.Pointer
 
     @property
     def k_tiles(self) -> int:
@@ -105,7 +110,16 @@ def run_math(args: MathArgs):
             of_rows = load_scales_of_rows(args.sum_scales, args.config, args.kind, part.tile)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
         stage, phase = _accumulate(args, acc, products, rows, quad, tokens, part, stage, phase)
-        parity = finish_tile(args.partial, acc, parity, lambda: _store(args, acc, of_rows, part.tile))
+        if cutlass.const_expr(args.config.stream_k):
+            if part.first > 0:
+                send(args.fixup, acc, tokens, args.sent)
+            else:
+                # Read the part again here rather than keep it: its registers hold accumulators until now.
+                add_others(args.fixup, args.config, acc, tokens, tiles.part(place).num_others)
+                _store(args, acc, of_rows, tiles.part(place).tile)
+            tiles.release(place)
+        else:
+            parity = finish_tile(args.partial, acc, parity, lambda: _store(args, acc, of_rows, part.tile))
         place = tiles.next(place)
 
 

@@ -83,9 +83,9 @@ def weight_only_families(arch: str) -> tuple[WeightOnlyFamily, ...]:
 
 
 def weight_only_family_of(arch: str, config: KernelConfig) -> WeightOnlyFamily:
-    """The family of ``arch`` that builds ``config``: the one that deals K steps, or the other one. Raises UnsupportedTarget."""
+    """Returns the family of ``arch`` for ``config``: ``warp_mma``, or the other one if there is one. Raises UnsupportedTarget."""
     families = weight_only_families(arch)
-    return families[-1] if config.stream_k else families[0]
+    return families[-1] if config.use_warp_mma else families[0]
 
 
 def choose_weight_only(

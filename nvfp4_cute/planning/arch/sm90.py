@@ -100,7 +100,7 @@ MATH_WARPS = 8  # two warpgroups per CTA
 # SMs per GPC, and resident clusters by number of SMs and cluster size, from times of clusters of 4 on an H200.
 GPC_SMS = 16
 MEASURED_CLUSTERS = {132: {4: 30}}
-# Fixup memory per CTA: a flag (an int32 in a sector of its own) and the sums of a tile.
+# Fixup memory per CTA: a sector of flags, an int32 for each MATH warp, and the sums of a tile.
 FIXUP_FLAG_BYTES = 32
 # Orders groups whose sizes only the device knows, so that large and small ones mix.
 GOLDEN_RATIO = 0.618034

@@ -2,7 +2,7 @@
 
 ``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as in :mod:`.sm90`; its K is what a pipeline stage holds,
 128 or 256 values. With ``multicast_n=2``, two CTAs with neighbouring weights share loads of tokens. With ``split_k``, the CTAs
-of a cluster share a tile's K tiles.
+of a cluster share a tile's K tiles. With ``stream_k``, all clusters get equal work, to the K tile.
 """
 
 import math
@@ -18,6 +18,7 @@ from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
     FP32_BYTES,
     GPC_SMS,
+    LEAST_SHARE,
     MAX_TILE_TOKENS,
     MEASURED_CLUSTERS,
     PAIRED_TILE_TOKENS,
@@ -26,8 +27,10 @@ from nvfp4_cute.planning.arch.sm90 import (
     TILE_WEIGHTS,
     TOKEN_BOXES,
     TOKEN_STEP,
+    fixup_bytes,
 )
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
+from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
@@ -35,7 +38,7 @@ PAIRS = tuple(
     (None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
 )
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
-OPTIONS = ("multicast_n",)
+OPTIONS = ("multicast_n", "stream_k")
 K_MULTIPLE = 16
 TILES_K = (TILE_K, 2 * TILE_K)
 # Tokens per tile of the candidates.
@@ -203,6 +206,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
             f"cta_tile_shape_mnk={shape}: of {b_format.title} weights a lane has sums of a K tile, too, and a stage has one; use "
             f"N tile {min(tokens, MAX_PROMOTED_TOKENS)}, K tile {TILE_K}"
         )
+    if config.stream_k and config.split_k > 1:
+        return f"stream_k with split_k={config.split_k}: both divide K tiles; use split_k=1"
     plan = partial(smem_plan, num_b=num_b, b_format=b_format)
     return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
@@ -228,8 +233,9 @@ def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
 
 
 def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
-    """None: a cluster's CTAs hand over in shared memory."""
-    return 0
+    """Returns the bytes of stream-K flags, which are counters, and of the sums after them; 0 without stream-K."""
+    _, sums = fixup_bytes(config, num_cta)
+    return COUNTER_BYTES + sums if sums else 0
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
@@ -238,8 +244,14 @@ def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
 
 
 def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
-    """Returns the largest number of tiles of a launch; ragged groups may divide the total rows in any way."""
-    tile_tokens, tile_weights, _ = config.work_tile_mnk
+    """Returns the largest number of tiles of a launch, or of shares of them with stream-K.
+
+    Ragged groups may divide the total rows in any way.
+    """
+    tile_tokens, tile_weights, tile_k = config.work_tile_mnk
+    if config.stream_k:
+        shares = max(max(-(-k // tile_k) for _, _, k in sizes) // LEAST_SHARE, 1)
+        return shares * most_tiles(sizes, replace(config, stream_k=False), is_ragged)
     if not is_ragged:
         return sum(-(-m // tile_tokens) * -(-n // tile_weights) for m, n, _ in sizes)
     rows, n = sum(m for m, _, _ in sizes), sizes[0][1]

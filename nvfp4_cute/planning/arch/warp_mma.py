@@ -16,7 +16,7 @@ from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = (*sm80.ARCHS, "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 KERNEL = "warp_mma.grouped_gemm.WarpMmaGemm"
-OPTIONS = ("stream_k",)
+OPTIONS = ("stream_k", "use_warp_mma")
 PAIRS = tuple(
     (None, b_format)
     for in_rows in (NVFP4, MXFP4, *MXFP8, FP8_128x128, INT8, *INT4_FORMATS.values())
@@ -88,7 +88,9 @@ def ctas_per_sm(config: KernelConfig) -> int:
 def make_config(tokens: int, rows: int, k: int) -> KernelConfig:
     """Returns the config with ``tokens`` a tile, and ``rows`` x ``k`` warps."""
     shape = (rows * WARP_ROWS, tokens, k * STEP_K)
-    return KernelConfig(shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=True)
+    return KernelConfig(
+        shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=True, use_warp_mma=True
+    )
 
 
 def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
@@ -102,10 +104,14 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
     if foreign is not None:
         return foreign
     shape = rows, tokens, k = config.cta_tile_shape_mnk
-    if not (config.swap_ab and config.stream_k) or config.num_acc_stage != 1 or config.split_k != 1:
+    if (
+        not (config.swap_ab and config.stream_k and config.use_warp_mma)
+        or config.num_acc_stage != 1
+        or config.split_k != 1
+    ):
         return (
-            "weights are on the M side, and K steps are dealt evenly: use swap_ab=True, stream_k=True, num_acc_stage=1, "
-            "split_k=1"
+            "weights are on the M side, and K steps are dealt evenly: use swap_ab=True, stream_k=True, use_warp_mma=True, "
+            "num_acc_stage=1, split_k=1"
         )
     if config.num_ab_stage not in (None, STEPS_OF_TURN):
         return (
