@@ -4,13 +4,15 @@ Calls that follow each other are remembered together (``chain``): the next time 
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.prepared import PreparedCall
 from nvfp4_cute.launch.prepared_chain import Made, PreparedChain
@@ -67,8 +69,9 @@ def call(
         launched = known.try_launch(inputs, outs)
         if launched is not None:
             if _watched.made is not None:
-                one = known if isinstance(known, PreparedCall) and not outs else None
-                _watched.made.append(None if one is None else Made(one, inputs, launched))
+                _watched.made.append(
+                    Made(known, inputs, launched) if isinstance(known, PreparedCall) else None
+                )
             return launched
     if _watched.made is not None:
         _watched.made.append(None)
@@ -90,26 +93,22 @@ def run(backend: str, task: TableTask) -> None:
     call(backend, settings, inputs, outs, lambda: (task, outs))
 
 
-def chain(
-    backend: str,
-    settings: tuple,
-    inputs: list[torch.Tensor],
-    run: Callable[..., torch.Tensor],
-    *arguments: Any,
-) -> torch.Tensor:
-    """``run(*arguments)``, whose calls are launched together once each of them was prepared.
+def chain(backend: str, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    """Compute ``run(*arguments)``, whose launches are repeated as one once each of them was prepared.
 
     Args:
-        backend: its name, as of the operations. settings: what else decides how the calls are made, hashable.
-        inputs: all tensors that the calls read and do not write themselves.
-        run: calls operations, which only write new tensors; what it does follows from ``settings`` and the kind of ``inputs``.
+        backend: its name, as of the operations.
+        run: a function of a module. It calls operations that write new tensors and nothing else, reads only tensors among its
+            arguments, and what it does follows from the kind of those and from the other arguments.
+        arguments: tensors, records and tuples of tensors, and hashable settings.
 
     Returns:
         What ``run`` returns.
     """
     if _watched.made is not None:  # part of another chain
         return run(*arguments)
-    key, known = prepared.lookup(inputs, *settings, backend)
+    inputs: list[torch.Tensor] = []
+    key, known = prepared.lookup(inputs, run, _settings(arguments, inputs), backend)
     if known is not None:
         launched = known.try_launch(inputs, [])
         if launched is not None:
@@ -128,6 +127,27 @@ def chain(
         if found is not None:
             prepared.keep(key, found)
     return result
+
+
+# Settings whose kind is looked at first: arguments are few tensors and many of these.
+_PLAIN = frozenset((str, int, float, bool, type(None), torch.dtype, BlockFormat))
+
+
+def _settings(arguments: Iterable[Any], tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+    """All that arguments say but for their tensors, which are appended to ``tensors``, those in records and tuples too."""
+    settings: list[Any] = []
+    for argument in arguments:
+        kind = type(argument)
+        if kind not in _PLAIN:
+            if isinstance(argument, torch.Tensor):
+                tensors.append(argument)
+                argument = torch.Tensor
+            elif isinstance(argument, tuple):
+                argument = _settings(argument, tensors)
+            elif is_dataclass(kind):
+                argument = kind, _settings(vars(argument).values(), tensors)
+        settings.append(argument)
+    return tuple(settings)
 
 
 @contextmanager

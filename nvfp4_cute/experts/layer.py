@@ -1,11 +1,12 @@
 """``moe`` on parts: a whole layer of experts."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
 
 from nvfp4_cute import private_api
+from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import add_up, check_call
 from nvfp4_cute.experts.gather import gather_as
@@ -14,7 +15,7 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout, LocalExperts
 from nvfp4_cute.experts.tensor_parallel import add_shares
 from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.problem import Activation
+from nvfp4_cute.problem import Activation, check_limit
 
 Parallel = Literal["experts", "tensor"]
 
@@ -123,17 +124,19 @@ def moe(
             alpha13=alpha13, alpha2=alpha2, bias13=bias13, bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
         )  # fmt: skip
     check_first_expert(first_expert)
-    experts = LocalExperts.of(
-        x, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
-        input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
+    check_limit(limit)
+    call = _Call(
+        x, ids, weights, w13, w2, activations, activation, limit, weight_layout, input_scale, hidden_scale, alpha13, alpha2,
+        bias13, bias2, shared, first_expert, backend,
     )  # fmt: skip
-    if private_api.is_traced():  # the custom op that a traced graph keeps
-        return torch.ops.nvfp4_cute.moe(
-            x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], w13.format.name, w2.format.name, activations,
-            activation, limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha,
-            experts.alpha2, bias13, bias2, shared, first_expert, backend,
-        )  # fmt: skip
-    return moe_of(experts, x, ids, weights, input_scale, bias2, shared, first_expert, backend)
+    if not private_api.is_traced():
+        return chain(backend, _compute, call)
+    experts = call.experts()
+    return torch.ops.nvfp4_cute.moe(  # the custom op (experts.library) that a traced graph keeps
+        x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], w13.format.name, w2.format.name, activations, activation,
+        limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha, experts.alpha2, bias13,
+        bias2, shared, first_expert, backend,
+    )  # fmt: skip
 
 
 def check_division(group: Any, placement: Placement | None, capacity: int | None, parallel: str) -> None:
@@ -148,24 +151,48 @@ def check_division(group: Any, placement: Placement | None, capacity: int | None
         raise ValueError('placement or capacity with parallel="tensor", where no token moves; leave them out')
 
 
-def moe_of(
-    experts: LocalExperts,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    input_scale: torch.Tensor | None,
-    bias2: torch.Tensor | None,
-    shared: torch.Tensor | None,
-    first_expert: int,
-    backend: str,
-) -> torch.Tensor:
-    """Runs ``moe`` with checked experts in one process."""
-    check_call(x, ids, weights, shared, bias2, experts.count)
-    where: Any = {"first_expert": first_expert, "backend": backend}
-    data, scale, order = gather_as(experts.row_format, x, ids, experts.count, input_scale, **where)
+class _Call(NamedTuple):
+    """Arguments of ``moe`` in one process. A tuple, since each call makes one."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    w13: Any
+    w2: Any
+    activations: Activations
+    activation: Activation
+    limit: float | None
+    weight_layout: ExpertLayout
+    input_scale: torch.Tensor | None
+    hidden_scale: torch.Tensor | None
+    alpha13: Any
+    alpha2: torch.Tensor | None
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+    shared: torch.Tensor | None
+    first_expert: int
+    backend: str
+
+    def experts(self) -> LocalExperts:
+        """Checks and returns the experts."""
+        return LocalExperts.of(
+            self.x, self.w13, self.w2, activations=self.activations, activation=self.activation, limit=self.limit,
+            weight_layout=self.weight_layout, input_scale=self.input_scale, hidden_scale=self.hidden_scale,
+            alpha13=self.alpha13, alpha2=self.alpha2, bias13=self.bias13,
+        )  # fmt: skip
+
+
+def _compute(call: _Call) -> torch.Tensor:
+    """Computes ``moe`` in one process."""
+    x, ids, experts = call.x, call.ids, call.experts()
+    check_call(x, ids, call.weights, call.shared, call.bias2, experts.count)
+    where: Any = {"first_expert": call.first_expert, "backend": call.backend}
+    data, scale, order = gather_as(experts.row_format, x, ids, experts.count, call.input_scale, **where)
     down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    add_up(down, order.rows, weights, shared, bias2, ids, first_expert, None, y, backend)
+    add_up(
+        down, order.rows, call.weights, call.shared, call.bias2, ids, call.first_expert, None, y, call.backend
+    )
     return y
 
 

@@ -111,7 +111,8 @@ class PreparedCall:
     """What is fixed by a signature, ready to be launched on other addresses. Of one thread: its table is rewritten.
 
     Attributes:
-        table: the launch table, flat. function: host code that reads it. workspace_bytes: that a launch needs.
+        table: the launch table, flat. function: host code that reads it. workspace_bytes: that a launch needs,
+            which begin with counters where ``has_counters``.
         places: of addresses in the table. low_bits: of the tensors' addresses, as ``Addresses`` takes both.
         new_outs: makes outputs like the checked call's, not initialised.
     """
@@ -139,7 +140,7 @@ class PreparedCall:
         self.places += [Place(place, *part) for place, part in parts.items()]
         self._launcher = Launcher(self.function, self.table)
         self.workspace_bytes = workspace.needed_bytes(launch.kernel, launch.table)
-        self._has_counters = workspace.has_counters(launch.kernel)
+        self.has_counters = workspace.has_counters(launch.kernel)
         self._first_out = len(tensors) - num_outs
         self._device = tensors[-1].device
         self.new_outs = _allocator(tensors[self._first_out :])
@@ -195,7 +196,7 @@ class PreparedCall:
 
     def _enqueue(self, stream: int) -> None:
         if self.workspace_bytes:
-            held = workspace.take(self._device.index, stream, self.workspace_bytes, self._has_counters)
+            held = workspace.take(self._device.index, stream, self.workspace_bytes, self.has_counters)
             self.table[Header.WORKSPACE] = held.address
         self._launcher(stream)
 
@@ -244,7 +245,10 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
     if len(known) < len(tensors):  # guards refuse a tensor that comes twice
         different, numbers = [*known.values()], {one: number for number, one in enumerate(known)}
         kind += tuple(numbers[id(tensor)] for tensor in tensors)
-    recent = _local.recent.get(kind, ())
+    try:
+        recent = _local.recent.get(kind, ())
+    except TypeError:  # a setting that is not hashable: the checks say what is wrong
+        return None, None
     for guards, call in recent:
         if guards.check(*different):
             return None, call

@@ -50,16 +50,25 @@ class PreparedChain:
         places: Sequence[Sequence[int]],
         aliases: Sequence[tuple[int, int]],
     ):
-        own, memory = len(inputs), len(inputs) + 1  # numbers of the result, and of the memory between
-        where, nbytes = [(number, 0) for number in range(own)], 0
-        for out in (out for one in made for out in one.outs):
-            where.append((own, 0) if out is result else (memory, nbytes))
-            if out is not result:
-                nbytes += -(-span_bytes(out) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES
-        self._nbytes = nbytes + max(one.call.workspace_bytes for one in made)
+        # Numbers of the result, of the memory between, and of memory that begins with counters.
+        own, memory, counters = range(len(inputs), len(inputs) + 3)
+        where, nbytes, spans = {number: (number, 0) for number in range(own)}, 0, {}
+        for one, numbers in zip(made, places, strict=True):
+            for tensor, number in zip((*one.inputs, *one.outs), numbers, strict=True):
+                spans[number] = max(spans.get(number, 0), span_bytes(tensor))
+                if tensor is result:
+                    where[number] = (own, 0)
+        for number, span in spans.items():
+            if number not in where:
+                where[number] = (memory, nbytes)
+                nbytes += -(-span // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES
+        needed = [0, 0]
+        for one in made:
+            needed[one.call.has_counters] = max(needed[one.call.has_counters], one.call.workspace_bytes)
+        self._nbytes, self._counted_bytes = nbytes + needed[0], needed[1]
         sizes = [-(-one.call.table.size // TABLE_ALIGN) * TABLE_ALIGN for one in made]
         tables, filled = np.zeros(sum(sizes), np.int64), []
-        low_bits, self._launchers = [0] * (own + 2), []
+        low_bits, self._launchers = [0] * (own + 3), []
         for one, numbers, size, end in zip(made, places, sizes, np.cumsum(sizes).tolist(), strict=True):
             call, start = one.call, end - size
             table = tables[start : start + call.table.size]
@@ -71,9 +80,10 @@ class PreparedChain:
             for number, bits in zip(numbers, call.low_bits, strict=True):
                 low_bits[where[number][0]] |= bits
             if call.workspace_bytes:
-                filled.append(Place(start + Header.WORKSPACE, memory, nbytes))
+                lies = (counters, 0) if call.has_counters else (memory, nbytes)
+                filled.append(Place(start + Header.WORKSPACE, *lies))
         self._addresses = Addresses(
-            tables, filled, low_bits, [*(t.numel() > 0 for t in (*inputs, result)), False]
+            tables, filled, low_bits, [*(t.numel() > 0 for t in (*inputs, result)), False, False]
         )
         self._aliases = aliases
         self._index = result.device.index
@@ -83,7 +93,7 @@ class PreparedChain:
     def of(
         cls, inputs: Sequence[torch.Tensor], made: Sequence[Made], result: torch.Tensor
     ) -> "PreparedChain | None":
-        """The chain of calls that were watched; None where one reads anything else, or none of them wrote the result.
+        """The chain of calls that were watched; None where one reads anything else or writes to ``inputs``.
 
         Tensors are told apart by their addresses.
         """
@@ -98,10 +108,13 @@ class PreparedChain:
             read = [numbers.get(tensor.data_ptr()) for tensor in one.inputs]
             if any(number is None for number in read):
                 return None
-            outs = range(written, written + len(one.outs))
+            outs = []
+            for out in one.outs:  # one that a call before wrote to stays where it is
+                outs.append(numbers.setdefault(out.data_ptr(), written))
+                written += outs[-1] == written
+            if any(number < len(inputs) for number in outs):
+                return None
             places.append([*(number for number in read if number is not None), *outs])
-            numbers |= {out.data_ptr(): number for out, number in zip(one.outs, outs, strict=True)}
-            written = outs.stop
         is_written = any(out is result for one in made for out in one.outs)
         return cls(inputs, made, result, places, aliases) if is_written else None
 
@@ -120,13 +133,16 @@ class PreparedChain:
         if private_api.current_device() != index:
             with torch.cuda.device(index):
                 return self.launch(inputs, result)
-        stream, nbytes, between = private_api.current_stream(index), self._nbytes, 0
+        stream, nbytes, between, counted = private_api.current_stream(index), self._nbytes, 0, 0
         if nbytes:
             is_kept = nbytes <= MAX_KEPT_BYTES
             held = workspace.take(index, stream, nbytes) if is_kept else workspace.allocate(index, nbytes)
             between = held.address
+        if self._counted_bytes:
+            with_counters = workspace.take(index, stream, self._counted_bytes, counters=True)
+            counted = with_counters.address
         addresses = self._addresses
-        packed = addresses.pack(*map(_data_ptr, inputs), _data_ptr(result), between)
+        packed = addresses.pack(*map(_data_ptr, inputs), _data_ptr(result), between, counted)
         if not addresses.write(packed, self._are_others if self._aliases else None):
             return False
         for launch in self._launchers:

@@ -1,7 +1,6 @@
 """``MoE``: a layer of experts with quantized weights as a module of torch.nn, for inference."""
 
-from collections.abc import Callable
-from operator import is_
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -11,9 +10,9 @@ from nvfp4_cute import backends, private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_first_expert, check_row_scales, kernel_ids
-from nvfp4_cute.experts.layer import Parallel, check_division, moe, moe_of
+from nvfp4_cute.experts.layer import Parallel, check_division, moe
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout, LocalExperts
+from nvfp4_cute.experts.products import LAYOUTS, Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, in_whole_lines, per_expert, product_factors
 from nvfp4_cute.formats.block_format import (
     INT4_FORMATS,
@@ -47,35 +46,11 @@ ROWS: dict[BlockFormat, tuple[Activations, ...]] = {
 }
 
 
-# Buffers from which experts are made and checked.
-CHECKED = (
-    "w13", "w13_scale", "w2", "w2_scale", "alpha13", "alpha2", "input_scale", "hidden_scale", "bias13"
-)  # fmt: skip
+# A layer's tensors.
+HELD = dict.fromkeys((
+    "w13", "w13_scale", "w2", "w2_scale", "alpha13", "alpha2", "input_scale", "hidden_scale", "bias13", "bias2"
+))  # fmt: skip
 Module = TypeVar("Module", bound="MoE")
-
-
-class _Checked:
-    """The checked experts of a layer, and what they were made from. Copies and unpickled objects start empty."""
-
-    def __init__(self) -> None:
-        # One tuple, so that threads that call the layer at the same time see experts and their sources together.
-        self._held: tuple[Any, ...] = ()
-
-    def of(
-        self, settings: tuple[Any, ...], tensors: list[torch.Tensor | None], make: Callable[[], LocalExperts]
-    ) -> LocalExperts:
-        """Returns the last result of ``make`` for the same settings and unmoved tensors, or calls ``make``."""
-        addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None]
-        if self._held:
-            experts, *of, of_tensors = self._held
-            if of == [settings, addresses] and all(map(is_, tensors, of_tensors)):
-                return experts
-        experts = make()
-        self._held = experts, settings, addresses, tensors
-        return experts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(_Checked())
 
 
 class MoE(NamesFormats):
@@ -251,7 +226,7 @@ class MoE(NamesFormats):
         for name, shape in (("alpha13", (2, num_experts)), ("alpha2", (num_experts,))):
             ones = torch.ones(shape, dtype=torch.float32, device=device) if format.has_global_scale else None
             self.register_buffer(name, ones)
-        self._seen, self._checked = Seen(), _Checked()
+        self._seen = Seen()
         where = torch.empty(0, device=device).device
         backends.resolve(backend, where)
         given = None
@@ -377,20 +352,17 @@ class MoE(NamesFormats):
         self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
         self._seen = seen  # last, because it tells other threads that the result is current
 
-    def _weights(self, name: str) -> ExpertWeights:
-        format = self.formats[0] if name == "w13" else self.formats[1]
-        data, scale = getattr(self, name), getattr(self, f"{name}_scale")
-        return ExpertWeights(data, scales_of(scale, format), None, format)
-
-    def _alphas(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns the factors of gate and up; the same tensor twice if they are equal."""
-        if self.alpha13 is None:
+    def _alphas(
+        self, alpha13: torch.Tensor | None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns the factors of gate and up; one tensor if they are equal."""
+        if alpha13 is None:
             return None
         if not (self.has_two_alphas or private_api.is_traced() or self._seen.is_current()):
             self._compare_alphas()
-        is_one = self.has_one_alpha and not self.has_two_alphas
-        gate = self.alpha13[0]
-        return gate, gate if is_one else self.alpha13[1]
+        if self.has_one_alpha and not self.has_two_alphas:
+            return alpha13[0]
+        return alpha13[0], alpha13[1]
 
     def forward(
         self,
@@ -416,21 +388,24 @@ class MoE(NamesFormats):
         check_is_tensor("ids", ids)
         if shared is not None:
             check_is_tensor("shared", shared)
-        if x.shape[-1:] != (self.hidden_size,):
+        hidden_size = self.hidden_size
+        if x.shape[-1:] != (hidden_size,):
             raise ValueError(
-                f"x has shape {list(x.shape)}; expected [..., {self.hidden_size}], the layer's hidden_size"
+                f"x has shape {list(x.shape)}; expected [..., {hidden_size}], the layer's hidden_size"
             )
-        rows, ids = x.reshape(-1, self.hidden_size), kernel_ids(ids, "ids")
-        shared = None if shared is None else shared.reshape(-1, self.hidden_size)
-        experts = self._local_experts(rows)
-        if experts is not None:
-            scale, bias2 = self._buffers["input_scale"], self.bias2
-            y = moe_of(experts, rows, ids, weights, scale, bias2, shared, self.first_expert, self.backend)
-            return y.view(x.shape)
+        rows, ids = x.reshape(-1, hidden_size), kernel_ids(ids, "ids")
+        shared = None if shared is None else shared.reshape(-1, hidden_size)
+        held = self._held()
+        w13, w2 = (
+            ExpertWeights(held[name], scales_of(held[f"{name}_scale"], format), None, format)
+            for name, format in zip(("w13", "w2"), self.formats, strict=True)
+        )
         y = moe(
-            rows, ids, weights, self._weights("w13"), self._weights("w2"), **self._options(), input_scale=self.input_scale,
-            bias2=self.bias2, shared=shared, first_expert=self.first_expert, group=self.process_group,
-            placement=self.placement, capacity=self.capacity, parallel=self.parallel, backend=self.backend,
+            rows, ids, weights, w13, w2, activations=self.activations, activation=self.activation, limit=self.limit,
+            weight_layout=self.weight_layout, input_scale=held["input_scale"], hidden_scale=held["hidden_scale"],
+            alpha13=self._alphas(held["alpha13"]), alpha2=held["alpha2"], bias13=held["bias13"], bias2=held["bias2"],
+            shared=shared, first_expert=self.first_expert, group=self.process_group, placement=self.placement,
+            capacity=self.capacity, parallel=self.parallel, backend=self.backend,
         )  # fmt: skip
         return y.view(x.shape)
 
@@ -463,39 +438,12 @@ class MoE(NamesFormats):
         keys = prepare.expert_kernels(self, self.hidden_size, self.num_experts, top_k, max_tokens, *where)
         return prepare.load(keys, self.w13.device, jobs)
 
-    def _options(self) -> dict[str, Any]:
-        """Returns the options that ``moe`` and ``LocalExperts.of`` share."""
-        return {
-            "activations": self.activations, "activation": self.activation, "limit": self.limit,
-            "weight_layout": self.weight_layout, "hidden_scale": self.hidden_scale, "alpha13": self._alphas(),
-            "alpha2": self.alpha2, "bias13": self.bias13,
-        }  # fmt: skip
-
-    def _local_experts(self, x: torch.Tensor) -> LocalExperts | None:
-        """Returns experts that were checked for rows like ``x`` [T, H] and have not changed; None where ``moe`` has to check."""
-        choices = (self.process_group, self.placement, self.capacity, self.parallel)
-        if choices != (None, None, None, "experts") or private_api.is_traced():
-            return None
-        buffers: dict[str, Any] = self._buffers  # module attributes are slow to look up
-        try:
-            tensors = [buffers[name] for name in CHECKED]
-        except KeyError:  # they are parameters, or computed in every call
-            return None
-        hidden = buffers["hidden_scale"]
-        if hidden is not None and (hidden.shape != (self.num_experts,) or not hidden.is_contiguous()):
-            return None  # the checked experts would hold a copy, which writes in place do not reach
-        if buffers["alpha13"] is not None and not (self.has_two_alphas or self._seen.is_current()):
-            self._compare_alphas()
-        settings = (
-            x.dtype, x.device, self.activations, self.activation, self.limit, self.weight_layout, self.first_expert,
-            self.has_one_alpha, self.has_two_alphas,
-        )  # fmt: skip
-        return self._checked.of(settings, tensors, lambda: self._check_experts(x))
-
-    def _check_experts(self, x: torch.Tensor) -> LocalExperts:
-        check_first_expert(self.first_expert)
-        weights = self._weights("w13"), self._weights("w2")
-        return LocalExperts.of(x, *weights, **self._options(), input_scale=self.input_scale)
+    def _held(self) -> Mapping[str, Any]:
+        """Returns tensors by name. Module attributes are slow to look up, so buffers come from their dict."""
+        buffers: dict[str, Any] = self._buffers
+        if buffers.keys() >= HELD.keys():
+            return buffers
+        return {name: getattr(self, name) for name in HELD}  # parameters, or computed in every call
 
     def extra_repr(self) -> str:
         """Shows sizes and the activation."""
@@ -506,7 +454,6 @@ class MoE(NamesFormats):
         )
 
     def _align_rows(self) -> None:
-        self._checked = _Checked()  # drops references to the old tensors, which may be on a GPU
         for name in ("w13", "w2"):
             held = self._buffers.get(name)  # parameters are moved by torch, with their strides
             if held is not None:

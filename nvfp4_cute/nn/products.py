@@ -59,15 +59,8 @@ def product(
         if bias is not None:
             sums += bias
         return sums.to(out_dtype)
-    how = (finds_input_scale, mode)
-    given = (x, weight, weight_scale, alpha, input_global_scale, *how, out_dtype, backend, bias)
-    inputs = [x, weight, weight_scale, alpha]
-    if input_global_scale is not None:
-        inputs.append(input_global_scale)
-    if bias is not None:
-        inputs.append(bias)
-    settings = ("linear", *how, out_dtype, bias is None)
-    return chain(backend, settings, inputs, _product, *given)
+    how = (finds_input_scale, mode, out_dtype, backend)
+    return chain(backend, _product, x, weight, weight_scale, alpha, input_global_scale, *how, bias)
 
 
 def _product(
@@ -144,13 +137,9 @@ def gated_product(
         out_dtype, backend: see ``gemm``.
         bias: bias of ``down``; see ``gemm``.
     """
-    scales = (input_global_scale, hidden_global_scale)
-    inputs = [x, *gate, *up, *down, *(given for given in (*scales, bias) if given is not None)]
-    choices = (finds_input_scale, finds_hidden_scale, activation, mode, out_dtype)
-    settings = ("gated_mlp", *(given is None for given in (*scales, bias)), *choices)
-    return chain(
-        backend, settings, inputs, _gated_product, x, gate, up, down, *scales, *choices, backend, bias
-    )
+    how = (finds_input_scale, finds_hidden_scale, activation, mode, out_dtype, backend)
+    given = (x, gate, up, down, input_global_scale, hidden_global_scale)
+    return chain(backend, _gated_product, *given, *how, bias)
 
 
 def _gated_product(

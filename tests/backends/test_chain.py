@@ -1,5 +1,8 @@
 """Calls in a row that are launched together: their results, and what sends them the long way again."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from emulated_gpu import emulated_gpu
@@ -9,7 +12,9 @@ from nvfp4_cute import QuantizedLinear, quantize
 from nvfp4_cute.backends import calls
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, prepared_chain, workspace
-from nvfp4_cute.launch.prepared_chain import PreparedChain
+from nvfp4_cute.launch.prepared import Place
+from nvfp4_cute.launch.prepared_chain import Made, PreparedChain
+from nvfp4_cute.launch_table import Header
 from nvfp4_cute.nn import products
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.ops.parts import gemm
@@ -57,7 +62,7 @@ def test_the_third_call_is_one(h100, monkeypatch, options, make):
         layers[0](rows())
     assert len(chains()) == 1 and calls._watched.made is None
     with monkeypatch.context() as patch:
-        patch.setattr(products, "chain", lambda backend, settings, inputs, run, *arguments: run(*arguments))
+        patch.setattr(products, "chain", lambda backend, run, *arguments: run(*arguments))
         expected = [layer(x) for layer, x in zip(layers, given, strict=True)]
     for name in ("quantize", "gemm", "dual_gemm", "weight_only_linear"):
         monkeypatch.setattr(products, name, refuse)
@@ -117,16 +122,16 @@ def test_what_is_not_kept(h100):
     """A chain with a product of torch's, one whose result is no call's, and one that an error ended."""
     w, x = quantize(torch.randn(N, K).bfloat16()), rows()
 
-    def run(x, end):
+    def run(x, data, scale, end):
         q = quantize(x)
-        y = gemm(q.data, w.data, q.scale, w.scale)
+        y = gemm(q.data, data, q.scale, scale)
         return {"torch": lambda: y + 1, "view": lambda: y[:1], "error": lambda: 1 // 0, "ours": lambda: y}[
             end
         ]()
 
     for end in ("torch", "view", "error", "ours"):
         for _ in range(3):
-            give = lambda end=end: calls.chain("auto", ("test", end), [x, w.data, w.scale], run, x, end)
+            give = lambda end=end: calls.chain("auto", run, x, w.data, w.scale, end)
             if end == "error":
                 with pytest.raises(ZeroDivisionError):
                     give()
@@ -139,10 +144,56 @@ def test_what_it_reads_is_told(h100):
     """A tensor that a call reads and the chain was not given could be another one the next time: it is not kept."""
     w, x = quantize(torch.randn(N, K).bfloat16()), rows()
 
-    def run():
+    def run(x):
         q = quantize(x)
         return gemm(q.data, w.data, q.scale, w.scale)
 
     for _ in range(3):
-        calls.chain("auto", ("test",), [x], run)
+        calls.chain("auto", run, x)
     assert not chains()
+
+
+def stub_call(seen, has_counters, nbytes):
+    """A prepared call that reads one tensor and writes one, and notes the launch table."""
+    table = np.zeros(32, np.int64)
+    function = lambda table: seen.append(table.copy())
+    places = [Place(20, 0, 0), Place(21, 1, 0)]
+    return SimpleNamespace(table=table, function=function, places=places, low_bits=[0, 0], workspace_bytes=nbytes,
+                           has_counters=has_counters)  # fmt: skip
+
+
+def test_memory_with_counters_is_none_that_calls_write_to(monkeypatch):
+    """Counters are 0 before each launch: they lie apart from the other workspaces and from what calls hand on."""
+    seen = []
+    monkeypatch.setattr(workspace, "_in_use", {})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(prepared_chain, "Launcher", lambda function, table: lambda stream: function(table))
+    x, h, y = torch.ones(3, 64).unbind()
+    calls = stub_call(seen, True, workspace.COUNTER_BYTES + 256), stub_call(seen, False, 512)
+    found = PreparedChain.of([x], [Made(calls[0], [x], [h]), Made(calls[1], [h], [y])], y)
+    assert found.launch([x], y)
+    (counters,) = (held for key, held in workspace._in_use.items() if key[-1])
+    (between,) = (held for key, held in workspace._in_use.items() if not key[-1])
+    first, second = seen
+    assert (
+        first[Header.WORKSPACE] == counters.address and not counters.memory[: workspace.COUNTER_BYTES].any()
+    )
+    assert list(first[20:22]) == [x.data_ptr(), between.address] and list(second[20:22]) == [
+        between.address,
+        y.data_ptr(),
+    ]
+    assert second[Header.WORKSPACE] == between.address + 256 and between.nbytes == 256 + 512
+
+
+def test_calls_that_write_to_one_tensor():
+    """It keeps its place, with room for the largest part; a call that writes to what the chain was given is not kept."""
+    x, h, y = torch.ones(3, 64).unbind()
+    calls = [stub_call([], False, 0) for _ in range(3)]
+    for call in calls:
+        call.function = None
+    made = [Made(calls[0], [x], [h[:8]]), Made(calls[1], [x], [h]), Made(calls[2], [h], [y])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared_chain, "Launcher", lambda function, table: None)
+        found = PreparedChain.of([x], made, y)
+        assert found._nbytes == 256 and PreparedChain.of([x, h], made, y) is None

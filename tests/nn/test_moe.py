@@ -12,7 +12,6 @@ import torch.distributed as dist
 import nvfp4_cute
 from nvfp4_cute import BlockScaledTensor, MoE, MoENVFP4, UnsupportedProblem, quantize, route
 from nvfp4_cute.experts.layer import moe
-from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import INT8, MXFP4, MXFP8_E4M3, NVFP4, FP8_128x128, int4_format
 
@@ -239,43 +238,27 @@ def test_a_copy_over_ranks():
         pickle.dumps(layer)
 
 
-def test_experts_are_checked_once(monkeypatch):
-    """A check is repeated only after a tensor, its address, rows or a setting has changed."""
+def test_tensors_that_take_the_place_of_others():
+    """A call computes with the tensors that the layer has then, and refuses them where they do not fit."""
     gate_up, down = experts()
-    layer, (x, ids, weights) = (
-        MoENVFP4.from_experts(gate_up, down, input_scale=0.01, hidden_scale=[0.1] * E),
-        batch(),
-    )
-    other = MoENVFP4.from_experts(gate_up.flip(0), down.flip(0), input_scale=0.01, hidden_scale=[0.1] * E)
-    checked, of = [], LocalExperts.of
-    monkeypatch.setattr(
-        LocalExperts, "of", lambda *arguments, **options: checked.append(1) or of(*arguments, **options)
-    )
-
-    def count(to, rows=x):
-        before = len(checked)
-        got = to(rows, ids, weights)
-        return len(checked) - before, got
-
-    first = count(layer)
-    assert first[0] == 1 and count(layer)[0] == 0
+    scales = {"input_scale": 0.01, "hidden_scale": [0.1] * E}
+    layer, call = MoENVFP4.from_experts(gate_up, down, **scales), batch()
+    other = MoENVFP4.from_experts(gate_up.flip(0), down.flip(0), **scales)
+    first = layer(*call)
     for name in ("w13", "w13_scale"):
         setattr(layer, name, getattr(other, name))
     for name in ("w2", "w2_scale", "alpha2"):
         getattr(layer, name).data = getattr(other, name)
     layer.alpha13.copy_(other.alpha13)
-    found = count(layer)
-    assert found[0] == 1 and not torch.equal(found[1], first[1])
-    assert torch.equal(found[1], other(x, ids, weights))
-    assert count(copy.deepcopy(layer))[0] == 1 and count(layer)[0] == 0
-    assert count(layer, x.half())[0] == 1
+    found = layer(*call)
+    assert torch.equal(found, other(*call)) and not torch.equal(found, first)
     layer.hidden_scale = layer.hidden_scale[:2]
     with pytest.raises(ValueError, match="hidden_scale"):
-        layer(x, ids, weights)
+        layer(*call)
 
 
-def test_what_was_checked_is_nobodys_past():
-    """Writes in place reach the result even if the check made a copy, and replaced tensors are freed."""
+def test_nothing_of_earlier_calls_is_held():
+    """A write in place reaches the result where a check makes a copy, and tensors that the layer gave up are freed."""
     gate_up, down = experts()
     layer, call = MoENVFP4.from_experts(gate_up, down, hidden_scale=0.1), batch()
     layer.hidden_scale = torch.tensor([0.1])
