@@ -17,7 +17,7 @@ from nvfp4_cute.launch import prepared, workspace
 from nvfp4_cute.launch.prepared_chain import PreparedChain
 
 E, H, I, K = 4, 128, 128, 2
-# Of a layer's repeated call, whatever it launches; 254 to 347 without a chain.
+# Python calls per repeated call of a layer. Without a chain there are 254 to 347.
 MOST_PYTHON_CALLS = 75
 LAYERS = [
     ("H100", "nvfp4", 3, False),
