@@ -39,6 +39,7 @@ class Code:
         reads / writes: register slots that each instruction touches.
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
         polls: whether warps may wait for words of global memory; known only on a timed machine.
+        together: returns the code that checks warps in lockstep (`check.touches`); None on a machine that does not check.
         registers: registers of a thread at the entry, if setmaxnreg changes them and directives bound them.
     """
 
@@ -90,6 +91,7 @@ class Code:
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.polls = False
+        self.together: Callable[[], Code] | None = None
         self.tails: list[tuple[tuple[Step, ...], tuple[int, ...]] | None] = [None] * (len(self.steps) + 1)
         self._block_live: dict[int, int] | None = None
         self._live_sets: dict[int, frozenset[int]] = {}

@@ -1,7 +1,10 @@
 """An entry compiled for a machine, with the wrappers that watch its instructions."""
 
+from functools import cache
+
 from nvfp4_cute.emulator.check.bank_watch import counted
 from nvfp4_cute.emulator.check.early_release import prepare_uses
+from nvfp4_cute.emulator.check.touches import TOUCHES
 from nvfp4_cute.emulator.check.unawaited import prepare_unawaited
 from nvfp4_cute.emulator.check.watch import WATCHERS
 from nvfp4_cute.emulator.check.wgmma_registers import prepare_wgmma
@@ -46,6 +49,7 @@ def compiled(
         prepare_wgmma(code)
         if not late:
             prepare_unawaited(code)
+        code.together = cache(lambda: Code(program, entry, wrappers=[TOUCHES.wrap]))
     if timed:
         prepare(code)
     return code

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4_cute.emulator import parallel
+from nvfp4_cute.emulator.check.touches import Meets, Touches
 from nvfp4_cute.emulator.fused import InRun
 from nvfp4_cute.emulator.lanes import ALL_LANES, LANES, Diverging, Group, Wait
 from nvfp4_cute.emulator.ptx import Inst
@@ -78,13 +79,23 @@ class Wide(Diverging):
 
     Attributes:
         members: the warps, in the order in which they would run one after the other.
+        numbers: of the members, distinct in a launch, int32.
         regs, active, num_active, all_active, live, groups, protected, code, local: as in `Warp`, with 32 lanes per member.
         pc: current program counter.
         executed: instructions so far of every member.  apart: those of each member while lanes were diverged, int64.
     """
 
-    def __init__(self, cta: Any, code: Any, members: Sequence[Member], regs: list[Any], pc: int = 0):
+    def __init__(
+        self,
+        cta: Any,
+        code: Any,
+        members: Sequence[Member],
+        regs: list[Any],
+        numbers: np.ndarray,
+        pc: int = 0,
+    ):
         """`cta`: provides the machine and the launch."""
+        self.numbers = numbers
         self.cta, self.code, self.members, self.regs, self.pc = cta, code, list(members), regs, pc
         self.groups: list[Group] = []
         self.live = np.ones(LANES * len(members), bool)
@@ -156,7 +167,9 @@ class Wide(Diverging):
         ):
             value = self.rows_of(self.regs[slot], rows)
             regs[slot] = _compact(value) if few else value
-        part = Wide(self.cta, self.code, [self.members[row] for row in rows], regs, self.pc)
+        part = Wide(
+            self.cta, self.code, [self.members[row] for row in rows], regs, self.numbers[rows], self.pc
+        )
         part.executed, part.apart = self.executed, self.apart[rows]
         part.local = None if self.local is None else self.rows_of(self.local, rows)
         return part
@@ -183,11 +196,13 @@ def _compact(value: Any) -> Any:
     return value[0].item() if lanes and not np.count_nonzero(value != value[0]) else value
 
 
-def start(machine: Any, launch: Launch, origins: Sequence[Origin]) -> Wide:
-    """Returns all warps of the CTAs at `origins`, at the entry point."""
+def start(
+    machine: Any, launch: Launch, origins: Sequence[Origin], touches: Touches | None, first: int
+) -> Wide:
+    """Returns all warps of the CTAs at `origins`, at the entry point. `first`: number of the first warp."""
     code: Any = launch.code
     warps = launch.threads // LANES
-    cta = SimpleNamespace(machine=machine, launch=launch)
+    cta = SimpleNamespace(machine=machine, launch=launch, touches=touches)
     regs: list[Any] = code.builder.template.copy()
     specials = code.builder.specials
     within: list[dict[int, Any]] = [{} for _ in range(warps)]
@@ -213,7 +228,8 @@ def start(machine: Any, launch: Launch, origins: Sequence[Origin]) -> Wide:
     base = launch.params.ctypes.data
     for slot, offset in code.builder.params.items():
         regs[slot] = base + offset
-    return Wide(cta, code, [(origin, index) for origin in origins for index in range(warps)], regs)
+    members = [(origin, index) for origin in origins for index in range(warps)]
+    return Wide(cta, code, members, regs, np.arange(first, first + len(members), dtype=np.int32))
 
 
 def _joined(values: list[Any], dtype: np.dtype) -> Any:
@@ -233,12 +249,18 @@ def _joined(values: list[Any], dtype: np.dtype) -> Any:
 class Lockstep:
     """Runs the warps of one launch together as long as they take the same branches."""
 
-    def __init__(self, machine: Any, launch: Launch):
-        """`launch`: a launch that `runs_together`."""
-        self.machine, self.launch = machine, launch
+    def __init__(self, machine: Any, launch: Launch, touches: Touches | None = None):
+        """Makes a runner without warps.
+
+        Args:
+            launch: a launch that `runs_together`.
+            touches: holds accesses of the warps against each other; then no warp continues by itself.
+        """
+        self.machine, self.launch, self.touches = machine, launch, touches
         self.code: Any = launch.code
         self._tails: dict[int, tuple[list[Any], tuple[int, ...]]] = {}
         self._scratch: Warp | None = None
+        self._warps = 0
 
     def run(self, origins: Sequence[Origin], alone: Any) -> int:
         """Runs the CTAs at `origins`.
@@ -246,8 +268,9 @@ class Lockstep:
         `alone(origin, states)` runs warps of a CTA by themselves. `states` maps warp indices to functions that load a
         warp's state. Returns the number of instructions that warps executed together.
         """
-        executed, work = 0, [start(self.machine, self.launch, origins)]
-        few = len(work[0].members) < FEWEST_WARPS
+        executed, work = 0, [start(self.machine, self.launch, origins, self.touches, self._warps + 1)]
+        self._warps += len(work[0].members)
+        few = self.touches is None and len(work[0].members) < FEWEST_WARPS
         while work:
             wide = work.pop()
             before = wide.total
@@ -256,6 +279,8 @@ class Lockstep:
             if ended:
                 continue
             parts, rest = ([], list(range(len(wide.members)))) if few else self._parts(wide)
+            if rest and self.touches is not None:
+                raise Meets
             work += [wide.some(rows) for rows in parts[::-1]]
             for origin, rows in groupby(rest, key=lambda row: wide.members[row][0]):
                 alone(origin, {wide.members[row][1]: partial(wide.put_into, row) for row in rows})
@@ -293,7 +318,8 @@ class Lockstep:
                     at, error = raised.pc, raised.error
                 wide.count(at - pc, members)
                 pc = at
-                if isinstance(error, TypeError | AttributeError) and self.machine._poison_registers(wide, at):
+                plain = self.touches is None and isinstance(error, TypeError | AttributeError)
+                if plain and self.machine._poison_registers(wide, at):
                     continue
                 wide.pc = pc
                 return False

@@ -14,7 +14,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.check.hazards import Checker
 from nvfp4_cute.emulator.check.ledger import HazardError
+from nvfp4_cute.emulator.check.touches import Meets, Touches, watchable
 from nvfp4_cute.emulator.faults import HangFault, SiliconFault
 from nvfp4_cute.emulator.fused import InRun
 from nvfp4_cute.emulator.kernel_names import short_name
@@ -132,7 +133,10 @@ class Machine:
             pieces = origins[:: together_size(launch)] if self._runs_together(launch) else origins
             divided = parallel.can_divide(self, launch, pieces)
             if self.checker is not None:
-                if not (divided and parallel.run_checked(self, launch, origins)):
+                if not (
+                    self._run_clean(self.checker, launch, origins, report)
+                    or (divided and parallel.run_checked(self, launch, origins))
+                ):
                     self._run_checked(self.checker, launch, origins, report)
             elif divided:
                 parallel.run(self, launch, origins)
@@ -143,6 +147,37 @@ class Machine:
                 self.memory.remove_range(buffer.ctypes.data)
             self.stats.seconds += time.perf_counter() - started
         self.stats.ctas += total
+
+    def _run_clean(
+        self,
+        checker: Checker,
+        launch: Launch,
+        origins: list[tuple[int, int, int]],
+        finished: Callable[[], None],
+    ) -> bool:
+        """Runs a launch in lockstep under the checker. False if there may be something to report: memory is as before."""
+        code, watchers = launch.code, (self.recorder, self.forms)
+        if (
+            code.together is None
+            or code.buffers
+            or launch.programmatic
+            or not self.memory.is_checked
+            or any(watcher is not None for watcher in watchers)
+            or not (watchable(code.insts) and runs_together(launch))
+        ):
+            return False
+        checker.begin_launch(launch, self.memory)
+        before, touches = replace(self.stats), Touches(self.memory)
+        together = replace(launch, code=code.together())
+        try:
+            with np.errstate(all="ignore"):
+                self._run_together(together, origins, finished, touches)
+        except Meets:
+            touches.undo()
+            self.stats = before
+            return False
+        checker.dependencies.end_launch(checker.globals.footprint())
+        return True
 
     def _run_checked(
         self,
@@ -188,10 +223,17 @@ class Machine:
         return all(watcher is None for watcher in watchers) and runs_together(launch)
 
     def _run_together(
-        self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
+        self,
+        launch: Launch,
+        origins: list[tuple[int, int, int]],
+        finished: Callable[[], None],
+        touches: Touches | None = None,
     ) -> None:
-        """Runs CTAs in lockstep, and warps that cannot stay in lockstep one by one."""
-        lockstep, size = Lockstep(self, launch), together_size(launch)
+        """Runs CTAs in lockstep, and warps that cannot stay in lockstep one by one.
+
+        `touches`: notes accesses and allows nothing else.
+        """
+        lockstep, size = Lockstep(self, launch, touches), together_size(launch)
 
         def alone(origin: tuple[int, int, int], states: dict[int, Callable[[Warp], None]]) -> None:
             cluster = Cluster(self, launch, origin)

@@ -92,6 +92,11 @@ class Executable(Protocol):
     tails: list[tuple[tuple[Callable[["Warp"], Any], ...], tuple[int, ...]] | None]
 
     @property
+    def together(self) -> "Callable[[], Executable] | None":
+        """Returns the code that checks warps in lockstep; None on a machine that does not check."""
+        ...
+
+    @property
     def insts(self) -> Sequence[Inst]:
         """Instructions, by program counter."""
         ...

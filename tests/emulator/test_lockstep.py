@@ -1,5 +1,7 @@
 """Warps in lockstep give the bits and the counts of warps that run one by one, for every instruction that lanes execute alone."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -208,6 +210,65 @@ def test_an_error_names_its_warp(monkeypatch):
     body = "setp.eq.u32 %p2, %r23, 300;\n@%p2 add.u64 %rd8, %rd8, 1000000;\nst.global.b32 [%rd8], %r1;"
     with pytest.raises(EmulatorError, match=r"cta \(2, 0, 0\).*warp 1.*outside every live range"):
         run_ptx(kernel(body, 4), None, CTAS, THREADS, [words(), np.zeros(CTAS * THREADS, np.uint32)])
+
+
+CHECKED = {
+    "clean": ("", True),
+    "diverged": ("@%p1 bra A;\nadd.u32 %r1, %r1, 3;\nA:", True),
+    "shuffle": ("shfl.sync.bfly.b32 %r1, %r1, 3, 31, -1;", True),
+    "vector": ("st.global.v4.b32 [%rd3], {%r1, %r2, %r3, %r4};", True),
+    "its own words": ("ld.global.b32 %r2, [%rd3];\nst.global.b32 [%rd3], %r1;", True),
+    "others' words": ("xor.b32 %r12, %r23, 32;\nmad.wide.u32 %rd4, %r12, 32, %rd1;\nst.global.b32 [%rd4+28], %r1;", False),
+    "one word": ("st.global.b32 [%rd2], 7;", False),
+    "one word, other values": ("st.global.b32 [%rd2], %r23;", False),
+    "a byte of a word": ("shr.u32 %r12, %r23, 5;\ncvt.u64.u32 %rd4, %r12;\nadd.u64 %rd4, %rd4, %rd1;\nst.global.b8 [%rd4], %r1;", False),
+    "read-only path": ("st.global.b32 [%rd3], %r1;\nld.global.nc.b32 %r2, [%rd3];", False),
+    "unwritten register": ("add.u32 %r1, %r1, %r19;", False),
+    "mask": ("shfl.sync.bfly.b32 %r1, %r1, 3, 31, 15;", False),
+    "misaligned": ("add.u64 %rd4, %rd3, 2;\nst.global.b32 [%rd4], %r1;", False),
+}  # fmt: skip
+"""A kernel's body, and whether no warp of it has to run by itself when it is checked."""
+
+
+ADDRESS = re.compile("0x[0-9a-f]+")
+
+
+@pytest.mark.parametrize("what", CHECKED)
+def test_checked(monkeypatch, what):
+    """Findings, bits and counts are those of warps that run one by one."""
+    body, clean = CHECKED[what]
+    results = []
+    for together in (False, True):
+        with monkeypatch.context() as patch:
+            if not together:
+                patch.setattr(machine, "runs_together", lambda launch: False)
+            data, out, failure = words(), np.full(CTAS * THREADS, 0xCC, np.uint32), ""
+            alone = counting(patch, machine.Machine, "_run_clusters")
+            one = machine.Machine(jobs=1, check=True)
+            try:
+                run_ptx(
+                    kernel(f"{body}\nst.global.b32 [%rd8], %r1;", 4),
+                    None,
+                    CTAS,
+                    THREADS,
+                    [data, out],
+                    machine=one,
+                )
+            except EmulatorError as error:
+                failure = ADDRESS.sub("", str(error))
+            counts = one.stats.instructions, one.stats.load_bytes, one.stats.store_bytes
+            results.append(
+                (
+                    data.tobytes(),
+                    out.tobytes(),
+                    failure,
+                    [ADDRESS.sub("", str(hazard)) for hazard in one.checker.hazards],
+                    counts,
+                )
+            )
+    assert results[0] == results[1]
+    assert (not alone) == clean
+    assert not (clean and results[0][3])
 
 
 @pytest.mark.parametrize(

@@ -333,29 +333,22 @@ class TensorShadow(Shadow):
 WIDEST_GRANULE = 16
 
 
-class GlobalShadow:
-    """Last writers of one range of global memory during one launch.
+class GlobalRange:
+    """Values kept for the granules of one range of global memory during one launch. `granule`: bytes of one."""
 
-    An entry of `writers` is an epoch of the cluster in `clusters`; `order` counts that cluster's releases to global
-    memory before the write. `read` holds the reads, if they are kept. `granule`: bytes per entry. `writes` counts the
-    write accesses.
-    """
+    fields: dict[str, type] = {}
+    """Names of the arrays, one entry per granule, and types of their entries."""
 
     def __init__(self, start: int, nbytes: int):
-        """Starts without writes."""
+        """All values are zero."""
         self.start, self.end, self.granule = start, start + nbytes, WIDEST_GRANULE
-        self.writes = 0
-        count = -(-nbytes // WIDEST_GRANULE)
-        self.writers = np.zeros(count, np.int64)
-        self.clusters = np.zeros(count, np.int32)
-        self.order = np.zeros(count, np.int32)
-        self.sites = np.zeros(count, np.int32)
-        self.read = np.zeros(count, bool)
+        for name, kind in self.fields.items():
+            setattr(self, name, np.zeros(-(-nbytes // WIDEST_GRANULE), kind))
 
     def index(self, addresses: np.ndarray, nbytes: int) -> Any:
-        """Returns granules of accesses of `nbytes` at each address; a slice for contiguous accesses.
+        """Granules of accesses of `nbytes` at each address; a slice if each access follows the one before it.
 
-        An access that ends or begins inside a granule makes all granules smaller.
+        An access that ends or begins inside a granule makes all of them smaller.
         """
         first = addresses.astype(np.int64, copy=False) - self.start
         bits = int(np.bitwise_or.reduce(first)) | nbytes
@@ -368,8 +361,24 @@ class GlobalShadow:
 
     def _divide(self, granule: int) -> None:
         parts, self.granule = self.granule // granule, granule
-        for name in ("writers", "clusters", "order", "sites", "read"):
+        for name in self.fields:
             setattr(self, name, np.repeat(getattr(self, name), parts))
+
+
+class GlobalShadow(GlobalRange):
+    """Last writers of one range of global memory during one launch.
+
+    An entry of `writers` is an epoch of the cluster in `clusters`; `order` counts that cluster's releases to global
+    memory before the write. `read` says what anybody read, where that is kept. `writes` counts the accesses that wrote.
+    """
+
+    fields = {"writers": np.int64, "clusters": np.int32, "order": np.int32, "sites": np.int32, "read": bool}
+    writers: np.ndarray
+    clusters: np.ndarray
+    order: np.ndarray
+    sites: np.ndarray
+    read: np.ndarray
+    writes = 0
 
     def bytes_at(self, index: np.ndarray) -> np.ndarray:
         """Returns the offsets of all bytes of the granules at `index`, from the start of the range."""
