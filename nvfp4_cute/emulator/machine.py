@@ -485,7 +485,7 @@ class _Spin:
         return self.machine.changes != self.changes
 
     def describe(self) -> str:
-        return "spinning: a loop that polls memory, which nobody changes"
+        return "spinning: a loop that polls memory that no other warp changes"
 
 
 @dataclass

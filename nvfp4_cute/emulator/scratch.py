@@ -28,8 +28,8 @@ def folder() -> Iterator[str]:
                 os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
         except OSError as error:
             raise CacheError(
-                f"compiling a kernel needs {ROOM_BYTES >> 20} MiB for temporary files, which {tempfile.gettempdir()} has not "
-                f"({error.strerror}); free some, or set TMPDIR to another folder"
+                f"compiling a kernel needs {ROOM_BYTES >> 20} MiB for temporary files in {tempfile.gettempdir()} "
+                f"({error.strerror}); free some space, or set TMPDIR to another folder"
             ) from None
         room.unlink()
         yield name

@@ -81,7 +81,7 @@ def test_exported_objects_run_in_another_process(tmp_path, kind):
         assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
     # Where nothing was kept the error says what to do, and PTX next to the object is enough.
     done = emulate(SCRIPTS / "exports.py", "load", tmp_path, kind, NVFP4_CUTE_CACHE_DIR="off")
-    assert done.returncode == 1 and "put the .ptx beside it" in done.stderr
+    assert done.returncode == 1 and "put the .ptx next to it" in done.stderr
     kept = sorted((tmp_path / "cache" / "ptx").iterdir())
     assert len(kept) == 2
     texts = [gzip.decompress(path.read_bytes()).decode() for path in kept]

@@ -285,7 +285,7 @@ def test_a_launch_that_never_waits_breaks_the_chain():
     first, reader = (TRIGGER + WRITE, 0, 1, False), (WAIT + READ, 1, 2, True)
     found = sequence(first, (TRIGGER + WRITE, 0, 3, True), reader)
     assert_named(found[1], "pdl-chain", "1 of 1 CTAs of k end without a wait")
-    assert_named(found[2], "pdl-order", "whose end no wait of the launches between tells of")
+    assert_named(found[2], "pdl-order", "and no launch in between waited for its end")
     assert not any(sequence(first, (WAIT + TRIGGER + WRITE, 0, 3, True), reader))
     # A launch without the attribute starts when all before it are complete
     assert not any(sequence(first, (TRIGGER + WRITE, 0, 3, False), reader))

@@ -128,7 +128,7 @@ def test_a_release_waits_for_what_was_written_before():
 def test_ctas_that_do_not_fit_at_once_cannot_wait_for_each_other():
     one = dataclasses.replace(B200, num_sms=1, gpcs=(1,))
     text, words = of_ctas(poll(FIRST, 1, "A"), raise_word(FIRST)), np.zeros(64, np.uint32)
-    with pytest.raises(HangFault, match="polls memory, which nobody changes"):
+    with pytest.raises(HangFault, match="polls memory that no other warp changes"):
         time_ptx(one, text, grid=2, args=(words, words), smem_bytes=150_000)
 
 

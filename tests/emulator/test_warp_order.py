@@ -108,4 +108,4 @@ def test_one_lane_waits_for_a_bulk_store() -> None:
     assert not warnings(STORE + save + OWN_LOAD)
     assert not warnings(STORE + save + STORE.replace(str(DATA), str(DATA + 256)))
     (text,) = warnings(STORE + save + STORE)
-    assert "stores over what bulk store" in text
+    assert "stores over the copy of bulk store" in text

@@ -181,8 +181,8 @@ class EarlyReleases:
             load,
             release,
             f"{load} reads {overtaken.where}, {release or 'its warp'} releases it before any value of the read is used, and "
-            f"{writer} overwrites it: the arrival does not wait for the read; store or multiply what was read before the "
-            "arrival, or put a fence.proxy.async there",
+            f"{writer} overwrites it: the arrival does not wait for the read; use the loaded values before "
+            "the arrival, or execute fence.proxy.async before it",
         )
 
 

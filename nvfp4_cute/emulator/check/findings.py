@@ -17,15 +17,15 @@ CHECKS = ("errors", "all")
 """Findings that fail a checked run: errors (warnings are shown), or also warnings (notes are shown)."""
 
 KINDS = {
-    "race": "Two accesses of which one writes, and nothing orders them",
-    "early-release": "A stage is released before the loads of it are done",
+    "race": "Two accesses of one place, at least one of them a write, that nothing orders",
+    "early-release": "A stage is released before its loads are complete",
     "proxy-fence": "Ordinary stores that the async proxy reads without fence.proxy.async",
-    "uninitialised": "A read of memory that nobody wrote",
+    "uninitialised": "A read of memory that was never written",
     "mbarrier": "An mbarrier used before its initialisation is visible, or with counts that do not balance",
-    "named-barrier": "An arrival at a named barrier that may be taken for one of another round",
+    "named-barrier": "An arrival at a named barrier that may count for another round",
     "tensor-memory": "Tensor memory outside the allocation, of another warp's quadrant, leaked, or freed early",
-    "register": "A register read before the asynchronous operation that writes it was waited for, or written while one uses it",
-    "double-store": "Two writes of one place of global memory that nothing orders",
+    "register": "A register read before its asynchronous writer was awaited, or written while an asynchronous operation uses it",
+    "double-store": "Two unordered writes to one place in global memory",
     "out-of-bounds": "An access outside shared memory or every live tensor",
     "alignment": "A misaligned address, descriptor, or size",
     "exit": "A CTA may exit while an asynchronous operation uses its memory",
@@ -37,9 +37,9 @@ KINDS = {
 
 COMMON = {
     "swizzle-phase": "is common in CUTLASS's examples, which address such a buffer from its real start. It is harmless unless "
-    "the code assumes that the swizzle's pattern begins with the buffer",
-    "tcgen05.wait::ld": "is missing in many of CUTLASS's examples. It is harmless on GPUs seen so far, which keep what was "
-    "loaded before its registers are used; PTX ISA does not promise it",
+    "the code assumes that the swizzle pattern begins with the buffer",
+    "tcgen05.wait::ld": "is missing in many of CUTLASS's examples. It is harmless on GPUs seen so far, which complete a "
+    "load before its registers are used; PTX ISA does not promise it",
 }
 """Warnings that CUTLASS's own examples also show: a word of their text or rule, and an explanation for newcomers."""
 

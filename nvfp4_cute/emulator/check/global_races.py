@@ -248,7 +248,7 @@ class GlobalRaces:
                 site,
                 other,
                 f"{site} loads {self._place(shadow, granule)} through the read-only path (.nc), and {other} of the same "
-                "launch wrote it: what it gets may be older than any barrier",
+                "launch wrote it: the loaded value may be stale, whatever the barriers",
             )
 
     def completed(self, operation: int) -> None:

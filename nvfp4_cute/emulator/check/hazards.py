@@ -458,9 +458,9 @@ class Checker:
         last, other = members.get(warp, (-1, number))
         members[warp] = (rounds, number)
         if last == rounds and not waits:
-            said = "where its warp has arrived before, and knows of no round that is over since"
+            said = "where its warp arrived before and has learnt of no completed round since"
         elif clock.knowledge[SEEN, component] < rounds:
-            said = "and does not know that its last round is over"
+            said = "and does not know that its last round is complete"
         else:
             return
         site = self.sites[number]

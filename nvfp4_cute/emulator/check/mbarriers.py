@@ -81,8 +81,8 @@ class Mbarriers:
                 "mbarrier",
                 site,
                 None,
-                f"{site} waits for a phase of mbarrier smem+{offset:#x}, and nothing says that it has found it complete "
-                "when the next phase completes: a slower warp misses it",
+                f"{site} waits for a phase of mbarrier smem+{offset:#x}, but nothing ensures that it finds the phase "
+                "complete before the next one completes: a slower warp misses it",
                 severity="warning",
             )
 
@@ -103,7 +103,7 @@ class Mbarriers:
         hit = granules[live[np.minimum(granules, size - 1)]]
         if hit.size:
             at = int(hit[0]) * BARRIER_BYTES
-            text = f"{site} writes over mbarrier smem+{at:#x}{whose(cta)}: mbarrier.inval comes first"
+            text = f"{site} writes over mbarrier smem+{at:#x}{whose(cta)}: execute mbarrier.inval first"
             self.checker.report("mbarrier", site, None, text)
 
     def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier, does: str) -> None:
@@ -285,7 +285,7 @@ class Mbarriers:
             (self._given_up, "may answer false after a while: repeat it until it answers true"),
             (
                 self._early,
-                "may pass two phases earlier, for the parity is the same and its warp knows of neither phase: wait for every "
+                "may pass two phases earlier, because the parity is equal and its warp knows of neither phase: wait for every "
                 "phase, or learn of the earlier ones by another wait",
             ),
         ):

@@ -157,9 +157,7 @@ class Dependencies:
             if place is not None:
                 site = self.checker.sites[actor.site]
                 how = (
-                    "whose end no wait of the launches between tells of"
-                    if waited
-                    else "without griddepcontrol.wait"
+                    "and no launch in between waited for its end" if waited else "without griddepcontrol.wait"
                 )
                 self.silicon.report(
                     "pdl-order",

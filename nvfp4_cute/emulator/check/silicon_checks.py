@@ -72,7 +72,7 @@ class SiliconChecks:
             self.report(
                 "swizzle-phase",
                 site,
-                f"{site} copies {rows} rows with a swizzle of {span} bytes at smem+{offset:#x}, no multiple of "
+                f"{site} copies {rows} rows with a swizzle of {span} bytes at smem+{offset:#x}, not a multiple of "
                 f"{PATTERN_ROWS * span}",
             )
 

@@ -197,8 +197,8 @@ class WarpOrder:
             if stamp & VALUE_MASK > phases.get(stamp >> COMPONENT_SHIFT, VALUE_MASK):
                 site, other = sites[number], sites[shadow.accesses.sites[copy] >> 1]
                 text = (
-                    f"{site} {'stores over' if write else 'loads'} what {other} copied, and only another lane of the warp waited "
-                    "for that: no bar.warp.sync between them, nor anything else for which the warp meets"
+                    f"{site} {'stores over' if write else 'loads'} the copy of {other}, but only another lane of the warp waited "
+                    "for it: no bar.warp.sync between them, nor anything else that makes the warp converge"
                 )
                 self.checker.report("race", site, other, text, severity="warning")
                 return
@@ -228,6 +228,6 @@ class WarpOrder:
         does = "stores to" if write else "loads"
         text = (
             f"{site} {does} a place in shared memory that another lane of the warp accessed in {other}: no bar.warp.sync "
-            "between them, nor anything else for which the warp meets"
+            "between them, nor anything else that makes the warp converge"
         )
         checker.report("race", site, other, text, severity="warning")

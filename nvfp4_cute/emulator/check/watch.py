@@ -449,10 +449,7 @@ def _shuffle(inst: Inst, b: Builder, step: Step) -> Step:
             if idle.any():
                 checker = checker_of(warp)
                 site = checker.sites[checker.site(warp, pc)]
-                text = (
-                    f"{site}: lanes {idle.nonzero()[0].tolist()} take values of lanes that do not execute it: what they get is "
-                    "undefined"
-                )
+                text = f"{site}: lanes {idle.nonzero()[0].tolist()} read lanes that do not execute it: the values are undefined"
                 checker.report("register", site, None, text, severity="warning")
         return result
 
@@ -469,7 +466,7 @@ def _check_mask(warp: "Warp", pc: int, mask: Any) -> None:
         checker = checker_of(warp)
         site = checker.sites[checker.site(warp, pc)]
         named = int(np.broadcast_to(mask, LANES)[lanes[0]]) & EVERY_LANE
-        text = f"{site}: lanes {lanes} execute it with the mask {named:#x}, which does not name them: what it does is undefined"
+        text = f"{site}: lanes {lanes} execute it with the mask {named:#x}, which does not name them: the result is undefined"
         checker.report("rule", site, None, text)
 
 

@@ -8,8 +8,8 @@ from nvfp4_cute.emulator.fronts.virtual_gpu import LaunchRow
 from nvfp4_cute.emulator.kernel_names import short_name
 
 TIMES_NOTE = (
-    "host s: what the emulation took here. Neither it nor any time that the script prints (events, benchmark helpers) "
-    "says anything about a GPU."
+    "host s: time of the emulation on this machine. Neither it nor any time that the script prints (events, benchmark "
+    "helpers) is a GPU time."
 )
 HEADER = ("launch", "kernel", "grid", "cluster", "CTAs", "warp instr.", "MMAs", "TMA bytes", "host s")
 NEEDS_HEADER = (
@@ -24,8 +24,8 @@ NEEDS_HEADER = (
     "warps/SM",
 )
 NEEDS_NOTE = (
-    "registers and stack are those of a thread, from the machine code that the assembler made; a stack above 0 is a spill or an "
-    "array that is indexed at run time, and local ld/st counts the instructions that access it."
+    "registers and stack are per thread, from the assembler's machine code; a stack above 0 is a spill or an array that is "
+    "indexed at run time, and local ld/st counts the instructions that access it."
 )
 MODELLED = "modelled us"
 WARP = 32

@@ -300,7 +300,7 @@ def order(inst: Inst, b: Builder) -> Step:
         behind = lambda: [p.idx for p in peers if len(operations_of(p).commits) < needed and not p.done]
         if behind():
             text = lambda: (
-                f"wgmma.wait_group {pending}: warps {behind()} of its warpgroup have committed less than it"
+                f"wgmma.wait_group {pending}: warps {behind()} of its warpgroup have committed fewer groups"
             )
             return Condition(lambda: not behind(), text)
         if warp.cta.machine.queue is not None:
