@@ -141,6 +141,14 @@ def test_graphs_run_after_the_import_alone(tmp_path):
     in_new_process(code, path, LOADED, TRACED)
 
 
+def test_load_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "nvfp4_cute.models.transformers", raising=False)
+    monkeypatch.delitem(vars(nvfp4_cute), "load", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="pip install .nvfp4-cute.models"):
+        nvfp4_cute.load  # noqa: B018 (the look-up imports)
+
+
 def test_names_that_the_readme_shows():
     from nvfp4_cute.nn import QuantizedLinear, fuse, replace_linears
 

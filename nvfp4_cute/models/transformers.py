@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+
+try:
+    from transformers import AutoConfig
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        'whole models need transformers: run `pip install "nvfp4-cute[models]"`', name=missing.name
+    ) from missing
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -74,7 +74,7 @@ def quantize(
 
     Args:
         x: float16, bfloat16, float32 or float64 [..., K], with K a multiple of the format's block (NVFP4 16, MX formats 32);
-            copied if rows are not contiguous or not 16-byte aligned.
+            copied if rows are not contiguous or not 16-byte aligned. Infinities saturate; a NaN makes its block NaN.
         format: a record, such as ``nvfp4_cute.MXFP4``, or its name, "mxfp4".
         up: of the dtype and shape of ``x``; quantizes ``silu(x) * up``, the middle of a gated layer, computed in float32 by the
             operations that ``nvfp4_cute.formats.silu`` lists, so the bits are the same everywhere. ``x`` and ``up`` may be the
