@@ -190,9 +190,8 @@ NEXT_US = {
 """us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 6 %, the worst 25 % "
-    "(tiles of 64 x 64); on 52 calls on an H100, predicted first, 4 %; no launch was measured on "
-    "Blackwell, Ada or Ampere "
-    "(bench/results/timing_model.md)."
+    "(tiles of 64 x 64). Six sets of calls were predicted before an H100 ran them: 24 % in the first, 4 % in the last. No launch "
+    "was measured on Blackwell, Ada or Ampere (bench/results/timing_model.md)."
 )
 
 CLOCK = {
