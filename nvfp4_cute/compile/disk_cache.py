@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 import time
 import warnings
@@ -46,6 +47,8 @@ SOURCES = (
 )
 DSL_DISTRIBUTIONS = "nvidia_cutlass_dsl*.dist-info"
 PARTIAL, LOCK = ".partial", ".lock"
+ENTRY_NAME = re.compile(r"\w*sm_\d+.*-[0-9a-f]{16}")
+"""Names of entries, as `entry_name` makes them: nothing else in a folder is counted or removed."""
 UNUSED_DAYS = 30
 """How long an entry of other versions, which nobody loads, is kept."""
 
@@ -144,23 +147,28 @@ def contents(folder: Path) -> Contents:
 def _entries(folder: Path) -> list[Path]:
     """Complete entries, of every version."""
     manifests = (manifest for manifest in folder.glob(f"*/{MANIFEST}") if manifest.is_file())
-    return [manifest.parent for manifest in manifests if manifest.parent.suffix != PARTIAL]
+    return [manifest.parent for manifest in manifests if ENTRY_NAME.fullmatch(manifest.parent.name)]
 
 
 def prune(folder: Path) -> None:
     """Remove what killed processes left in ``folder``, and entries of other versions that nobody loaded for UNUSED_DAYS.
 
-    Leaves alone what a process is at work on, and what cannot be removed.
+    Leaves alone what a process is at work on, what cannot be removed, and files of others: the folder may hold a project's own
+    lock files.
     """
-    for partial in folder.glob(f"*{PARTIAL}"):
+    for partial in _leftovers(folder, PARTIAL):
         _remove_if_free(partial, of=partial.with_suffix(""))
     for entry in _entries(folder):
         with suppress(OSError):
             if _days_unused(entry) > UNUSED_DAYS and not _is_of_these_versions(entry):
                 _remove_if_free(entry, of=entry)
-    for lock in folder.glob(f"*{LOCK}"):
+    for lock in _leftovers(folder, LOCK):
         if not lock.with_suffix("").exists():
             _remove_if_free(lock, of=lock.with_suffix(""))
+
+
+def _leftovers(folder: Path, suffix: str) -> list[Path]:
+    return [path for path in folder.glob(f"*{suffix}") if ENTRY_NAME.fullmatch(path.name.removesuffix(suffix))]
 
 
 def _remove_if_free(path: Path, of: Path) -> None:

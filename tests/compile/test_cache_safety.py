@@ -285,7 +285,7 @@ def age(entry: Path, days: float) -> None:
 
 def make_old_version(entry: Path) -> Path:
     """A copy of an entry as other sources have made it."""
-    old = entry.with_name(f"{entry.name}-old")
+    old = entry.with_name(entry.name[:-16] + "0" * 16)
     shutil.copytree(entry, old)
     manifest = json.loads((old / disk_cache.MANIFEST).read_bytes())
     manifest["identity"]["sources"] = "other"
@@ -295,15 +295,30 @@ def make_old_version(entry: Path) -> Path:
 
 def test_leftovers_are_not_counted_and_go_when_a_kernel_is_compiled(folder):
     entry = entry_of(folder)
-    partial, lock = folder / "killed-1.partial", folder / "killed-2.lock"
+    name = lambda digit: entry.name[:-16] + digit * 16
+    partial, lock = folder / f"{name('1')}.partial", folder / f"{name('2')}.lock"
     shutil.copytree(entry, partial)
     lock.touch()
-    busy = folder / "busy.partial"
+    busy = folder / f"{name('3')}.partial"
     busy.mkdir()
     assert disk_cache.contents(folder).num_entries == 1
-    with locked(folder / "busy.lock"):
+    with locked(folder / f"{name('3')}.lock"):
         disk_cache.fetch(folder, OTHER_KEY)
     assert not partial.exists() and not lock.exists() and busy.exists()
+    assert disk_cache.contents(folder).num_entries == 2
+
+
+def test_files_of_others_in_the_folder_stay(folder):
+    """A folder that somebody else uses as well: lock files of package managers, downloads, old data with an entry.json."""
+    others = [folder / "uv.lock", folder / "video.partial", folder / "nvfp4_sm_90.lock"]
+    for path in others:
+        path.write_text("theirs")
+    data = folder / "nvfp4_data" / disk_cache.MANIFEST
+    data.parent.mkdir()
+    data.write_text("{}")
+    age(data.parent, 1000)
+    disk_cache.fetch(folder, OTHER_KEY)
+    assert all(path.read_text() == "theirs" for path in others) and data.exists()
     assert disk_cache.contents(folder).num_entries == 2
 
 
