@@ -168,7 +168,9 @@ def prune(folder: Path) -> None:
 
 
 def _leftovers(folder: Path, suffix: str) -> list[Path]:
-    return [path for path in folder.glob(f"*{suffix}") if ENTRY_NAME.fullmatch(path.name.removesuffix(suffix))]
+    return [
+        path for path in folder.glob(f"*{suffix}") if ENTRY_NAME.fullmatch(path.name.removesuffix(suffix))
+    ]
 
 
 def _remove_if_free(path: Path, of: Path) -> None:
