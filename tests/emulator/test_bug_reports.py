@@ -113,7 +113,7 @@ REPORTS = (
     Report("fence_of_global_memory", "PTX ISA", "proxy-fence", r"bulk store .* reads smem.* no fence\.proxy\.async"),
     Report("map_of_ordinary_stores", "PTX ISA", "proxy-fence", r"st\.global .* no fence\.proxy\.tensormap::generic\.release"),
     Report("small_copies_of_other_lanes", "PTX ISA", "race", r"another lane of the warp accessed in cp\.async", severity="warning"),
-    Report("elected_lane_frees_a_stage", "PTX ISA", "race", "stores over what bulk store .* only another lane", severity="warning"),
+    Report("elected_lane_frees_a_stage", "PTX ISA", "race", "stores over the copy of bulk store .* only another lane", severity="warning"),
     Report("expected_too_early", "PTX ISA", "mbarrier", r"mbarrier\.expect_tx .* nothing orders them"),
     Report("expected_in_another_cta", "PTX ISA", "mbarrier", r"mbarrier\.expect_tx .* without a fence\.mbarrier_init", TWO_CTAS),
     Report("relaxed_barrier_of_a_cluster", "PTX ISA", "silicon", "remote-arrival-scope: .* global memory", TWO_CTAS),
