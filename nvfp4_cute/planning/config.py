@@ -16,25 +16,24 @@ class KernelConfig:
     """Tile shape, pipeline depths and launch width of one kernel.
 
     Attributes:
-        cta_tile_shape_mnk: one CTA's part of an MMA: rows of its M side, all columns of the N side, and elements of K per
-            pipeline
-            stage.
-        num_ab_stage: shared-memory stages of A, B and their scales; None fits as many as possible. num_acc_stage: accumulators
-            per CTA, so that the epilogue of one overlaps the mainloop of the next. Each holds a work tile, or a
-            K tile if sums are promoted.
+        cta_tile_shape_mnk: one CTA's part of an MMA: rows of its M side, all columns of the N side, and elements of K
+            per pipeline stage.
+        num_ab_stage: shared-memory stages of A, B and their scales; None fits as many as possible.
+        num_acc_stage: accumulators per CTA, so that the epilogue of one overlaps the mainloop of the next. Each holds a
+            work tile, or a K tile if sums are promoted.
         num_cta: largest number of persistent CTAs to launch; None takes one per SM. Not part of the compiled code.
         use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``), which halves the N side's loads.
         use_k96_instrs: MMAs multiply 96 elements of K instead of 64 (FP4 Ultra in CUTLASS). K tiles do not change.
         swap_ab: rows of ``b`` (weights) are on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose extent is
             finer-grained. Pays for few tokens and many weights.
-        multicast_n: number of neighbouring MMAs of a cluster along M that share the N side. Each loads every n-th K tile of it
-            for all.
-        split_k: CTAs of a cluster that share the K tiles of a work tile and reduce their partial sums. decode_first: a
-            preceding launch dequantizes tokens once into device memory; two CTAs with neighbouring rows of ``b`` then share
-            loads of tokens.
-        stream_k: K tiles rather than work tiles are divided evenly. If clusters share a tile, one of them adds the partial sums
-            that the
-            others leave in device memory. Where both operands are quantized it needs ``decode_first``.
+        multicast_n: number of neighbouring MMAs of a cluster along M that share the N side. Each loads every n-th K
+            tile of it for all.
+        split_k: CTAs of a cluster that share the K tiles of a work tile and reduce their partial sums.
+        decode_first: a preceding launch dequantizes tokens once into device memory; two CTAs with neighbouring rows of
+            ``b`` then share loads of tokens.
+        stream_k: K tiles rather than work tiles are divided evenly. If clusters share a tile, one of them adds the
+            partial sums that the others leave in device memory. If both operands are quantized it needs
+            ``decode_first``.
         use_warp_mma: warps load weights into registers and multiply with ``mma.sync``: no stages of weights, no clusters.
 
     Every architecture family has ``SHARED_FIELDS``. Other fields are options: a family names those it has in ``OPTIONS`` and
@@ -78,7 +77,7 @@ class KernelConfig:
         return (n, m, k) if self.swap_ab else (m, n, k)
 
     def to_name(self) -> str:
-        """Returns a readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` means as many stages as fit."""
+        """Returns a readable name such as ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` fits as many stages as possible."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
         pair += "_ultra" * self.use_k96_instrs

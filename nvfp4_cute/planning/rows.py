@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 EXACT_ROWS = 16
 STEP_ROWS = 8
 STEPS = 4
-"""Numbers of rows between one power of two and the next."""
+"""Row counts per power of two."""
 
 
 def rounded_rows(rows: int) -> int:

@@ -1,8 +1,7 @@
-"""Architecture families:
+"""Architecture families: what each can build, what it costs, and how it chooses.
 
-what each can build, what it costs, and how it chooses. One module per family implements ``base.Family``.
-
-Other code asks ``family_of(arch, formats)`` and never names a family. An architecture has one family per kernel.
+One module per family implements ``base.Family``. Other code asks ``family_of(arch, formats)`` and never names a family.
+An architecture has one family per kernel.
 """
 
 from collections.abc import Iterator, Mapping
@@ -72,7 +71,10 @@ def mmas_of(arch: str) -> Mapping[Formats, Mma]:
 
 
 def weight_only_families(arch: str) -> tuple[WeightOnlyFamily, ...]:
-    """Families whose kernels multiply 16-bit ``a`` of groups on ``arch``. Raises UnsupportedTarget where there is none."""
+    """Returns the families whose kernels multiply 16-bit ``a`` of groups on ``arch``.
+
+    Raises UnsupportedTarget if there is none.
+    """
     found = tuple(family for family in WEIGHT_ONLY_FAMILIES if arch in family.ARCHS)
     if not found:
         raise UnsupportedTarget(
@@ -98,7 +100,7 @@ def choose_weight_only(
 ) -> KernelConfig:
     """Returns the config of the fastest family of ``arch``. Takes the arguments of ``WeightOnlyFamily.choose``.
 
-    Raises UnsupportedTarget where there is none, UnsupportedProblem where K suits none of them.
+    Raises UnsupportedTarget if there is no family, UnsupportedProblem if K suits none of them.
     """
     fitting = [
         family

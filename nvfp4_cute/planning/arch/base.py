@@ -31,9 +31,9 @@ PARAM_BYTES_FIXED = 256
 
 
 def param_bytes_per_group(num_b: int = 1, is_quantized: bool = False) -> int:
-    """Returns the bytes of kernel parameters per group of the list form:
+    """Returns the bytes of kernel parameters per group of the list form.
 
-    two tensor maps for ``a`` and for each of ``num_b`` ``b``.
+    They hold two tensor maps for ``a`` and for each of ``num_b`` operands ``b``.
     """
     return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES + OUT_SCALE_BYTES * is_quantized
 
@@ -223,7 +223,7 @@ class Family(Protocol):
 
     @property
     def ARCHS(self) -> tuple[str, ...]:
-        """Their names, such as ``sm_100a``."""
+        """Names of the architectures, such as ``sm_100a``."""
 
     @property
     def KERNEL(self) -> str:
@@ -269,12 +269,12 @@ class Family(Protocol):
         """Returns the shared-memory use of ``config``. formats: formats of ``a`` and ``b``, here and below a pair of ``MMA``."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
-        """``config`` with its stage count made explicit."""
+        """Returns ``config`` with an explicit stage count."""
 
     def unsupported_reason(
         self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
     ) -> str | None:
-        """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+        """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
 
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
         """Returns why weights of ``INTERLEAVE`` cannot be computed with ``config``; None if they can."""
@@ -347,7 +347,7 @@ class WeightOnlyFamily(Protocol):
 
     @property
     def ARCHS(self) -> tuple[str, ...]:
-        """Their names, such as ``sm_90a``."""
+        """Names of the architectures, such as ``sm_90a``."""
 
     @property
     def KERNEL(self) -> str:
@@ -359,15 +359,15 @@ class WeightOnlyFamily(Protocol):
 
     @property
     def K_MULTIPLE(self) -> int:
-        """The number that K is a multiple of."""
+        """Divisor of K."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
-        """``config`` with its stage count made explicit."""
+        """Returns ``config`` with an explicit number of stages."""
 
     def unsupported_reason(
         self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4
     ) -> str | None:
-        """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+        """Returns why the kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
 
     def clusters_at_once(self, config: KernelConfig, num_sms: int) -> int:
         """Returns the number of clusters resident at once."""
@@ -386,12 +386,13 @@ class WeightOnlyFamily(Protocol):
         is_ragged: bool = False,
         b_format: BlockFormat = NVFP4,
     ) -> KernelConfig:
-        """Returns the config for groups of these (m, n, k); for ragged groups, of about their mean, as only the device knows
-        the sizes.
+        """Returns the config for groups of these (m, n, k).
+
+        For ragged groups the sizes are about their mean, because only the device knows them.
         """
 
     def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:
-        """Bytes of device memory that a launch needs besides its operands. Its first bytes, counters, are 0 before and after."""
+        """Returns the workspace of a launch in bytes of device memory. Its first bytes, counters, are 0 before and after."""
 
     def is_faster_than_few_rows(
         self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4

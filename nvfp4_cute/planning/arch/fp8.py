@@ -46,9 +46,9 @@ def candidates_of_products(
     dual_configs: tuple[KernelConfig, ...] = (),
     quantized_reason: Callable[[KernelConfig, BlockFormat], str | None] | None = None,
 ) -> Callable[..., tuple[KernelConfig, ...]]:
-    """``Family.candidates``: these configs for products and dual GEMMs.
+    """Implements ``Family.candidates``: these configs for products and dual GEMMs.
 
-    quantized_reason: ``Family.quantized_reason``, by which of these quantized results are had; None: none are.
+    quantized_reason: ``Family.quantized_reason``, which filters configs for quantized results; None if there are none.
     """
 
     def candidates(

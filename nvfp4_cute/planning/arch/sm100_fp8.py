@@ -1,8 +1,8 @@
-"""sm_100a, sm_103a, sm_110a, FP8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
+"""sm_100a, sm_103a, sm_110a, FP8 with fp32 scales: cost of a KernelConfig, refusals, and choice.
 
-Fields as of :mod:`.sm100`, but for ``num_acc_stage``: an accumulator has one K tile, which is one block of scales, 128 values.
-Two warpgroups promote it to sums in registers, each half of its columns. A dual GEMM's accumulator has both products, 64 columns
-each: as many sums as of 128 columns of one product.
+Fields are those of :mod:`.sm100`, except ``num_acc_stage``: an accumulator has one K tile, which is one block of
+scales, 128 values. Two warpgroups promote it to sums in registers, half of the columns each. A dual GEMM's accumulator
+has both products, 64 columns each, so it has as many sums as 128 columns of one product.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ KERNEL = "sm100.fp8.grouped_gemm.Fp8GemmSm100"
 OPTIONS = limits.OPTIONS
 PAIR = fp8.PAIR
 MMA = {PAIR: Mma("f8f6f4", 32, element_bits=8)}
-# Of instruction descriptors (PTX ISA 9.7.16.4.2): fp32 accumulators, e4m3 on both sides.
+# Fields of instruction descriptors (PTX ISA 9.7.16.4.2): fp32 accumulators, e4m3 on both sides.
 MMA_TYPES = 1 << 4
 OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
@@ -49,33 +49,34 @@ interleave_reason = fp8.no_dual_reason
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters
 tmem_map = dense.tmem_map
 TILE_K = FP8_1x128.block_k
-# Warpgroups that promote, each half of the columns.
+# Warpgroups that promote, half of the columns each.
 PROMOTING_GROUPS = 2
 PROMOTING_WARPS = PROMOTING_GROUPS * EPI_WARPS
-# Sums of more columns, of all products, are more registers than threads have.
+# The sums of more columns, over all products, exceed the registers of a thread.
 TILES_N = (64, 128)
 MAX_COLUMNS = TILES_N[-1]
-# Accumulators: of 128 columns, four fill tensor memory; those of a dual GEMM have as many.
+# Accumulators: four of 128 columns fill tensor memory; those of a dual GEMM are equally large.
 ACC_STAGES = (2, 4)
-# K tiles whose scales are in shared memory: as many as outlast the latency of device memory.
+# K tiles whose scales are in shared memory: enough to cover the latency of device memory.
 SCALE_STAGES, SCALE_ALIGN_BYTES = 16, fp8.SCALE_ALIGN_BYTES
 DEFAULT_CONFIG = KernelConfig((MMA_CTA_M, 128, TILE_K), num_acc_stage=ACC_STAGES[-1])
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Model of a launch, in SM cycles and bytes a cycle, for comparing configs.
+    """Model of a launch, in SM cycles and bytes per cycle, for comparing configs.
 
     Source: read off modelled launches on a B200 (``modelled.modelled_time``).
 
     Attributes:
-        start: until the first data are there.
-        promotion, promotion_slice: of a K tile: waits, and 32 columns of both warpgroups' warps on an SM's quarter.
-        swapped_slice: what scales of columns add.
-        store_slice: 32 columns of results.
-        exchange, exchange_bytes_per_cycle: of split-K, as of ``sm100.choosing.Costs``.
-        memory, l2: bytes a cycle that all SMs get.
-        ring_cycles: from a load that device memory answers to the next one of its stage.
+        start: time until the first data arrive.
+        promotion, promotion_slice: waits per K tile, and time per 32 columns of both warpgroups' warps on an SM's
+            quarter.
+        swapped_slice: extra time for scales of columns.
+        store_slice: time per 32 columns of results.
+        exchange, exchange_bytes_per_cycle: split-K, see ``sm100.choosing.Costs``.
+        memory, l2: bytes per cycle for all SMs.
+        ring_cycles: time from a load from device memory to the next load of its stage.
     """
 
     start: float = 2500
@@ -95,47 +96,47 @@ COSTS = Costs()
 
 @dataclass(frozen=True)
 class Fp8SmemPlan(SmemPlan):
-    """Shared memory of one CTA, more of whose warps turn results.
+    """Shared memory of one CTA with more warps that transpose results.
 
     Attributes:
-        scale_stage_bytes: of a K tile.
+        scale_stage_bytes: bytes of scales per K tile.
     """
 
     scale_stage_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all stages and of what is reserved beside them."""
+        """Bytes of all stages, of their scales, and of the reserved part."""
         staging, scales = PROMOTING_GROUPS * STAGING_BYTES, SCALE_STAGES * self.scale_stage_bytes
         return super().total_bytes - STAGING_BYTES + staging + scales
 
 
 def scale_counts(config: KernelConfig) -> tuple[int, int]:
-    """Scales of a K tile of a CTA: of its tokens, and of its blocks of 128 rows of one product's weights."""
+    """Returns the scales of a CTA's K tile: of its tokens, and of its blocks of 128 rows of one product's weights."""
     m, n, _ = config.cta_tile_shape_mnk
     tokens, weights = (n, m) if config.swap_ab else (m, n)
     return tokens, -(-weights // FP8_128x128.block_rows)
 
 
 def scale_stage_bytes(config: KernelConfig, num_b: int = 1) -> int:
-    """Of the scales of a K tile, each fp32."""
+    """Returns the bytes of the fp32 scales of a K tile."""
     tokens, blocks = scale_counts(config)
     return fp8.aligned_scale_bytes((tokens + num_b * blocks) * FP8_128x128.scale.bits // 8)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8SmemPlan:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
     stage_bytes = scale_stage_bytes(config, num_b)
     return dense.smem_plan(Fp8SmemPlan, config, MMA[PAIR], num_b, scale_stage_bytes=stage_bytes)
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
-    """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
+    """Returns why this kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
     reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, TILES_N, TILE_K)
     if reason is not None:
         return reason
@@ -155,7 +156,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why results of a format cannot be computed with ``config``: a CTA's tile has whole blocks of 128 columns."""
+    """Returns why results of a format cannot be computed with ``config``: a CTA's tile must have full blocks of 128 columns."""
     reason = fp8.other_format_reason(config, format)
     if reason is not None:
         return reason
@@ -168,7 +169,7 @@ def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
 
 
 def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> bool:
-    """Whether clusters take turns in fetching what several of them load."""
+    """Whether clusters take turns in prefetching operands that several of them load."""
     return limits.fetches_ahead(config, smem_plan(config, num_b))
 
 
@@ -179,7 +180,8 @@ def _candidates() -> Iterator[KernelConfig]:
         for config in (rows, columns):
             yield config
             yield replace(config, use_2cta_instrs=True)
-        # Few tiles of a long K: CTAs that would be idle take a part of it. Of more tokens float32 results would spill.
+        # Few tiles of a long K: CTAs that would be idle compute a part of it. With more tokens, float32 results would
+        # spill.
         if n == TILES_N[0]:
             yield from (replace(columns, split_k=split) for split in SPLITS[1:])
 
@@ -190,15 +192,15 @@ candidates = fp8.candidates_of_products(CANDIDATES, DUAL_CANDIDATES, quantized_r
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """The candidate with the least modelled time.
+    """Returns the candidate with the smallest modelled time.
 
     Args:
-        problem: of which the sizes count. Ragged groups only have so many rows on the average.
+        problem: its sizes matter. Ragged groups have these rows only on average.
         num_sms: SMs of the device.
     """
     live = [size for size in problem.sizes if min(size) > 0]
     num_b = problem.num_b
-    # Of equal ones pairs where tokens are rows, as many are: they load less.
+    # Among equals, pairs win if tokens are rows and numerous, because they load less.
     return min(
         candidates(num_b, out_format=problem.out_format),
         key=lambda c: (_modelled_cycles(live, c, num_sms, num_b), c.swap_ab == c.use_2cta_instrs),
@@ -208,7 +210,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 def _modelled_cycles(
     live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, num_b: int
 ) -> float:
-    """Of a launch: waves of tiles, or what memory or L2 delivers where that takes longer."""
+    """Returns the cycles of a launch: waves of tiles, or the time in which memory or L2 delivers the data if that is longer."""
     tile_m, tile_n, _ = config.work_tile_mnk
     columns, split = config.cta_tile_shape_mnk[1], config.split_k
     tiles, busy, read, loaded, longest = 0, 0.0, 0, 0.0, 0.0
@@ -229,7 +231,7 @@ def _modelled_cycles(
 
 
 def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int, num_b: int) -> float:
-    """Of so many K tiles of a tile with so many columns: the slowest of the roles, and what memory delivers to one CTA."""
+    """Returns the cycles of ``k_tiles`` K tiles with ``columns``: the slowest role, or the data delivery to one CTA."""
     slices = num_b * -(-columns // EPI_TILE_N)
     mma = num_b * MMAS_PER_K_TILE * columns / MMA_COLUMNS_PER_CYCLE
     a_bytes, b_bytes = MMA_CTA_M * TILE_K, columns // config.num_mma_cta * TILE_K
@@ -241,7 +243,7 @@ def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int, num_b: int) -
 
 
 def _last_store(config: KernelConfig, num_b: int) -> float:
-    """From the last K tile to the last store, most of which other tiles overlap."""
+    """Returns the cycles from the last K tile to the last store that other tiles do not overlap."""
     slices = config.cta_tile_shape_mnk[1] // (PROMOTING_GROUPS * EPI_TILE_N)
     if config.split_k == 1:
         return COSTS.store_slice * slices

@@ -1,6 +1,6 @@
-"""sm_100a, sm_110a, INT8 with fp32 scales of rows: what a KernelConfig costs, why one is refused, and which one is chosen.
+"""sm_100a, sm_110a, INT8 with fp32 scales of rows: cost of a KernelConfig, refusals, and choice.
 
-Fields as of :mod:`.sm100`. The architecture sm_103a has no MMAs of integers (PTX ISA 9.7.16.10, kind i8).
+Fields are those of :mod:`.sm100`. The architecture sm_103a has no MMAs of integers (PTX ISA 9.7.16.10, kind i8).
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ KERNEL = "sm100.int8.grouped_gemm.Int8GemmSm100"
 OPTIONS = limits.OPTIONS
 PAIR = INT8_PAIR
 MMA = {PAIR: Mma("i8", 32, element_bits=8)}
-# Of instruction descriptors (PTX ISA 9.7.16.4.2): int32 accumulators, signed integers on both sides.
+# Fields of instruction descriptors (PTX ISA 9.7.16.4.2): int32 accumulators, signed integers on both sides.
 MMA_TYPES = 2 << 4 | 1 << 7 | 1 << 10
 OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
@@ -53,17 +53,17 @@ DEFAULT_CONFIG = KernelConfig((MMA_CTA_M, 128, TILE_K), num_acc_stage=4)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> SmemPlan:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
     return dense.smem_plan(SmemPlan, config, MMA[PAIR])
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
-    """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
+    """Returns why this kernel cannot be built with ``config``, with the nearest legal value; None if it can."""
     reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, TILES_N, TILE_K)
     if reason is not None:
         return reason
@@ -79,7 +79,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> bool:
-    """Whether clusters take turns in fetching what several of them load."""
+    """Whether clusters take turns in prefetching operands that several of them load."""
     return limits.fetches_ahead(config, smem_plan(config))
 
 
@@ -89,7 +89,7 @@ def _candidates() -> Iterator[KernelConfig]:
         for config in (rows, replace(rows, swap_ab=True)):
             yield config
             yield replace(config, use_2cta_instrs=True)
-    # Few tiles of a long K: CTAs that would be idle take a part of it.
+    # Few tiles of a long K: CTAs that would be idle compute a part of it.
     narrow = KernelConfig((MMA_CTA_M, TILES_N[0], TILE_K), num_acc_stage=4, swap_ab=True)
     yield from (replace(narrow, split_k=split) for split in SPLITS[1:])
 
@@ -100,10 +100,10 @@ candidates = fp8.candidates_of_products(CANDIDATES)
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """The candidate with the least modelled time.
+    """Returns the candidate with the smallest modelled time.
 
     Args:
-        problem: of which the sizes count. Ragged groups only have so many rows on the average.
+        problem: its sizes matter. Ragged groups have these rows only on average.
         num_sms: SMs of the device.
     """
     live = [size for size in problem.sizes if min(size) > 0]
@@ -111,7 +111,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 
 
 def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
-    """Of a launch: waves of tiles, or what memory or L2 delivers where that takes longer; constants of ``sm100.choosing``."""
+    """Returns the cycles of a launch: waves of tiles, or data delivery if that is longer; constants of ``sm100.choosing``."""
     tile_m, tile_n, _ = config.work_tile_mnk
     columns, split = config.cta_tile_shape_mnk[1], config.split_k
     tiles, busy, read, loaded = 0, 0.0, 0, 0.0
@@ -129,7 +129,7 @@ def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num
 
 
 def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int) -> float:
-    """Of so many K tiles of a tile with so many columns: the slowest of the roles."""
+    """Returns the cycles of ``k_tiles`` K tiles with ``columns``: the slowest of the roles."""
     mma = MMAS_PER_K_TILE * columns / MMA_COLUMNS_PER_CYCLE
     a_bytes, b_bytes = MMA_CTA_M * TILE_K, columns // config.num_mma_cta * TILE_K
     copies = copy_cycles(a_bytes) + copy_cycles(b_bytes) / config.multicast_n
@@ -138,7 +138,7 @@ def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int) -> float:
 
 
 def _last_epilogue(config: KernelConfig) -> float:
-    """From the last MMA to the last store."""
+    """Returns the cycles from the last MMA to the last store."""
     slices = config.cta_tile_shape_mnk[1] // EPI_TILE_N
     if config.split_k == 1:
         return COSTS.row_slice * slices

@@ -1,7 +1,8 @@
-"""sm_103a: the members of ``base.Family``: those of sm_100a, and MMAs of 96 elements of K of 4-bit operands.
+"""sm_103a: the members of ``base.Family``, those of sm_100a and MMAs of 96 elements of K of 4-bit operands.
 
-Such an MMA takes as long as one of 64 (PTX ISA 9.7.16.10; a B300 has 1.5 times a B200's peak). It reads 48 bytes of a row: three
-K tiles of 128 bytes are eight MMAs, of which two reach into the next K tile, wherever in shared memory that lies.
+Such an MMA takes as long as one of 64 elements (PTX ISA 9.7.16.10; a B300 has 1.5 times a B200's peak). It reads 48
+bytes of a row. Three K tiles of 128 bytes are eight MMAs, two of which continue in the next K tile, wherever that lies
+in shared memory.
 """
 
 from dataclasses import replace
@@ -42,9 +43,9 @@ __all__ = [
 ARCHS = ("sm_103a",)
 KERNEL = "sm100.k96.grouped_gemm.K96GemmSm103"
 OPTIONS = (*limits.OPTIONS, "use_k96_instrs")
-# N tiles whose MMAs CUTLASS's kernels for sm_103a have, too (test/unit/gemm/device, sm103_gemm_f4_f4_f32_tensor_op_f32_*).
+# N tiles of the MMAs in CUTLASS's kernels for sm_103a (test/unit/gemm/device, sm103_gemm_f4_f4_f32_tensor_op_f32_*).
 K96_TILES_N = (128, 192, 256)
-# What MMAs of 96 elements bound: tiles of many columns, whose loads L2 delivers as fast where clusters share them.
+# Tiles bound by MMAs of 96 elements: many columns, whose loads L2 delivers fast enough if clusters share them.
 K96_CANDIDATES = (
     *(
         KernelConfig(
@@ -68,7 +69,7 @@ CANDIDATES = (*CANDIDATES_OF_SM100, *K96_CANDIDATES)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
-    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
     reason = limits.unsupported_reason(config, num_b, formats, OPTIONS)
     if reason is not None or not config.use_k96_instrs:
         return reason
@@ -93,7 +94,7 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What is chosen from: what sm_100a has, and MMAs of 96 elements of K."""
+    """Returns the candidates: those of sm_100a, and MMAs of 96 elements of K."""
     tried = choosing.candidates(num_b, weight_layout, out_format, form, formats)
     if MMA[formats].element_bits != 4:
         return tried
@@ -103,7 +104,7 @@ def candidates(
 
 
 def estimates(problem: GroupedProblem, num_sms: int) -> list[choosing.Estimate]:
-    """Every candidate, the best first (``sm100.choosing.estimates``). None where only the device knows the sizes."""
+    """Returns every candidate, the best first (``sm100.choosing.estimates``). Empty if only the device knows the sizes."""
     if problem.form not in choosing.KNOWN_SIZES:
         return []
     formats = problem.a_format, problem.b_format
@@ -112,13 +113,13 @@ def estimates(problem: GroupedProblem, num_sms: int) -> list[choosing.Estimate]:
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """The config for a problem: of groups of these sizes, or where only the device knows the sizes, of a mean size."""
+    """Returns the config for groups of these sizes, or of this mean size if only the device knows the sizes."""
     if problem.form in choosing.KNOWN_SIZES:
         return estimates(problem, num_sms)[0].config
     chosen = choosing.choose(problem, num_sms)
     formats = problem.a_format, problem.b_format
     smem = smem_plan(chosen, problem.num_b, formats)
-    # Where tiles of tokens share weights, L2 delivers those, and the MMAs of a K tile may take longer than its copies.
+    # If tiles of tokens share weights, L2 delivers them, and the MMAs of a K tile may take longer than its copies.
     shares = problem.sizes[0][0] > chosen.work_tile_mnk[0]
     if not shares or limits.k_tile_mma_cycles(chosen, smem) <= sum(limits.k_tile_copy_cycles(chosen, smem)):
         return chosen

@@ -1,9 +1,9 @@
-"""sm_120a, sm_121a: what a KernelConfig costs in shared memory, and why one is refused.
+"""sm_120a, sm_121a: cost of a KernelConfig in shared memory, refusals, and choice.
 
-An accumulator lies in the registers of a team of warps (``num_teams``): one team is the cooperative schedule, where all warps
-work on one tile; two are ping-pong, where they take turns and one stores while the other multiplies. A tile has M 128 on the
-M side of the warp MMA (of FP8 weights of a dual GEMM perhaps 64 of each) and up to 128 on its N side. Limits: CUDA C++
-programming guide, technical specifications (99 KiB of shared memory a CTA).
+An accumulator lies in the registers of a team of warps (``num_teams``). One team is the cooperative schedule, where all
+warps work on one tile. Two teams are ping-pong: one stores while the other multiplies. A tile has 128 rows on the M
+side of the warp MMA (dual GEMMs of FP8 weights may have 64 rows of each) and up to 128 on its N side. Limits: CUDA C++
+programming guide, technical specifications (99 KiB of shared memory per CTA).
 """
 
 from collections import Counter
@@ -46,11 +46,11 @@ OUT_M_MAJOR, HAS_CHAINS, HAS_EARLY_WEIGHTS, TO_AND_FRO = True, False, False, Fal
 work_reason, workspace_bytes, ctas_per_sm = no_work_reason, no_workspace_bytes, one_cta_per_sm
 prefetches_in_turns, estimates = never_in_turns, no_estimates
 SMEM_CAPACITY_BYTES = 99 * 1024
-# Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
+# Alignment of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024
-# Barriers come last, in a buffer of their own.
+# Barriers come last, in a separate buffer.
 BARRIER_BYTES = 1024
-# By formats of ``a`` and of ``b``.
+# By formats of ``a`` and ``b``.
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4", 64),
@@ -59,26 +59,27 @@ MMA = {
 }
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
-# Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
+# Bytes per row of a K tile: one row of the swizzle. An MMA of any kind multiplies 32 of them.
 K_TILE_ROW_BYTES = (64, 128)
 MMA_ROW_BYTES = 32
 # A stage is released while the next one is read.
 MIN_AB_STAGE = 2
-# CTAs of a cluster that share K tiles. A warp's sums are added up in one CTA: a team has at least four warps to deal.
+# CTAs of a cluster that share K tiles. A warp's sums are added in one CTA, and a team has at least four warps to
+# distribute.
 SPLITS = (1, 2, 4, 8)
 MIN_TEAM_WARPS = 4
-# Neighbouring columns of a result that a warp has: a block of NVFP4.
+# Neighbouring columns of a result per warp: a block of NVFP4.
 WARP_COLUMNS = 16
-# Columns of all products of a tile, by num_acc_stage: 128 sums a thread; more spill registers.
+# Columns of all products of a tile, by num_acc_stage: 128 sums per thread. More would spill registers.
 MAX_TILE_COLUMNS = {1: 256, 2: 128}
-# The same where products of a K tile are promoted: a thread has as many of them beside its sums.
+# Rows of tokens per tile if products of a K tile are promoted, because a thread then holds products and sums.
 PROMOTED_TILES_N = (8, 16, 32, 64, 96)
 MAX_PROMOTED_COLUMNS = {1: 96, 2: 32}
-# Of both products of a dual GEMM, whose epilogue takes more registers: 96 spill two.
+# Columns of both products of a dual GEMM, whose epilogue needs more registers: with 96, two spill.
 MAX_PROMOTED_DUAL_COLUMNS = {1: 64, 2: 32}
-# Rows of each of a dual GEMM's weights then: of 64, both fill the M side of the warp MMAs.
+# Rows of each weight operand of such a dual GEMM. With 64 rows, both together fill the M side of the warp MMAs.
 PROMOTED_DUAL_TILES_M = (64, 128)
-# What ``choose`` chooses from, the simplest first where several are equally good.
+# Candidates of ``choose``, the simplest first if several are equally good.
 CANDIDATES = (
     DEFAULT_CONFIG,
     KernelConfig((TILE_M, 128, 128), num_acc_stage=2),
@@ -90,7 +91,7 @@ CANDIDATES = (
     KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 32, 128), num_acc_stage=1),
-    # Few tiles: more SMs work on each.
+    # Few tiles: more SMs work on each of them.
     *(
         KernelConfig((TILE_M, n, k), num_acc_stage=1, swap_ab=True, split_k=split)
         for n, k, split in (
@@ -98,7 +99,7 @@ CANDIDATES = (
         )
     ),
 )  # fmt: skip
-# The same for dual GEMMs, which have two products' sums.
+# Candidates of dual GEMMs, which have sums of two products.
 DUAL_CANDIDATES = (
     KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=2),
@@ -113,12 +114,13 @@ DUAL_CANDIDATES = (
         for n, k in ((32, 128), (16, 256), (8, 256))
     ),
 )
-# The same where products are promoted: weights, of which 128 have one scale, are on the M side.
+# Candidates with promoted products: weights, of which 128 share a scale, are on the M side.
 PROMOTED_CANDIDATES = (
     KernelConfig((TILE_M, 96, 128), num_acc_stage=1, swap_ab=True),
     *(config for config in CANDIDATES if config.swap_ab),
 )
-# Of dual GEMMs whose products are promoted: half as many rows of each weights leave room for as many tokens, and for more stages.
+# Candidates of dual GEMMs with promoted products: half the rows of each weight operand leave room for equally many
+# tokens, and for more stages.
 PROMOTED_DUAL_CANDIDATES = tuple(
     KernelConfig((m, n, 128), num_acc_stage=teams, swap_ab=True, split_k=split)
     for m, n, teams, split in (
@@ -127,37 +129,37 @@ PROMOTED_DUAL_CANDIDATES = tuple(
         (64, 8, 1, 8),
     )
 )  # fmt: skip
-GPC_SMS = 16  # of a processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
-# By number of SMs and cluster size: what fits an RTX 5090 (QuACK, AI/sm120_hardware.md).
+GPC_SMS = 16  # SMs per GPC (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
+# Resident clusters of an RTX 5090 by number of SMs and cluster size (QuACK, AI/sm120_hardware.md).
 MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
 FP32_BYTES = 4
-# A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
+# A scale block covers 128 rows x 4 scales. A tile loads full blocks, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What ``choose`` ranks by, in SM cycles and bytes a cycle.
+    """Terms by which ``choose`` ranks, in SM cycles and bytes per cycle.
 
     Source: read off modelled launches on RTX 5090 and RTX PRO 6000, unless a line says otherwise.
     """
 
-    start: float = 3000  # from the start to the first bytes, and behind the last store
+    start: float = 3000  # from the start to the first bytes, and after the last store
     memory_bytes_per_cycle: float = 620
-    l2_bytes_per_cycle: float = 7400  # of all SMs; the model answers those that ask for one piece together,
-    split_l2_bytes_per_cycle: float = 4096  # which CTAs that share a tile do not
+    l2_bytes_per_cycle: float = 7400  # of all SMs; the model merges requests for one piece at the same time,
+    split_l2_bytes_per_cycle: float = 4096  # but those of CTAs that share a tile do not coincide
     store_bytes_per_cycle: float = 2048  # of all SMs
-    load_bytes_per_cycle: float = 50  # what L2 brings to one SM while all of them load
-    ring: float = 1300  # from a load to the next one of its stage
+    load_bytes_per_cycle: float = 50  # bandwidth of L2 for one SM while all of them load
+    ring: float = 1300  # from a load to the next load of its stage
     mma_flop_per_cycle: float = 4096  # of an SM
-    team: float = 20  # of a K tile of less than 128 columns, that a team with one warp a sub-core cannot hide
-    overlap_loss: float = 0.08  # share of what takes less that adds to what takes more
-    epilogue: float = 100  # of a tile, where no other team multiplies meanwhile
-    exchange: float = 500  # of split-K: until another CTA's sums have come and are added, beside their bytes
+    team: float = 20  # extra time of a K tile of fewer than 128 columns that a team with one warp per sub-core cannot hide
+    overlap_loss: float = 0.08  # share of the shorter time that adds to the longer one
+    epilogue: float = 100  # time per tile if no other team multiplies meanwhile
+    exchange: float = 500  # split-K: until another CTA's sums have arrived and are added, without the transfer of their bytes
     exchange_bytes_per_cycle: float = (
-        16  # what a CTA sends; measured on an H200 (bench/probes/h200_exchange_probe.cu)
+        16  # bytes that a CTA sends per cycle; measured on an H200 (bench/probes/h200_exchange_probe.cu)
     )
-    # By how much a config that splits K has to be better: estimates of both kinds are less alike.
+    # Required gain of a config that splits K, because estimates of the two kinds compare less well.
     split_gain: float = 0.05
 
 
@@ -169,8 +171,8 @@ class SmemPlan(StagedOperands):
     """Shared memory of one CTA.
 
     Attributes:
-        row_bytes: of a row of a K tile.
-        scales_by_tma: whether TMA brings scales, too; fp32 ones come by small copies.
+        row_bytes: bytes per row of a K tile.
+        scales_by_tma: whether TMA also loads scales; small copies load fp32 scales.
     """
 
     row_bytes: int
@@ -178,13 +180,13 @@ class SmemPlan(StagedOperands):
 
     @property
     def loaded_bytes(self) -> int:
-        """As of StagedOperands."""
+        """Bytes that TMA writes per stage: the transaction count of its barrier."""
         scales = self.num_m * self.sfa_stage_bytes + self.num_n * self.sfb_stage_bytes
         return super().loaded_bytes - (0 if self.scales_by_tma else scales)
 
     @property
     def buffer_bytes(self) -> tuple[int, int, int, int]:
-        """Of all stages of the operands on the M side, on the N side, and of either's scales."""
+        """Bytes of all stages of the operands on the M side and on the N side, and of the scales of both."""
         return (
             self.num_ab_stage * self.num_m * self.a_stage_bytes,
             self.num_ab_stage * self.num_n * self.b_stage_bytes,
@@ -205,18 +207,20 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from: nothing for quantized results and interleaved weights by fp32 scales, and for dual GEMMs by
-    those of rows, which there are not.
+    """Returns the candidates of ``choose``.
 
-    K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
-    Nobody has run vectors of ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120 and told of it.
+    There are none for quantized results or interleaved weights with fp32 scales, nor for dual GEMMs with scales of
+    rows.
+
+    K is split only if ``nvfp4-cute prove`` has shown its cost on this machine. We know of nobody who has run vectors of
+    ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120.
 
     Args:
-        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
-        out_format: of quantized results; None of others.
-        form: makes no difference here.
-        formats: of ``a`` and of ``b``, which decide the K tile.
+        out_format: format of quantized results; None for other results.
+        form: ignored.
+        formats: formats of ``a`` and ``b``, which determine the K tile.
     """
     has_fp32_scales = promotes(formats) or has_row_scales(formats)
     if has_fp32_scales and (weight_layout != "separate" or out_format is not None):
@@ -241,14 +245,17 @@ def candidates(
 
 
 def tiles_k(formats: Formats) -> tuple[int, ...]:
-    """Elements of K that a K tile may have: rows of the swizzle, and whole scale atoms; of INT8, which has none, long rows."""
+    """Returns the possible elements of K per K tile.
+
+    A K tile has rows of the swizzle with full scale atoms; INT8, without atoms, has long rows.
+    """
     mma = MMA[formats]
     found = [mma.elements(nbytes) for nbytes in K_TILE_ROW_BYTES]
     return tuple(k for k in found if all(k % (format.atom_k or found[-1]) == 0 for format in formats))
 
 
 def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
-    """A config for NVFP4 with the K tile of formats that has as many bytes, or the next larger one."""
+    """Returns a config for NVFP4 with the K tile of formats that has equally many bytes, or the next larger one."""
     m, n, k = config.cta_tile_shape_mnk
     row_bytes = MMA[NVFP4_PAIR].row_bytes(k)
     tile_k = next(k for k in tiles_k(formats) if MMA[formats].row_bytes(k) >= row_bytes)
@@ -256,12 +263,12 @@ def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
+    """Returns the candidate with the least estimated time, the default for a problem.
 
-    K is split only where all tiles are computed at once: a cluster's next tile does not hide the exchange of sums.
+    K is split only if all tiles are computed at once, because a cluster's next tile does not hide the exchange of sums.
 
     Args:
-        problem: of which the sizes count, operands and results; mean sizes are taken for those of all groups.
+        problem: its sizes, operands and results matter; mean sizes stand for those of all groups.
         num_sms: SMs of the device.
     """
     num_b, formats = problem.num_b, (problem.a_format, problem.b_format)
@@ -291,9 +298,9 @@ def _num_tiles(config: KernelConfig, sizes: Counter[tuple[int, int, int]]) -> in
 def _estimated_cycles(
     config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int, formats: Formats
 ) -> float:
-    """The start, each wave's time, the last K tile, the last exchange of sums, and the last stores.
+    """Returns the start, each wave's time, the last K tile, the last exchange of sums, and the last stores.
 
-    A wave lasts as its tiles do on an SM, or as what it loads takes.
+    A wave lasts as long as its tiles on an SM, or as its loads.
     """
     plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b, formats), config.work_tile_mnk
     a_format, b_format = formats
@@ -308,7 +315,7 @@ def _estimated_cycles(
     )
     out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
 
-    # An MMA takes as long for 32 bytes of K, whatever their type.
+    # An MMA takes equally long for 32 bytes of K of any type.
     k_of_fp4 = MMA[NVFP4_PAIR].elements(plan.row_bytes)
     mma = 2 * num_b * tile_m * tile_n * k_of_fp4 / COSTS.mma_flop_per_cycle
     has_two_teams = num_teams(config) > 1
@@ -332,7 +339,7 @@ def _estimated_cycles(
 
 
 def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
-    """From a tile's last MMA until its sums have come and are added."""
+    """Returns the time from a tile's last MMA until its sums have arrived and are added."""
     if config.split_k == 1:
         return 0.0
     m, n, _ = config.cta_tile_shape_mnk
@@ -341,22 +348,22 @@ def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
 
 
 def resident_clusters(num_sms: int, cluster_size: int) -> int:
-    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    """Returns the number of clusters resident at once if every CTA fills an SM."""
     return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
 def num_teams(config: KernelConfig) -> int:
-    """Teams of warps, each with an accumulator and tiles of its own."""
+    """Returns the number of teams of warps, each with its own accumulator and tiles."""
     return config.num_acc_stage
 
 
 def num_receivers(split: int) -> int:
-    """CTAs of a cluster of ``split`` that add up and store sums, each of every so many warps."""
+    """Returns how many CTAs of a cluster of ``split`` add and store sums, each for an equal share of the warps."""
     return min(split, MIN_TEAM_WARPS)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits."""
     m, n, k = config.cta_tile_shape_mnk
     row_bytes = MMA[formats].row_bytes(k)
     sfa, sfb = 0, 0
@@ -391,17 +398,20 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
 
 
 def _scale_stage_bytes(format: BlockFormat, rows: int, k: int) -> int:
-    """Of one operand: of blocked scales whole blocks, whatever part of their rows a tile uses."""
+    """Returns the bytes of one operand's scales per stage.
+
+    Blocked scales are loaded as full blocks, whatever part of their rows a tile uses.
+    """
     return aligned_scale_bytes(format.scale_bytes(rows, k))
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
-    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
         return foreign
@@ -425,7 +435,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         )
     if config.num_acc_stage not in (1, 2):
         return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"
-    # Limits count columns of 128 rows.
+    # Limits are for columns of 128 rows.
     columns = most_columns[config.num_acc_stage] * TILE_M // (num_b * m)
     max_n = max(tile for tile in tiles_n if tile <= columns)
     if n > max_n:
@@ -459,7 +469,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+    """Returns why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
     n, period = config.cta_tile_shape_mnk[1], 2 * INTERLEAVE.get(weight_layout, 0)
     if period and not config.swap_ab and n % period:
         return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile {period} or swap_ab"
@@ -467,9 +477,9 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
 
 
 def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why results of a format cannot be computed with ``config``; None where they can: a warp has 16 columns of a row.
+    """Returns why results of a format cannot be computed with ``config``; None if they can: a warp has 16 columns of a row.
 
-    Of blocks of 32 columns, warps pass each other the halves' scales.
+    For blocks of 32 columns, warps exchange the scales of the halves.
     """
     n, what = config.cta_tile_shape_mnk[1], f"with {format.title} results"
     least = WARP_COLUMNS if config.swap_ab and config.num_acc_stage == 2 else 2 * WARP_COLUMNS

@@ -1,8 +1,10 @@
-"""Every architecture from sm_80 on, weight-only: ``kernels/warp_mma``, whose warps multiply a few rows a group with ``mma.sync``.
+"""Weight-only on every architecture from sm_80 on.
 
-``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``: rows of all warps along M, 32 a warp, of both operands of a
-dual GEMM; tokens of a tile; and K of all warps along K, 128 a warp, half of that for weights of 8 bits. ``stream_k``: K steps of
-all tiles are dealt evenly to persistent CTAs, which add up in device memory what they have of one tile.
+``kernels/warp_mma``: warps multiply few rows per group with ``mma.sync``.
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``: the rows of all warps along M, 32 per warp, over
+both operands of a dual GEMM; the tokens of a tile; and the K of all warps along K, 128 per warp (64 for 8-bit weights).
+``stream_k``: the K steps of all tiles are divided evenly between persistent CTAs, which add their partial sums of one
+tile in device memory.
 """
 
 from collections.abc import Sequence
@@ -23,29 +25,30 @@ PAIRS = tuple(
     for b_format in (in_rows, in_rows.in_slabs)
 )
 WARP_SIZE = 32
-# A warp's weight rows; of each of them bytes in a step, and values of 4 bits.
+# Weight rows per warp; for each row, bytes per step and 4-bit values per step.
 WARP_ROWS, STEP_BYTES, STEP_K = 32, 64, 128
-# Steps that a CTA takes at a time, while those of the next turn are on their way to registers.
+# Steps that a CTA computes at a time, while those of the next iteration are loaded to registers.
 STEPS_OF_TURN = 2
 TOKEN_STEP = 8
 TOKEN_CHOICES = (8, 16, 24, 32)
-# Warps along weight rows and along K, for many steps a CTA and for fewer, by tokens of a tile.
+# Warps along weight rows and along K, for many steps per CTA and for fewer, by tokens per tile.
 WARPS = {8: ((8, 1), (4, 1)), 16: ((8, 1), (4, 1)), 24: ((8, 1), (8, 1)), 32: ((8, 1), (4, 2))}
-# Fewer: 12 warps an SM, of which each has more registers, bring in as much, and end sooner.
+# Fewer steps: 12 warps per SM, each with more registers, load as much and end sooner.
 FEW_STEPS = 40
-# Mean rows of a group up to which a tile has 8, 16 or 24 tokens; for more it has 32.
+# Mean rows of a group up to which a tile has 8, 16 or 24 tokens; above that it has 32.
 MOST_MEANS = ((5, 8), (12, 16), (20, 24))
-# Dense products below both take another kernel (:func:`is_faster_than_few_rows`).
+# Dense products below both limits use another kernel (:func:`is_faster_than_few_rows`).
 LEAST_BYTES, MOST_ROWS_OF_ONE_PASS = 36e6, 32
-# Mean rows of groups up to which this kernel is faster than wgmma's on an H200, which decodes weights for all tokens of a tile.
+# Mean rows of groups up to which this kernel beats the wgmma kernel on an H200, which dequantizes weights for all
+# tokens of a tile.
 MOST_ROWS_BESIDE_WGMMA = 14
 MOST_WARPS, WARPS_PER_SM, WARPS_PER_SM_OF_24 = 16, 16, 8
-# Groups whose sizes a CTA's shared memory has room for.
+# Number of groups whose sizes fit a CTA's shared memory.
 MOST_GROUPS = 1024
 # Values of K in 16 bytes of weights.
 K_MULTIPLE = 32
 FP32_BYTES = 4
-# In front of sums that are handed over: counters, 0 before and after a launch.
+# Bytes before the exchanged sums: counters, which are 0 before and after a launch.
 COUNTER_BYTES = 64 * 1024
 
 
@@ -54,7 +57,7 @@ class Warps:
     """Warps of a CTA.
 
     Attributes:
-        rows, k: side by side along weight rows, and along K.
+        rows, k: number of warps along weight rows, and along K.
     """
 
     rows: int
@@ -62,23 +65,23 @@ class Warps:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """Number of warps."""
         return self.rows * self.k
 
     @property
     def threads(self) -> int:
-        """All of them."""
+        """Number of threads."""
         return self.count * WARP_SIZE
 
 
 def warps_of(config: KernelConfig) -> Warps:
-    """How warps of a CTA are arranged."""
+    """Returns the arrangement of a CTA's warps."""
     rows, _, k = config.cta_tile_shape_mnk
     return Warps(rows // WARP_ROWS, k // STEP_K)
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
-    """CTAs that share an SM."""
+    """Returns the CTAs per SM."""
     warps = warps_of(config).count
     if config.cta_tile_shape_mnk[1] > 16:
         return max(WARPS_PER_SM_OF_24 // warps, 1)
@@ -86,7 +89,7 @@ def ctas_per_sm(config: KernelConfig) -> int:
 
 
 def make_config(tokens: int, rows: int, k: int) -> KernelConfig:
-    """Returns the config with ``tokens`` a tile, and ``rows`` x ``k`` warps."""
+    """Returns the config with ``tokens`` per tile, and ``rows`` x ``k`` warps."""
     shape = (rows * WARP_ROWS, tokens, k * STEP_K)
     return KernelConfig(
         shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=True, use_warp_mma=True
@@ -94,12 +97,12 @@ def make_config(tokens: int, rows: int, k: int) -> KernelConfig:
 
 
 def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=STEPS_OF_TURN)
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> str | None:
-    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    """Returns why this family cannot build ``config``, with the nearest legal value; None if it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
         return foreign
@@ -133,19 +136,22 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
 
 
 def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from."""
+    """Returns the candidates of ``choose``."""
     return tuple(
         make_config(tokens, rows, k) for tokens in TOKEN_CHOICES for rows, k in dict.fromkeys(WARPS[tokens])
     )
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
-    """CTAs that a GPU runs at once."""
+    """Returns the CTAs that a GPU runs at once."""
     return num_sms * ctas_per_sm(config)
 
 
 def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
-    """Steps that a launch has at most, where a dual GEMM's operands have half of the rows each, and weights have 8 bits."""
+    """Returns the largest number of steps of a launch.
+
+    Assumes a dual GEMM, whose operands have half of the rows each, and 8-bit weights.
+    """
     tokens, rows, k = config.work_tile_mnk
     rows, halves = rows // 2, 2
     if is_ragged:
@@ -155,7 +161,7 @@ def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_r
 
 
 def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
-    """Counters, and sums that CTAs hand over: of the end of one tile and of the beginning of another."""
+    """Returns the bytes of counters, and of the sums that CTAs exchange: of the end of one tile and the beginning of another."""
     rows, tokens, _ = config.cta_tile_shape_mnk
     return COUNTER_BYTES + 2 * num_cta * rows * tokens * FP32_BYTES
 
@@ -184,7 +190,7 @@ def choose(
 
 
 def mean_rows(sizes: Sequence[tuple[int, int, int]], is_ragged: bool) -> float:
-    """Rows of a group that has any; of ragged groups, of which each row is in one by chance."""
+    """Returns the mean rows of groups with rows. For ragged groups, rows are assumed to be assigned at random."""
     rows, groups = sum(m for m, _, _ in sizes), len(sizes)
     active = groups * (1 - (1 - 1 / groups) ** rows) if is_ragged else sum(m > 0 for m, _, _ in sizes)
     return rows / max(active, 1)
@@ -193,9 +199,9 @@ def mean_rows(sizes: Sequence[tuple[int, int, int]], is_ragged: bool) -> float:
 def is_faster_than_few_rows(
     m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
 ) -> bool:
-    """Whether a product takes less time than with ``kernels/simt/w4a16.py``, whose CTAs all begin at once.
+    """Whether a product takes less time than with ``kernels/simt/w4a16.py``, whose CTAs all start at once.
 
-    Measured on an H200: from about 32 MB of weights on, or where that kernel reads the weights more than once.
+    Measured on an H200: it does from about 32 MB of weights on, or if that kernel reads the weights more than once.
     """
     return k % K_MULTIPLE == 0 and (
         batches * b_format.nbytes(n, k) > LEAST_BYTES or m > MOST_ROWS_OF_ONE_PASS

@@ -1,6 +1,6 @@
-"""sm_100a, sm_110a: the members of ``base.Family``. ``arch.sm103`` adds MMAs of 96 elements of K to them.
+"""sm_100a, sm_110a: the members of ``base.Family``. ``arch.sm103`` adds MMAs of 96 elements of K.
 
-``limits``: what a config costs in shared and tensor memory, and why one is refused. ``choosing``: how one is chosen.
+``limits``: cost of a config in shared and tensor memory, and reasons for refusals. ``choosing``: choice of a config.
 """
 
 from nvfp4_cute.planning.arch.base import no_work_reason, no_workspace_bytes, one_cta_per_sm

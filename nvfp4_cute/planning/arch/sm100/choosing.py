@@ -1,7 +1,8 @@
-"""How a config is chosen on the sm_100 family: every candidate's time is estimated from its schedule, and the least is taken.
+"""Choice of a config on the sm_100 family: estimates every candidate's time from its schedule, and takes the least.
 
-An estimate adds up what cannot overlap: the start, the waves of tiles, each as long as its busiest CTA or pair or as what
-memory delivers to all of them, and the last tile's epilogue. It ranks configs; ``modelled.modelled_time`` predicts times.
+An estimate adds the times that cannot overlap: the start, the waves of tiles, and the last tile's epilogue. A wave
+lasts as long as its busiest CTA or pair, or as memory needs to deliver its data. Estimates rank configs;
+``modelled.modelled_time`` predicts times.
 """
 
 from dataclasses import dataclass, replace
@@ -41,53 +42,51 @@ from nvfp4_cute.problem import Form, GroupedProblem
 
 @dataclass(frozen=True)
 class Costs:
-    """What an estimate adds up, in SM cycles and bytes a cycle.
+    """Terms of an estimate, in SM cycles and bytes per cycle.
 
-    Source: read off modelled launches of the kernel (``modelled.modelled_time`` on a B200), unless a line says otherwise.
+    Source: modelled launches of the kernel (``modelled.modelled_time`` on a B200), unless a line says otherwise.
     """
 
     start: float = 400  # from the kernel's start to the first TMA
-    pair_start: float = 200  # of a pair: its loads wait for both CTAs, its requests to L2 do not
-    memory_latency: float = 2100  # from the first TMA to its data, with every SM asking
-    hbm_bytes_per_cycle: float = 3700  # what device memory gives to all SMs
-    l2_bytes_per_cycle: float = 14000  # and L2
-    alike: float = 16  # power of the mean that takes the longer of two times, and more where both are long
-    row_slice: float = 190  # the epilogue of 32 columns whose thread has a run of its own
-    lane_slice: float = 180  # and where a run lies across the lanes of a warp
-    activation_slice: float = 500  # what an activation adds: two special functions an element
-    mma: float = 44  # of one MMA, at least
-    exchange: float = (
-        900  # of split-K: from a tile's last MMA to the sums of the other CTAs, beside their bytes
-    )
+    pair_start: float = 200  # extra start of a pair: its loads wait for both CTAs, its requests to L2 do not
+    memory_latency: float = 2100  # from the first TMA to its data, while every SM requests data
+    hbm_bytes_per_cycle: float = 3700  # bandwidth of device memory for all SMs
+    l2_bytes_per_cycle: float = 14000  # bandwidth of L2
+    alike: float = 16  # power of the soft maximum of two times
+    row_slice: float = 190  # epilogue of 32 columns if each thread has a contiguous run
+    lane_slice: float = 180  # epilogue of 32 columns if a run is spread over the lanes of a warp
+    activation_slice: float = 500  # extra time of an activation: two special functions per element
+    mma: float = 44  # least time of one MMA
+    exchange: float = 900  # split-K: from a tile's last MMA to the sums of the other CTAs, without the transfer of their bytes
     exchange_bytes_per_cycle: float = (
-        16  # what a CTA sends; measured on an H200 (bench/probes/h200_exchange_probe.cu)
+        16  # bytes that a CTA sends per cycle; measured on an H200 (bench/probes/h200_exchange_probe.cu)
     )
-    # By how much a config that splits K has to be better, and one whose MMAs wait for each other's loads: estimates of
-    # different kinds are less alike than those of one.
+    # Required gain of a config that splits K, and of one whose MMAs wait for each other's loads. Estimates of different
+    # kinds compare less well than those of one kind.
     split_gain: float = 0.11
     multicast_gain: float = 0.025
     all_gain: float = (
-        0.005  # what all CTAs gain over a few less that share the work evenly: they ask memory for more
+        0.005  # gain of all CTAs over slightly fewer with even shares, because more CTAs request data
     )
 
 
 COSTS = Costs()
-# Forms whose groups have sizes that the host knows.
+# Forms in which the host knows the sizes of groups.
 KNOWN_SIZES = ("list", "batched")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one config would take, in SM cycles.
+    """Estimated time of one config, in SM cycles.
 
     Attributes:
-        config: with a number of CTAs.
-        start: until the first data are there.
-        memory: until memory has delivered every operand once, at the rate that the GPU reaches, or L2 what the SMs ask.
-        busiest: loads, MMAs or epilogues of the CTA or pair with the most work of each wave, whichever takes longest.
-        stream: the longer of both in each wave, and more where they take about as long.
+        config: config with a number of CTAs.
+        start: time until the first data arrive.
+        memory: time in which device memory delivers every operand once, or L2 all loads of the SMs.
+        busiest: loads, MMAs or epilogues (the longest) of the CTA or pair with the most work of each wave.
+        stream: the longer of both in each wave, and more if they take about equally long.
         tail: the last tile's epilogue.
-        waves: tiles of the busiest.
+        waves: tiles of the busiest CTA or pair.
     """
 
     config: KernelConfig
@@ -100,11 +99,11 @@ class Estimate:
 
     @property
     def cycles(self) -> float:
-        """All of it."""
+        """Total of all terms."""
         return self.start + self.stream + self.tail
 
     def __str__(self) -> str:
-        """One line of ``bench --explain``."""
+        """Returns the line of ``bench --explain``."""
         bound = "memory" if self.memory >= self.busiest else "the busiest CTA"
         return (
             f"{self.config.to_name():34} {self.cycles:8.0f} cycles: start {self.start:.0f}, memory {self.memory:.0f}, "
@@ -119,14 +118,14 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What is chosen from.
+    """Returns the candidates.
 
     Args:
-        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        num_b: weight operands: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
-        out_format: makes no difference here.
-        form: where only the device knows the groups' sizes, there is a config for each number of rows.
-        formats: of ``a`` and of ``b``, which decide the K tile.
+        out_format: ignored.
+        form: if only the device knows the groups' sizes, there is one config per number of rows.
+        formats: formats of ``a`` and ``b``, which determine the K tile.
     """
     tried = _candidates_of_k_tile_256(num_b, weight_layout, form)
     return tuple(with_k_tile(config, formats) for config in tried)
@@ -148,16 +147,18 @@ def _candidates_of_k_tile_256(num_b: int, weight_layout: str, form: Form) -> tup
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """The config for a problem: of groups of these sizes, or where only the device knows the sizes, of a mean size."""
+    """Returns the config for groups of these sizes, or of this mean size if only the device knows the sizes."""
     if problem.form in KNOWN_SIZES:
         return estimates(problem, num_sms)[0].config
     return _config_for_mean(problem, num_sms)
 
 
 def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
-    """Every candidate, the best first; equal ones in the order of the family's table. None where only the device knows the sizes.
+    """Returns every candidate, the best first; equal ones in the order of the family's table.
 
-    One that splits K or shares loads comes first only where that gains ``Costs.split_gain`` or ``multicast_gain``.
+    Empty if only the device knows the sizes.
+
+    A candidate that splits K or shares loads comes first only if it gains ``Costs.split_gain`` or ``multicast_gain``.
     """
     if problem.form not in KNOWN_SIZES:
         return []
@@ -167,7 +168,7 @@ def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
 
 
 def ranked(tried: tuple[KernelConfig, ...], problem: GroupedProblem, num_sms: int) -> list[Estimate]:
-    """Estimates of configs for a problem of known sizes, as of :func:`estimates`."""
+    """Returns the estimates of configs for a problem of known sizes, ordered as by :func:`estimates`."""
     if problem.is_chain:
         tried = tuple(config for config in tried if config.cluster_size == config.num_mma_cta)
     return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
@@ -181,8 +182,10 @@ def _ranked(candidate: Estimate) -> float:
 
 
 def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Estimate:
-    """The estimate of one config: with as few CTAs as finish at the same time, to which the work is dealt evenly, or with all
-    that run at a time where they lose no more by it than they gain by asking memory for more.
+    """Returns the estimate of one config.
+
+    It uses the fewest CTAs that finish at the same time, with evenly divided work, or all that run at a time if they
+    gain more from memory bandwidth than they lose.
     """
     resident = resident_clusters(num_sms, config.cluster_size)
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, resident, config.split_k)
@@ -203,7 +206,7 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
     if problem.activation is not None:
         slice_cycles += COSTS.activation_slice
     if problem.weight_layout != "separate":
-        slice_cycles /= 2  # two slices of products make one of results
+        slice_cycles /= 2  # two slices of products make one slice of results
     num_b = problem.num_b
     smem = smem_plan(config, num_b, _formats(problem))
     read = _reads(schedule, problem)
@@ -218,7 +221,7 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
             _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0) for tile in tiles
         )
         memory, busiest = memory + delivered, busiest + longest
-        # Neither is even: where they take about as long, now one is waited for and now the other.
+        # Neither time is even. If they are about equal, sometimes one is waited for and sometimes the other.
         stream += (delivered**COSTS.alike + longest**COSTS.alike) ** (1 / COSTS.alike)
         last_slices = max(_slices(config, schedule, tile) for tile in tiles)
     return Estimate(
@@ -237,7 +240,7 @@ def _formats(problem: GroupedProblem) -> Formats:
 
 
 def _reads(schedule: TileSchedule, problem: GroupedProblem) -> list[int]:
-    """Bytes that each tile brings from device memory: what no tile before it has read."""
+    """Returns the bytes that each tile loads from device memory: data that no earlier tile has read."""
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
     reads, seen = [], set()
     for tile in map(schedule.work_tile, range(schedule.num_tiles)):
@@ -254,7 +257,7 @@ def _reads(schedule: TileSchedule, problem: GroupedProblem) -> list[int]:
 
 
 def _n_side(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> tuple[int, int, int]:
-    """Of the tile's N side: rows of the group from its first one on, its first one, and as many as it has at most."""
+    """Returns (rows of the group from the tile's first N-side row on, the first row, most rows of the tile)."""
     m, n, _ = schedule.sizes[tile.group_idx]
     extent, index = (m, tile.tile_m_idx) if config.swap_ab else (n, tile.tile_n_idx)
     tile_n = config.cta_tile_shape_mnk[1]
@@ -262,18 +265,18 @@ def _n_side(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> tup
 
 
 def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
-    """Columns that an MMA of the tile computes."""
+    """Returns the columns that an MMA of the tile computes."""
     return max(mma_columns(*_n_side(config, schedule, tile)), least_columns(config))
 
 
 def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
-    """Slices of the tile that the epilogue reads."""
+    """Returns the slices of the tile that the epilogue reads."""
     rows, _, tile_n = _n_side(config, schedule, tile)
     return -(-min(rows, tile_n) // EPI_TILE_N)
 
 
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
-    """What one CTA loads for a K tile."""
+    """Returns the bytes that one CTA loads for a K tile."""
     rows_n = _columns(config, schedule, tile) // config.num_mma_cta
     rows = config.cta_tile_shape_mnk[1] // config.num_mma_cta
     n_side = smem.num_n * (rows_n * (smem.b_stage_bytes - smem.b_gap_bytes) // rows + smem.sfb_stage_bytes)
@@ -282,8 +285,10 @@ def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, 
 
 
 def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> float:
-    """What the copy engine of one CTA needs for a K tile: a box an operand and one of its scales, and the CTA's share of
-    what it has L2 fetch ahead, where tiles share an operand and the ring does not hold them whole.
+    """Returns the time of one CTA's copy engine for a K tile.
+
+    It has one box per operand and one of its scales, plus the CTA's share of the prefetches into L2, if tiles share an
+    operand and the ring does not hold them completely.
     """
     m, n, _ = schedule.sizes[tile.group_idx]
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
@@ -303,7 +308,7 @@ def _tile_cycles(
     num_b: int,
     is_first: bool,
 ) -> float:
-    """What the slowest of the three roles needs for a tile: they overlap."""
+    """Returns the time of the slowest of the three overlapping roles for a tile."""
     columns = _columns(config, schedule, tile)
     slices = _slices(config, schedule, tile)
     if config.use_k96_instrs:
@@ -315,7 +320,7 @@ def _tile_cycles(
     cycles = max(k_tiles * step, _epilogue_cycles(config, slices, slice_cycles, num_b))
     if schedule.sizes[tile.group_idx][0] > schedule.cta_tile_shape_mnk[0] and fetches_ahead(config, smem):
         return cycles
-    # Weights that no tile has L2 fetch come no sooner than the ring asks for them.
+    # Without a prefetch into L2, weights arrive only after the ring requests them.
     if not is_first:
         return max(cycles, k_tiles * RING_CYCLES / smem.num_ab_stage)
     rounds, rest = divmod(k_tiles - 1, smem.num_ab_stage)
@@ -323,7 +328,10 @@ def _tile_cycles(
 
 
 def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num_b: int) -> float:
-    """From a tile's last MMA to its last store; of split-K, a CTA sends all but its part and stores that."""
+    """Returns the time from a tile's last MMA to its last store.
+
+    With split-K, a CTA sends all but its part and stores that part.
+    """
     split = config.split_k
     if split == 1:
         return slices * slice_cycles
@@ -332,9 +340,9 @@ def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num
 
 
 def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
-    """For groups whose mean is the size of each here.
+    """Returns the config for groups of the given mean sizes.
 
-    K is split where even the most tiles that the rows can make leave SMs idle.
+    K is split if even the largest number of tiles that the rows can form leaves SMs idle.
     """
     mean = problem.sizes[0]
     chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
@@ -348,9 +356,9 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 def _split_where_idle(
     whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
 ) -> KernelConfig:
-    """``whole``, or what splits K where that leaves most SMs idle however the rows are dealt to the groups, and gains.
+    """Returns ``whole``, or a config that splits K if most SMs are idle for every division of the rows, and it gains.
 
-    Rows in all bound the tiles: every group's first one takes a row at least, and each further one as many as it has.
+    The total of rows bounds the tiles: every group's first tile has at least one row, and each further tile is full.
     """
     m, n, _ = mean
     tile_n = whole.cta_tile_shape_mnk[1]
@@ -366,9 +374,10 @@ def _split_where_idle(
 
 
 def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:
-    """For groups whose sizes only the device knows, with the K tile of NVFP4.
+    """Returns the config for groups whose sizes only the device knows, with the K tile of NVFP4.
 
-    Tokens are on the N side, in the smallest tile that holds a group of mean size. A pair computes a tile where weights fill it.
+    Tokens are on the N side, in the smallest tile that holds a group of mean size. A pair computes a tile if weights
+    fill it.
     """
     if weight_layout in INTERLEAVE:
         # Weights on the N side: a tile of 256 rows has 128 results.

@@ -1,4 +1,4 @@
-"""Memory of kernels of 8-bit operands whose scales no MMA reads: operands in shared memory, accumulators in tensor memory."""
+"""Memory of kernels with 8-bit operands whose scales no MMA reads: shared memory of operands, tensor memory of accumulators."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,10 +18,11 @@ Plan = TypeVar("Plan", bound=SmemPlan)
 
 
 def smem_plan(plan_type: type[Plan], config: KernelConfig, mma: Mma, num_b: int = 1, **more: Any) -> Plan:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit.
+    """Returns the shared memory of ``config``. ``num_ab_stage=None`` becomes the largest number of stages that fits.
 
     Args:
-        plan_type: of the result. more: its fields beyond those of SmemPlan.
+        plan_type: type of the result.
+        more: fields of the result that SmemPlan lacks.
     """
     m, n, k = config.cta_tile_shape_mnk
     units = -(-EPI_WARPS * n // EPI_TILE_N // config.split_k)
@@ -43,6 +44,6 @@ def smem_plan(plan_type: type[Plan], config: KernelConfig, mma: Mma, num_b: int 
 
 
 def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
-    """Tensor memory of ``config``: accumulators side by side, of a dual GEMM each of both products."""
+    """Returns the tensor memory of ``config``: accumulators next to each other, each with both products in a dual GEMM."""
     n, stages = num_b * config.cta_tile_shape_mnk[1], config.num_acc_stage
     return TmemMap(n, n, stages, sfa_col=n * stages, sfb_col=n * stages, used_cols=n * stages)

@@ -1,6 +1,6 @@
-"""sm_100a, sm_103a, sm_110a: what a KernelConfig costs in shared and tensor memory, and why one is refused.
+"""sm_100a, sm_103a, sm_110a: cost of a KernelConfig in shared and tensor memory, and reasons for refusals.
 
-Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared memory a CTA) and PTX ISA 9.7.16.1
+Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared memory per CTA) and PTX ISA 9.7.16.1
 (tensor memory of 128 lanes x 512 columns of 32 bits).
 """
 
@@ -30,7 +30,7 @@ from nvfp4_cute.planning.config import KernelConfig
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 OPTIONS = ("use_2cta_instrs", "multicast_n")
 DEFAULT_CONFIG = KernelConfig()
-# What is chosen from, simple before special where two are equally good.
+# Candidates, simple before special ones if two are equally good.
 CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),
     *(
@@ -45,16 +45,16 @@ CANDIDATES = (
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
         for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
     ),
-    # Where the copies of a K tile take longer than its MMAs.
+    # If the copies of a K tile take longer than its MMAs.
     *(
         KernelConfig((128, 128, 256), num_acc_stage=3, use_2cta_instrs=pair, swap_ab=True, multicast_n=2)
         for pair in (False, True)
     ),
-    # Few tiles of a long K: CTAs that would be idle take a part of it.
+    # Few tiles with a long K: CTAs that would be idle compute a part of it.
     *(KernelConfig((128, 64, 256), swap_ab=True, split_k=split) for split in (2, 4, 8)),
     KernelConfig((128, 64, 256), split_k=2),
 )
-# The same for dual GEMMs, whose two products fill tensor memory twice as fast.
+# Candidates of dual GEMMs, whose two products fill tensor memory twice as fast.
 DUAL_CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((64, 3), (128, 2))),
     *(
@@ -70,60 +70,62 @@ DUAL_CANDIDATES = (
         for n, stages in ((64, 3), (128, 2), (192, 1))
     ),
 )
-# And for those with interleaved weights: both products of a result have to lie in one row of tensor memory.
+# Candidates for interleaved weights: both products of a result must lie in one row of tensor memory.
 INTERLEAVED_CANDIDATES = tuple(c for c in CANDIDATES if not c.swap_ab and c.split_k == 1)
 SMEM_CAPACITY_BYTES = 227 * 1024
-# Where the four epilogue warps turn slices of 32 rows and columns of 16-bit results.
+# Buffers in which the four epilogue warps transpose slices of 32 rows and columns of 16-bit results.
 STAGING_BYTES = 4 * 32 * 32 * 2
-# Besides, barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
+# Plus barriers and the tensor-memory address. Operand buffers come first and are multiples of their alignment.
 SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
-# By formats of ``a`` and of ``b``. MXFP4 has a kind of its own, mxf4, too; public kernels that run on the hardware use this one.
+# By formats of ``a`` and ``b``. MXFP4 also has its own kind, mxf4; public kernels that run on the hardware use this
+# one.
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4nvf4", 64),
     **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in (*MXFP8_PAIRS, *MIXED_PAIRS)},
 }
-# Of instruction descriptors (PTX ISA 9.7.16.4.2): types of elements by kind, on the M side from bit 7 on, on the N side from bit
-# 10 on, and of scales bit 23.
+# Fields of instruction descriptors (PTX ISA 9.7.16.4.2): element types by kind, at bit 7 for the M side and at bit 10
+# for the N side; type of scales at bit 23.
 ELEMENT_CODES = {"mxf4nvf4": {"e2m1": 1}, "mxf8f6f4": {"e4m3": 0, "e5m2": 1, "e2m1": 5}}
 M_ELEMENT_SHIFT, N_ELEMENT_SHIFT = 7, 10
 UE8M0_BIT = 1 << 23
-# Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
+# Bytes per row of a K tile: one row of the swizzle. An MMA of any kind multiplies 32 of them.
 K_TILE_BYTES = 128
 MMAS_PER_K_TILE = 4
-# MMAs of 96 elements of K (``KernelConfig.use_k96_instrs``): eight of them multiply three K tiles; the bit of instruction
-# descriptors that says so (PTX ISA 9.7.16.4.2), and scale atoms whose scales whole MMAs read: two, or four of blocks of 32.
+# MMAs of 96 elements of K (``KernelConfig.use_k96_instrs``): eight of them multiply three K tiles. Their bit in
+# instruction descriptors (PTX ISA 9.7.16.4.2), and the scale atoms that full MMAs read: two, or four with blocks of 32.
 K96, K96_BIT = 96, -1 << 31
 K96_MMAS, K96_K_TILES, K96_ATOMS = 8, 3, 3
-# Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
-# microbenchmarks: ``timing.constants``).
+# Cycles of an SM's only copy engine: least time of a copy, and bytes per cycle (published microbenchmarks:
+# ``timing.constants``).
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
-# Columns of 32 bytes of K that an MMA multiplies a cycle.
+# Columns of 32 bytes of K that an MMA multiplies per cycle.
 MMA_COLUMNS_PER_CYCLE = 2
-# Bytes of shared memory that an SM reads a cycle (CUDA C++ programming guide).
+# Bytes of shared memory that an SM reads per cycle (CUDA C++ programming guide).
 SMEM_BYTES_PER_CYCLE = 128
-# From a load that device memory answers to the next one of its stage, under load: read off modelled launches.
+# Cycles from a load from device memory to the next load of its stage, under load: read off modelled launches.
 RING_CYCLES = 3000
-# Rows of the M side that one CTA holds: the lanes of tensor memory.
+# Rows of the M side per CTA: the lanes of tensor memory.
 MMA_CTA_M = 128
-# The N side of tiles and of MMAs: multiples of 64, whose scales fill an even number of columns of tensor memory. MMAs and
-# copies reach scales two columns at a time, and fault at an odd one (QuACK, quack/gemm_sm100.py; CUTLASS and Triton keep to it).
+# N side of tiles and MMAs: multiples of 64, whose scales fill an even number of columns of tensor memory. MMAs and
+# copies access scales two columns at a time, and fault at an odd one (QuACK, quack/gemm_sm100.py; CUTLASS and Triton
+# comply).
 MMA_N_STEP = 64
 TILES_N = (64, 128, 192, 256)
-# Of a dual GEMM with two accumulators of each product.
+# For dual GEMMs with two accumulators of each product.
 DUAL_TILES_N = (64, 128)
 # Columns that the epilogue reads at once.
 EPI_TILE_N = 32
 EPI_WARPS = 4
-# CTAs of a cluster that share K tiles. They send each other sums in fp32, in units of 32 rows x 32 columns.
+# CTAs of a cluster that share K tiles. They exchange sums in fp32, in units of 32 rows x 32 columns.
 SPLITS = (1, 2, 4, 8)
 # MMAs of a cluster that share the N side: with pairs, clusters of 8 CTAs, which every GPU can launch.
 MULTICASTS = (1, 2, 4)
-# Tiles of few rows of tokens whose K is split, too, where only the device knows the groups' sizes.
+# N tiles with few rows of tokens for which K may be split even if only the device knows the groups' sizes.
 SPLIT_TILES_N = (64, 128)
 UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
-# SMs of a processing cluster, and clusters by number of SMs and their size: 15 of 8 CTAs fit a B300 (CUTLASS,
+# SMs per GPC, and clusters by number of SMs and their size: 15 clusters of 8 CTAs fit a B300 (CUTLASS,
 # NVFP4_CUTEDSL_THROTTLE).
 GPC_SMS = 18
 MEASURED_CLUSTERS = {148: {8: 15}}
@@ -137,17 +139,17 @@ class SmemPlan(StagedOperands):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all stages and of what is reserved beside them."""
+        """Bytes of all stages and of the reserved part."""
         return self.stage_bytes * self.num_ab_stage + self.exchange_bytes + SMEM_RESERVED_BYTES
 
 
 @dataclass(frozen=True)
 class TmemMap:
-    """First columns of the accumulators and of the scales in tensor memory, and how many are allocated.
+    """First columns of the accumulators and of the scales in tensor memory, and the number of allocated columns.
 
     Attributes:
-        acc_cols: columns of one accumulator: of a dual GEMM, both products side by side.
-        acc_stride: columns from one accumulator to the next; less than ``acc_cols`` where two share columns.
+        acc_cols: columns of one accumulator; in a dual GEMM, both products next to each other.
+        acc_stride: columns from one accumulator to the next; less than ``acc_cols`` if two share columns.
         num_acc_stage: accumulators.
         sfa_col, sfb_col: first columns of the scales of one K tile.
         used_cols: columns in use.
@@ -162,38 +164,40 @@ class TmemMap:
 
     @property
     def overlap_cols(self) -> int:
-        """Columns that two accumulators share: the epilogue reads them first."""
+        """Columns that two accumulators share; the epilogue reads them first."""
         return self.acc_cols - self.acc_stride
 
     @property
     def num_acc_barrier_stage(self) -> int:
-        """Stages of the accumulator pipeline: one where accumulators share columns and thus take turns."""
+        """Stages of the accumulator pipeline: one if accumulators share columns and therefore alternate."""
         return 1 if self.overlap_cols else self.num_acc_stage
 
     @property
     def alloc_cols(self) -> int:
-        """The allocation: a power of two of at least 32 columns (PTX ISA, tcgen05.alloc)."""
+        """Allocated columns: a power of two, at least 32 (PTX ISA, tcgen05.alloc)."""
         return max(32, 1 << (self.used_cols - 1).bit_length())
 
 
 def sf_blocks_n(tile_n: int) -> int:
-    """128-row scale blocks that a tile of ``tile_n`` rows may touch, wherever it starts."""
+    """Returns the 128-row scale blocks that a tile of ``tile_n`` rows may touch at any position."""
     starts = range(0, SF_ATOM_ROWS * tile_n, tile_n)
     return max(_ceil_div(start % SF_ATOM_ROWS + tile_n, SF_ATOM_ROWS) for start in starts)
 
 
 def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
-    """Columns that the MMA of a tile computes, from ``first_row`` on, where its group has ``rows`` from there.
+    """Returns the columns that the MMA of a tile computes from ``first_row`` on, in a group with ``rows`` rows from there.
 
-    A tile that begins in the middle of a scale block has 64 or 192: CUTLASS's kernels begin there with no other number.
+    A tile that begins in the middle of a scale block has 64 or 192 columns; CUTLASS's kernels have no other numbers
+    there.
     """
     return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
 
 
 def least_columns(config: KernelConfig) -> int:
-    """Columns that every MMA of ``config`` computes at least.
+    """Returns the least number of columns that an MMA of ``config`` computes.
 
-    With K=96 an MMA finds the second word of a row's scales behind one for each 128 of its columns: it has as many as its tile.
+    With K=96 an MMA finds the second word of a row's scales after one word per 128 of its columns, so it has all
+    columns of its tile.
     """
     if not config.use_k96_instrs:
         return MMA_N_STEP
@@ -201,20 +205,20 @@ def least_columns(config: KernelConfig) -> int:
 
 
 def loaded_k_tiles(config: KernelConfig, k_tile_cnt: int) -> int:
-    """K tiles that a tile of ``k_tile_cnt`` loads, on the host or on the device.
+    """Returns the K tiles that a tile of ``k_tile_cnt`` loads, on the host or on the device.
 
-    With K=96 the MMA that reaches beyond the last one finds zeros there: TMA fills one that lies behind the end of K with them.
+    With K=96 the last MMA may read beyond the end of K. TMA fills the K tile after the end with zeros.
     """
     return k_tile_cnt + (k_tile_cnt % K96_K_TILES + 1) // 2 if config.use_k96_instrs else k_tile_cnt
 
 
 def mma_of(config: KernelConfig, formats: Formats) -> Mma:
-    """How ``config`` multiplies a pair of ``MMA``."""
+    """Returns how ``config`` multiplies a pair of ``MMA``."""
     return replace(MMA[formats], k=K96) if config.use_k96_instrs else MMA[formats]
 
 
 def mma_types(config: KernelConfig, formats: Formats) -> int:
-    """Bits of the instruction descriptor that say the types of elements and scales. ``formats``: a pair of ``MMA``."""
+    """Returns the type bits of elements and scales in the instruction descriptor. ``formats``: a pair of ``MMA``."""
     codes = ELEMENT_CODES[MMA[formats].kind]
     m_format, n_format = formats_on_sides(config, formats)
     of_m, of_n = codes[m_format.element.name], codes[n_format.element.name]
@@ -223,20 +227,20 @@ def mma_types(config: KernelConfig, formats: Formats) -> int:
 
 
 def k_tile(formats: Formats) -> int:
-    """Elements of K in a K tile."""
+    """Returns the elements of K per K tile."""
     return MMA[formats].elements(K_TILE_BYTES)
 
 
 def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
-    """``config`` with the K tile of formats."""
+    """Returns ``config`` with the K tile of formats."""
     return replace(config, cta_tile_shape_mnk=(*config.cta_tile_shape_mnk[:2], k_tile(formats)))
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
-    """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit.
+    """Returns the shared memory of one CTA. ``num_ab_stage=None`` becomes the largest number of stages that fits.
 
     Args:
-        formats: of ``a`` and of ``b``.
+        formats: formats of ``a`` and ``b``.
     """
     (m, n, k), (m_format, n_format) = config.cta_tile_shape_mnk, formats_on_sides(config, formats)
     row_bytes = MMA[formats].row_bytes(k)
@@ -265,8 +269,8 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
 
 
 def k_tile_copy_cycles(config: KernelConfig, smem: SmemPlan) -> tuple[float, float]:
-    """What the copy engine of a CTA needs for a K tile, boxes of operands and of scales: of the M side, of the N side."""
-    # A pair's CTAs copy half of the N side's scales each.
+    """Returns the copy engine's time per K tile of a CTA, for boxes of operands and scales: (M side, N side)."""
+    # Each CTA of a pair copies half of the N side's scales.
     sfb_bytes = smem.sfb_stage_bytes // config.num_mma_cta
     m_side = smem.num_m * (copy_cycles(smem.a_stage_bytes) + copy_cycles(smem.sfa_stage_bytes))
     n_side = smem.num_n * (copy_cycles(smem.b_stage_bytes) + copy_cycles(sfb_bytes))
@@ -274,12 +278,12 @@ def k_tile_copy_cycles(config: KernelConfig, smem: SmemPlan) -> tuple[float, flo
 
 
 def copy_cycles(nbytes: int) -> float:
-    """What the copy engine needs for a box; nothing for none."""
+    """Returns the copy engine's time for a box; 0 without bytes."""
     return max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE) if nbytes else 0.0
 
 
 def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
-    """What the tensor cores need for a K tile."""
+    """Returns the time of the tensor cores for a K tile."""
     products, n = smem.num_m * smem.num_n, config.cta_tile_shape_mnk[1]
     if config.use_k96_instrs:
         return products * K96_MMAS / K96_K_TILES * k96_cycles(config, n)
@@ -287,38 +291,38 @@ def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
 
 
 def k96_cycles(config: KernelConfig, columns: int) -> float:
-    """What an MMA of 96 elements of K takes: as long as one of 64, or as it takes to read 48 bytes of every row."""
+    """Returns the time of an MMA of 96 elements of K: that of 64 elements, or of reading 48 bytes of every row."""
     read = (MMA_CTA_M + columns // config.num_mma_cta) * K96 // 2
     return max(columns / MMA_COLUMNS_PER_CYCLE, read / SMEM_BYTES_PER_CYCLE)
 
 
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
-    """Whether tiles that share an operand bring it into L2 ahead of their loads.
+    """Whether tiles that share an operand prefetch it into L2.
 
-    Where copies bound a tile, many stages of narrow ones outlast the latency of device memory; those of wide ones do not.
+    If copies bound a tile, many narrow stages cover the latency of device memory, but wide ones do not.
     """
     is_mma_bound = k_tile_mma_cycles(config, smem) > sum(k_tile_copy_cycles(config, smem))
     return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound
 
 
 def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> bool:
-    """Whether clusters take turns in fetching what several of them load."""
+    """Whether clusters take turns in prefetching operands that several of them load."""
     return fetches_ahead(config, smem_plan(config, num_b, formats))
 
 
 def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
-    """K tiles from the one that is loaded to the one that is brought into L2: what the ring lacks of memory's latency."""
+    """Returns the distance in K tiles of the prefetch into L2: the part of memory latency that the ring does not cover."""
     k_tile = max(k_tile_mma_cycles(config, smem), sum(k_tile_copy_cycles(config, smem)))
     return max(round(RING_CYCLES / k_tile) - smem.num_ab_stage, 3)
 
 
 def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> TmemMap:
-    """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
+    """Returns the tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
 
-    Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
+    Two accumulators that do not fit next to each other share columns: the second ends where the scales begin.
 
     Args:
-        formats: of ``a`` and of ``b``.
+        formats: formats of ``a`` and ``b``.
     """
     _, n, k = config.cta_tile_shape_mnk
     num_m, num_n = operands_on_sides(config, num_b)
@@ -337,7 +341,7 @@ def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
-    """``config`` with its stage count made explicit."""
+    """Returns ``config`` with an explicit stage count."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
@@ -347,7 +351,10 @@ def unsupported_reason(
     formats: Formats = NVFP4_PAIR,
     options: tuple[str, ...] = OPTIONS,
 ) -> str | None:
-    """Why this family cannot build ``config``, with the nearest legal value; None where it can. options: of the family."""
+    """Returns why this family cannot build ``config``, with the nearest legal value; None if it can.
+
+    options: options of the family.
+    """
     reason = foreign_option_reason(config, options) or tile_reason(config, TILES_N, k_tile(formats))
     if reason is not None:
         return reason
@@ -371,10 +378,11 @@ def unsupported_reason(
 
 
 def tile_reason(config: KernelConfig, tiles_n: tuple[int, ...], k: int) -> str | None:
-    """Why there is no tile such as that of ``config``, with the nearest legal value; None where there is.
+    """Returns why there is no tile of this shape, with the nearest legal value; None if there is.
 
     Args:
-        tiles_n: N tiles that are built. k: the K tile.
+        tiles_n: N tiles of the kernel.
+        k: the K tile.
     """
     shape = config.cta_tile_shape_mnk
     if shape[0] != MMA_CTA_M:
@@ -389,10 +397,11 @@ def tile_reason(config: KernelConfig, tiles_n: tuple[int, ...], k: int) -> str |
 
 
 def launch_reason(config: KernelConfig, smem: SmemPlan, max_stages: int) -> str | None:
-    """Why no cluster can work as ``config`` says, stages do not fit, or too few CTAs are launched; None where all is well.
+    """Returns why the cluster is impossible, stages do not fit, or too few CTAs are launched; None if all is well.
 
     Args:
-        smem: of ``config``. max_stages: that fit.
+        smem: shared memory of ``config``.
+        max_stages: number of stages that fit.
     """
     if config.multicast_n not in MULTICASTS or (config.multicast_n > 1 and config.split_k > 1):
         return (
@@ -415,7 +424,7 @@ def launch_reason(config: KernelConfig, smem: SmemPlan, max_stages: int) -> str 
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+    """Returns why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None if they can."""
     if weight_layout not in INTERLEAVE:
         return None
     n, width = config.cta_tile_shape_mnk[1], INTERLEAVE[weight_layout]
@@ -429,12 +438,12 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
 
 
 def quantized_reason(config: KernelConfig, format: BlockFormat) -> str | None:
-    """Why results of a format cannot be computed with ``config``: they always can."""
+    """Returns why results of a format cannot be computed with ``config``: None, they always can."""
     return None
 
 
 def resident_clusters(num_sms: int, cluster_size: int) -> int:
-    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    """Returns the number of clusters resident at once if every CTA fills an SM."""
     return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
