@@ -19,7 +19,6 @@ PENDING = {
     "nvfp4_cute/emulator": 30,
     "nvfp4_cute/gpus": 2,
     "nvfp4_cute/launch": 28,
-    "nvfp4_cute/models": 70,
     "nvfp4_cute/operands": 32,
     "nvfp4_cute/planning": 4,
     "nvfp4_cute/roofline": 8,

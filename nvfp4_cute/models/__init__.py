@@ -1,1 +1,1 @@
-"""Whole models: checkpoints of quantization tools, transformers, quantizing, and tokens per second."""
+"""Whole models: checkpoints of quantization tools, transformers, vLLM, quantization, accuracy and speed."""

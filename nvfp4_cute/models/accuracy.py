@@ -1,4 +1,4 @@
-"""How far a quantized model is from its 16-bit model on a text: KL divergence, perplexity, and every layer's error."""
+"""Compares a quantized model with its 16-bit model on a text: KL divergence, perplexity, and every layer's error."""
 
 import copy
 import math
@@ -19,14 +19,17 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
 @dataclass
 class Accuracy:
-    """What was found.
+    """Result of a comparison.
 
     Attributes:
-        tokens: how many were predicted. perplexity: of the quantized model; reference_perplexity: of the 16-bit one.
-        kl: mean over tokens of the KL divergence from the 16-bit model's distribution, nats; kl_worst: the largest.
-        same_choice: part of the tokens where both models find the same one most likely.
-        losses: of every window, mean negative log likelihood of its tokens, nats: of the quantized model and of the 16-bit one.
-        layers: name -> error of the layer's result, relative, for the same input; of the first window.
+        tokens: number of predicted tokens.
+        perplexity: perplexity of the quantized model.
+        reference_perplexity: perplexity of the 16-bit model.
+        kl: mean over tokens of the KL divergence from the 16-bit model's distribution, in nats.
+        kl_worst: largest KL divergence, in nats.
+        same_choice: fraction of tokens for which both models find the same token most likely.
+        losses: per window, mean negative log likelihood of its tokens in nats: quantized model, 16-bit model.
+        layers: name of a layer -> relative error of its result for the 16-bit model's input, in the first window.
     """
 
     tokens: int
@@ -40,40 +43,41 @@ class Accuracy:
 
     @property
     def ratio(self) -> float:
-        """Perplexity over that of the 16-bit model."""
+        """Perplexity divided by that of the 16-bit model."""
         return self.perplexity / self.reference_perplexity
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Accuracy":
-        """What ``as_dict`` gave."""
+        """Restores the result from ``as_dict``."""
         return cls(**{name: value for name, value in given.items() if name != "ratio"})
 
     @property
     def reference_perplexities(self) -> list[float]:
-        """Of the 16-bit model, of every window alone."""
+        """Perplexity of the 16-bit model in every window."""
         return [math.exp(theirs) for _, theirs in self.losses]
 
     @property
     def ratios(self) -> list[float]:
-        """The same of every window alone."""
+        """Ratio of the perplexities in every window."""
         return [math.exp(ours - theirs) for ours, theirs in self.losses]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Returns the result for JSON."""
         return asdict(self) | {"ratio": self.ratio}
 
 
 @torch.no_grad()
 def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: str = "text") -> Accuracy:
-    """Run both models on every window, and compare what they predict at each token.
+    """Runs both models on every window, and compares their predictions of each token.
 
     Args:
-        reference: a causal model of transformers in 16 bits, in eval mode. model: of the same modules, some quantized.
-        windows: token ids, [1, n] each, n at least 2; nothing is known of the windows before.
-        title: of the progress bar.
+        reference: a causal model of transformers in 16 bits, in eval mode.
+        model: the same model with some modules quantized.
+        windows: token ids, [1, n] each, n at least 2; each window starts without context.
+        title: label of the progress bar.
 
     Raises:
-        ValueError: no window, or one of a single token; or the models are not of the same modules.
+        ValueError: there is no window, a window has a single token, or the models have different modules.
     """
     if not windows or any(ids.shape[-1] < 2 for ids in windows):
         raise ValueError("a text of at least two tokens is needed in every window; pass a longer one")
@@ -103,12 +107,13 @@ def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: 
 
 
 def quantized_copy(model: Any, way: Way, seen: Seen | None = None) -> Any:
-    """A copy of a 16-bit model whose linear layers and experts have NVFP4 weights; the output layer stays.
+    """Copies a 16-bit model with NVFP4 weights in its linear layers and experts. The output layer stays.
 
     Args:
-        way: "16bit": activations stay. "nvfp4": they have 4 bits.
-        seen: of ``calibrate.largest_inputs``: global scales of linear layers' activations are made of it; None: of each input.
-            Experts find theirs in each call.
+        model: the 16-bit model.
+        way: "16bit" keeps activations; "nvfp4" quantizes them to 4 bits.
+        seen: result of ``calibrate.largest_inputs``, from which global scales of linear layers' activations are computed. None
+            computes them from each input. Experts always compute theirs in each call.
     """
     from nvfp4_cute.models.transformers import quantized_experts
 
@@ -125,7 +130,7 @@ def quantized_copy(model: Any, way: Way, seen: Seen | None = None) -> Any:
 
 
 def _check_same_model(reference: Any, model: Any) -> None:
-    """Raise ValueError for models of different classes or sizes, by config.json where they have one."""
+    """Raises ValueError for models of different classes or sizes, by config.json where they have one."""
     pairs: dict[str, list[Any]] = {"class": [type(one).__name__ for one in (reference, model)]}
     configs = [one.config.get_text_config() for one in (reference, model) if hasattr(one, "config")]
     for name in SIZES if len(configs) == 2 else ():
@@ -139,17 +144,17 @@ def _check_same_model(reference: Any, model: Any) -> None:
 
 
 def _log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of the token that follows each but the last, float32 [n - 1, vocabulary]."""
+    """Returns log probabilities of the tokens after each but the last, float32 [n - 1, vocabulary]."""
     return model(ids.to(model.device)).logits[0, :-1].float().log_softmax(-1)
 
 
 def _loss(found: torch.Tensor, following: torch.Tensor) -> float:
-    """Mean negative log likelihood of the tokens that follow, [n - 1, 1]."""
+    """Returns the mean negative log likelihood of the tokens that follow, [n - 1, 1]."""
     return -float(found.gather(1, following).double().mean())
 
 
 def _watch(reference: Any, model: Any, layers: dict[str, tuple[float, float]]) -> list[Any]:
-    """Hooks on ``reference`` that give every input of a layer to its quantized counterpart, too."""
+    """Hooks ``reference`` so that every layer's input also goes to its quantized counterpart."""
     handles = []
     own = dict(reference.named_modules())
     for name, counterpart in model.named_modules():
@@ -160,7 +165,7 @@ def _watch(reference: Any, model: Any, layers: dict[str, tuple[float, float]]) -
 
 
 def _differs(module: torch.nn.Module, counterpart: torch.nn.Module) -> bool:
-    """Whether they compute differently, themselves or by their weights; not by modules inside them."""
+    """Returns whether the modules themselves, without the modules inside them, compute differently or have other weights."""
     if type(module) is not type(counterpart):
         return True
     pairs = zip(module.parameters(recurse=False), counterpart.parameters(recurse=False), strict=True)

@@ -1,4 +1,4 @@
-"""Attention of one new token in models whose heads share keys and values, without copies of these."""
+"""Attention of one new token in models with grouped keys and values, without copies of these."""
 
 from typing import Any
 
@@ -18,17 +18,19 @@ def grouped_sdpa(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention "sdpa" of transformers, which with a mask copies keys and values for every head of a group in 5.17.
+    """Replaces transformers' attention "sdpa", which in 5.17 copies keys and values for every head of a group if there is a mask.
 
-    5.24 has the shapes of this function itself. A step of decoding has one query a head. Here the heads of a group are queries
-    of one head instead; the products are the same.
+    transformers 5.24 does the same as this function. A decoding step has one query per head. Here the heads of a group become
+    queries of one head, with the same products.
 
     Args:
-        query: [B, H, Q, D]. key, value: [B, H / groups, S, D]. attention_mask: [B, 1, Q, S], or None.
-        module, dropout, scaling, options: as transformers gives them.
+        query: [B, H, Q, D].
+        key, value: [B, H / groups, S, D].
+        attention_mask: [B, 1, Q, S], or None.
+        module, dropout, scaling, options: as transformers passes them.
 
     Returns:
-        [B, Q, H, D], and None for the weights.
+        [B, Q, H, D], and None for the attention weights.
     """
     groups = getattr(module, "num_key_value_groups", 1)
     is_step = query.shape[2] == 1 and attention_mask is not None and attention_mask.shape[1] == 1

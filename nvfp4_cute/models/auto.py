@@ -1,4 +1,4 @@
-"""The class of transformers that a checkpoint's model is loaded as."""
+"""Finds the transformers class with which a checkpoint's model is loaded."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,17 +7,21 @@ from typing import Any
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.folders import local_folder
 
-CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText")  # the first that knows the model is taken
+CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+)  # the first class that knows the model is used
 
 
 def auto_class(folder: str | Path, options: Mapping[str, Any] | None = None) -> Any:
     """Returns the class of ``CLASSES`` that knows the model.
 
     Args:
-        folder: of the checkpoint, or its name on the hub. options: of ``from_pretrained``.
+        folder: folder of the checkpoint, or its name on the hub.
+        options: arguments of ``from_pretrained``.
 
     Raises:
-        CheckpointError: none of them does.
+        CheckpointError: no class knows the model.
     """
     import transformers
 

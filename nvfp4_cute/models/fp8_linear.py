@@ -1,19 +1,20 @@
-"""A linear layer in FP8 by torch alone, to compare with: ``models bench --ways fp8``."""
+"""A linear layer in FP8 with torch alone, for comparison: ``models bench --ways fp8``."""
 
 import torch
 
 from nvfp4_cute.formats.codecs import E4M3_MAX
 from nvfp4_cute.nn.state import Picklable
 
-# Rows, columns and K of torch._scaled_mm's operands.
+# Rows, columns and K of torch._scaled_mm's operands are multiples of this.
 MULTIPLE = 16
 
 
 class LinearFP8(Picklable):
-    """``x @ W^T`` with both in e4m3, each with one calibrated scale: ``torch._scaled_mm``.
+    """Computes ``x @ W^T`` with both operands in e4m3 and one calibrated scale each: ``torch._scaled_mm``.
 
     Args:
-        weight: [N, K], float; N and K multiples of 16. weight_scale, input_scale: what the values of each are divided by.
+        weight: [N, K], float; N and K multiples of 16.
+        weight_scale, input_scale: divisors of the values of each operand.
         bias: [N], or None.
     """
 
@@ -36,7 +37,7 @@ class LinearFP8(Picklable):
         self.inverse = 1 / input_scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., N] of x's dtype, of ``x`` [..., K], whose values are to be within 448 times the scale."""
+        """Maps ``x`` [..., K], with magnitudes of at most 448 times the scale, to [..., N] in its dtype."""
         rows = x.reshape(-1, x.shape[-1])
         quantized = (rows * self.inverse).to(torch.float8_e4m3fn)
         y = torch._scaled_mm(

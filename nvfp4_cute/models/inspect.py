@@ -1,4 +1,4 @@
-"""What is in a checkpoint folder: layers by kind, their formats and scales, and what would compute them on which GPU."""
+"""Inspects a checkpoint folder: layers by kind, formats and scales, and what computes them on which GPU."""
 
 import fnmatch
 import re
@@ -16,20 +16,24 @@ from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, is_weight_only, mmas_of, simt
 from nvfp4_cute.terminal import Progress
 
-DECODED_BYTES = 2  # of a weight in 16 bits
+DECODED_BYTES = 2  # bytes per dequantized weight
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass
 class Kind:
-    """Layers of one kind: one name but for numbers, one scheme.
+    """Layers of one kind, with the same name except for numbers, and the same scheme.
 
     Attributes:
-        name: with ``*`` for numbers. scheme: how they are quantized; None: in plain floats.
-        shape: of one, [N, K]; of experts "E x [N, K]" of the first product. dtype: of plain tensors.
-        count: how many. nbytes: of all.
-        scale_range: least and largest global scale of weights, which multiplies; None without one.
-        unequal: layers whose gate and up have different global scales. values: how many weights of layers, but for experts.
+        name: name with ``*`` for numbers.
+        scheme: how they are quantized; None for plain floats.
+        shape: shape of one layer, [N, K]; for experts "E x [N, K]" of the first product.
+        dtype: dtype of plain tensors.
+        count: number of layers.
+        nbytes: bytes of all layers.
+        scale_range: smallest and largest global scale of weights, which multiplies; None without one.
+        unequal: layers whose gate and up have different global scales.
+        values: number of weights in all layers, except experts.
     """
 
     name: str
@@ -45,23 +49,23 @@ class Kind:
 
     @property
     def is_experts(self) -> bool:
-        """Whether the layers are experts, whose shape is that of the first product."""
+        """Whether the layers are experts, with the shape of the first product."""
         return " x " in self.shape
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of ``shape``."""
+        """The numbers in ``shape``."""
         return tuple(map(int, re.findall(r"\d+", self.shape)))
 
     def add(self, nbytes: int, factors: Iterable[float] = ()) -> None:
-        """Count one more layer."""
+        """Counts one more layer."""
         self.count += 1
         self.nbytes += nbytes
         known = [*factors, *(self.scale_range or ())]
         self.scale_range = (min(known), max(known)) if known else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the kind for JSON."""
         record = asdict(self)
         record.pop("k_sizes")
         return record | {"scheme": None if self.scheme is None else str(self.scheme)}
@@ -69,12 +73,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Inspection:
-    """All of a checkpoint.
+    """Contents of a checkpoint.
 
     Attributes:
-        tool: whose convention. model_type: of config.json. kinds: of quantized layers, then of plain tensors.
-        refusals: what the readers refuse, by name. kv_scales: how many scales of an FP8 KV cache there are.
-        nbytes: of all tensors.
+        tool: tool whose convention it follows.
+        model_type: entry of config.json.
+        kinds: quantized layers, then plain tensors.
+        refusals: errors of the readers, by name.
+        kv_scales: number of scales of an FP8 KV cache.
+        nbytes: bytes of all tensors.
     """
 
     tool: str
@@ -86,7 +93,7 @@ class Inspection:
 
 
 def inspect(checkpoint: Checkpoint) -> Inspection:
-    """Read all layers of a checkpoint, one after the other, and count them; refusals are collected, not raised."""
+    """Reads all layers of a checkpoint, one after the other, and counts them. Collects refusals instead of raising."""
     kinds: dict[tuple, Kind] = {}
     refusals: list[str] = []
     entries = checkpoint.files.entries
@@ -136,7 +143,7 @@ def _add_experts(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nb
 
 
 def what_runs(kind: Kind) -> str:
-    """What computes layers of a quantized kind."""
+    """Returns what computes layers of a quantized kind."""
     scheme = kind.scheme
     assert scheme is not None
     if is_embedding(kind.name):
@@ -174,7 +181,7 @@ def what_runs(kind: Kind) -> str:
 
 
 def kept_bytes(inspection: Inspection) -> int:
-    """Bytes of decoded weights that ``nn.kept.keep_decoded`` would keep of all layers."""
+    """Returns the bytes of dequantized weights that ``nn.kept.keep_decoded`` would keep for all layers."""
     return sum(
         k.values * DECODED_BYTES
         for k in inspection.kinds
@@ -186,10 +193,10 @@ def kept_bytes(inspection: Inspection) -> int:
 
 
 def where_it_runs() -> list[tuple[str, str]]:
-    """Architectures, and how their tensor cores multiply two NVFP4 operands, or weights alone: a line for each way."""
+    """Returns architectures with their way to multiply two NVFP4 operands, or only NVFP4 weights, one entry per way."""
     archs: dict[str, list[str]] = {}
     for family in FAMILIES:
-        if NVFP4_PAIR not in family.MMA:  # Kernels of an architecture that multiply other formats.
+        if NVFP4_PAIR not in family.MMA:  # kernels of this family multiply other formats
             continue
         kind = family.MMA[NVFP4_PAIR].kind
         how = (

@@ -1,4 +1,4 @@
-"""From what a checkpoint stores to modules that multiply it."""
+"""Makes modules from the layers that a checkpoint stores."""
 
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from nvfp4_cute.nn.rounded import PreparedInput, PreparedRows, RoundedInput
 from nvfp4_cute.nn.weights import has_products
 from nvfp4_cute.operands.products import W4A16_K_STEP
 
-FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations that ``activations`` is about
+FOUR_BITS = ("nvfp4", "mxfp4")  # formats of activations to which ``activations`` applies
 LayerActivations = Literal[Activations, "by_rows"]
 
 
@@ -61,22 +61,27 @@ def linear_module(
     backend: str = "auto",
     decode: bool = False,
 ) -> torch.nn.Module:
-    """A module that computes the layer as its scheme says.
+    """Makes a module that computes a layer according to its scheme.
 
-    - NVFP4 weights, 4-bit or 16-bit activations: QuantizedLinear. MXFP4 weights whose values NVFP4 has become that, weight-only.
-    - FP8 weights in blocks, K a multiple of 128, and INT8 weights, K a multiple of 16 (32 for 16-bit activations):
-      QuantizedLinear, with activations of the same format on a GPU that has a kernel for it, or in 16 bits.
+    - NVFP4 weights with 4-bit or 16-bit activations: QuantizedLinear. MXFP4 weights that NVFP4 can represent also become that,
+      weight-only.
+    - FP8 weights in blocks (K a multiple of 128) and INT8 weights (K a multiple of 16, or of 32 with 16-bit activations):
+      QuantizedLinear. Activations have the same format on a GPU with a kernel for it, otherwise 16 bits.
     - Int4 weights: QuantizedLinear with 16-bit activations.
-    - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
-    - Activations of another format than NVFP4 are rounded to it before.
-    - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, and a warning says so.
-    - Activations that have factors of their own, or another order, are given these before all that: PreparedInput.
+    - Other weights are dequantized to ``dtype`` for torch.nn.Linear.
+    - Activations in formats other than NVFP4 that no kernel multiplies are rounded to that format first.
+    - Where no kernel multiplies quantized activations (sm_80 to sm_89), all of these are weight-only, with a warning.
+    - Activations with factors or another order of K get these first: PreparedInput.
 
     Args:
-        bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
-        activations: for layers whose scheme has 4-bit activations, decoded layers included; see QuantizedLinear. "by_rows": the
-            faster for each call (``nn.by_rows``).
-        decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
+        stored: the layer.
+        bias: [N], or None.
+        dtype: dtype of the bias, of dequantized weights, and of activations.
+        device: device on which the layer will run.
+        activations: for layers with 4-bit activations in their scheme, also dequantized ones; see QuantizedLinear. "by_rows"
+            uses the faster mode in each call (``nn.by_rows``).
+        backend: see ``gemm``.
+        decode: dequantize weights of every format to ``dtype``, for torch to multiply.
     """
     if stored.scheme.activations is not None and must_keep_16_bits(backend, torch.device(device)):
         stored = replace(stored, scheme=replace(stored.scheme, activations=None), input_scale=None)
@@ -96,7 +101,7 @@ def _product(
     backend: str,
     decode: bool,
 ) -> torch.nn.Module:
-    """The layer of activations in the weights' order, multiplied by what they are."""
+    """Makes the module that multiplies activations that are already in the weights' order and scaled."""
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
@@ -135,14 +140,18 @@ def embedding_module(
     backend: str = "auto",
     decode: bool = False,
 ) -> torch.nn.Module:
-    """An embedding of the layer's rows: QuantizedEmbedding, which decodes those that are read; else torch.nn.Embedding.
+    """Makes an embedding of the layer's rows: QuantizedEmbedding, which dequantizes the rows it reads, or torch.nn.Embedding.
 
     Args:
-        dtype: of the rows. device: where it is to run. decode: see ``linear_module``.
-        tied: an output layer of the same weights: where it is QuantizedLinear or torch.nn.Linear, both have the same tensors.
+        stored: the table.
+        dtype: dtype of the rows.
+        device: device on which it will run.
+        tied: an output layer with the same weights. If it is a QuantizedLinear or torch.nn.Linear, both share their tensors.
+        backend: see ``dequantize``.
+        decode: see ``linear_module``.
 
     Raises:
-        CheckpointError: the weights are for activations in another order, or with factors; an embedding has no activations.
+        CheckpointError: the weights expect reordered or scaled activations, which an embedding does not have.
     """
     if stored.order is not None or stored.pre_scale is not None:
         raise CheckpointError(
@@ -173,16 +182,18 @@ def experts_module(
     keep_two_factors: bool = False,
     decode: bool = False,
 ) -> SortedExperts | RoutedExperts | QuantizedExperts:
-    """The same of the experts of a layer: MoE or QuantizedExperts where one of them computes it.
+    """Makes a module that computes the experts of a layer: MoE or QuantizedExperts where one of them supports the scheme.
 
-    Others are what ``nn.experts`` has, and so are those whose rows have an order or factors of their own.
+    Other experts use the classes of ``nn.experts``, and so do experts whose rows have an order or factors of their own.
 
     Args:
+        stored: the experts.
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
-        activations: of experts whose scheme has 4-bit activations: "auto" leaves 16 bits on a GPU whose tensor cores do not
-            multiply FP4, if it has a launch for all experts; "by_rows": the faster for each call (``nn.by_rows``).
-        keep_two_factors: whether gate and up are to have factors of their own even where these agree, as they need not when
-            others' experts are moved here.
+        dtype, device, backend: see ``linear_module``.
+        activations: for experts with 4-bit activations in their scheme. "auto" keeps 16 bits on a GPU whose tensor cores do not
+            multiply FP4, if it has a launch for all experts. "by_rows" uses the faster mode in each call (``nn.by_rows``).
+        keep_two_factors: give gate and up separate factors even where these agree, because experts that are later moved here
+            may have different ones.
         decode: see ``linear_module``.
     """
     rounding, place = stored.scheme.activations, torch.device(device)
@@ -210,7 +221,7 @@ def experts_module(
 
 
 def _weight_scales(stored: StoredExperts, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Global scales of gate and up, float32 [2, E], and of down [E]."""
+    """Returns the global scales of gate and up, float32 [2, E], and of down, [E]."""
     experts = len(stored.w13.data)
     ones = torch.ones(experts, dtype=torch.float32, device=device)
     first = stored.w13_global if stored.w13_global is not None else ones
@@ -228,7 +239,7 @@ def _whole_experts(
     device: torch.device | str,
     backend: str,
 ) -> RoutedExperts | QuantizedExperts | None:
-    """Experts that one call of ``moe`` computes; None where it does not take them."""
+    """Makes experts that one call of ``moe`` computes; None if it does not support them."""
     name: Any
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
     if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
@@ -240,7 +251,7 @@ def _whole_experts(
     if first is None or second is None or not _has_whole_blocks(stored, first.format):
         return None
     if stored.scheme.activations is None and name in ACTIVATIONS:
-        own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # of rows, and so of biases
+        own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, and so of biases
         bias13, bias2 = (None if b is None else b.to(device, own) for b in (stored.w13_bias, stored.w2_bias))
         whole = MoE.from_quantized(
             first, second, bias13=bias13, bias2=bias2, activations="16bit", activation=name, limit=limit,
@@ -258,7 +269,7 @@ def _whole_experts(
 
 
 def _function_of(activation: str | tuple[str, float] | Activation) -> str | Activation:
-    """The activation with its limit."""
+    """Returns the activation with its limit."""
     return partial(swiglu_oai, limit=activation[1]) if isinstance(activation, tuple) else activation
 
 
@@ -271,7 +282,7 @@ def _sorted_experts(
     backend: str,
     decode: bool,
 ) -> SortedExperts:
-    """Experts whose rows are sorted first, each projection a product of its own."""
+    """Makes experts whose rows are sorted first, with one product per projection."""
     rounding, function = stored.scheme.activations, _function_of(activation)
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
@@ -299,14 +310,14 @@ def _sorted_experts(
 
 
 def _keeps_16_bits(activations: LayerActivations, backend: str, device: torch.device, decode: bool) -> bool:
-    """Whether rows of experts stay in 16 bits: where that is asked for."""
+    """Returns whether experts keep 16-bit rows as requested."""
     if activations == "by_rows":
         return False
     return mode_of(activations, backend, device) == "16bit"
 
 
 def _direct(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
-    """Weights in FP8, INT8 or int4 as kernels multiply them by activations of the scheme; None where none does."""
+    """Returns FP8, INT8 or int4 weights that a kernel multiplies by activations of the scheme; None if none does."""
     tensor = as_tensor(weight)
     if tensor is None or tensor.format.is_int4:
         return tensor
@@ -321,14 +332,14 @@ def _direct(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTe
 
 
 def _has_whole_blocks(stored: StoredExperts, format: BlockFormat) -> bool:
-    """Whether gate and up share no block of scales."""
+    """Returns whether gate and up share no block of scales."""
     return not stored.has_gate or stored.w13.shape[1] % (2 * format.block_rows) == 0
 
 
 def _is_moe(
     stored: StoredExperts, activation: Any, keep_two_factors: bool, backend: str, device: torch.device
 ) -> bool:
-    """Whether MoENVFP4 takes them, if NVFP4 has their values."""
+    """Returns whether MoENVFP4 supports the experts, provided that NVFP4 can represent their values."""
     rounding = stored.scheme.activations
     if rounding not in ("nvfp4", None) or activation not in ACTIVATIONS:
         return False
@@ -339,7 +350,7 @@ def _is_moe(
 
 
 def _is_one_factor(factors: torch.Tensor | None) -> bool:
-    """Whether the products of gate and up are multiplied by the same."""
+    """Returns whether gate and up have the same factors."""
     return factors is None or factors.shape[1] == 1 or torch.equal(factors[:, 0], factors[:, 1])
 
 
@@ -354,7 +365,7 @@ def _moe_module(
 ) -> MoENVFP4:
     def weights(weight: NVFP4Tensor, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
         factor = None if factor is None else factor.to(weight.data.device)
-        if weight.global_scale is not None:  # of all experts, where other scales became NVFP4's
+        if weight.global_scale is not None:  # one for all experts, where other scales became NVFP4's
             factor = (
                 weight.global_scale.expand(len(weight.data))
                 if factor is None
@@ -365,7 +376,7 @@ def _moe_module(
     factors = stored.w13_global
     if factors is not None and _is_one_factor(factors):
         factors = factors[:, 0]
-    own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # of rows, and so of biases
+    own = KERNEL_DTYPE if dtype == torch.float32 else dtype  # dtype of rows, which is also that of biases
     bias13, bias2 = (
         None if b is None else b.to(exact[0].data.device, own) for b in (stored.w13_bias, stored.w2_bias)
     )
@@ -381,7 +392,7 @@ def _moe_module(
 
 
 def _split(stored: StoredExperts) -> list[tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]]:
-    """Weights, factors and biases of gate and up, or of up."""
+    """Returns weights, factors and biases of gate and up, or of up."""
     count = 2 if stored.has_gate else 1
     w, factors, bias = stored.w13, stored.w13_global, stored.w13_bias
     width = w.shape[1] // count
@@ -405,7 +416,7 @@ def _scaled(values: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
 def _moved(weight: StoredWeight, device: torch.device | str) -> StoredWeight:
     factor = None if weight.global_scale is None else weight.global_scale.to(device)
     data = weight.data.to(device)
-    # Mapped files place tensors at multiples of 8 bytes; kernels read rows 16 bytes at a time.
+    # Mapped files align tensors to 8 bytes, but kernels read rows 16 bytes at a time.
     data = data if data.data_ptr() % TMA_ALIGN_BYTES == 0 else data.clone()
     return StoredWeight(weight.format, data, weight.scale.to(device), factor, weight.shape)
 

@@ -1,4 +1,4 @@
-"""Models of a config with random weights, in 16 bits or quantized, made layer by layer on the device that is to run them."""
+"""Makes models of a config with random weights, in 16 bits or quantized, layer by layer on their device."""
 
 import json
 from pathlib import Path
@@ -26,21 +26,21 @@ from nvfp4_cute.terminal import bar
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
-DEVIATION = 0.02  # of weights, what config.json files call initializer_range
-# Global scale of weights, whose largest of 10^8 is 5.6 deviations: found without reading them once more.
+DEVIATION = 0.02  # standard deviation of weights, initializer_range in config.json files
+# Global scale of weights. The largest of 10^8 normal values is 5.6 deviations, so it need not be measured.
 WEIGHT_SCALE = 5.6 * DEVIATION / GLOBAL_SCALE_DIVISOR
-# Global scale of activations: of values up to 5.4 after a norm, 2688 of it.
+# Global scale of activations: 2688 of it is 5.4, about the largest value after a norm.
 INPUT_SCALE = 0.002
 Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto", "all", "kept"]
-# Ways in which the output layer and the embedding are quantized.
+# Ways in which the output layer and the embedding are also quantized.
 WHOLE = ("all", "kept")
 
 
 def config_of(model: str) -> Any:
-    """The config of transformers for a name of ``NAMES``, a folder with config.json, or such a file; without quantization.
+    """Returns the transformers config, without quantization, of a name in ``NAMES``, a folder with config.json, or such a file.
 
     Raises:
-        FileNotFoundError: none of these.
+        FileNotFoundError: ``model`` is none of these.
     """
     from transformers import AutoConfig
 
@@ -54,17 +54,17 @@ def config_of(model: str) -> Any:
 
 
 def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: bool = True) -> Any:
-    """A model in eval mode on ``device``, weights normal with deviation 0.02.
+    """Makes a model in eval mode on ``device``, with normal weights of deviation 0.02.
 
     Args:
-        config: of transformers.
-        way: "bf16"; "fp8", linear layers by ``torch._scaled_mm``; "nvfp4", "16bit" or "auto", NVFP4 weights of linear layers and
-            experts, but not of the output layer, and activations, see QuantizedLinear. Where no launch multiplies 16-bit rows of
-            all experts, theirs have 4 bits. "all": as "auto", and the output layer has NVFP4 weights and 16-bit activations, the
-            embedding MXFP8, or the output layer's weights where they are tied. "kept": as "all", and decoded weights are kept
-            (``nn.kept``).
-        device: where layers are made; no more than one of them is there in 16 bits.
-        fuse: whether layers become fewer launches (``nn.fuse``).
+        config: a config of transformers.
+        way: "bf16"; "fp8": linear layers use ``torch._scaled_mm``; "nvfp4", "16bit" or "auto": linear layers and experts, but
+            not the output layer, have NVFP4 weights and these activations, see QuantizedLinear (experts have 4-bit activations
+            where no launch multiplies 16-bit rows of all experts). "all": like "auto"; the output layer has NVFP4 weights and
+            16-bit activations, and the embedding is MXFP8, or shares the output layer's weights if they are tied. "kept": like
+            "all", with dequantized weights kept (``nn.kept``).
+        device: device on which layers are made; at most one of them exists in 16 bits at a time.
+        fuse: whether launches are merged (``nn.fuse``).
 
     Returns:
         A causal model of transformers.
@@ -114,7 +114,7 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
 
 
 def _quantize_embedding(model: Any, device: torch.device) -> None:
-    """In MXFP8, or with the weights of the output layer where they are tied."""
+    """Quantizes the embedding to MXFP8, or shares the weights of the output layer if they are tied."""
     table, output = model.get_input_embeddings(), model.get_output_embeddings()
     config = model.config.get_text_config()
     if config.tie_word_embeddings and isinstance(output, QuantizedLinear):
@@ -126,7 +126,7 @@ def _quantize_embedding(model: Any, device: torch.device) -> None:
 
 
 def _has_kernel(linear: torch.nn.Linear, way: Way) -> bool:
-    """Whether the way's product takes a layer of its sizes."""
+    """Returns whether the way's product supports the sizes of a layer."""
     if way == "fp8":
         return not linear.in_features % MULTIPLE and not linear.out_features % MULTIPLE
     return not linear.in_features % K_STEP
@@ -138,7 +138,7 @@ def _is_experts(module: torch.nn.Module) -> bool:
 
 
 def _random(rows: int, k: int, device: torch.device, format: BlockFormat = NVFP4) -> Any:
-    """A tensor of the format, quantized in one launch."""
+    """Makes a random tensor in the format, quantized in one launch."""
     weight = torch.randn(rows, k, device=device, dtype=torch.bfloat16).mul_(DEVIATION)
     return quantize(weight, global_scale=WEIGHT_SCALE if format.has_global_scale else None, format=format)
 
@@ -167,7 +167,7 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Ro
     has_bias = getattr(module, "has_bias", False)
 
     def one(n: int, k: int) -> ExpertWeights:
-        # All experts in one matrix, with one global scale.
+        # All experts form one matrix, with one global scale.
         t = _random(count * n, k, device)
         scale = t.scale
         if n % ATOM_ROWS:
@@ -193,7 +193,7 @@ def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> Ro
 
 
 def _materialize(model: torch.nn.Module, device: torch.device) -> None:
-    """Memory for what is on the meta device still."""
+    """Allocates memory for tensors that are still on the meta device."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta:

@@ -1,4 +1,4 @@
-"""Routers of transformers in two launches: the logits, and ``route``."""
+"""Replaces routers of transformers by two launches: the logits, and ``route``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,17 +11,18 @@ from torch.nn import functional
 from nvfp4_cute.experts.routing import route
 from nvfp4_cute.nn.experts import RoutedExperts
 
-# Tokens that a router is tried with, and how far its weights may be from those of ``route``, which rounds elsewhere.
+# Tokens with which a router is tested, and the tolerance of its weights against ``route``, which rounds differently.
 TRIED = 16
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router does with its logits: softmax, the ``top_k`` largest, and perhaps a division by their sum.
+    """What a router does with its logits: softmax, the ``top_k`` largest, and optionally a division by their sum.
 
     Attributes:
-        rounds: whether weights have the dtype of the logits; else they are float32.
+        top_k: experts per token.
+        rounds: whether weights have the dtype of the logits; otherwise they are float32.
     """
 
     top_k: int
@@ -29,7 +30,7 @@ class Routing:
     rounds: bool
 
     def __call__(self, module: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits [T, E], weights and ids [T, top_k] of ``hidden`` [..., H]."""
+        """Returns logits [T, E], weights and ids [T, top_k] for ``hidden`` [..., H]."""
         rows = hidden.reshape(-1, module.weight.shape[1])
         logits = functional.linear(rows, module.weight, module._parameters.get("bias"))
         ids, weights = route(logits, self.top_k, renormalize=self.renormalizes)
@@ -37,9 +38,10 @@ class Routing:
 
 
 def fuse_routers(model: torch.nn.Module) -> list[str]:
-    """Have the routers of experts that are MoENVFP4 call ``route``, in place; names of those that do.
+    """Makes the routers of MoENVFP4 experts call ``route``, in place; returns the names of those that do.
 
-    What a router computes is tried: it is called with random weights. Others stay as they are. A module stays of its class.
+    A test with random weights finds out what a router computes. Routers that compute something else stay. A module keeps its
+    class.
     """
     done = []
     for name, module in _routers(model):
@@ -59,7 +61,10 @@ def _routers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def routing_of(router: Any) -> Routing | None:
-    """What ``router`` does, where ``route`` does it: a module with ``top_k``, a ``weight`` [E, H] and perhaps a ``bias`` [E]."""
+    """Returns what ``router`` does if ``route`` can do it.
+
+    A router has ``top_k``, a ``weight`` [E, H], perhaps a ``bias`` [E].
+    """
     top_k, own = getattr(router, "top_k", None), router._parameters
     if not isinstance(top_k, int) or not set(own) <= {"weight", "bias"} or router._modules or router._buffers:
         return None
@@ -84,6 +89,6 @@ def routing_of(router: Any) -> Routing | None:
                     step = 2**-8 if routing.rounds else TOLERANCE
                     if weights.dtype == ours[1].dtype and torch.allclose(weights, ours[1], rtol=step, atol=0):
                         return routing
-    except Exception:  # noqa: BLE001 (any model's code; what cannot be called so is another module)
+    except Exception:  # runs any model's code; a module that fails is not such a router
         return None
     return None

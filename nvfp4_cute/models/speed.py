@@ -1,4 +1,4 @@
-"""Tokens per second of a whole model: prefill, decode step by step and in a CUDA graph, memory."""
+"""Measures a whole model: tokens per second of prefill and of decoding, eager and in a CUDA graph, and memory."""
 
 import gc
 import inspect
@@ -15,24 +15,26 @@ from nvfp4_cute.models.random_model import Way, random_model
 from nvfp4_cute.terminal import Progress
 
 WARM_UPS = 3
-REPEATS = 5  # of prefill; the median counts
-EAGER_STEPS = 16  # that are timed, each waited for
-SPARE_TOKENS = 64  # room of the cache for these, and for warming up
+REPEATS = 5  # repetitions of prefill, of which the median counts
+EAGER_STEPS = 16  # timed steps, with a wait after each
+SPARE_TOKENS = 64  # room in the cache for these steps, and for warming up
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured of one model in one way.
+    """Measurements of one model in one way.
 
     Attributes:
-        way: as of ``random_model``. attention: as transformers names it.
-        batch, prompt, tokens: sequences, tokens of each prompt, tokens decoded.
-        prefill_s: of the device, from prompt to first token, batch of ``batch``, median.
-        first_token_s: of the clock, from ids on the host to the first token there; median.
-        eager_s: of a decoding step that is launched kernel by kernel, all sequences, median.
-        decode_s: of a decoding step in the way of ``decode``, mean.
-        decode: "CUDA graph", or "eager" where the model cannot be captured, and why.
-        weight_bytes: after the model was made. peak_bytes: while it ran; 0 on the CPU.
+        way: see ``random_model``.
+        attention: name in transformers.
+        batch, prompt, tokens: number of sequences, tokens per prompt, decoded tokens.
+        prefill_s: device time from prompts to first tokens of all sequences, median.
+        first_token_s: clock time from ids on the host to the first token on the host, median.
+        eager_s: time of a decoding step of all sequences, launched kernel by kernel, median.
+        decode_s: time of a decoding step in the way of ``decode``, mean.
+        decode: "CUDA graph", or "eager" and the reason why the model cannot be captured.
+        weight_bytes: bytes in use after the model was made.
+        peak_bytes: peak while it ran; 0 on the CPU.
     """
 
     way: str
@@ -50,16 +52,16 @@ class Speed:
 
     @property
     def prefill_rate(self) -> float:
-        """Tokens of prompts per second."""
+        """Prompt tokens per second."""
         return self.batch * self.prompt / self.prefill_s
 
     @property
     def decode_rate(self) -> float:
-        """Tokens generated per second, all sequences together."""
+        """Generated tokens per second, all sequences together."""
         return self.batch / self.decode_s
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Returns the measurements for JSON."""
         return asdict(self) | {
             "prefill_tokens_per_s": self.prefill_rate,
             "decode_tokens_per_s": self.decode_rate,
@@ -68,10 +70,13 @@ class Speed:
 
 @dataclass
 class ModelSpeed:
-    """What was measured of a model.
+    """Measurements of a model.
 
     Attributes:
-        model: its name. layers: how many it has here. ways: of every way and case. left_out: what did not fit, and why.
+        model: its name.
+        layers: its number of layers here.
+        ways: measurements of every way and case.
+        left_out: cases that did not fit, with reasons.
     """
 
     model: str
@@ -80,7 +85,7 @@ class ModelSpeed:
     left_out: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Returns the measurements of all ways for JSON."""
         return asdict(self) | {"ways": [speed.as_dict() for speed in self.ways]}
 
 
@@ -95,12 +100,16 @@ def measure_ways(
     device: str = "cuda",
     fuse: bool = True,
 ) -> ModelSpeed:
-    """Measure a config in every way: the model of a way is made once, and is gone before the next.
+    """Measures a config in every way. The model of a way is made once, and freed before the next.
 
     Args:
-        name: of the model. config: of transformers.
-        ways, fuse: as of ``random_model``. cases: (batch, prompt). attentions: as transformers names them, None for
-            the model's own; or "grouped_sdpa" (``models.attention``). tokens, device: of ``measure`` and of ``random_model``.
+        name: name of the model.
+        config: a config of transformers.
+        ways, fuse: see ``random_model``.
+        cases: pairs (batch, prompt).
+        attentions: names in transformers, None for the model's own, or "grouped_sdpa" (``models.attention``).
+        tokens: see ``measure``.
+        device: see ``random_model``.
     """
     import nvfp4_cute.models.transformers  # noqa: F401 (registers the attention)
 
@@ -132,14 +141,17 @@ def measure_ways(
 
 @torch.no_grad()
 def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: int = 128) -> Speed:
-    """Time a causal model of transformers on the device where it is.
+    """Times a causal model of transformers on its device.
 
-    Prefill: the whole prompt, logits of its last token, the token chosen; the median of five. Decode: steps of one token with
-    a StaticCache, each choosing the token of the next one, launched one by one, and replayed from a CUDA graph without the host
-    between; the mean over ``tokens`` steps. Where capturing fails, or on the CPU, there are no others than the former.
+    Prefill is the whole prompt, logits of its last token, and the chosen token; the median of five. Decoding is steps of one
+    token with a StaticCache, each choosing the input of the next. Steps are launched one by one, and replayed from a CUDA graph
+    without the host in between (mean over ``tokens`` steps). On the CPU, and where the capture fails, only the former are
+    measured.
 
     Args:
-        model: in eval mode. way: for the result.
+        model: in eval mode.
+        way: name for the result.
+        batch, prompt, tokens: see Speed.
     """
     from transformers import StaticCache
 
@@ -150,7 +162,7 @@ def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: 
     weight_bytes = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
     ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, prompt))
     length = prompt + tokens + SPARE_TOKENS
-    # transformers renames the argument.
+    # transformers renamed this argument.
     parameters = inspect.signature(type(model).forward).parameters
     name = "cache" if "cache" in parameters else "past_key_values"
 
@@ -177,7 +189,7 @@ def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: 
             replay = _captured(step)
             decode_s = _seconds(partial(_repeated, replay, tokens), device) / tokens
             how = "CUDA graph"
-        except Exception as error:  # noqa: BLE001 (any model's code; what remains is to launch its steps one by one)
+        except Exception as error:  # runs any model's code; steps are then launched one by one
             how = f"eager ({type(error).__name__}: {str(error).splitlines()[0][:60]})"
             torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated(device) if is_cuda else 0
@@ -199,7 +211,7 @@ def _first_token(prefill: Callable[[torch.Tensor], Any], ids: torch.Tensor, devi
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """``step`` as a graph; capturing runs nothing."""
+    """Captures ``step`` in a graph without running it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

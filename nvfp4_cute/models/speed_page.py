@@ -1,4 +1,4 @@
-"""What `models bench` found as a page and as a picture."""
+"""Formats the results of `models bench` as a page and as a picture."""
 
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ COLUMNS = (
 
 
 def page(report: dict[str, Any], made_by: str, picture: str | None = None) -> str:
-    """Markdown: a table a model.
+    """Returns Markdown with one table per model.
 
     Args:
-        report: of `models bench --json`; perhaps with a "note". A time that was not measured is None.
-        made_by: the command. picture: name of the file of :func:`draw`.
+        report: result of `models bench --json`, optionally with a "note". None is a time that was not measured.
+        made_by: the command.
+        picture: name of the file that :func:`draw` writes.
     """
     parts = [
         f"# Whole models on an {report['device']}\n",
@@ -50,7 +51,7 @@ def page(report: dict[str, Any], made_by: str, picture: str | None = None) -> st
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """The times of decoding in a graph as a picture, ms. Raises ValueError where matplotlib is not installed."""
+    """Draws the times of decoding in a graph, in ms. Raises ValueError if matplotlib is not installed."""
     key_of = lambda model, w: (model["model"], w["attention"], w["batch"], w["prompt"])
     every = [(model, w) for model in report["models"] for w in model["ways"]]
     cases = dict.fromkeys(key_of(model, w) for model, w in every if w["decode_s"])

@@ -1,22 +1,23 @@
-"""torch's scaled products, of the signatures of torch 2.10 and later, answered by this library.
+"""torch's scaled products, with the signatures of torch 2.10 and later, computed by this library.
 
-``scaled_mm`` and ``scaled_grouped_mm`` are those of ``torch.nn.functional``; ``_scaled_mm``, ``_scaled_mm_v2``,
-``_scaled_grouped_mm`` and ``_scaled_grouped_mm_v2`` those of ``torch``. What they take here and torch's take too means the same:
-a row-major [M, K] times a column-major [K, N], sums in float32, factors and bias in float32, one rounding. What this library has
-no product for is refused by name. :func:`enable` lets torch's own functions call it.
+``scaled_mm`` and ``scaled_grouped_mm`` follow ``torch.nn.functional``. ``_scaled_mm``, ``_scaled_mm_v2``,
+``_scaled_grouped_mm`` and ``_scaled_grouped_mm_v2`` follow ``torch``. Arguments that both accept mean the same: a row-major [M,
+K] times a column-major [K, N], sums in float32, factors and bias in float32, one rounding. Products that this library lacks
+raise by name. :func:`enable` makes torch's own functions call these.
 
 | recipe | elements | format |
 |---|---|---|
-| ``BlockWise1x16`` | float4_e2m1fn_x2 | NVFP4; with ``TensorWise`` as second recipe, a global scale as well |
+| ``BlockWise1x16`` | float4_e2m1fn_x2 | NVFP4; with ``TensorWise`` as second recipe also a global scale |
 | ``BlockWise1x32`` | float4_e2m1fn_x2 | MXFP4 |
 | ``BlockWise1x32`` | float8_e4m3fn, float8_e5m2 | MXFP8 |
-| ``BlockWise1x128`` | float8_e4m3fn | FP8_1x128, of ``mat_a``; then ``mat_b`` is BlockWise128x128 |
-| ``BlockWise128x128`` | float8_e4m3fn | FP8_128x128, of ``mat_b`` |
+| ``BlockWise1x128`` | float8_e4m3fn | FP8_1x128, for ``mat_a``; ``mat_b`` is then BlockWise128x128 |
+| ``BlockWise128x128`` | float8_e4m3fn | FP8_128x128, for ``mat_b`` |
 
-Block scales lie in the 128x4 layout, ``SWIZZLE_32_4_4``. Float32 scales of FP8 lie in rows, ``NO_SWIZZLE``: [M, ceil(K/128)] of
-``mat_a``, and [ceil(K/128), ceil(N/128)] of ``mat_b``, the first extent perhaps padded to a multiple of 4, as torch wants it.
+Block scales have the 128x4 layout, ``SWIZZLE_32_4_4``. Float32 scales of FP8 have rows, ``NO_SWIZZLE``: [M, ceil(K/128)] for
+``mat_a``, and [ceil(K/128), ceil(N/128)] for ``mat_b``, the first extent optionally padded to a multiple of 4, as torch
+requires.
 
-CPU tensors take the reference, or the emulator where ``NVFP4_CUTE_BACKEND`` says so.
+CPU tensors are computed by the reference, or by the emulator if ``NVFP4_CUTE_BACKEND`` says so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,18 +52,18 @@ FORMATS: dict[tuple[ScalingType, torch.dtype], BlockFormat] = {
     (ScalingType.BlockWise1x128, torch.float8_e4m3fn): FP8_1x128,
     (ScalingType.BlockWise128x128, torch.float8_e4m3fn): FP8_128x128,
 }
-"""Recipe of the block scales and dtype of the elements -> format: all that is multiplied here."""
+"""Recipe of the block scales and dtype of the elements -> format. Only these are multiplied."""
 _FORMAT_OF_NAMES = {(recipe.name, elements): format for (recipe, elements), format in FORMATS.items()}
-# By name: dynamo of torch 2.11 hashes and compares no members of torch's own enumerations.
+# Looked up by name: dynamo of torch 2.11 cannot hash or compare members of torch's own enumerations.
 RECIPE_OF_SCALE = {
     torch.float8_e4m3fn: ScalingType.BlockWise1x16,
     torch.float8_e8m0fnu: ScalingType.BlockWise1x32,
 }
-"""What the dtype of block scales says where the signature names no recipe, as torch has it."""
+"""Recipe by the dtype of block scales, as in torch, for signatures without a recipe."""
 FP8_BLOCK = FP8_1x128.block_k
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CONTRACTIONS = ((), (1, 0), (-1, -2))
-"""``contraction_dim`` of [M, K] @ [K, N]."""
+"""Values of ``contraction_dim`` that mean [M, K] @ [K, N]."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +92,27 @@ def scaled_mm(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch.nn.functional.scaled_mm``: mat_a @ mat_b, each times its scales, plus ``bias``.
+    """Computes ``torch.nn.functional.scaled_mm``: mat_a @ mat_b, each times its scales, plus ``bias``.
 
     Args:
-        mat_a: [M, K], K-major; of packed fp4 [M, K/2].  mat_b: [K, N], K-major, the ``.t()`` of [N, K].
-        scale_a, scale_b: block scales in the 128x4 layout, any shape; of NVFP4 perhaps a list of these and a float32 global
-            scale; float32 ones of FP8 in rows, as the module says.
-        scale_recipe_a, scale_recipe_b: ``ScalingType``, or a list with one for each scale.
-        swizzle_a, swizzle_b: ``SwizzleType.SWIZZLE_32_4_4``, or a list that begins with it; of float32 scales none.
-        bias: [N], floats, added in float32 before the rounding, by the launch that multiplies.
+        mat_a: [M, K], K-major; packed fp4: [M, K/2].
+        mat_b: [K, N], K-major, the ``.t()`` of [N, K].
+        scale_a, scale_b: block scales in the 128x4 layout, any shape; for NVFP4 optionally a list of these and a float32 global
+            scale. Float32 scales of FP8 have rows, as described above.
+        scale_recipe_a, scale_recipe_b: ``ScalingType``, or a list with one per scale.
+        swizzle_a, swizzle_b: ``SwizzleType.SWIZZLE_32_4_4``, or a list that begins with it; for float32 scales none.
+        bias: [N], floats, added in float32 before the rounding, in the launch of the product.
         output_dtype: float16, bfloat16 or float32.
-        contraction_dim: () or the last of mat_a and the first of mat_b.
-        use_fast_accum: allowed, and of no effect: sums are float32.
+        contraction_dim: (), or the last dimension of mat_a and the first of mat_b.
+        use_fast_accum: accepted and ignored; sums are float32.
 
     Returns:
         [M, N].
 
     Raises:
-        UnsupportedProblem: recipe, swizzle, or dtype that this library has no product for.
-        TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        UnsupportedProblem: this library has no product for the recipe, swizzle, or dtype.
+        TypeError, ValueError: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     recipes = (_listed(scale_recipe_a), _listed(swizzle_a), _listed(scale_recipe_b), _listed(swizzle_b))
     a, b = _sides(mat_a, mat_b, _listed(scale_a), _listed(scale_b), *recipes)
@@ -132,21 +135,26 @@ def scaled_grouped_mm(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch.nn.functional.scaled_grouped_mm``: rows of groups by a matrix each, or a batch.
+    """Computes ``torch.nn.functional.scaled_grouped_mm``: every group's rows times its matrix, or a batch.
 
     Args:
-        mat_a: [rows, K] with ``offs``, groups one after the other; or [G, M, K].  mat_b: [G, K, N], K-major.
-        scale_a: block scales; of ragged rows every group's padded to 128 rows.  scale_b: those of every group in turn.
-            Global scales of NVFP4 have [G] elements, or one.
+        mat_a: [rows, K] with ``offs``, groups one after the other; or [G, M, K].
+        mat_b: [G, K, N], K-major.
+        scale_a: block scales; for ragged rows, every group's are padded to 128 rows. Global scales of NVFP4 have [G] elements,
+            or one.
+        scale_b: block scales of all groups, one after the other. Global scales as for ``scale_a``.
         offs: int32 [G], the inclusive ends of the groups.
-        bias: refused. Everything else as in :func:`scaled_mm`.
+        bias: refused.
+        scale_recipe_a, scale_recipe_b, swizzle_a, swizzle_b, output_dtype, contraction_dim, use_fast_accum: see
+        :func:`scaled_mm`.
 
     Returns:
         [rows, N], or [G, M, N].
 
     Raises:
-        UnsupportedProblem: as :func:`scaled_mm`; or groups that divide K or N rather than M.
-        TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        UnsupportedProblem: for the reasons of :func:`scaled_mm`, or because groups divide K or N instead of M.
+        TypeError, ValueError: an operand breaks a rule.
+        UnsupportedTarget: the GPU has no kernel.
     """
     recipes = (_listed(scale_recipe_a), _listed(swizzle_a), _listed(scale_recipe_b), _listed(swizzle_b))
     a, b = _sides(mat_a, mat_b, _listed(scale_a), _listed(scale_b), *recipes)
@@ -167,7 +175,10 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_mm``: the scales' dtype says the recipe. See :func:`scaled_mm`; ``scale_result`` is refused."""
+    """Computes ``torch._scaled_mm``; the scales' dtype decides the recipe.
+
+    See :func:`scaled_mm`; ``scale_result`` is refused.
+    """
     return _product(self, mat2, *_told_by_dtype(self, mat2, scale_a, scale_b, scale_result), bias, out_dtype)
 
 
@@ -185,7 +196,7 @@ def _scaled_mm_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_mm_v2``: :func:`scaled_mm` with lists, of recipes and swizzles as numbers."""
+    """Computes ``torch._scaled_mm_v2``: :func:`scaled_mm` with lists; recipes and swizzles are numbers."""
     return scaled_mm(self, mat2, scale_a, recipe_a, scale_b, recipe_b, swizzle_a, swizzle_b, bias, out_dtype,
                      contraction_dim, use_fast_accum)  # fmt: skip
 
@@ -201,7 +212,7 @@ def _scaled_grouped_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_grouped_mm``: the scales' dtype says the recipe. See :func:`scaled_grouped_mm`."""
+    """Computes ``torch._scaled_grouped_mm``; the scales' dtype decides the recipe. See :func:`scaled_grouped_mm`."""
     a, b = _told_by_dtype(self, mat2, scale_a, scale_b, scale_result)
     return _grouped_product(self, mat2, a, b, offs, bias, out_dtype or torch.bfloat16)
 
@@ -221,12 +232,12 @@ def _scaled_grouped_mm_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_grouped_mm_v2``: :func:`scaled_grouped_mm` with lists, of recipes and swizzles as numbers."""
+    """Computes ``torch._scaled_grouped_mm_v2``: :func:`scaled_grouped_mm` with lists; recipes and swizzles are numbers."""
     return scaled_grouped_mm(self, mat2, scale_a, recipe_a, scale_b, recipe_b, swizzle_a, swizzle_b, bias, offs,
                              out_dtype or torch.bfloat16, contraction_dim, use_fast_accum)  # fmt: skip
 
 
-# ---- torch's own functions answered here ------------------------------------------------------------------------------
+# ---- replacing torch's own functions -----------------------------------------------------------------------------
 
 OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     "_scaled_mm": _scaled_mm,
@@ -234,28 +245,27 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     "_scaled_grouped_mm": _scaled_grouped_mm,
     "_scaled_grouped_mm_v2": _scaled_grouped_mm_v2,
 }
-"""Operators of ``aten`` that :func:`enable` answers."""
-# Where torch refused a product that was then computed here: device, dtypes of the operands, recipes.
+"""Operators of ``aten`` that :func:`enable` replaces."""
+# Products that torch refused and this library computed: device, dtypes of the operands, recipes.
 _REFUSED_BY_TORCH: set[tuple[Any, ...]] = set()
 
 
 @contextmanager
 def enable(*, prefer: bool = False) -> Iterator[None]:
-    """Within the block, torch's own functions multiply what torch cannot, on CPU and CUDA tensors.
+    """Inside the context, torch's own functions also multiply what torch cannot, on CPU and CUDA tensors.
 
-    Torch is asked first, unless ``prefer``; what it refuses goes to the functions above, and next time at once. Where these
-    also refuse, torch's error is raised. Keep it for good with ``contextlib.ExitStack().enter_context(enable())``; closing
-    that stack takes it back.
-
-    Args:
-        prefer: ask this library first, and torch where it refuses.
-
-    Example:
         >>> x, w = (quantize(torch.randn(rows, 64)) for rows in (16, 32))
         >>> a, b = x.data.view(torch.float4_e2m1fn_x2), w.data.view(torch.float4_e2m1fn_x2).t()
         >>> with enable():
         ...     torch._scaled_mm(a, b, x.scale.flatten(), w.scale.flatten(), out_dtype=torch.bfloat16).shape
         torch.Size([16, 32])
+
+    A call goes to torch first, unless ``prefer`` is set. If torch refuses, it goes to the functions above, and so do later
+    calls like it. If these also refuse, torch's error is raised. To keep this for good, call
+    ``contextlib.ExitStack().enter_context(enable())``; closing the stack ends it.
+
+    Args:
+        prefer: call this library first, and torch if it refuses.
     """
     library = torch.library.Library("aten", "IMPL")
     try:
@@ -271,10 +281,10 @@ def enable(*, prefer: bool = False) -> Iterator[None]:
 
 
 class _Answer:
-    """What one operator does on one kind of device: torch's kernel and ours, in an order."""
+    """One operator on one kind of device: torch's kernel and ours, in an order."""
 
     def __init__(self, name: str, key: str, ours: Callable[..., torch.Tensor], prefer: bool):
-        """`key`: "CPU" or "CUDA"; torch's kernel is the one that is registered now."""
+        """``key``: "CPU" or "CUDA". Torch's kernel is the one that is registered now."""
         self.ours, self.prefer, self.name = ours, prefer, name
         has_kernel = private_api.has_torch_kernel(name, key)
         self.torchs = torch.library.get_kernel(f"aten::{name}", key) if has_kernel else None
@@ -300,11 +310,11 @@ class _Answer:
         return result
 
 
-# ---- what they share -------------------------------------------------------------------------------------------
+# ---- shared helpers ----------------------------------------------------------------------------------------------
 
 
 def _listed(value: Any) -> list[Any]:
-    """One or several, as a list; nothing is none."""
+    """Returns one or several values as a list; None is an empty list."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -354,7 +364,7 @@ def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles
 
 
 def _member(kind: Any, name: str, given: object) -> Any:
-    """A member of an enumeration of torch, which operators are given as its number. Raises TypeError for anything else."""
+    """Returns a member of a torch enumeration, given as itself or as its number. Raises TypeError for anything else."""
     if isinstance(given, kind):
         return given
     for member in kind.__members__.values():
@@ -367,7 +377,7 @@ def _member(kind: Any, name: str, given: object) -> Any:
 
 
 def _told_by_dtype(a, b, scale_a, scale_b, scale_result) -> tuple[_Side, _Side]:
-    """Sides of the signatures without recipes."""
+    """Returns the scales of both operands for the signatures without recipes."""
     if scale_result is not None:
         raise UnsupportedProblem(
             "scale_result: results have 16 or 32 bits here and no scale; multiply the result"
@@ -391,7 +401,7 @@ def _told_by_dtype(a, b, scale_a, scale_b, scale_result) -> tuple[_Side, _Side]:
 
 
 def _are_fp8_blocks(a, b, scale_a, scale_b) -> bool:
-    """Whether float32 scales have the shapes of 1x128 by 128x128 blocks: torch tells them by the same."""
+    """Returns whether float32 scales have the shapes of 1x128 by 128x128 blocks, by the rule of torch."""
     blocks = -(-a.shape[-1] // FP8_BLOCK)
     of_b = -(-b.shape[-1] // FP8_BLOCK)
     return (
@@ -399,12 +409,12 @@ def _are_fp8_blocks(a, b, scale_a, scale_b) -> bool:
         and tuple(scale_a.shape) == (a.shape[0], blocks)
         and scale_b.shape[1] == of_b
         and scale_b.shape[0] in (blocks, -(-blocks // 4) * 4)
-        and (of_b, blocks) != (b.shape[1], 1)  # one scale a row and a column
+        and (of_b, blocks) != (b.shape[1], 1)  # one scale per row and per column
     )
 
 
 def _scales_of_rows(mat_a, mat_b, a: _Side, b: _Side) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales as ``gemm`` takes them: flat blocked ones, or float32 [M, ceil(K/128)] and [ceil(N/128), ceil(K/128)]."""
+    """Returns scales for ``gemm``: flat blocked ones, or float32 [M, ceil(K/128)] and [ceil(N/128), ceil(K/128)]."""
     if "rowmajor" not in (a.format.scale_layout, b.format.scale_layout):
         return a.scale.reshape(-1), b.scale.reshape(-1)
     if (a.format, b.format) != (FP8_1x128, FP8_128x128):
@@ -434,7 +444,7 @@ def _check_out_dtype(dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _factor(a: _Side, b: _Side, count: int, device: torch.device) -> torch.Tensor | None:
-    """Product of the global scales, float32 [count], on the device; None without any."""
+    """Returns the product of the global scales, float32 [count], on the device; None without any."""
     scales = [side.global_scale for side in (a, b) if side.global_scale is not None]
     if not scales:
         return None
@@ -449,7 +459,7 @@ def _factor(a: _Side, b: _Side, count: int, device: torch.device) -> torch.Tenso
 
 
 def _columns(mat_b: torch.Tensor) -> torch.Tensor:
-    """[..., K, N] as the [..., N, K] whose transposed view it is."""
+    """Returns the [..., N, K] of which [..., K, N] is the transposed view."""
     if mat_b.stride(-2) != 1 and mat_b.shape[-2] > 1:
         raise ValueError(
             f"mat_b {tuple(mat_b.shape)} has strides {mat_b.stride()}; pass the transposed view of contiguous [N, K]"
@@ -503,7 +513,7 @@ def _grouped_product(mat_a, mat_b, a: _Side, b: _Side, offs, bias, out_dtype) ->
 
 
 def _batched(side: _Side, operand: torch.Tensor) -> torch.Tensor:
-    """Scales of [G, rows, K] as ``gemm`` takes them: [G, rm, rk, 32, 4, 4]."""
+    """Returns scales of [G, rows, K] for ``gemm``: [G, rm, rk, 32, 4, 4]."""
     groups, rows, row_bytes = operand.shape
     k = side.format.elements(row_bytes)
     return side.scale.reshape(groups, *side.format.scale_shape(rows, k))

@@ -1,16 +1,16 @@
-"""transformers loads quantized checkpoints through these readers and computes with these kernels.
+"""Lets transformers load quantized checkpoints with these readers and compute with these kernels.
 
-Importing this module registers it with transformers:
+Importing this module registers with transformers:
 
-- quantizer and config "modelopt", a name that transformers leaves free: ``AutoModelForCausalLM.from_pretrained(folder)`` then
-  loads checkpoints of ModelOpt;
-- attention "grouped_sdpa": after ``model.set_attn_implementation("grouped_sdpa")`` a model decodes without copying keys and
+- the quantizer and config "modelopt", a name that transformers does not use: ``AutoModelForCausalLM.from_pretrained(folder)``
+  then loads checkpoints of ModelOpt;
+- the attention "grouped_sdpa": after ``model.set_attn_implementation("grouped_sdpa")`` a model decodes without copying keys and
   values for the heads that share them (``models.attention``);
-- experts implementation "nvfp4_cute": ``model.set_experts_implementation("nvfp4_cute")`` quantizes the experts of a 16-bit
+- the experts implementation "nvfp4_cute": ``model.set_experts_implementation("nvfp4_cute")`` quantizes the experts of a 16-bit
   model when each is first called.
 
-For checkpoints whose method transformers has a quantizer of its own, :func:`take_over` puts this one in its place, and
-:func:`load` does that for one call.
+transformers has quantizers of its own for some methods. :func:`take_over` replaces them by this one, and :func:`load` does so
+for one call.
 """
 
 import contextlib
@@ -65,12 +65,12 @@ from nvfp4_cute.terminal import bar
 
 NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
-# The only slope of swiglu_oai that kernels have.
+# The only slope of swiglu_oai for which there are kernels.
 SWIGLU_ALPHA = 1.702
 OTHER_MODEL = "these are different models; fetch config.json and tensors of one checkpoint"
-# Dtypes, as files name them, of which no floating-point values are made.
+# Dtypes, as files name them, that are not converted to floating-point values.
 INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
-# Our names of activations by the classes of transformers (and torch) that compute them.
+# Names of activations by the classes of transformers (and torch) that compute them.
 ACTIVATION_NAMES = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
@@ -81,7 +81,7 @@ ACTIVATION_NAMES = {
 
 @dataclass(frozen=True)
 class _Options:
-    """Of ``load``; the defaults are those of ``from_pretrained``."""
+    """Options of ``load``. The defaults are those of ``from_pretrained``."""
 
     missing_input_scale: MissingInputScale = "refuse"
     activations: Activations = "auto"
@@ -98,7 +98,8 @@ class CheckpointConfig(QuantizationConfigMixin):
     """``quantization_config`` of a checkpoint, as its tool wrote it.
 
     Args:
-        quant_method: the tool's word. settings: everything else, kept as it is.
+        quant_method: the tool's name of the method.
+        settings: all other entries, unchanged.
     """
 
     def __init__(self, quant_method: str = "modelopt", **settings: Any):
@@ -106,15 +107,15 @@ class CheckpointConfig(QuantizationConfigMixin):
         self.settings = settings
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json had."""
+        """Returns the contents of config.json's entry."""
         return {"quant_method": self.quant_method, **self.settings}
 
 
 class CheckpointQuantizer(HfQuantizer):
-    """Loads a quantized checkpoint: transformers reads the plain tensors, the readers of this package the others.
+    """Loads a quantized checkpoint: transformers reads the plain tensors, the readers of this package read the others.
 
-    Before loading, quantized layers and experts give way to modules without weights, so that transformers finds no place for
-    their tensors; after it these are replaced, one by one, by modules that compute.
+    Before loading, modules without weights replace quantized layers and experts, so that transformers finds no place for their
+    tensors. After loading, modules that compute replace these, one by one.
     """
 
     requires_calibration = True
@@ -123,17 +124,17 @@ class CheckpointQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.checkpoint: Checkpoint | None = None
         self.folder: Path | None = None
-        # Names of modules -> prefixes in the checkpoint.
+        # Name of a module -> prefix in the checkpoint.
         self.linears: dict[str, str] = {}
         self.embeddings: dict[str, str] = {}
         self.experts: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the files, which are mapped into this process: a model that was loaded is copied and pickled without them."""
+        """Leaves out the files, which are mapped into this process, so that loaded models can be copied and pickled."""
         return vars(self) | {"checkpoint": None}
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-        """Raises ValueError, which says how to save: transformers asks when ``save_pretrained`` is called, and names no way."""
+        """Raises a ValueError that says how to save. transformers calls this in ``save_pretrained``."""
         folder = "the folder that it was loaded from" if self.folder is None else str(self.folder)
         raise ValueError(
             f"save_pretrained does not write quantized layers; the model's saved form is {folder}: copy that. Or quantize the "
@@ -148,26 +149,26 @@ class CheckpointQuantizer(HfQuantizer):
 
     @property
     def is_compileable(self) -> bool:
-        """True: torch.compile takes the layers whole."""
+        """True: torch.compile captures the layers whole."""
         return True
 
     def get_weight_conversions(self) -> list:
-        """None: quantized tensors are not converted by transformers."""
+        """Returns no conversions: transformers does not convert quantized tensors."""
         return []
 
     def update_weight_conversions(self, weight_conversions: list, model: Any = None) -> list:
-        """Those of the model, for plain tensors."""
+        """Keeps the model's conversions, for plain tensors."""
         return weight_conversions
 
     def _convert_model_for_quantization(self, model: Any) -> None:
-        """Nothing: for some methods transformers would give Llama-4 modules of other names for its experts."""
+        """Does nothing. For some methods transformers would give Llama-4's experts modules with other names."""
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         if not checkpoint_files:
             raise CheckpointError("quantized weights are read from files; pass a folder, not a state dict")
-        around = Path(checkpoint_files[0]).parents  # an index may name files in folders of their own
+        around = Path(checkpoint_files[0]).parents  # an index may name files in subfolders
         folder = next((one for one in around if (one / "config.json").is_file()), around[0])
-        # Of the very files that transformers reads plain tensors from, whatever else lies in the folder.
+        # Uses the files from which transformers reads plain tensors, whatever else is in the folder.
         self.folder = folder
         self.checkpoint = checkpoint = Checkpoint(
             folder,
@@ -207,9 +208,9 @@ class CheckpointQuantizer(HfQuantizer):
         return model
 
     def _untie(self, model) -> None:
-        """What transformers ties are parameters: where one of the two is quantized, it is told that there is nothing to tie.
+        """Tells transformers, which ties parameters, that there is nothing to tie if one of the two is quantized.
 
-        An output layer that the checkpoint does not have becomes one of the embedding's weights.
+        An output layer that the checkpoint lacks becomes one with the embedding's weights.
         """
         output = next((n for n, m in model.named_modules() if m is model.get_output_embeddings()), None)
         is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
@@ -226,9 +227,11 @@ class CheckpointQuantizer(HfQuantizer):
         }
 
     def _check_unused(self, model, unused: set[str]) -> None:
-        """Layers of the checkpoint that the model lacks: fine for what it leaves out whole, as layers of draft tokens.
+        """Checks layers of the checkpoint that the model lacks.
 
-        Also for what its class says it leaves out, as Gemma's layers that share keys and values.
+        The model may leave out whole blocks, such as draft-token layers.
+
+        It may also leave out what its class lists, such as Gemma's layers that share keys and values.
         """
         if not self.linears and not self.experts:
             some = ", ".join(sorted(unused)[:3]) or "none at all"
@@ -249,7 +252,7 @@ class CheckpointQuantizer(HfQuantizer):
                 )
 
     def _check_complete(self, model) -> None:
-        """Raise for a plain tensor that no file had; transformers makes up a random one, and says so in its log alone."""
+        """Raises for a plain tensor that no file has. transformers would draw a random one, and report it only in its log."""
         tensors = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
         made_up = [n for n, t in tensors.items() if not getattr(t, "_is_hf_initialized", False)]
         allowed = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
@@ -297,7 +300,7 @@ class CheckpointQuantizer(HfQuantizer):
         return model
 
     def _options(self, model, name: str) -> dict[str, Any]:
-        """Of the module of a layer: dtype, device, and whether weights are decoded."""
+        """Returns the options for a layer's module: dtype, device, and whether weights are dequantized."""
         places = getattr(model, "hf_device_map", None) or {}
         default = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
         return {
@@ -308,14 +311,14 @@ class CheckpointQuantizer(HfQuantizer):
 
 
 def widen(model: Any) -> None:
-    """Makes parameters float32 where the model is: transformers before 5.24 leaves some that it renames as files have them."""
+    """Makes parameters float32 if the model is; transformers before 5.24 keeps the files' dtype of some that it renames."""
     for parameter in model.parameters() if model.dtype == torch.float32 else ():
         if parameter.dtype in (torch.bfloat16, torch.float16) and parameter.device.type != "meta":
             parameter.data = parameter.data.float()
 
 
 class _Pending(torch.nn.Module):
-    """In place of a linear layer or an embedding while transformers loads; has its bias, which is a plain tensor."""
+    """Replaces a linear layer or an embedding while transformers loads. Holds its bias, which is a plain tensor."""
 
     def __init__(self, layer: torch.nn.Module):
         super().__init__()
@@ -324,7 +327,7 @@ class _Pending(torch.nn.Module):
 
 
 class _PendingExperts(torch.nn.Module):
-    """In place of experts."""
+    """Replaces experts while transformers loads."""
 
     def __init__(self, experts: torch.nn.Module):
         super().__init__()
@@ -335,10 +338,10 @@ class _PendingExperts(torch.nn.Module):
 
 
 def activation_of(experts: Any) -> str | tuple[str, float] | Activation:
-    """What experts of transformers do between their products, as ``layers.experts_module`` takes it.
+    """Returns the activation of transformers' experts, in the form of ``layers.experts_module``.
 
     Raises:
-        CheckpointError: a module that has no activation.
+        CheckpointError: the module has no activation.
     """
     if hasattr(experts, "alpha") and hasattr(experts, "limit"):
         if experts.alpha == SWIGLU_ALPHA:
@@ -363,10 +366,10 @@ def activation_of(experts: Any) -> str | tuple[str, float] | Activation:
 def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The experts implementation "nvfp4_cute" of a 16-bit model: weights are quantized when it is first called, and again once
-    they were written, moved or replaced.
+    """The experts implementation "nvfp4_cute" of a 16-bit model.
 
-    Args and result as transformers has them: [T, H], integers [T, k], [T, k] -> [T, H].
+    Quantizes the weights on the first call, and again after they are written, moved or replaced. Arguments and result are
+    transformers': [T, H], integers [T, k], [T, k] -> [T, H].
     """
     kept = self.__dict__.get("_nvfp4_cute")
     if kept is None:
@@ -375,21 +378,21 @@ def experts_forward(
 
 
 class QuantizedOnce:
-    """The experts of a module with their weights quantized, as long as these stay as they are. A copy quantizes anew."""
+    """The quantized experts of a module, valid as long as its weights do not change. A copy quantizes again."""
 
     def __init__(self) -> None:
         self._experts: ExpertsNVFP4 | None = None
         self._seen = Seen()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing of it is stored or copied."""
+        """Stores nothing, so that a copy quantizes again."""
         return {"_experts": None, "_seen": Seen()}
 
     def of(self, experts: Any) -> ExpertsNVFP4:
-        """What computes ``experts``: its parameters, quantized."""
+        """Returns the module that computes ``experts`` with their parameters quantized."""
         is_traced = private_api.is_traced() and self._experts is not None
         if self._experts is None or not (is_traced or self._seen.is_current()):
-            self._experts = None  # before there are two of them
+            self._experts = None  # frees the old ones before it makes new ones
             self._experts = quantized_experts(experts)
             places: list[Place] = [(experts._parameters, name) for name in experts._parameters]
             self._seen = Seen(moved=places)
@@ -397,10 +400,11 @@ class QuantizedOnce:
 
 
 def quantized_experts(experts: Any, activations: Any = "nvfp4") -> ExpertsNVFP4:
-    """Experts of transformers with their weights quantized, one global scale an expert and projection.
+    """Quantizes experts of transformers, with one global scale per expert and projection.
 
     Args:
         experts: a module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj``, [E, N, K] or transposed.
+        activations: see ExpertsNVFP4.
     """
     turn = lambda w: w.transpose(1, 2) if getattr(experts, "is_transposed", False) else w
     has_gate = getattr(experts, "has_gate", True)
@@ -432,7 +436,7 @@ def _quantized(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertWeights
 
 
 def register() -> None:
-    """Register with transformers; importing this module does it, and doing it again changes nothing."""
+    """Registers with transformers. Importing this module calls it; further calls change nothing."""
     for mapping, entry in (
         (AUTO_QUANTIZER_MAPPING, CheckpointQuantizer),
         (AUTO_QUANTIZATION_CONFIG_MAPPING, CheckpointConfig),
@@ -444,7 +448,7 @@ def register() -> None:
 
 
 def take_over(*methods: str) -> None:
-    """Load checkpoints of these methods with this package from now on: of METHODS; all of them without arguments."""
+    """Makes this package load checkpoints of these methods, which are keys of METHODS, from now on; all methods by default."""
     for method in methods or METHODS:
         if method not in METHODS:
             raise ValueError(f"method={method!r} has no reader; there are {', '.join(METHODS)}")
@@ -463,29 +467,32 @@ def load(
     model_class: Any = None,
     **options: Any,
 ) -> Any:
-    """A model of a checkpoint of any of the conventions that there are readers for.
+    """Load the model of a quantized checkpoint from any tool that has a reader.
 
     Args:
-        folder: of the checkpoint, or its name on the hub, such as "owner/name": from the local cache where it is there, else
-            transformers fetches it. missing_input_scale: see ``checkpoints.Checkpoint``.
-        activations: of layers and experts for which the checkpoint has 4-bit ones. "auto": 16 bits on a GPU whose tensor cores do
-            not multiply FP4 (Hopper), where they cost no launch and no accuracy, else "nvfp4".
-        fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``), and routers two.
-            ``from_pretrained`` does that, and takes "auto".
-        decode: decode all weights to 16 bits, for torch to multiply; activations are rounded as before. It takes the memory of
-            the 16-bit model, and on a CPU, where kernels' float64 reference computes otherwise, a fraction of the time.
-        keep_decoded: keep decoded weights beside the 4-bit ones as long as a GPU has room: prefill multiplies by these. Give a
-            model of ``from_pretrained`` to ``nn.kept.keep_decoded`` instead.
-        model_class: what ``from_pretrained`` is called of; None: AutoModelForCausalLM, or AutoModelForImageTextToText for a model
-            that reads images as well. options: of ``from_pretrained``, such as ``device_map="cuda"``.
+        folder: folder of the checkpoint, or its name on the hub, such as "owner/name". A name is looked up in the local cache,
+            otherwise transformers downloads it.
+        missing_input_scale: see ``checkpoints.Checkpoint``.
+        activations: mode of layers and experts that have 4-bit activations in the checkpoint. "auto": 16 bits on a GPU whose
+            tensor cores do not multiply FP4 (Hopper), where they cost neither a launch nor accuracy, else "nvfp4".
+        fuse: merge the launches of layers that read the same input and of gated MLPs (``nn.fuse``), and reduce routers to two
+            launches. ``from_pretrained`` does so as well, with activations "auto".
+        decode: dequantize all weights to 16 bits, for torch to multiply; activations are still rounded. This takes the memory
+            of the 16-bit model and, on a CPU, a fraction of the time of the float64 reference.
+        keep_decoded: keep dequantized weights next to the 4-bit ones, for prefill, as long as a GPU has room. For a model of
+            ``from_pretrained``, call ``nn.kept.keep_decoded`` instead.
+        model_class: class whose ``from_pretrained`` is called. None: AutoModelForCausalLM, or AutoModelForImageTextToText for a
+            model that also reads images.
+        options: arguments of ``from_pretrained``, such as ``device_map="cuda"``.
 
     Returns:
         The model, in eval mode.
 
     Raises:
-        FileNotFoundError: no folder, no config.json, or a file that the index names is not there. ValueError: a damaged file.
-        CheckpointError: a method, a scheme, a tensor or a size that is not as config.json says; what is missing is named. Or no
-            class for the model was found; ``model_class`` names one.
+        FileNotFoundError: the folder, config.json, or a file that the index names does not exist.
+        ValueError: a file is damaged.
+        CheckpointError: a method, scheme, tensor or size differs from config.json, or something is missing, which the message
+            names; or no class for the model was found, and ``model_class`` has to name one.
     """
     folder = str(local_folder(folder))
     check_activations(activations)
@@ -493,7 +500,7 @@ def load(
         raise ValueError(
             "decode=True leaves no 4-bit weights that decoded ones could lie beside; pass decode or keep_decoded, not both"
         )
-    # A name that is not a folder, such as "owner/name", transformers fetches from its hub.
+    # transformers downloads a name that is not a folder, such as "owner/name", from its hub.
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
     if Path(folder).is_dir():
@@ -502,7 +509,7 @@ def load(
         if quantization is not None:
             _check_files(Path(folder), options)
         if quantization is not None and not read_config(Path(folder)).get("quantization_config"):
-            # Older exports of ModelOpt have it in a file of its own, which transformers does not read.
+            # Older exports of ModelOpt have it in a separate file, which transformers does not read.
             if "config" not in options:
                 trusted = options.get("trust_remote_code")
                 options["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
@@ -519,13 +526,13 @@ def load(
 
 
 def _check_files(folder: Path, options: dict[str, Any]) -> None:
-    """Raise for files that are damaged or not there, of which transformers says less.
+    """Raises for damaged or missing files, with more detail than transformers gives.
 
     Raises:
-        FileNotFoundError, ValueError: as of ``TensorFiles``; or there are several files and no index.
+        FileNotFoundError, ValueError: for the reasons of ``TensorFiles``, or because there are several files and no index.
     """
     if options.get("variant") or options.get("subfolder"):
-        return  # files of other names
+        return  # the files have other names
     count = len({entry.file for entry in TensorFiles(folder).entries.values()})
     names = (INDEX, SINGLE)
     if not any((folder / name).is_file() for name in names):
@@ -564,7 +571,7 @@ def _check_size(name: str, shape: tuple[int, ...], pending: _Pending) -> None:
 
 
 def _shapes_of_experts(experts: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Of the first weights and of down's, [E, N, K] of both; None of experts that are modules of their own."""
+    """Returns the shapes of the first weights and of down's, [E, N, K] each; None for experts that are separate modules."""
     first = getattr(experts, "gate_up_proj", None)
     first = getattr(experts, "up_proj", None) if first is None else first
     down = getattr(experts, "down_proj", None)
@@ -585,7 +592,7 @@ def _check_experts_size(name: str, stored: StoredExperts, pending: _PendingExper
 
 
 def _biases_of_experts(experts: torch.nn.Module) -> tuple[bool, bool]:
-    """Whether the first projections have biases, and whether down has."""
+    """Returns whether the first projections have biases, and whether down has."""
     names = [name for name, _ in experts.named_parameters() if name.endswith("bias")]
     is_down = [re.search(r"\b(down_proj|w2)", name) is not None for name in names]
     return not all(is_down), any(is_down)
@@ -603,9 +610,9 @@ def _check_experts_biases(name: str, stored: StoredExperts, pending: _PendingExp
 
 
 def _check_plain(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
-    """Raise for a plain tensor of another size than the model has; transformers names it in its log alone.
+    """Raises for a plain tensor of another size than the model's, which transformers reports only in its log.
 
-    Where it turns tensors around, they keep their count of values.
+    Tensors that transformers transposes keep their number of values.
     """
     own = model.state_dict()
     for name in checkpoint.plain:
@@ -624,7 +631,7 @@ def _check_plain(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
 
 
 def _is_zero(bias: torch.Tensor | None) -> bool:
-    """Whether it changes nothing: some tools that quantize give every layer a bias."""
+    """Returns whether a bias changes nothing; some quantizing tools give every layer a bias."""
     return bias is not None and not bool(bias.any())
 
 
@@ -647,7 +654,7 @@ def _check_embedding(name: str, module: torch.nn.Module) -> None:
 
 
 def _device(name: str, places: dict[str, Any], default: torch.device) -> torch.device:
-    """Of the longest prefix of ``name`` that the device map has."""
+    """Returns the device of the longest prefix of ``name`` in the device map."""
     parts = name.split(".")
     for length in range(len(parts), -1, -1):
         place = places.get(".".join(parts[:length]))

@@ -1,4 +1,4 @@
-"""Readers of quantized checkpoints, one a tool, and the form that all of them give."""
+"""Readers of quantized checkpoints, one per tool, which all return the same types."""
 
 from nvfp4_cute.models.checkpoints.checkpoint import Checkpoint
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight

@@ -1,4 +1,4 @@
-"""Checkpoints of AutoAWQ: int4 weights, a zero point for each block."""
+"""Checkpoints of AutoAWQ: int4 weights with one zero point per block."""
 
 from reprlib import repr
 
@@ -11,12 +11,12 @@ SUFFIXES = {"qweight": DATA, "scales": SCALE, "qzeros": ZERO}
 
 
 def convention(quantization: Config) -> Convention:
-    """How to read a checkpoint whose ``quant_method`` is awq.
+    """Returns the convention of a checkpoint whose ``quant_method`` is awq.
 
     Raises:
-        CheckpointError: not 4 bits, or another order of the columns than version gemm's.
+        CheckpointError: the weights do not have 4 bits, or their columns are not in the order of version gemm.
     """
-    # GPTQModel writes the version as the format.
+    # GPTQModel stores the version under "format".
     version = str(quantization.get("version") or quantization.get("format") or "gemm").lower()
     bits = quantization.get("bits", 4)
     for name, value, known in (("bits", bits, 4), ("version", version, "gemm")):

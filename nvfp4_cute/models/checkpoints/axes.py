@@ -1,4 +1,4 @@
-"""Where N and K of stored weights lie, for those who cut them before they are read, as ranks of an engine do."""
+"""Dimensions along N and K of stored weights, for ranks of an engine, which slice tensors before they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ import torch
 from nvfp4_cute.models.checkpoints.convention import DATA, SCALE, ZERO
 from nvfp4_cute.models.checkpoints.stored import BLOCK_K, INT4, Scheme
 
-BLOCK = 0  # instead of a number of values along K: those that share a scale, which the file decides
+BLOCK = 0  # stands for "values that share a scale", a number that the file decides
 
 
 @dataclass(frozen=True)
 class Axes:
-    """A matrix of a file.
+    """The axes of a matrix in a file.
 
     Attributes:
-        n: its dimension along N, 0 or 1; the other one runs along K.
-        n_values, k_values: values of the weights in one element, along N and along K; BLOCK: a block.
-        dtype: of its elements; None: the file decides.
+        n: its dimension along N, 0 or 1; the other dimension runs along K.
+        n_values, k_values: values of the weights per element, along N and along K; BLOCK for a block.
+        dtype: dtype of the elements; None if the file decides.
     """
 
     n: int
@@ -28,11 +28,11 @@ class Axes:
 
     @property
     def k(self) -> int:
-        """Its dimension along K."""
+        """Dimension along K."""
         return 1 - self.n
 
     def shape(self, n: int, k: int, block_k: int) -> tuple[int, int]:
-        """Of [n, k] weights whose blocks have ``block_k`` values."""
+        """Returns the shape for [n, k] weights with blocks of ``block_k`` values."""
         sizes = n // self.n_values, k // (self.k_values or block_k)
         return sizes if self.n == 0 else sizes[::-1]
 
@@ -42,7 +42,7 @@ NVFP4_AXES = {
     SCALE: Axes(0, k_values=BLOCK_K["nvfp4"], dtype=torch.float8_e4m3fn),
 }
 _K_FIRST = {SCALE: Axes(1, k_values=BLOCK), ZERO: Axes(1, 8, BLOCK, torch.int32)}
-# By tool: see the table of ``checkpoints.int4``.
+# Axes by tool; the table in ``checkpoints.int4`` has the sources.
 INT4_AXES = {
     "compressed-tensors": {
         DATA: Axes(0, k_values=8, dtype=torch.int32),
@@ -56,5 +56,5 @@ INT4_AXES = {
 
 
 def axes_of(scheme: Scheme, tool: str) -> Mapping[str, Axes]:
-    """Role -> axes of the matrices of a layer, in NVFP4 or int4."""
+    """Returns the axes of a layer's matrices by role, for NVFP4 or int4."""
     return INT4_AXES[tool] if scheme.weights == INT4 else NVFP4_AXES

@@ -1,4 +1,4 @@
-"""Checkpoint: a folder of any of the tools, layer by layer."""
+"""``Checkpoint``: reads a folder of any supported tool, layer by layer."""
 
 import os
 import reprlib
@@ -54,12 +54,12 @@ READERS = {
     "gptq": gptq.convention,
     "awq": awq.convention,
 }
-# Dtypes, as files name them, of weights that are quantized.
+# Dtypes of quantized weights, as files name them.
 QUANTIZED_DTYPES = ("U8", "F8_E4M3")
-# Dtypes and last parts of names of what only quantizing tools write, whether a config says so or not.
+# Dtypes, and last parts of names, that only quantizing tools write, whether or not a config mentions them.
 PACKED_DTYPES = (*QUANTIZED_DTYPES, "U32", "F4", "F8_E5M2", "F8_E8M0")
 PACKED_NAMES = ("qweight", "weight_packed")
-# Last parts of names that only the tools write that have them in their convention.
+# Last parts of names that a tool writes only if its convention has them.
 OWN_NAMES = (
     *PACKED_NAMES,
     "qzeros",
@@ -73,27 +73,29 @@ Roles = dict[str, str]  # role -> name of the tensor
 
 
 class Checkpoint:
-    """The quantized layers and experts of a checkpoint folder, each read when it is asked for.
+    """The quantized layers and experts of a checkpoint folder, each read on demand.
 
-    Weights are views of mapped files, but for experts that come in single tensors, which are stacked, and for what lies in
-    another order than kernels read. So the memory it takes is that of the layers that are held.
+    Weights are views of mapped files, with two exceptions: experts in separate tensors are stacked, and weights in another
+    order than that of kernels are copied. Memory use is therefore that of the layers that the caller holds.
 
     Args:
-        folder: of config.json and safetensors files.
-        missing_input_scale: what to do for a layer of 4-bit activations whose scale of activations is missing, zero, not
-            finite, or out of the range of kernels, for example of experts that no token reached during calibration: "refuse", or
-            "fill": experts take the largest of their layer, other layers find it from each input.
-        files: the safetensors files to read, or None, see ``TensorFiles``.
+        folder: folder of config.json and safetensors files.
+        missing_input_scale: what to do for a layer with 4-bit activations whose scale of activations is missing, zero, not
+            finite, or out of the range of kernels, for example of experts that no token reached during calibration. "refuse"
+            raises. "fill" gives experts the largest scale of their layer, and computes that of other layers from each input.
+        files: the safetensors files to read, or None; see ``TensorFiles``.
 
     Attributes:
-        config: of config.json. tool: which tool's convention it follows; "none" without quantization.
-        files: all tensors. linears: prefix -> scheme of every quantized layer outside experts, in the order of the files.
+        config: contents of config.json.
+        tool: the tool whose convention the checkpoint follows; "none" without quantization.
+        files: all tensors.
+        linears: prefix -> scheme of every quantized layer outside experts, in the order of the files.
         experts: prefix -> scheme of every layer of quantized experts.
         plain: names of all tensors that belong to no quantized layer.
 
     Raises:
-        FileNotFoundError: no config.json, or no tensors. CheckpointError: a scheme or a tensor that is not known; or no file says
-            how weights that are quantized are.
+        FileNotFoundError: there is no config.json, or there are no tensors.
+        CheckpointError: a scheme or a tensor is unknown, or no file describes the quantization of weights that are quantized.
     """
 
     def __init__(
@@ -122,23 +124,26 @@ class Checkpoint:
         else:
             self._sort(self.convention)
 
-    # ---- what is there ---------------------------------------------------------------------------------------
+    # ---- contents --------------------------------------------------------------------------------------------
 
     def linear_named(self, name: str) -> str | None:
-        """The prefix of the layer that a module of this name is, in any spelling; None where it is not quantized."""
+        """Returns the prefix of the layer that a module with this name computes, in any spelling; None if it is not quantized."""
         return next((one for one in spellings(name) if one in self.linears), None)
 
     def experts_named(self, name: str) -> str | None:
-        """The same of experts."""
+        """Returns the prefix of the experts that a module with this name computes; None if they are not quantized."""
         return next((one for one in spellings(name) if one in self.experts), None)
 
     def tensors_of(self, prefix: str) -> list[str]:
-        """Names of the tensors of a quantized layer, or of the experts of one."""
+        """Returns the names of the tensors of a quantized layer, or of all experts of a layer."""
         prefixes = self._parts[prefix].values() if prefix in self.experts else [prefix]
         return [name for one in prefixes for name in self._modules[one].values()]
 
     def kv_scales(self) -> dict[str, float]:
-        """Scales of an FP8 KV cache by name of the tensor; they multiply. Raises CheckpointError for one of several numbers."""
+        """Returns the scales of an FP8 KV cache, which multiply, by tensor name.
+
+        Raises CheckpointError for more than one number.
+        """
         names = [
             name for roles in self._modules.values() for role, name in roles.items() if role.startswith(KV)
         ]
@@ -153,15 +158,15 @@ class Checkpoint:
     # ---- layers ----------------------------------------------------------------------------------------------
 
     def linear(self, prefix: str) -> StoredLinear:
-        """Read and check a layer of ``linears``. Raises CheckpointError, which names the tensor."""
+        """Reads and checks a layer of ``linears``. Raises CheckpointError with the name of the tensor."""
         return self._read(prefix, self.linears[prefix])
 
     def each_linear(self) -> Iterator[StoredLinear]:
-        """All of ``linears``, one after the other."""
+        """Reads all of ``linears``, one after the other."""
         return (self.linear(prefix) for prefix in self.linears)
 
     def read_experts(self, prefix: str) -> StoredExperts:
-        """Read, check and stack the experts of a layer. Raises CheckpointError, which names the tensor."""
+        """Reads, checks and stacks the experts of a layer. Raises CheckpointError with the name of the tensor."""
         scheme, parts = self.experts[prefix], self._parts[prefix]
         count = self._count(prefix, parts)
         interleaved = str(self.config.get("model_type")) in INTERLEAVED_MODELS
@@ -193,7 +198,7 @@ class Checkpoint:
     # ---- reading ---------------------------------------------------------------------------------------------
 
     def _read(self, prefix: str, scheme: Scheme) -> StoredLinear:
-        """A layer, or one projection of experts: of all of them, its weights are [E, N, K], its factors [E]."""
+        """Reads a layer, or one projection of all experts, whose weights are [E, N, K] and whose factors are [E]."""
         assert self.convention is not None
         roles = self._modules[prefix]
         if prefix in self._foreign:
@@ -225,7 +230,7 @@ class Checkpoint:
         return StoredLinear(prefix, scheme, weight, given, None, self._pre_scale(roles, weight))
 
     def _pre_scale(self, roles: Roles, weight: StoredWeight) -> torch.Tensor | None:
-        """What activations are multiplied by, [K]."""
+        """Returns the factors of activations, [K]."""
         if PRE not in roles:
             return None
         stored = self.files[roles[PRE]]
@@ -233,7 +238,7 @@ class Checkpoint:
         return stored.reshape(-1)
 
     def _factor(self, roles: Roles, role: str) -> torch.Tensor | None:
-        """A global scale that multiplies, float32 [] or [E]."""
+        """Returns a global scale that multiplies, float32 [] or [E]."""
         assert self.convention is not None
         if role not in roles:
             return None
@@ -246,7 +251,7 @@ class Checkpoint:
         return factor.reshape(()) if factor.numel() == 1 else factor.reshape(-1)
 
     def _count(self, prefix: str, parts: dict[tuple[str, int | None], str]) -> int:
-        """How many experts; every projection has all of them."""
+        """Returns the number of experts. Raises unless every projection has all of them."""
         numbers = {expert for _, expert in parts}
         if None in numbers:
             roles = self._modules[next(iter(parts.values()))]
@@ -263,7 +268,7 @@ class Checkpoint:
         return count
 
     def _side(self, prefix: str, scheme: Scheme, kind: str, count: int, interleaved: bool) -> "_Side":
-        """One projection of all experts."""
+        """Reads one projection of all experts."""
         parts = self._parts[prefix]
         bias = order = pre_scale = None
         if (kind, None) in parts:
@@ -290,7 +295,7 @@ class Checkpoint:
         return side.deinterleaved() if kind == "gate_up" and interleaved else side
 
     def _bias(self, names: list[str]) -> torch.Tensor | None:
-        """Biases of one projection of all experts, [E, N]; None where no expert has one."""
+        """Returns the biases of one projection of all experts, [E, N]; None if no expert has one."""
         names = [f"{name}.bias" for name in names]
         absent = [name for name in names if name not in self.files]
         if len(absent) == len(names):
@@ -305,7 +310,7 @@ class Checkpoint:
         return torch.stack(biases)
 
     def _inputs(self, scheme: Scheme, prefix: str, inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
-        """Scales of activations, [E]; unknown ones are the largest that is known."""
+        """Returns the scales of activations, [E], with unknown ones replaced by the largest known one."""
         if scheme.activations != "nvfp4":
             return None
         known = [one for one in inputs if one is not None]
@@ -319,7 +324,7 @@ class Checkpoint:
     # ---- sorting tensors -------------------------------------------------------------------------------------
 
     def _sort(self, convention: Convention) -> None:
-        """Fill ``linears``, ``experts`` and ``plain``."""
+        """Fills ``linears``, ``experts`` and ``plain``."""
         others: dict[str, list[str]] = {}
         for name in self.files:
             placed = _place(name, convention)
@@ -356,7 +361,7 @@ class Checkpoint:
         self._check_method(convention)
 
     def _check_method(self, convention: Convention) -> None:
-        """Raise for tensors that another method's tool writes, which would be read as something else or not at all."""
+        """Raises for tensors of another method's tool, which would be misread or ignored."""
         foreign = next((name for name in self.plain if _is_of_another_tool(name, convention)), None)
         of_a_layer = {name for names in self._foreign.values() for name in names}
         if foreign is not None and foreign not in of_a_layer:
@@ -398,7 +403,7 @@ class _Side:
         self.order, self.pre_scale = order, pre_scale
 
     def deinterleaved(self) -> "_Side":
-        """Rows that lie in turns, gate first, as all of gate, then all of up."""
+        """Rearranges alternating rows, the gate's first, to all rows of gate, then all of up."""
         turn = lambda t: torch.cat([t[:, 0::2], t[:, 1::2]], 1)
         w = self.weight
         weight = StoredWeight(w.format, turn(w.data), turn(w.scale), None, w.shape)
@@ -406,7 +411,7 @@ class _Side:
 
 
 def stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[StoredWeight, torch.Tensor | None]:
-    """Weights of all experts, [E, N, K], without global scales; and these, [E, 1]."""
+    """Stacks the weights of all experts to [E, N, K] without global scales, and the global scales to [E, 1]."""
     one = weights[0]
     other = next((e for e, w in enumerate(weights) if (w.shape, w.format) != (one.shape, one.format)), None)
     if other is not None:
@@ -422,7 +427,7 @@ def stacked(prefix: str, kind: str, weights: list[StoredWeight]) -> tuple[Stored
 
 
 def _stacked_rows(read: list[StoredLinear]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Order of K and factors of activations of all experts, [E, K]; None where no expert has any."""
+    """Stacks orders of K and factors of activations of all experts, [E, K]; None if no expert has any."""
     k, order, pre_scale = read[0].weight.shape[-1], None, None
     if any(one.order is not None for one in read):
         order = torch.stack([torch.arange(k) if one.order is None else one.order for one in read])
@@ -438,7 +443,7 @@ def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def _joined(gate: _Side, up: _Side) -> _Side:
-    """[gate; up] of every expert; one scale of activations, the larger, for both read the same rows."""
+    """Joins [gate; up] of every expert. The larger scale of activations serves both, because they read the same rows."""
     experts, n, k = gate.weight.shape
     if gate.weight.shape != up.weight.shape:
         raise CheckpointError(
@@ -471,7 +476,7 @@ def _joined(gate: _Side, up: _Side) -> _Side:
 def _k_major(
     name: str, data: torch.Tensor, scale: torch.Tensor, scheme: Scheme, is_k_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and scales with K last: fused experts may lie K first, and gpt-oss has a dimension for blocks.
+    """Moves K to the last dimension of values and scales; fused experts may have K first, and gpt-oss has a dimension of blocks.
 
     Raises:
         CheckpointError: blocks of scales run along N.
@@ -496,10 +501,10 @@ def _k_major(
 
 
 def _shaped(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Scales of K-major values in the shape of their format, where they have as many numbers; else as they are.
+    """Reshapes scales of K-major values to the shape of their format if the number of elements fits.
 
-    Tools write one scale without dimensions, and blocks of 128 x 128 with a dimension for the inside of each. NVFP4 of 8-bit
-    activations has blocks of 32 (ModelOpt's W4A8_NVFP4_FP8), which are two of 16 here.
+    Some tools write a single scale without dimensions, or blocks of 128 x 128 with extra dimensions of extent 1. ModelOpt's
+    W4A8_NVFP4_FP8 has NVFP4 blocks of 32, each of which becomes two of 16.
     """
     *lead, n, width = data.shape
     if scheme.weights in (FP8, INT8):
@@ -516,7 +521,7 @@ def _shaped(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Te
 
 
 def _place(name: str, convention: Convention) -> tuple[str, str] | None:
-    """Layer and role of a tensor by its name; None for a name that has no role."""
+    """Returns layer and role of a tensor by its name; None for a name without a role."""
     prefix, _, suffix = name.rpartition(".")
     if suffix in convention.suffixes:
         return prefix, convention.suffixes[suffix]
@@ -528,13 +533,13 @@ def _place(name: str, convention: Convention) -> tuple[str, str] | None:
 
 
 def _is_of_another_tool(name: str, convention: Convention) -> bool:
-    """Whether only another tool than the convention's writes tensors of such a name."""
+    """Returns whether only tools with another convention write tensors with such a name."""
     suffix = name.rpartition(".")[2]
     return suffix in OWN_NAMES and suffix not in convention.suffixes
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder. Raises FileNotFoundError without one."""
+    """Reads config.json of a folder. Raises FileNotFoundError without one."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json; {way_out(folder)}")
@@ -542,17 +547,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def unwrapped(quantization: Config) -> Config:
-    """The config itself: hf_quant_config.json has it one level deeper, beside who wrote it."""
+    """Returns the config itself, which hf_quant_config.json stores next to the name of its producer."""
     if quantization.get("quantization") is None:
         return quantization
     return {**object_of(quantization, "quantization"), "quant_method": "modelopt"}
 
 
 def convention_of(quantization: Config) -> Convention:
-    """How to read a checkpoint by ``quantization_config`` of its config.json, or all of its hf_quant_config.json.
+    """Returns the convention for ``quantization_config`` of config.json, or for all of hf_quant_config.json.
 
     Raises:
-        CheckpointError: a method or a scheme that is not known.
+        CheckpointError: a method or a scheme is unknown.
     """
     given = unwrapped(quantization)
     method = str(given.get("quant_method"))
@@ -569,10 +574,10 @@ def convention_of(quantization: Config) -> Convention:
 
 
 def quantization_of(folder: Path) -> dict[str, Any] | None:
-    """``quantization_config`` of a folder, with its ``quant_method``; None where nothing is quantized.
+    """Returns ``quantization_config`` of a folder with its ``quant_method``; None if nothing is quantized.
 
     Raises:
-        CheckpointError: a method or a scheme that is not known; or no file says how weights that are quantized are.
+        CheckpointError: a method or a scheme is unknown, or no file describes the quantization of weights that are quantized.
     """
     config = read_config(folder)
     quantization = _quantization(config, folder)
@@ -584,7 +589,7 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _check_plain(files: TensorFiles) -> None:
-    """Raise for a tensor that only quantizing tools write, where no file says how it is to be read."""
+    """Raises for a tensor that only quantizing tools write, where no file describes the quantization."""
     is_packed = lambda name, entry: entry.dtype in PACKED_DTYPES or name.rpartition(".")[2] in PACKED_NAMES
     one = next((name for name, entry in files.entries.items() if is_packed(name, entry)), None)
     if one is not None:
@@ -596,7 +601,7 @@ def _check_plain(files: TensorFiles) -> None:
 
 
 def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
-    """How to read it; None where nothing is quantized."""
+    """Returns the convention; None if nothing is quantized."""
     quantization = _quantization(config, folder)
     return None if quantization is None else convention_of(quantization)
 

@@ -1,4 +1,4 @@
-"""Whether the tensors of a layer are what its scheme says: every refusal names the tensor, the rule, and the way out."""
+"""Checks that the tensors of a layer fit its scheme. Every refusal names the tensor, the rule, and the fix."""
 
 import torch
 
@@ -8,14 +8,14 @@ from nvfp4_cute.models.checkpoints.stored import BLOCK_K, FP8, INT8, PACKED, Sch
 
 E4M3_NAN, SIGN = 0x7F, 0x80
 UE8M0_NAN = 0xFF
-# Of a factor, and of its inverse: products of two factors, and 2688 times one, are normal float32 numbers.
+# Bounds of a factor and of its inverse, such that products of two factors, and 2688 times one, are normal float32 numbers.
 LEAST_FACTOR = 2.0**-62
 
 
 def check_present(
     prefix: str, scheme: Scheme, roles: set[str], convention: Convention, optional: tuple[str, ...] = ()
 ) -> None:
-    """Raise where a role that the scheme needs has no tensor; ``optional`` ones may be missing."""
+    """Raises if a role that the scheme needs has no tensor; ``optional`` ones may be missing."""
     for role in needed_roles(scheme):
         if role not in roles and role not in optional:
             way_out = (
@@ -30,7 +30,7 @@ def check_present(
 
 
 def check_count(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raise unless there is one factor, or one for each expert of stored values with a shape of three dimensions and more."""
+    """Raises unless there is one factor, or one per expert of stored values with three or more dimensions."""
     if tensor.numel() != 1 and (len(shape) < 3 or tensor.numel() != shape[0]):
         raise CheckpointError(
             f"{name} has shape {list(tensor.shape)}; a layer has one global scale, or one for each of its experts: export it "
@@ -39,12 +39,12 @@ def check_count(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None
 
 
 def is_factor(tensor: torch.Tensor) -> torch.Tensor:
-    """Whether kernels can multiply by each factor, by its inverse, and by the product of two of them."""
+    """Returns whether kernels can multiply by each factor, by its inverse, and by the product of two of them."""
     return (tensor >= LEAST_FACTOR) & (tensor <= 1 / LEAST_FACTOR) & torch.isfinite(tensor)
 
 
 def check_factor(name: str, tensor: torch.Tensor) -> None:
-    """Raise unless a float32 factor, or each of several, is one by :func:`is_factor`."""
+    """Raises unless every float32 factor passes :func:`is_factor`."""
     if tensor.dtype != torch.float32:
         raise CheckpointError(
             f"{name} has dtype {tensor.dtype}; a global scale is float32: do not convert it"
@@ -58,7 +58,7 @@ def check_factor(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_pre_scale(name: str, tensor: torch.Tensor, k: int) -> None:
-    """Raise unless there is a finite factor, not zero, for each of ``k`` values."""
+    """Raises unless there is a finite, nonzero factor for each of ``k`` values."""
     if tensor.numel() != k or not tensor.is_floating_point():
         raise CheckpointError(
             f"{name} is {tensor.dtype} {list(tensor.shape)}; its layer has {k} activations, and a factor for each: they "
@@ -69,7 +69,7 @@ def check_pre_scale(name: str, tensor: torch.Tensor, k: int) -> None:
 
 
 def check_alike(names: list[str], biases: list[torch.Tensor]) -> None:
-    """Raise unless biases of experts have one dtype and one shape."""
+    """Raises unless the experts' biases have one dtype and one shape."""
     first = biases[0]
     for name, one in zip(names, biases, strict=True):
         if (one.dtype, one.shape) != (first.dtype, first.shape):
@@ -80,7 +80,7 @@ def check_alike(names: list[str], biases: list[torch.Tensor]) -> None:
 
 
 def check_bias(place: str, bias: torch.Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise unless there is a bias for each row of the weights [E, N, K] of ``place``, or none at all."""
+    """Raises unless there is one bias per row of the weights [E, N, K] of ``place``, or none at all."""
     if bias is None:
         return
     if tuple(bias.shape) != tuple(shape[:2]) or not bias.is_floating_point():
@@ -91,10 +91,13 @@ def check_bias(place: str, bias: torch.Tensor | None, shape: tuple[int, ...]) ->
 
 
 def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tensor, scale_name: str) -> None:
-    """Raise unless dtypes and shapes of values and block scales fit each other, and no scale is NaN or negative.
+    """Raises unless dtypes and shapes of values and block scales fit each other, and no scale is NaN or negative.
 
     Args:
-        data, scale: K-major, [..., N, K/2] or [..., N, K], and its row-major scales.
+        name: name of the tensor of values.
+        scheme: scheme of the layer.
+        data, scale: K-major values, [..., N, K/2] or [..., N, K], and their row-major scales.
+        scale_name: name of the tensor of scales.
     """
     packed = scheme.weights in PACKED
     dtype = torch.uint8 if packed else {INT8: torch.int8}.get(scheme.weights, torch.float8_e4m3fn)
@@ -118,13 +121,13 @@ def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tenso
             f"{[*data.shape[:-2], *expected]}: the two are of different exports"
         )
     _check_scales(scale_name, scheme.weights, scale)
-    # Only all scales together: a block of zeros may have scale zero.
+    # Checks all scales together, because the scale of a block of zeros may be zero.
     if scheme.weights == "nvfp4" and not bool(scale.view(torch.uint8).any()) and bool((data & 0x77).any()):
         raise CheckpointError(f"{scale_name} is zero throughout, while {name} is not: it was never written")
 
 
 def scale_shape(weights: str, n: int, k: int) -> tuple[int, int]:
-    """Rows and columns of the row-major scales of [n, k] weights; (1, 1) for a scale of the whole tensor."""
+    """Returns the shape of the row-major scales of [n, k] weights; (1, 1) for one scale of the whole tensor."""
     if weights == FP8:
         return 1, 1
     if weights == INT8:
@@ -160,7 +163,7 @@ def _check_scales(name: str, weights: str, scale: torch.Tensor) -> None:
 
 
 def foreign(prefix: str, scheme: Scheme, name: str) -> CheckpointError:
-    """The error for a tensor of a quantized layer that means something this reader does not do."""
+    """Returns the error for a tensor of a quantized layer whose meaning this reader does not support."""
     return CheckpointError(
         f"{name} belongs to {prefix}, which is {scheme.name}, and is nothing that this reader knows; what it means would be "
         "left out of the result: export the model without it (low-rank parts, rotations and zero points are not done)"

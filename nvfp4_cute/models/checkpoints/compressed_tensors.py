@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors (llm-compressor, vLLM): global scales are stored as reciprocals, 2688 / amax."""
+"""Checkpoints of compressed-tensors (llm-compressor, vLLM), which store global scales as reciprocals, 2688 / amax."""
 
 from reprlib import repr
 
@@ -38,7 +38,7 @@ SUFFIXES = {
     "k_scale": KV,
     "v_scale": KV,
 }
-# Format of weights by the name of a group's format.
+# Format of the weights by the format of a group.
 FORMATS = {
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
@@ -47,17 +47,17 @@ FORMATS = {
     "int-quantized": INT8,
     "pack-quantized": INT4,
 }
-# Values of actorder whose weights have an order of K: "dynamic" is another name of "group" (quant_args.py, ActivationOrdering).
+# Values of actorder with an order of K: "dynamic" is another name for "group" (quant_args.py, ActivationOrdering).
 ORDERING = (True, "group", "dynamic")
 GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32}
 BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8, INT8: 8, INT4: 4}
 
 
 def convention(quantization: Config) -> Convention:
-    """How to read a checkpoint by its ``quantization_config``.
+    """Returns the convention for a ``quantization_config``.
 
     Raises:
-        CheckpointError: a group's format is none that is known, or contradicts its bits or group size; weights are sparse, or
+        CheckpointError: a group's format is unknown or contradicts its bits or group size, or weights are sparse or
             transformed.
     """
     _check_nothing_else(quantization)
@@ -73,7 +73,7 @@ def convention(quantization: Config) -> Convention:
     targets = {target: found for found, own in groups.values() for target in own}
     patterns = [t for t in targets if t.startswith("re:") or any(c in t for c in "*?[")]
     named = {name: found for t, found in targets.items() if t not in patterns for name in spellings(t)}
-    # The library's order (utils/match.py, match_targets): names, then expressions by their letters, then classes.
+    # In the library's order (utils/match.py, match_targets): names, then expressions alphabetically, then classes.
     matched = [(Modules([t]), targets[t]) for t in sorted(patterns, key=lambda t: ("re:" in t, t))]
 
     def scheme(prefix: str) -> Scheme | None:
@@ -89,7 +89,7 @@ def convention(quantization: Config) -> Convention:
 
 
 def _check_nothing_else(quantization: Config) -> None:
-    """Raise where more was done to weights than quantizing them."""
+    """Raises if the config does more to weights than quantize them."""
     given = object_of(quantization, "sparsity_config")
     sparsity = given.get("format") or "dense"
     if sparsity != "dense":
@@ -114,7 +114,7 @@ def _scheme(name: str, group: Config, default: str | None) -> Scheme:
     if found == FP8 and weights.get("strategy") == "block":
         found = "fp8_128x128"
     if found == INT8 and weights.get("num_bits") == BITS[INT4]:
-        found = INT4  # one a byte, as of W4A8
+        found = INT4  # one per byte, as in W4A8
     _check(f"config_groups.{name}", weights, found)
     if found == INT8:
         _check_integers(f"config_groups.{name}", group)
@@ -143,7 +143,7 @@ def _activations(given: Config, weights: str) -> str | None:
 
 
 def _check_integers(place: str, group: Config) -> None:
-    """Raise where integers have zero points, or weights or activations other scales than those of rows."""
+    """Raises if integers have zero points, or if weights or activations have other scales than one per row."""
     rows = {"weights": ("channel", "tensor"), "input_activations": ("token",)}
     for side, strategies in rows.items():
         given = group.get(side) or {}

@@ -1,4 +1,4 @@
-"""What differs between tools: how they name the tensors of a layer, and how their config says what is quantized how."""
+"""What differs between tools: the names of a layer's tensors, and how the config describes the quantization."""
 
 import fnmatch
 import re
@@ -15,17 +15,17 @@ from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.patterns import matcher
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredWeight
 
-# Roles of a layer's tensors: the packed values, block scales, global scale of weights and of activations.
+# Roles of a layer's tensors: packed values, block scales, global scales of weights and of activations, bias.
 DATA, SCALE, GLOBAL, INPUT, BIAS = "data", "scale", "global", "input", "bias"
-# Of int4: zero points, the sizes that are packed, and the block of each value along K.
+# Further roles for int4: zero points, the sizes before packing, and the block of each value along K.
 ZERO, SHAPE, ORDER = "zero", "shape", "order"
-PRE = "pre_scale"  # what activations are multiplied by before they are quantized, [K]
-KV = "kv"  # a scale of the KV cache, which is no part of the layer's product
-# Roles without which a layer of a format cannot be computed; INPUT where activations have a global scale.
+PRE = "pre_scale"  # factors of activations before quantization, [K]
+KV = "kv"  # a scale of the KV cache, not used by the layer's product
+# Roles that the layers of a format require; INPUT is required if activations have a global scale.
 NEEDED = {"nvfp4": (DATA, SCALE, GLOBAL)}
 NEEDED_OF_OTHERS = (DATA, SCALE)
 
-MAX_SECONDS = 20  # of all lookups in one list of modules
+MAX_SECONDS = 20  # limit for all lookups in one list of modules
 
 Config = Mapping[str, Any]
 Unpack = Callable[[str, Mapping[str, torch.Tensor]], tuple[StoredWeight, torch.Tensor | None]]
@@ -33,17 +33,19 @@ Unpack = Callable[[str, Mapping[str, torch.Tensor]], tuple[StoredWeight, torch.T
 
 @dataclass(frozen=True)
 class Convention:
-    """A tool's spelling.
+    """The conventions of a tool.
 
     Attributes:
-        tool: its name. suffixes: the last part of a tensor's name -> its role in the layer.
-        fused: what follows the name of a tensor that holds all experts -> its role.
-        is_reciprocal: whether stored global scales divide when one dequantizes.
-        schemes: all that the config names.
-        scheme: prefix -> scheme, None where the layer is not quantized. Raises CheckpointError for a scheme that is unknown.
-        unpack: of int4: prefix and tensors by role -> the weights, and the order of K that they have; None where the tool has
-            no int4.
-        names_layers: whether the config says which layers are quantized; else those are that have packed tensors.
+        tool: name of the tool.
+        suffixes: last part of a tensor's name -> its role in the layer.
+        fused: end of the name of a tensor that holds all experts -> its role.
+        is_reciprocal: whether dequantizing divides by the stored global scales.
+        schemes: all schemes that the config names.
+        scheme: function of a prefix that returns its scheme, or None if the layer is not quantized. Raises CheckpointError for
+            an unknown scheme.
+        unpack: for int4: function of a prefix and of tensors by role that returns the weights and their order of K; None if the
+            tool has no int4.
+        names_layers: whether the config says which layers are quantized. Otherwise, layers with packed tensors are.
     """
 
     tool: str
@@ -56,24 +58,24 @@ class Convention:
     names_layers: bool = True
 
     def name_of(self, role: str) -> str:
-        """The suffix of a role, for messages."""
+        """Returns the suffix of a role, for messages."""
         return next((suffix for suffix, known in self.suffixes.items() if known == role), role)
 
 
 def needed_roles(scheme: Scheme) -> tuple[str, ...]:
-    """Roles that a layer of a scheme must have."""
+    """Returns the roles that a layer of a scheme must have."""
     roles = NEEDED.get(scheme.weights, NEEDED_OF_OTHERS)
     more = {INPUT: scheme.activations == "nvfp4", ZERO: scheme.has_zero_points, ORDER: scheme.has_order}
     return (*roles, *(role for role, is_needed in more.items() if is_needed))
 
 
 class Modules:
-    """The modules that a list of names and patterns means: ``prefix in Modules(patterns)``, in any of the prefix's spellings.
+    """The modules that a list of names and patterns selects: ``prefix in Modules(patterns)``, with the prefix in any spelling.
 
-    A pattern is a module's exact name, which also means what is inside it; or it has wildcards of fnmatch, such as a star at its
-    end; or it begins with ``re:``, and the rest is a regular expression for the begin of a name. What follows a NUL is cut off:
-    one tool's files carry rests of another string there. A model has ten thousands of experts' projections, so patterns are
-    sorted by kind once.
+    A pattern is one of: a module's exact name, which also selects the modules inside it; a name with wildcards of fnmatch, such
+    as a star at its end; or ``re:`` followed by a regular expression for the beginning of a name. Text after a NUL is dropped,
+    because one tool's files have remnants of another string there. A model has tens of thousands of experts' projections, so
+    patterns are sorted by kind once.
 
     Raises:
         CheckpointError: patterns are not a list of strings, one is not a regular expression, or all lookups together take more
@@ -86,10 +88,10 @@ class Modules:
         plain = [p for p in cut if p and not p.startswith("re:")]
         wild = [p for p in plain if any(c in p for c in "*?[")]
         begins = [p for p in wild if p.endswith("*") and not any(c in p[:-1] for c in "*?[")]
-        # In all spellings, so that a prefix is looked up in its own.
+        # Stored in all spellings, so that a prefix is looked up only in its own.
         self.exact = {name for p in set(plain) - set(wild) for name in spellings(p)}
         self.begins = tuple({name for p in begins for name in spellings(p[:-1])})
-        # fnmatch translates stars to groups that are not entered twice.
+        # fnmatch translates stars to groups that never backtrack.
         others = [re.compile(fnmatch.translate(p)).match for p in wild if p not in begins]
         self.matchers: list[Callable[[str], object]] = [*others, *map(matcher, expressions)]
         self._seconds = 0.0
@@ -105,7 +107,7 @@ class Modules:
         return found
 
     def names(self, prefix: str) -> bool:
-        """Whether a name of the list is the module's, or that of one around it, or begins it."""
+        """Returns whether the list names the module or one around it, or has a pattern for the beginning of its name."""
         if self.begins and prefix.startswith(self.begins):
             return True
         return bool(self.exact) and any(name in self.exact for name in around(prefix))
@@ -120,7 +122,7 @@ class Modules:
 
 
 def around(prefix: str) -> Iterator[str]:
-    """The module's name, then those of the modules around it, the nearest first."""
+    """Iterates over the module's name and the names of the modules around it, the nearest first."""
     yield prefix
     while "." in prefix:
         prefix = prefix.rpartition(".")[0]
@@ -128,7 +130,7 @@ def around(prefix: str) -> Iterator[str]:
 
 
 def names_of(given: Any) -> list[str]:
-    """A list of modules' names or patterns as a config has it. Raises CheckpointError where it is something else."""
+    """Returns a config's list of module names or patterns. Raises CheckpointError for anything else."""
     is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     names = list(given) if is_list else [given]
     if not is_list or not all(isinstance(name, str) for name in names):
@@ -139,7 +141,7 @@ def names_of(given: Any) -> list[str]:
 
 
 def flag_of(config: Config, key: str, default: bool) -> bool:
-    """The flag under ``key``; ``default`` where nothing is. Raises CheckpointError for anything but true or false."""
+    """Returns the flag under ``key``, or ``default``. Raises CheckpointError for anything but true or false."""
     found = config.get(key)
     if found is not None and not isinstance(found, bool):
         raise CheckpointError(f"{key} is {reprlib.repr(found)}; it is true or false: correct config.json")
@@ -147,17 +149,17 @@ def flag_of(config: Config, key: str, default: bool) -> bool:
 
 
 def object_of(config: Config, key: str, place: str = "") -> Config:
-    """The object under ``key``, an empty one where nothing is; ``place`` is of ``config``, for messages.
+    """Returns the object under ``key``, or an empty one. ``place`` locates ``config`` in messages.
 
     Raises:
-        CheckpointError: something else is there.
+        CheckpointError: the value is not an object.
     """
     found = config.get(key)
     return {} if found is None else _object(f"{place}{key}", found)
 
 
 def objects_of(config: Config, key: str) -> dict[str, Config]:
-    """The objects by name that the object under ``key`` has. Raises CheckpointError where it has something else."""
+    """Returns the objects by name inside the object under ``key``. Raises CheckpointError for other values."""
     return {name: _object(f"{key}.{name}", one) for name, one in object_of(config, key).items()}
 
 
@@ -170,7 +172,7 @@ def _object(place: str, found: Any) -> Config:
 
 
 def unknown(what: str, value: object, known: Mapping[str, Any]) -> CheckpointError:
-    """The error for a scheme of a config that no reader here knows."""
+    """Returns the error for a scheme of a config that no reader supports."""
     return CheckpointError(
         f"{what} is {reprlib.repr(value)}; known are {', '.join(map(str, known))}: export it as one of these"
     )

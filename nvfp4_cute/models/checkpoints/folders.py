@@ -1,4 +1,4 @@
-"""Folders of checkpoints by name: a path, or a name on the Hugging Face hub that was downloaded before."""
+"""Finds checkpoint folders by path, or by the Hugging Face hub name of an earlier download."""
 
 import os
 import re
@@ -11,9 +11,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def local_folder(name: str | os.PathLike) -> Path:
-    """Returns the folder that ``name`` means: itself, or for "owner/name" the snapshot in the local cache of the hub.
+    """Returns the folder of ``name``: the path itself, or for "owner/name" the snapshot in the local cache of the hub.
 
-    Where neither is there, it is ``name`` as a path, for whoever opens it to refuse by :func:`way_out`.
+    If neither exists, returns ``name`` as a path, which the caller refuses with :func:`way_out`.
     """
     path = Path(name)
     if path.is_dir() or not HUB_NAME.fullmatch(str(name)):
@@ -26,14 +26,14 @@ def local_folder(name: str | os.PathLike) -> Path:
 
 
 def way_out(folder: str | os.PathLike) -> str:
-    """What to do where ``folder`` is not a checkpoint's, for messages."""
+    """Returns advice for a ``folder`` that is not a checkpoint, for messages."""
     if not Path(folder).is_dir() and HUB_NAME.fullmatch(str(folder)):
         return f"there is no such folder, nor a copy in {hub_cache()}: download it first, with `hf download {folder}`"
     return "pass the folder of a checkpoint"
 
 
 def check_objects(folder: Path, *names: str) -> None:
-    """Raise CheckpointError for one of the JSON files that is there and is damaged, before others read it."""
+    """Raises CheckpointError for a damaged JSON file among ``names``, before other libraries read it."""
     for name in names:
         if (folder / name).is_file():
             read_object(folder / name)

@@ -1,4 +1,4 @@
-"""FP8 in blocks of 128 x 128 (DeepSeek, Qwen3-FP8): ``weight_scale_inv`` multiplies, its name notwithstanding."""
+"""FP8 in blocks of 128 x 128 (DeepSeek, Qwen3-FP8). Despite its name, ``weight_scale_inv`` multiplies."""
 
 from reprlib import repr
 
@@ -11,10 +11,10 @@ BLOCK = [128, 128]
 
 
 def convention(quantization: Config) -> Convention:
-    """How to read a checkpoint whose ``quant_method`` is fp8.
+    """Returns the convention of a checkpoint whose ``quant_method`` is fp8.
 
     Raises:
-        CheckpointError: blocks of another size, or activations scaled by numbers in the file.
+        CheckpointError: blocks have another size, or activations are scaled by stored numbers.
     """
     block, activations = (
         quantization.get("weight_block_size"),

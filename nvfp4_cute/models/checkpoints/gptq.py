@@ -1,4 +1,4 @@
-"""Checkpoints of AutoGPTQ and GPTQModel: int4 weights, a zero point for each block."""
+"""Checkpoints of AutoGPTQ and GPTQModel: int4 weights with one zero point per block."""
 
 from functools import partial
 from reprlib import repr
@@ -13,10 +13,10 @@ LAYOUTS = ("gptq", "gptq_v2")
 
 
 def convention(quantization: Config) -> Convention:
-    """How to read a checkpoint whose ``quant_method`` is gptq.
+    """Returns the convention of a checkpoint whose ``quant_method`` is gptq.
 
     Raises:
-        CheckpointError: not 4 bits, another layout, or settings by module.
+        CheckpointError: the weights do not have 4 bits, the layout is another one, or settings differ per module.
     """
     layout = quantization.get("checkpoint_format") or quantization.get("format") or "gptq"
     for name, value, known in (
@@ -30,7 +30,7 @@ def convention(quantization: Config) -> Convention:
             "dynamic has settings by module, which this reader does not follow; export the model without"
         )
     is_symmetric = flag_of(quantization, "sym", True)
-    # Rows of one block have one scale in any order.
+    # A row that is a single block has one scale, so its order does not matter.
     has_order = flag_of(quantization, "desc_act", False) and quantization.get("group_size", -1) != -1
     found = Scheme("gptq", INT4, None, has_zero_points=not is_symmetric, has_order=has_order)
     unpack = partial(of_gptq, is_symmetric=is_symmetric, is_v2=layout == "gptq_v2")

@@ -1,10 +1,10 @@
-"""Int4 weights of every tool in one form: codes K-major, the even k in the low nibble, scales row-major, with zero points.
+"""Converts int4 weights of every tool to one form: K-major codes, the even k in the low nibble, and row-major scales.
 
-Tools pack codes 0 to 15 into int32 words, eight a word, the first in the lowest bits. Which eight, and their order, differs.
-ModelOpt packs bytes.
+Tools pack codes 0 to 15 into int32 words, eight per word, the first in the lowest bits. They differ in which eight codes share
+a word, and in their order. ModelOpt packs bytes.
 
-Neighbours along K may have scales of different blocks (desc_act, actorder): then codes are sorted by block, and the order of K
-goes with the weights.
+Adjacent values along K may belong to different blocks of scales (desc_act, actorder). Such codes are sorted by block, and the
+order of K accompanies the weights.
 
 | tool | codes | zero points | source |
 |---|---|---|---|
@@ -13,8 +13,8 @@ goes with the weights.
 | AutoAWQ (gemm) | [K, N/8], along N | [blocks, N/8], along N | 0.2.9: awq/modules/linear/gemm.py, awq/utils/packing_utils.py |
 | ModelOpt | [N/2, K], along N | none | 0.47.0: modelopt/torch/export/quant_utils.py |
 
-AutoGPTQ's layout "gptq" stores zero points less 1, "gptq_v2" as they are. AutoAWQ packs columns 0, 2, 4, 6, 1, 3, 5, 7 of eight.
-ModelOpt packs two rows into bytes, -8 to 7 in two's complement.
+AutoGPTQ's layout "gptq" stores zero points minus 1; "gptq_v2" stores them unchanged. AutoAWQ packs columns 0, 2, 4, 6, 1, 3, 5,
+7 of eight. ModelOpt packs two rows into bytes, with values -8 to 7 in two's complement.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from nvfp4_cute.formats.zero_points import scale_words
 from nvfp4_cute.models.checkpoints.convention import DATA, ORDER, SCALE, SHAPE, ZERO
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
-# What the columns of a word are of eight: column 1 has been put behind 0, 2, 4 and 6.
+# Position in the word of columns 0 to 7: column 1, for example, comes after 0, 2, 4 and 6.
 AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -37,15 +37,16 @@ Ordered = tuple[StoredWeight, torch.Tensor | None]  # weights for x[..., order],
 
 
 def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
-    """Weights of format "pack-quantized", the data without a copy; or of "int-quantized", one a byte.
+    """Reads weights in format "pack-quantized", without a copy of the data, or in "int-quantized", one per byte.
 
     Args:
-        tensors: data int32 [N, K/8], or int8 [N, K], -8 to 7; scale [N, blocks], or [N, 1] of whole rows; zero points, where
-            there are, int32 [N/8, blocks], of old versions int8 [N, blocks], -8 to 7; shape, int64 [2]; order, where there is,
-            int32 [K].
+        prefix: name of the layer, for messages.
+        tensors: data int32 [N, K/8], or int8 [N, K] with values -8 to 7; scale [N, blocks], or [N, 1] for whole rows; optional
+            zero points int32 [N/8, blocks], in old versions int8 [N, blocks] with values -8 to 7; shape int64 [2]; optional
+            order int32 [K].
 
     Raises:
-        CheckpointError: a tensor has another dtype or shape, or blocks are of different sizes.
+        CheckpointError: a tensor has another dtype or shape, or blocks have different sizes.
     """
     scale = tensors[SCALE]
     if tensors[DATA].dtype == torch.int8 and tensors[DATA].ndim == 2:
@@ -68,21 +69,24 @@ def of_compressed_tensors(prefix: str, tensors: Tensors) -> Ordered:
 
 
 def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -> Ordered:
-    """Weights of AutoGPTQ and GPTQModel.
+    """Reads weights of AutoGPTQ and GPTQModel.
 
     Args:
-        tensors: data int32 [K/8, N]; scale [blocks, N]; zero points int32 [blocks, N/8]; order, where there is, int32 [K].
-        is_symmetric: whether all zero points are 8, as the config says. is_v2: whether they are stored as they are.
+        prefix: name of the layer, for messages.
+        tensors: data int32 [K/8, N]; scale [blocks, N]; zero points int32 [blocks, N/8]; optional order int32 [K].
+        is_symmetric: whether all zero points are 8 according to the config.
+        is_v2: whether zero points are stored unchanged.
 
     Raises:
-        CheckpointError: a tensor has another dtype or shape, blocks are of different sizes, or zero points are not all 8.
+        CheckpointError: a tensor has another dtype or shape, blocks have different sizes, or zero points of symmetric weights
+            are not all 8.
     """
     data, scale = _words(prefix, tensors[DATA]).T.contiguous(), tensors[SCALE]
     sorted_data, order = _sorted(prefix, tensors, data.view(torch.uint8), len(scale))
     zero_points = None
     if ZERO in tensors:
         stored = _nibbles(_words(prefix, tensors[ZERO]))
-        # As AutoGPTQ computes: 15, which 0 less 1 became, is 0.
+        # As in AutoGPTQ: a stored 15, which is 0 minus 1, means 0.
         zero_points = (stored if is_v2 else stored + 1 & 15).T
     if zero_points is not None and is_symmetric:
         if bool((zero_points != INT4_ZERO_POINT).any()):
@@ -95,10 +99,11 @@ def of_gptq(prefix: str, tensors: Tensors, *, is_symmetric: bool, is_v2: bool) -
 
 
 def of_awq(prefix: str, tensors: Tensors) -> Ordered:
-    """Weights of AutoAWQ, version gemm.
+    """Reads weights of AutoAWQ, version gemm.
 
     Args:
-        tensors: data int32 [K, N/8]; scale [blocks, N]; zero points, where there are, int32 [blocks, N/8].
+        prefix: name of the layer, for messages.
+        tensors: data int32 [K, N/8]; scale [blocks, N]; optional zero points int32 [blocks, N/8].
 
     Raises:
         CheckpointError: a tensor has another dtype or shape.
@@ -114,10 +119,11 @@ def of_awq(prefix: str, tensors: Tensors) -> Ordered:
 
 
 def of_modelopt(prefix: str, tensors: Tensors) -> Ordered:
-    """Weights of ModelOpt's W4A16_AWQ.
+    """Reads weights of ModelOpt's W4A16_AWQ.
 
     Args:
-        tensors: data uint8 [N/2, K], row 2 i in the low nibble, -8 to 7; scale [N, blocks].
+        prefix: name of the layer, for messages.
+        tensors: data uint8 [N/2, K], row 2 i in the low nibble, values -8 to 7; scale [N, blocks].
 
     Raises:
         CheckpointError: a tensor has another dtype or shape.
@@ -134,7 +140,7 @@ def of_modelopt(prefix: str, tensors: Tensors) -> Ordered:
 def _stored(
     prefix: str, data: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor | None
 ) -> StoredWeight:
-    """Weights from uint8 [N, K/2], and from scales and zero points, [N, blocks] or [N, 1]."""
+    """Makes weights from uint8 [N, K/2], and from scales and zero points, [N, blocks] or [N, 1]."""
     n, k = len(data), 2 * data.shape[1]
     if scale.dtype not in SCALE_DTYPES:
         raise CheckpointError(
@@ -178,16 +184,16 @@ def _words(prefix: str, packed: torch.Tensor) -> torch.Tensor:
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, 8 columns] of int32 [rows, columns], the lowest bits first."""
+    """Unpacks int32 [rows, columns] to uint8 [rows, 8 columns], the lowest bits first."""
     return unpack_e2m1(words.contiguous().view(torch.uint8))
 
 
 def _sorted(
     prefix: str, tensors: Tensors, data: torch.Tensor, blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Data [N, K/2] with the values of each block beside each other, and the order of K that it then has."""
+    """Sorts data [N, K/2] so that the values of each block are adjacent; returns it with its order of K."""
     given, k = tensors.get(ORDER), 2 * data.shape[1]
-    # compressed-tensors: -1 throughout where K was never ordered.
+    # compressed-tensors stores -1 everywhere if K was never ordered.
     if given is None or bool((given == -1).all()):
         return data, None
     plain = torch.arange(k, device=given.device) // max(k // max(blocks, 1), 1)

@@ -1,4 +1,4 @@
-"""JSON objects of a checkpoint folder, refused by file name where they are damaged or hostile."""
+"""Reads JSON objects of a checkpoint folder. Damaged or hostile files are refused by name."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 from nvfp4_cute.errors import CheckpointError
 
-MAX_BYTES = 100_000_000  # also the largest header that the safetensors library takes
-MAX_DEPTH = 100  # nested objects and lists in a config; transformers and its copies recurse into them
+MAX_BYTES = 100_000_000  # also the largest header that the safetensors library accepts
+MAX_DEPTH = 100  # nesting of objects and lists in a config, into which transformers recurses
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
     """Returns the JSON object in ``text``; ``path`` is for messages.
 
     Raises:
-        CheckpointError: what :func:`read_object` raises, except that Python alone limits the depth.
+        CheckpointError: for the reasons of :func:`read_object`, except that only Python's own limit applies to the depth.
     """
     try:
         found = json.loads(text.decode(), object_pairs_hook=_object)
@@ -52,7 +52,7 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of two equal ones, two readers could take different ones."""
+    """Makes an object of pairs with distinct keys; of two equal keys, two readers might use different values."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

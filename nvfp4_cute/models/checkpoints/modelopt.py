@@ -1,4 +1,4 @@
-"""Checkpoints of NVIDIA ModelOpt: global scales multiply; config.json or hf_quant_config.json says what is quantized."""
+"""Checkpoints of NVIDIA ModelOpt: global scales multiply; config.json or hf_quant_config.json describes the quantization."""
 
 from nvfp4_cute.models.checkpoints.convention import (
     DATA,
@@ -30,7 +30,7 @@ SUFFIXES = {
     "v_bias": KV,
 }
 FUSED = {"": DATA, "_weight_scale": SCALE, "_weight_scale_2": GLOBAL, "_input_scale": INPUT, "_bias": "bias"}
-# Formats of weights and of activations by quant_algo, in upper case.
+# Formats of weights and activations by quant_algo in upper case.
 ALGORITHMS = {
     "NVFP4": ("nvfp4", "nvfp4"),
     "NVFP4_AWQ": ("nvfp4", "nvfp4"),
@@ -48,25 +48,25 @@ ALGORITHMS = {
     "W8A16": (INT8, None),
     "W8A8_SQ_PER_CHANNEL": (INT8, INT8),
 }
-# Whose layers may have a pre_quant_scale.
+# Algorithms whose layers may have a pre_quant_scale.
 SMOOTHED = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL")
 MIXED = "MIXED_PRECISION"
 
 
 def convention(quantization: Config) -> Convention:
-    """How to read a checkpoint by its ``quantization_config``, or the ``quantization`` of hf_quant_config.json.
+    """Returns the convention for a ``quantization_config``, or for the ``quantization`` of hf_quant_config.json.
 
     Raises:
-        CheckpointError: quant_algo is none that is known, or the config is not built as one.
+        CheckpointError: quant_algo is unknown, or the config is malformed.
     """
     algorithm = str(quantization.get("quant_algo")).upper()
     groups = objects_of(quantization, "config_groups").values()
     if algorithm == "NVFP4" and groups and not any(group.get("input_activations") for group in groups):
-        algorithm = "W4A16_NVFP4"  # what exports of weights alone mean, whatever they say
+        algorithm = "W4A16_NVFP4"  # the meaning of exports with only weights, whatever the config says
     excluded = [Modules(quantization.get(key) or ()) for key in ("exclude_modules", "ignore")]
     layers = objects_of(quantization, "quantized_layers")
     wild = [(Modules([pattern]), entry) for pattern, entry in layers.items() if "*" in pattern]
-    # Those that are unknown are refused when the checkpoint is opened, not at their first layer.
+    # Refuses unknown algorithms when the checkpoint is opened, not at their first layer.
     algorithms = {str(e.get("quant_algo")) for e in layers.values()} if algorithm == MIXED else {algorithm}
     schemes = tuple(_scheme(each) for each in sorted(algorithms))
 
@@ -79,7 +79,7 @@ def convention(quantization: Config) -> Convention:
 
 
 def _layer_scheme(prefix: str, layers: Config, wild: list[tuple[Modules, Config]]) -> Scheme | None:
-    """Of MIXED_PRECISION: the exact name first, then the nearest module around it, then wildcards."""
+    """Finds a layer's scheme in MIXED_PRECISION: the exact name first, then the nearest module around it, then wildcards."""
     for name in spellings(prefix):
         entry = next((layers[one] for one in around(name) if one in layers), None)
         if entry is not None:

@@ -1,4 +1,4 @@
-"""gpt-oss as released: experts in MXFP4, their gate and up rows in turns, all else in 16 bits."""
+"""gpt-oss as released: experts in MXFP4 with alternating rows of gate and up, everything else in 16 bits."""
 
 from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, SCALE, Config, Convention, Modules
 from nvfp4_cute.models.checkpoints.names import expert_of
@@ -8,7 +8,7 @@ FUSED = {"_blocks": DATA, "_scales": SCALE, "_bias": BIAS}
 
 
 def convention(quantization: Config) -> Convention:
-    """How to read a checkpoint whose ``quant_method`` is mxfp4: ``modules_to_not_convert`` are left out."""
+    """Returns the convention of a checkpoint whose ``quant_method`` is mxfp4, except its ``modules_to_not_convert``."""
     excluded = Modules(quantization.get("modules_to_not_convert") or ())
     found = Scheme("mxfp4", "mxfp4", None)
 

@@ -1,4 +1,4 @@
-"""Names of modules: how tools and transformers spell the same layer, and which projection of an expert a name means."""
+"""Names of modules: how tools and transformers spell the same layer, and the expert's projection that a name means."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from nvfp4_cute.errors import CheckpointError
 
-# Equal parts of names: in checkpoints, and in transformers' modules. Either may stand in a list of layers.
+# Equivalent parts of names: in checkpoints, and in transformers' modules. Lists of layers may use either.
 SPELLINGS = (
     ("backbone.", "model."),  # NemotronH
     (".block_sparse_moe.", ".mlp."),  # Mixtral
@@ -17,11 +17,11 @@ SPELLINGS = (
 )
 INNER = tuple(
     part for pair in SPELLINGS for part in pair if part.startswith(".")
-)  # parts that need not begin a name
-# Last parts of the names of output layers, and of embeddings of tokens.
+)  # parts that may occur inside a name
+# Last parts of the names of output layers, and of token embeddings.
 OUTPUT = ("lm_head",)
 EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings", "wte")
-# A projection of an expert by its name in a checkpoint.
+# An expert's projection by its name in a checkpoint.
 PROJECTIONS = {
     "gate_proj": "gate",
     "up_proj": "up",
@@ -34,27 +34,27 @@ PROJECTIONS = {
 _NAMES = "|".join(PROJECTIONS)
 BY_EXPERT = re.compile(rf"^(.*\bexperts)\.(\d+)\.({_NAMES})$")
 BY_PROJECTION = re.compile(rf"^(.*\bexperts)\.({_NAMES})\.(\d+)$")
-NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")  # of an expert
+NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")  # number of an expert
 FUSED = re.compile(rf"^(.*\bexperts)\.({_NAMES})$")
 FUSED_PART = re.compile(rf"^(.*\bexperts\.(?:{_NAMES}))_\w+$")
-# Of these, fused gate and up lie row by row: gate 0, up 0, gate 1 and so on.
+# Models whose fused gate and up alternate: gate 0, up 0, gate 1 and so on.
 INTERLEAVED_MODELS = ("gpt_oss",)
-# Of these, transformers' fused experts are [E, K, N], and so are those of tools that keep them fused.
+# Models whose fused experts are [E, K, N] in transformers, and in tools that keep them fused.
 K_FIRST_MODELS = ("gpt_oss", "llama4", "llama4_text")
 
 
 def is_embedding(prefix: str) -> bool:
-    """Whether a module's name is that of an embedding of tokens."""
+    """Returns whether a module has the name of a token embedding."""
     return prefix.rpartition(".")[2] in EMBEDDINGS
 
 
 def spellings(name: str) -> Iterator[str]:
-    """``name``, then the other ways to write it, each once."""
+    """Iterates over ``name`` and its other spellings, each once."""
     head, experts, tail = name.partition(".experts.")
     if not experts or any(part in tail for part in INNER):
         yield from _spellings(name)
         return
-    for one in _spellings(f"{head}."):  # all experts of a layer have this head
+    for one in _spellings(f"{head}."):  # the part that all experts of a layer share
         yield f"{one}experts.{tail}"
 
 
@@ -65,7 +65,7 @@ def _spellings(name: str) -> tuple[str, ...]:
         for pair in SPELLINGS:
             for old, new in (pair, pair[::-1]):
                 at = one.find(old)
-                # A part that begins a name does so only at its begin.
+                # A part that starts a name is replaced only at its start.
                 if at == 0 or (at > 0 and old.startswith(".")):
                     other = one[:at] + new + one[at + len(old) :]
                     if other not in found and len(found) < 16:
@@ -74,12 +74,12 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 def expert_of(prefix: str) -> tuple[str, str, int | None] | None:
-    """Experts' prefix, projection ("gate", "up", "down", "gate_up") and expert of a module; None for another module.
+    """Returns the experts' prefix, the projection ("gate", "up", "down", "gate_up") and the number of an expert's module.
 
-    The expert is None where one tensor holds all experts.
+    The number is None where one tensor holds all experts. Returns None for other modules.
 
     Raises:
-        CheckpointError: the expert's number has a leading zero, is not in ASCII digits, or has more than six of them.
+        CheckpointError: the expert's number has a leading zero, non-ASCII digits, or more than six digits.
     """
     if "experts" not in prefix:
         return None

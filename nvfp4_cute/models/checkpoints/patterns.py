@@ -1,7 +1,8 @@
-"""Regular expressions that a checkpoint's config brings along, matched in bounded time.
+"""Matches regular expressions from a checkpoint's config in bounded time.
 
-Python's engine backtracks: ``(a+)+$`` takes more than the age of the universe on a name of 100 letters. Patterns whose cost is
-bounded go to it. Others are matched by sets of positions, whose cost is a polynomial, within a number of steps.
+Python's engine backtracks: ``(a+)+$`` takes longer than the age of the universe for a name of 100 letters. It runs only
+patterns with a bounded cost. Other patterns are matched with sets of positions, whose cost is polynomial and limited by a
+number of steps.
 """
 
 import re
@@ -14,7 +15,7 @@ from nvfp4_cute.errors import CheckpointError
 try:
     from re import _constants as c  # type: ignore[attr-defined]
     from re import _parser as parser  # type: ignore[attr-defined]
-except ImportError:  # Python 3.10
+except ImportError:  # Python 3.10 has them elsewhere
     import sre_constants as c
     import sre_parse as parser
 
@@ -36,12 +37,13 @@ CATEGORIES = {
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
-    """Returns a function whose result is true where a name begins with a match of ``pattern``: ``re.match``.
+    """Returns a function like ``re.match`` that tells whether a name begins with a match of ``pattern``.
 
     Names have at most ``MAX_NAME`` characters.
 
     Raises:
-        CheckpointError: not a regular expression, or too long. The function raises it where a match takes too many steps.
+        CheckpointError: ``pattern`` is not a regular expression or is too long. The returned function raises it if a match
+            takes too many steps.
     """
     if len(pattern) > MAX_LENGTH:
         raise CheckpointError(
@@ -68,7 +70,7 @@ def matcher(pattern: str) -> Callable[[str], object]:
 
 
 def _is_cheap(choices: tuple[int, int] | None, length: int) -> bool:
-    """Whether Python's engine has at most ``MAX_COST`` ways to match ``length`` characters."""
+    """Returns whether Python's engine has at most ``MAX_COST`` ways to match ``length`` characters."""
     if choices is None:
         return False
     repeats, alternatives = choices
@@ -76,9 +78,9 @@ def _is_cheap(choices: tuple[int, int] | None, length: int) -> bool:
 
 
 def _choices(tree: Iterable[Any]) -> tuple[int, int] | None:
-    """Repeats of a variable count, and the product of the numbers of alternatives.
+    """Returns the number of variable repeats, and the product of the numbers of alternatives.
 
-    None where that says nothing of the cost: for repeats in repeats, and for references to groups.
+    Returns None where these do not bound the cost: for nested repeats, and for references to groups.
     """
     repeats, alternatives = 0, 1
     for op, given in tree:
@@ -110,13 +112,13 @@ def _choices(tree: Iterable[Any]) -> tuple[int, int] | None:
 
 
 class _Sets:
-    """One match by sets: of the positions where a part may begin, those where it may end."""
+    """One match with sets: maps positions where a part may begin to positions where it may end."""
 
     def __init__(self, pattern: str, text: str):
         self.pattern, self.text, self.steps = pattern, text, 0
 
     def ends(self, tree: Iterable[Any], starts: set[int]) -> set[int]:
-        """Where a sequence of parts may end."""
+        """Returns the positions where a sequence of parts may end."""
         for op, given in tree:
             if not starts:
                 break
@@ -166,7 +168,7 @@ class _Sets:
         raise self.refusal(UNBOUNDED)
 
     def refusal(self, what: str) -> CheckpointError:
-        """The error for a pattern that cannot be matched in bounded time."""
+        """Returns the error for a pattern that cannot be matched in bounded time."""
         return CheckpointError(
             f"re:{self.pattern} {what}; write it without repeats in repeats, or list the names"
         )

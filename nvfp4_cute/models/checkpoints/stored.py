@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in one form for every tool: weights as stored, and how a layer is to be computed."""
+"""What a checkpoint stores, in the same types for every tool: weights, and how each layer is computed."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from nvfp4_cute.formats.block_format import FORMATS, INT4_FORMATS, NVFP4, FP8_12
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize
 from nvfp4_cute.formats.codecs import decode_e4m3, decode_s8
 
-# Names of formats: those of formats.block_format, and "fp8": e4m3 with a float32 scale for the tensor or for a row.
-# Schemes have "int4" for all formats of int4_format, which weights name.
+# Names of formats: those of formats.block_format, and "fp8": e4m3 with one float32 scale per tensor or per row.
+# Schemes call all formats of int4_format "int4"; weights have the exact name.
 FP8, INT8, INT4 = "fp8", "int8", "int4"
 BLOCK_K = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32, "fp8_128x128": 128}
-PACKED = ("nvfp4", "mxfp4")  # two values a byte
-# Powers of two that e4m3 has: 2^-9, its least subnormal, to 2^8.
+PACKED = ("nvfp4", "mxfp4")  # two values per byte
+# Exponents of the powers of two in e4m3: 2^-9, its smallest subnormal, to 2^8.
 E4M3_EXPONENTS = (-9, 8)
 
 
@@ -25,9 +25,12 @@ class Scheme:
     """How one layer is quantized.
 
     Attributes:
-        name: the tool's word for it. weights: the format of weights. activations: that of activations; None: 16 bits.
-        has_zero_points: whether blocks of weights have zero points that are stored.
-        has_pre_scale: whether activations may have a factor for each of K (AWQ); exports leave out what they could put elsewhere.
+        name: the tool's name for it.
+        weights: format of the weights.
+        activations: format of the activations; None for 16 bits.
+        has_zero_points: whether zero points of blocks of weights are stored.
+        has_pre_scale: whether activations may have a factor per value of K (AWQ); exports omit factors that they could merge
+            elsewhere.
         has_order: whether an order of K is stored.
     """
 
@@ -39,7 +42,7 @@ class Scheme:
     has_order: bool = False
 
     def __str__(self) -> str:
-        """Such as "W nvfp4, A 16 bit"."""
+        """Returns a description such as "W nvfp4, A 16 bit"."""
         return f"W {self.weights}, A {self.activations or '16 bit'}"
 
 
@@ -50,10 +53,10 @@ class StoredWeight:
     Attributes:
         format: a name of ``formats.block_format``, or "fp8".
         data: uint8 [..., N, K/2] (e2m1 or int4, the even k in the low nibble), float8_e4m3fn or int8 [..., N, K].
-        scale: row-major. nvfp4: float8_e4m3fn [..., N, K/16]; mxfp4, mxfp8_e4m3: uint8 [..., N, K/32] (ue8m0);
-            fp8_128x128: float32 [..., N/128, K/128], both rounded up; fp8, int8: float32 [..., N, 1]; int4: of its format.
+        scale: row-major. nvfp4: float8_e4m3fn [..., N, K/16]. mxfp4, mxfp8_e4m3: uint8 [..., N, K/32] (ue8m0). fp8_128x128:
+            float32 [..., N/128, K/128], both rounded up. fp8, int8: float32 [..., N, 1]. int4: scales of its format.
         global_scale: float32 without dimensions that multiplies, or None.
-        shape: of the values, (..., N, K).
+        shape: shape of the values, (..., N, K).
     """
 
     format: str
@@ -68,11 +71,11 @@ class StoredWeight:
         return self.data.nbytes + self.scale.nbytes
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Values [..., N, K]: products in float32, which are exact but for a last factor of float32, rounded to ``dtype``."""
+        """Returns values [..., N, K]: products in float32, exact except for a final float32 factor, rounded to ``dtype``."""
         tensor = as_tensor(self)
         if tensor is not None:
             return dequantize(tensor, dtype)
-        # What no tensor here is: one scale for a row of FP8, and rows that end within a block.
+        # Formats without a tensor class: FP8 with one scale per row, and rows that end within a block.
         n, k = self.shape[-2:]
         values = decode_s8(self.data) if self.format == INT8 else decode_e4m3(self.data)
         factors = self.scale
@@ -81,19 +84,19 @@ class StoredWeight:
         return (values * factors).to(dtype)
 
     def split(self, rows: Sequence[int]) -> list["StoredWeight"]:
-        """The weights [N, K] of one row count after the other, as views; of formats whose blocks are in one row."""
+        """Splits weights [N, K] into views with the given numbers of rows, for formats whose blocks lie within a row."""
         parts = zip(rows, self.data.split(list(rows)), self.scale.split(list(rows)), strict=True)
         return [StoredWeight(self.format, d, s, self.global_scale, (n, self.shape[-1])) for n, d, s in parts]
 
     def nvfp4(self) -> NVFP4Tensor:
-        """The weights as an NVFP4 tensor with row-major scales, without a copy. Raises ValueError for another format."""
+        """Wraps the weights as an NVFP4 tensor with row-major scales, without a copy. Raises ValueError for another format."""
         if self.format != "nvfp4":
             raise ValueError(f"these weights are {self.format}, not nvfp4; as_nvfp4 converts what can be")
         return NVFP4Tensor(self.data, self.scale, self.global_scale, self.shape, "rowmajor")
 
 
 def as_tensor(weight: StoredWeight) -> BlockScaledTensor | None:
-    """The weights as a tensor of their format, without a copy; None for FP8 with a scale per row, and for rows of cut blocks."""
+    """Wraps the weights as a tensor, without a copy; None for FP8 with a scale per row, and for rows with partial blocks."""
     format = FORMATS.get(weight.format) or INT4_FORMATS.get(weight.format)
     if format is None or weight.shape[-1] % format.k_multiple:
         return None
@@ -102,13 +105,13 @@ def as_tensor(weight: StoredWeight) -> BlockScaledTensor | None:
 
 
 def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:
-    """The same values as an NVFP4 tensor, row-major scales; None where NVFP4 does not have all of them.
+    """Converts the weights to an NVFP4 tensor with row-major scales; None if NVFP4 cannot represent all values.
 
-    MXFP4 scales are powers of two for 32 values. With a power of two as global scale, e4m3 has 18 of them, for 16 values
-    each, and the data stays: exact where scales of blocks that are not all zero span at most 2^17.
+    MXFP4 scales are powers of two per 32 values. With a power of two as global scale, e4m3 has 18 powers of two, for 16 values
+    each, and the data is unchanged. The conversion is exact if the scales of nonzero blocks span at most 2^17.
 
     Args:
-        weight: of any format; only nvfp4 and mxfp4 can succeed.
+        weight: weights in any format; only nvfp4 and mxfp4 can succeed.
     """
     if weight.format == "nvfp4":
         return weight.nvfp4()
@@ -136,10 +139,12 @@ class StoredLinear:
     """One quantized layer.
 
     Attributes:
-        name: its prefix in the checkpoint. scheme: how it is quantized. weight: [N, K].
-        input_scale: float32 global scale of activations that multiplies, calibrated; None: none is stored.
-        order: int64 [K]: the weights are for ``x[..., order]``, as of desc_act and actorder; None: for ``x``.
-        pre_scale: float [K]: activations are multiplied by it before they are quantized (AWQ, SmoothQuant); None: by one.
+        name: its prefix in the checkpoint.
+        scheme: how it is quantized.
+        weight: [N, K].
+        input_scale: calibrated float32 global scale of activations, which multiplies; None if none is stored.
+        order: int64 [K]: the weights multiply ``x[..., order]`` (desc_act, actorder); None: they multiply ``x``.
+        pre_scale: float [K], multiplied into activations before they are quantized (AWQ, SmoothQuant); None for 1.
     """
 
     name: str
@@ -150,7 +155,7 @@ class StoredLinear:
     pre_scale: torch.Tensor | None = None
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """What multiplies ``x`` as it comes, [N, K]: weights in the order of ``x``, times ``pre_scale``."""
+        """Returns weights for unmodified ``x``, [N, K]: in the order of ``x``, with ``pre_scale`` applied."""
         values = self.weight.dequantize(torch.float32)
         if self.order is not None:
             values = values[:, self.order.argsort()]
@@ -164,15 +169,17 @@ class StoredExperts:
     """The experts of one layer, stacked: E experts of width I on H features.
 
     Attributes:
-        name: prefix, up to "experts". scheme: how they are quantized.
-        w13: [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate; without global scale.
-        w13_global: float32 [E, 2], of gate and of up, which may differ; [E, 1] without gate; None where the format has none.
-        w2: [E, H, I]. w2_global: float32 [E].
-        w13_input, w2_input: float32 [E], global scales of activations that multiply; None where none are stored.
-        w13_bias, w2_bias: [E, 2 I] as the rows of w13, and [E, H]; or None.
+        name: prefix, up to "experts".
+        scheme: how they are quantized.
+        w13: [E, 2 I, H], [gate; up] of every expert, or [E, I, H] without a gate; without global scale.
+        w13_global: float32 [E, 2], for gate and up, which may differ; [E, 1] without a gate; None if the format has none.
+        w2: [E, H, I].
+        w2_global: float32 [E].
+        w13_input, w2_input: float32 [E], global scales of activations, which multiply; None if none are stored.
+        w13_bias, w2_bias: [E, 2 I] in the order of w13's rows, and [E, H]; or None.
         has_gate: whether there is a gate.
-        w13_order, w2_order: int64 [E, H] and [E, I], as ``order`` of StoredLinear; None: the weights are in the order of rows.
-        w13_pre_scale, w2_pre_scale: float32 [E, H] and [E, I], as ``pre_scale`` of StoredLinear; None: one.
+        w13_order, w2_order: int64 [E, H] and [E, I]; see ``order`` of StoredLinear; None: weights are in the order of rows.
+        w13_pre_scale, w2_pre_scale: float32 [E, H] and [E, I]; see ``pre_scale`` of StoredLinear; None for 1.
     """
 
     name: str

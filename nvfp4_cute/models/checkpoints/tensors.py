@@ -1,7 +1,8 @@
-"""The tensors of a folder of safetensors files: read without copies, written one after the other.
+"""The tensors of a folder of safetensors files: reads them without copies, and writes them one after the other.
 
-A file is eight bytes, little-endian, that say how long the header is; the header, JSON: of every tensor its dtype, shape, and
-first and last offset into the rest; then the bytes of all tensors. (https://github.com/huggingface/safetensors, README, Format.)
+A file has three parts. Eight little-endian bytes hold the length of the header. The header is JSON: for every tensor its dtype,
+shape, and first and last offset in the data. The data are the bytes of all tensors.
+(https://github.com/huggingface/safetensors, README, Format.)
 """
 
 import contextlib
@@ -38,22 +39,25 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# Bits of one element, by dtypes as files name them; torch has no dtype for some.
+# Bits per element by dtype as files name it; torch lacks some of these dtypes.
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
 BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "U32": 32, "U64": 64, "C64": 64}
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 2**63
-POINTER = b"version "  # begins what Git LFS leaves in the place of a file that it has not fetched
-ALIGN_BYTES = 8  # of the header's end, by the format
+POINTER = b"version "  # beginning of the file that Git LFS leaves in place of one that was not fetched
+ALIGN_BYTES = 8  # alignment of the header's end in the format
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies.
+    """Location of a tensor.
 
     Attributes:
-        file: the safetensors file. dtype: as the file names it. shape: of the tensor. start, end: bytes from the file's begin.
+        file: the safetensors file.
+        dtype: dtype as the file names it.
+        shape: shape of the tensor.
+        start, end: byte range, counted from the beginning of the file.
     """
 
     file: Path
@@ -69,19 +73,20 @@ class Entry(NamedTuple):
 
 
 class TensorFiles:
-    """The tensors of a checkpoint folder by name; a tensor's bytes are read when they are used.
+    """The tensors of a checkpoint folder by name. Bytes are read when they are used.
 
-    Files are mapped into memory: a tensor is a view of its file's pages, which the system reads when something touches them and
-    may drop again. Writing to such a tensor changes a private copy of the page, never the file.
+    Files are mapped into memory. A tensor is a view of pages that the system reads on access and may drop again. Writing to a
+    tensor changes a private copy of the page, never the file.
 
     Args:
-        folder: of a checkpoint. files: the safetensors files to read, in it or in folders of it; None: those of the index
+        folder: folder of a checkpoint.
+        files: safetensors files to read, in the folder or below it. None reads those of the index
             (``model.safetensors.index.json``), else ``model.safetensors``, else every ``*.safetensors``.
 
     Raises:
-        FileNotFoundError: no such file. CheckpointError: a header is damaged, a tensor is in two files, the index names a
-            tensor that its file does not have or a file outside the folder, or the folder has ``model.safetensors`` next to
-            an index of other files: two checkpoints.
+        FileNotFoundError: a file does not exist.
+        CheckpointError: a header is damaged, two files have the same tensor, the index names a tensor that its file lacks or a
+            file outside the folder, or ``model.safetensors`` is next to an index of other files, which are two checkpoints.
     """
 
     def __init__(self, folder: str | os.PathLike, files: Sequence[str | os.PathLike] | None = None):
@@ -130,7 +135,7 @@ class TensorFiles:
         view = torch.frombuffer(
             self._map(entry.file), dtype=torch.uint8, count=entry.nbytes, offset=entry.start
         )
-        # A file may place tensors at odd offsets; then a copy is aligned.
+        # Files may place tensors at unaligned offsets; a copy is aligned.
         aligned = view if view.data_ptr() % dtype.itemsize == 0 else view.clone()
         return aligned.view(dtype).reshape(entry.shape)
 
@@ -147,11 +152,11 @@ class TensorFiles:
 
 
 def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Names of a folder's files, and what the index says: tensor to file."""
+    """Returns the names of a folder's files, and the index: tensor to file."""
     path = folder / INDEX
     if path.is_file():
         return _files_of_index(folder, path)
-    if (folder / SINGLE).is_file():  # what transformers reads, whatever else is there
+    if (folder / SINGLE).is_file():  # transformers reads this file, whatever else exists
         return [SINGLE], {}
     names = sorted(p.name for p in folder.glob("*.safetensors"))
     absent = [name for name in names if not (folder / name).is_file()]
@@ -196,7 +201,7 @@ def _files_of_index(folder: Path, path: Path) -> tuple[list[str], dict[str, str]
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pauses the garbage collector, which would walk the entries of a large model again and again: half of the time."""
+    """Pauses the garbage collector, whose repeated walks over the entries of a large model take half of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -209,12 +214,12 @@ def _no_collection() -> Iterator[None]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
 def _header(path: Path) -> dict[str, Entry]:
-    """Name -> entry of every tensor of a file, in the order of the header."""
+    """Returns name -> entry of every tensor of a file, in the order of the header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
@@ -252,7 +257,7 @@ def _header(path: Path) -> dict[str, Entry]:
 
 
 def _entry(path: Path, name: str, given: Any, begin: int, size: int) -> Entry:
-    """What a header says of a tensor; its bytes lie from ``begin`` to ``size`` of the file."""
+    """Parses a header's entry of a tensor, whose bytes must lie from ``begin`` to ``size`` of the file."""
     try:
         dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
     except (TypeError, KeyError):
@@ -286,20 +291,21 @@ def _entry(path: Path, name: str, given: Any, begin: int, size: int) -> Entry:
 
 
 def check_has_no_tensors(folder: Path) -> None:
-    """Raise FileExistsError for a folder that has safetensors files; it need not exist."""
+    """Raises FileExistsError for a folder that has safetensors files; it need not exist."""
     if any(folder.glob("*.safetensors")):
         raise FileExistsError(f"{folder} has safetensors files already; name an empty folder")
 
 
 class TensorWriter:
-    """Writes a checkpoint folder, tensor after tensor, in files of at most ``shard_bytes``; holds one tensor at a time.
+    """Writes a checkpoint folder, tensor after tensor, in files of at most ``shard_bytes``. Holds one tensor at a time.
 
-    Use as a context; the index is written at the end where there is more than one file. After an error inside nothing of it is
-    left.
+    Use it as a context. The index is written at the end if there is more than one file. After an error inside the context, no
+    file is left.
 
     Args:
-        folder: made if it is not there. shapes: name, dtype and shape of every tensor, in the order of writing.
-        shard_bytes: a file's tensors end before they exceed it, but for a single larger one.
+        folder: created if necessary.
+        shapes: name, dtype and shape of every tensor, in the order of writing.
+        shard_bytes: maximum size of a file's tensors; a single larger tensor gets a file of its own.
 
     Raises:
         FileExistsError: the folder has safetensors files.
@@ -330,7 +336,7 @@ class TensorWriter:
             for shard in self._files:
                 (self.folder / self._name(shard)).unlink(missing_ok=True)
             if self._is_own:
-                with contextlib.suppress(OSError):  # something else was put there
+                with contextlib.suppress(OSError):  # another program has put something there
                     self.folder.rmdir()
             return
         if self._left:
@@ -346,7 +352,7 @@ class TensorWriter:
             (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor that was announced; ValueError where it is another dtype or shape, or was written before."""
+        """Writes a tensor of ``shapes``. Raises ValueError for another dtype or shape, or if it was written before."""
         shard = self._place.get(name)
         entry = None if shard is None else self._shards[shard][name]
         given = {"dtype": DTYPE_NAMES.get(tensor.dtype), "shape": list(tensor.shape)}
@@ -364,7 +370,7 @@ class TensorWriter:
         return SINGLE if count == 1 else f"model-{shard + 1:05}-of-{count:05}.safetensors"
 
     def _open(self, shard: int) -> tuple[BinaryIO, int]:
-        """The file of a shard, and where its tensors begin."""
+        """Opens the file of a shard; returns it and the offset of its tensors."""
         if shard not in self._files:
             header = {"__metadata__": {"format": "pt"}} | self._shards[shard]
             text = json.dumps(header, separators=(",", ":")).encode()
@@ -376,7 +382,7 @@ class TensorWriter:
 
 
 def _shards(shapes, shard_bytes: int) -> list[dict[str, dict]]:
-    """Header entries of every file."""
+    """Returns the header entries of every file."""
     shards: list[dict[str, dict]] = [{}]
     offset = 0
     for name, dtype, shape in shapes:

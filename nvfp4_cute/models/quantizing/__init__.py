@@ -1,1 +1,1 @@
-"""Quantizing a checkpoint: which layers, how they are rounded, calibration, and the layouts that are written."""
+"""Quantizes a checkpoint: selection of layers, rounding, calibration, and the layouts that are written."""

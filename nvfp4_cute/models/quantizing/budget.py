@@ -1,8 +1,8 @@
-"""Which layers get more bits, so that a model loses least within a mean number of bits a weight.
+"""Selects layers that get more bits, so that a model loses least within a mean number of bits per weight.
 
-What a layer costs is measured: the KL divergence of the model's predictions with that layer alone rounded from those of the
-16-bit model, on calibration text. In more bits it costs less by the square of the weights' errors: of small ones the divergence
-is a quadratic form of them. Costs of layers are taken to add up.
+A layer's cost is measured: with only that layer rounded, the KL divergence of the model's predictions from those of the 16-bit
+model, on calibration text. With more bits, the cost decreases with the square of the weights' errors, because the divergence is
+a quadratic form of small errors. Costs of layers are assumed to add up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,19 @@ from nvfp4_cute.models.quantizing.rules import Layer, Rules, layers_to_quantize
 from nvfp4_cute.models.quantizing.weights import quantized
 from nvfp4_cute.terminal import Progress
 
-# Windows of the calibration text that costs are measured on; the model runs on each of them once a layer.
+# Windows of the calibration text for measuring costs; the model runs on each window once per layer.
 WINDOWS = 1
 SIXTEEN_BITS = 16.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one layer.
+    """Cost of one layer.
 
     Attributes:
-        kl: mean KL divergence, nats per token, of the model with this layer rounded.
-        error: squared error of the rounded weights; raised: that of more bits, by format.
+        kl: mean KL divergence of the model with this layer rounded, in nats per token.
+        error: squared error of the rounded weights.
+        raised: squared error in formats with more bits, by format.
     """
 
     kl: float
@@ -38,7 +39,7 @@ class Cost:
     raised: Mapping[str, float]
 
     def of(self, format: str | None) -> float:
-        """The divergence in a format; None: in that of all layers."""
+        """Returns the divergence in a format; None means the format of all layers."""
         if format is None:
             return self.kl
         return self.kl * self.raised[format] / max(self.error, 1e-300)
@@ -54,15 +55,16 @@ def within_budget(
     layout: str = "modelopt",
     formats: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Formats of layers that get more bits, by name: of ``quantize_checkpoint``.
+    """Returns the formats of layers that get more bits, by name, for ``quantize_checkpoint``.
 
-    Experts stay in ``format``: there are too many to be measured one by one.
+    Experts stay in ``format``, because there are too many to measure one by one.
 
     Args:
-        folder: of the 16-bit checkpoint. model: it, loaded by transformers, in eval mode; unchanged when this returns.
-        batches: token ids, [1, n] each; the first ``WINDOWS`` count.
-        budget: mean of the bits a weight of the layers that ``format`` is for, scales included.
-        format, layout, formats: as of ``quantize_checkpoint``; what ``formats`` names stays so.
+        folder: folder of the 16-bit checkpoint.
+        model: its model, loaded by transformers, in eval mode; unchanged on return.
+        batches: token ids, [1, n] each; only the first ``WINDOWS`` are used.
+        budget: mean bits per weight of the layers to which ``format`` applies, including scales.
+        format, layout, formats: see ``quantize_checkpoint``; layers that ``formats`` names are not changed.
 
     Raises:
         ValueError: the budget is below the bits of ``format``, or there is no text.
@@ -82,7 +84,7 @@ def within_budget(
 
 
 def check_budget(budget: float, format: str) -> None:
-    """Raise ValueError where weights of ``format`` take more than ``budget`` bits each."""
+    """Raises ValueError if weights in ``format`` take more than ``budget`` bits each."""
     least = _bits(RECIPES[format], 1024)
     if not budget >= least:
         raise ValueError(
@@ -91,10 +93,12 @@ def check_budget(budget: float, format: str) -> None:
 
 
 def chosen(layers: Sequence[Layer], costs: Mapping[str, Cost], spare: float) -> dict[str, str]:
-    """Formats by layer: steps to more bits that save most divergence a bit come first, as long as they fit.
+    """Chooses formats by layer. Steps to more bits that save the most divergence per bit come first, while they fit.
 
     Args:
-        costs: of those layers that may have more bits. spare: bits to spend.
+        layers: all layers.
+        costs: costs of the layers that may have more bits.
+        spare: bits to spend.
     """
     steps: list[tuple[float, str, str | None, str, float]] = []
     for layer in layers:
@@ -119,7 +123,7 @@ def chosen(layers: Sequence[Layer], costs: Mapping[str, Cost], spare: float) -> 
 def measured(
     model: Any, batches: Sequence[torch.Tensor], layers: Sequence[Layer], raised: Sequence[str]
 ) -> dict[str, Cost]:
-    """Costs by layer, of linear layers that the model has; ``raised``: formats of more bits, fewest first."""
+    """Measures costs of the model's linear layers; ``raised`` are formats with more bits, fewest first."""
     modules = dict(model.named_modules())
     expected = [_log_probabilities(model, ids) for ids in batches]
     costs = {}
@@ -162,12 +166,12 @@ def _size(layer: Layer) -> int:
 
 
 def _bits(recipe: Recipe, k: int) -> float:
-    """Of a weight, in rows of ``k``."""
+    """Returns the bits per weight, in rows of ``k``."""
     return 8 * recipe.weights.nbytes(1, k) / k
 
 
 def _taken(every: Sequence[Layer], rules: Rules) -> float:
-    """Bits of all layers before any gets more."""
+    """Returns the bits of all layers before any of them gets more."""
     kinds = [(one, rules.of(one.name)) for one in every]
     return sum(
         _size(one) * (_bits(kind, one.shape[1]) if isinstance(kind, Recipe) else SIXTEEN_BITS)

@@ -1,4 +1,4 @@
-"""The largest activations that layers of a 16-bit model see: what scales of 4-bit activations are made of."""
+"""Finds the largest activations of a 16-bit model's layers, from which scales of 4-bit activations are computed."""
 
 from dataclasses import dataclass, field
 from math import isfinite
@@ -22,8 +22,8 @@ class Seen:
     """Largest magnitudes of inputs.
 
     Attributes:
-        linears: module -> float. experts: module -> [2, E]: of the first and of the second product's rows; 0 where an expert got
-            no token.
+        linears: module -> float.
+        experts: module -> [2, E], for the rows of the first and of the second product; 0 for experts that got no token.
     """
 
     linears: dict[str, float] = field(default_factory=dict)
@@ -31,19 +31,22 @@ class Seen:
 
 
 def check_text(text: str) -> None:
-    """Raise FileNotFoundError for what is neither a file nor "random"."""
+    """Raises FileNotFoundError unless ``text`` is a file or "random"."""
     if text != "random" and not Path(text).is_file():
         raise FileNotFoundError(f'there is no file {text}; pass a text file, or "random" for random tokens')
 
 
 def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
-    """Token ids to run, [1, n] each.
+    """Returns token ids to run, [1, n] each.
 
     Args:
-        text: a file of plain text, tokenized as the model does; or "random".
+        folder: folder of the model, with its tokenizer.
+        text: a file of plain text, which the model's tokenizer tokenizes; or "random".
+        vocabulary: number of tokens.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: the model has no tokenizer, a damaged one, or the file no text in UTF-8.
+        FileNotFoundError: the file does not exist.
+        ValueError: the tokenizer is missing or damaged, or the file is not text in UTF-8.
     """
     check_text(text)
     if text == "random":
@@ -55,12 +58,12 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
         content = Path(text).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f'{text} is no text in UTF-8 ({error}); pass a text file, or "random"') from None
-    # Without such files transformers makes a tokenizer that knows no words.
+    # Without these files transformers makes a tokenizer without a vocabulary.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f'{folder} has no tokenizer; pass "random" for random tokens, not {text}')
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # of any kind, where its files are damaged
+    except Exception as error:  # of any kind, if the tokenizer's files are damaged
         raise CheckpointError(
             f"{folder} has a tokenizer that cannot be loaded ({type(error).__name__}: {error}): fetch its files again"
         ) from error
@@ -72,10 +75,11 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def largest_inputs(model: Any, batches: list[torch.Tensor]) -> Seen:
-    """Run a causal model of transformers on every batch, and note what its layers get.
+    """Runs a causal model of transformers on every batch, and records the largest inputs of its layers.
 
     Args:
-        model: in 16 bits, in eval mode. batches: token ids, [1, n] each.
+        model: in 16 bits, in eval mode.
+        batches: token ids, [1, n] each.
     """
     seen = Seen()
     names = {module: name for name, module in model.named_modules()}

@@ -1,4 +1,4 @@
-"""A 16-bit checkpoint folder to a quantized one, a group of layers at a time."""
+"""Quantizes a 16-bit checkpoint folder into another folder, one group of layers at a time."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ from nvfp4_cute.terminal import Progress
 Method = Literal["nearest", "search", "gptq"]
 METHODS = ("nearest", "search", "gptq")
 
-# What a folder has beside tensors and config.json, and what belongs to its model whatever its weights.
+# Files that are not copied. All others besides tensors belong to the model, whatever its weights are.
 NOT_COPIED = ("config.json", "hf_quant_config.json", INDEX)
 
 
@@ -44,7 +44,7 @@ class Calibration:
     """A model and a text for "gptq".
 
     Attributes:
-        model: the 16-bit causal model of transformers that the folder has, in eval mode; its weights become the rounded ones.
+        model: the folder's 16-bit causal model of transformers, in eval mode; its weights become the rounded ones.
         batches: token ids, [1, n] each.
     """
 
@@ -54,15 +54,18 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Written:
-    """What was done.
+    """Result of ``quantize_checkpoint``.
 
     Attributes:
-        layers: how many were quantized. left_out: name -> reason of matrices that were not.
-        unreached: experts' projections that no token of the calibration reached; their activations have their layer's largest
-            scale. uncompensated: of "gptq", layers that it had no inputs of, which were searched instead.
-        bits_per_weight: of layers that the rules quantize, scales included, with those that patterns leave in 16 bits, and of the
-            output layer and the embedding where they are quantized.
-        bytes_before, bytes_after: of all tensors. error: root mean square of the weights' errors over that of the weights.
+        layers: number of quantized layers.
+        left_out: name -> reason, for matrices that were not quantized.
+        unreached: experts' projections that no token of the calibration reached; their activations get the largest scale of
+            their layer.
+        uncompensated: with "gptq", layers without recorded inputs, whose scales were searched instead.
+        bits_per_weight: mean over the layers that the rules quantize, including scales and layers that patterns keep in 16
+            bits, and over the output layer and the embedding if they are quantized.
+        bytes_before, bytes_after: bytes of all tensors.
+        error: root mean square of the weights' errors divided by that of the weights.
     """
 
     layers: int
@@ -76,7 +79,7 @@ class Written:
 
 
 def config_of_16_bits(folder: str | Path) -> dict[str, Any]:
-    """config.json of a model. Raises CheckpointError where there is none, or where the model is quantized already."""
+    """Returns config.json of a model. Raises CheckpointError if it is missing, or if the model is already quantized."""
     config = read_config(Path(folder))
     if "quantization_config" in config:
         raise CheckpointError(f"{folder} is quantized already; pass the 16-bit model that it was made of")
@@ -97,24 +100,28 @@ def quantize_checkpoint(
     embedding: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Written:
-    """Write ``out``: the layers' weights quantized, everything else as it was.
+    """Writes ``out`` with the layers' weights quantized and everything else unchanged.
 
     Args:
-        folder: of a 16-bit model, config.json and safetensors files. out: a folder without tensors; made if need be.
-        format: of RECIPES. layout: of LAYOUTS.
-        method: "nearest": every block has the scale of its largest value. "search": that of least squared error.
-            "gptq": searched scales, and later columns make up for errors of earlier ones (``quantizing.gptq``).
-        seen: of ``calibrate.largest_inputs``; needed where activations have stored scales, but for "gptq", which sees them.
-        calibration: of "gptq" alone, which needs it.
-        formats: pattern of fnmatch -> one of LAYER_FORMATS, for the layers that it names; the first pattern counts.
-        lm_head, embedding: of LAYER_FORMATS, for the output layer and for the embedding; None: "16bit". Of a model that ties
-            them, one that is None becomes what the other is, and they stay tied; where both are given and differ, the output
-            layer gets weights of its own.
-        device: where weights are rounded, and where "gptq" runs blocks.
+        folder: folder of a 16-bit model, with config.json and safetensors files.
+        out: a folder without tensors; created if necessary.
+        format: a key of RECIPES.
+        layout: an entry of LAYOUTS.
+        method: "nearest" scales every block by its largest value. "search" minimizes the squared error of every block. "gptq"
+            searches scales, and later columns compensate for errors of earlier ones (``quantizing.gptq``).
+        seen: result of ``calibrate.largest_inputs``; required where activations have stored scales, except by "gptq", which
+            finds them itself.
+        calibration: required by "gptq" and used only by it.
+        formats: pattern of fnmatch -> an entry of LAYER_FORMATS, for the layers that it matches; the first matching pattern
+            applies.
+        lm_head, embedding: entries of LAYER_FORMATS for the output layer and for the embedding; None for "16bit". If the model
+            ties them, a None becomes the other's format, and they stay tied. If both are given and differ, the output layer
+            gets its own weights.
+        device: device on which weights are rounded, and on which "gptq" runs blocks.
 
     Raises:
-        CheckpointError: the model is quantized already, has no layer to quantize, or a layer was not calibrated.
-        ValueError: an unknown choice, or "gptq" without a calibration.
+        CheckpointError: the model is already quantized, has no layer to quantize, or a layer was not calibrated.
+        ValueError: a choice is unknown, or "gptq" has no calibration.
     """
     own = dict(formats or {})
     if format not in RECIPES or layout not in LAYOUTS or method not in METHODS:
@@ -160,7 +167,7 @@ def quantize_checkpoint(
     ]
     work = _Work(files, method, torch.device(device))
     with TensorWriter(target, shapes) as writer:
-        # What may be refused comes first.
+        # Steps that may raise come before the first write.
         for members, weights, scale in work.rounded(groups(layers), seen, calibration):
             for layer, stored in zip(members, weights, strict=True):
                 names = [name for name, _, _ in announced(layer.name, layer.shape, layer.recipe, layout)]
@@ -180,7 +187,7 @@ def quantize_checkpoint(
 
 
 def bits_per_weight(files: TensorFiles, layers: Sequence[Layer], recipe: Recipe) -> float:
-    """Mean of ``layers``, and at 16 bits of all others that a recipe for all would quantize."""
+    """Returns the mean over ``layers``, with 16 bits for all others that one recipe for all would quantize."""
     chosen = {layer.name for layer in layers}
     rest, _ = layers_to_quantize(files.entries, Rules(recipe))
     left = sum(n * k for n, k in (layer.shape for layer in rest if layer.name not in chosen))
@@ -191,9 +198,9 @@ def bits_per_weight(files: TensorFiles, layers: Sequence[Layer], recipe: Recipe)
 def _ends(
     files: TensorFiles, config: dict[str, Any], lm_head: str | None, embedding: str | None
 ) -> dict[str, str]:
-    """Formats of the output layer and of the embedding by their names.
+    """Returns the formats of the output layer and of the embedding by their names.
 
-    Where the model ties them and they are to differ, ``files`` and ``config`` become those of a model that does not.
+    If the model ties them and they are to differ, replaces ``files`` and ``config`` by those of an untied model.
     """
     if lm_head is None and embedding is None:
         return {}
@@ -217,24 +224,24 @@ Rounded = tuple[list[Layer], list[StoredWeight], torch.Tensor | None]
 
 @dataclass
 class _Work:
-    """Rounds groups of layers, and notes what is to be told of them."""
+    """Rounds groups of layers, and collects what is reported about them."""
 
     files: TensorFiles
     method: Method
     device: torch.device
     unreached: list[str] = field(default_factory=list)
     uncompensated: list[str] = field(default_factory=list)
-    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of errors and of values
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sums over errors and over values
 
     @property
     def relative_error(self) -> float:
-        """Root mean square of the weights' errors over that of the weights."""
+        """Root mean square of the weights' errors divided by that of the weights."""
         return (self.squares[0] / max(self.squares[1], 1e-300)) ** 0.5
 
     def rounded(
         self, parts: Mapping[str, list[Layer]], seen: Seen | None, calibration: Calibration | None
     ) -> Iterator[Rounded]:
-        """Every group's layers, weights, and global scale of the activations where one is stored."""
+        """Iterates over groups: layers, weights, and the global scale of the activations if one is stored."""
         rest = dict(parts)
         if calibration is not None:
             found = quantize_blocks(
@@ -251,7 +258,7 @@ class _Work:
             yield members, self.compensated(members, Inputs()), scales.get(members[0].group)
 
     def compensated(self, members: list[Layer], inputs: Inputs) -> list[StoredWeight]:
-        """The weights of layers that share a global scale; without rows of inputs none makes up for another's errors."""
+        """Rounds layers that share a global scale with GPTQ, or without compensation where no rows of inputs were recorded."""
         weights = [self.files[f"{layer.name}.weight"].to(self.device) for layer in members]
         for layer, weight in zip(members, weights, strict=True):
             try:
@@ -278,7 +285,7 @@ class _Work:
 def _input_scales(
     parts: Mapping[str, list[Layer]], seen: Seen | None, unreached: list[str]
 ) -> dict[str, torch.Tensor]:
-    """Group -> global scale of its input, of those that store one."""
+    """Returns the global scale of the input of every group that stores one."""
     parts = {group: members for group, members in parts.items() if members[0].recipe.needs_calibration}
     if not parts:
         return {}

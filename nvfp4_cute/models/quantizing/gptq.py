@@ -1,15 +1,15 @@
-"""Rounding weights column by column; columns that are not rounded yet make up for each column's error (GPTQ).
+"""Rounds weights column by column, while the remaining columns compensate for each column's error (GPTQ).
 
-What counts is the error of a layer's results, not that of its weights. With H the sum of x x^T over the inputs x, rounding W to
-Q costs tr((W - Q) H (W - Q)^T). U is the upper Cholesky factor of H^-1. Rounding column j errs by e = (w_j - q_j) / U[j, j] and
-costs |e|^2; that is the least cost once every later column k is changed by -e U[j, k]. (Frantar et al., "GPTQ", arXiv 2210.17323,
-section 3 and algorithm 1.)
+GPTQ minimizes the error of a layer's results, not of its weights. With H the sum of x x^T over the inputs x, rounding W to Q
+costs tr((W - Q) H (W - Q)^T). U is the upper Cholesky factor of H^-1. The error of column j is e = (w_j - q_j) / U[j, j], and
+its cost is |e|^2. This is the smallest possible cost if every later column k is changed by -e U[j, k]. (Frantar et al., "GPTQ",
+arXiv 2210.17323, section 3 and algorithm 1.)
 
-Two things are ours to choose for formats with blocks along K:
+Formats with blocks along K leave two choices:
 
-- Blocks are taken in the order of their mean activation, largest first, and so are the columns inside a block. Columns of one
-  block stay together, so that its scale is made of the values that are to be rounded, errors of earlier blocks included.
-- The scale of a block is the trial that costs least, with the compensation inside the block.
+- Blocks are rounded by descending mean activation, and so are the columns inside a block. Columns of a block stay together, so
+  that its scale is computed from the values that are rounded, which include the compensation of earlier blocks.
+- The scale of a block is the trial with the smallest cost, including the compensation inside the block.
 """
 
 import torch
@@ -17,18 +17,19 @@ import torch
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.quantizing.weights import Rounding, check_finite
 
-DAMPING = 0.01  # of the mean of H's diagonal, added to it
+DAMPING = 0.01  # fraction of the mean of H's diagonal that is added to the diagonal
 
 
 def gptq(weight: torch.Tensor, rounding: Rounding, hessian: torch.Tensor) -> StoredWeight:
-    """Weights whose layer errs little on the inputs that it saw.
+    """Rounds weights so that the layer's error is small on the inputs that it saw.
 
     Args:
-        weight: float [N, K]. rounding: format, global scale, and the scales that are tried.
+        weight: float [N, K].
+        rounding: format, global scale, and the trial scales.
         hessian: float32 [K, K], the sum of x x^T.
 
     Raises:
-        ValueError: weights that are not finite.
+        ValueError: weights are not finite.
     """
     check_finite(weight)
     block = rounding.format.block_k
@@ -50,7 +51,7 @@ def gptq(weight: torch.Tensor, rounding: Rounding, hessian: torch.Tensor) -> Sto
 
 
 def column_order(diagonal: torch.Tensor, block: int) -> torch.Tensor:
-    """Columns by blocks, and inside them, of falling activation; int64 [K]. Equal ones stay in their order."""
+    """Returns the order of columns, int64 [K]: blocks, and columns in them, by descending activation; ties keep their order."""
     each = diagonal.unflatten(0, (-1, block))
     inside = each.argsort(dim=1, descending=True, stable=True)
     columns = inside + torch.arange(0, len(diagonal), block, device=diagonal.device).unsqueeze(1)
@@ -58,7 +59,7 @@ def column_order(diagonal: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse of a positive definite matrix, float64 [K, K]; float32."""
+    """Returns the upper Cholesky factor, float32, of the inverse of a positive definite matrix, float64 [K, K]."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     return torch.linalg.cholesky(inverse, upper=True).float()
 
@@ -66,13 +67,15 @@ def inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
 def _block(
     values: torch.Tensor, rounding: Rounding, upper: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The columns of a block, all trials of their scale side by side.
+    """Rounds the columns of a block, with all trial scales at once.
 
     Args:
-        values: float32 [N, block]. upper: the block's own part of U.
+        values: float32 [N, block].
+        rounding: format and trial scales.
+        upper: the block's own part of U.
 
     Returns:
-        Of the trial that costs least, row by row: codes uint8 [N, block], scales uint8 [N], errors float32 [N, block].
+        For each row, from its cheapest trial: codes uint8 [N, block], scales uint8 [N], errors float32 [N, block].
     """
     amax = values.abs().amax(1)
     tried = [rounding.scales(amax, trial) for trial in rounding.trials]

@@ -1,10 +1,11 @@
-"""A model quantized block by block on a calibration text: what a layer reads comes from layers that are quantized already.
+"""Quantizes a model block by block on a calibration text, so that each layer reads the output of quantized layers.
 
-Every window of the text goes through a block as often as the block has stages, layers that read the same rows. After each stage
-its weights are rounded, and the model has the rounded ones from there on. The output layer is a stage behind the last block.
+A stage is a set of layers in a block that read the same rows. Every window of the text runs through a block once per stage.
+After each stage its weights are rounded, and the model uses the rounded ones from then on. The output layer is a stage after
+the last block.
 
-Memory on the device: a block, the sums of the stage's layers (a float32 [K, K] matrix for each linear input, one for each
-expert), and one window. On the host: the 16-bit model, and a hidden state for every token.
+The device holds one block, the sums of the stage's layers (a float32 [K, K] matrix per linear input or per expert), and one
+window. The host holds the 16-bit model, and a hidden state per token.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,11 +28,12 @@ from nvfp4_cute.terminal import Progress
 
 @dataclass
 class Inputs:
-    """What layers of one group read.
+    """Inputs of the layers of one group.
 
     Attributes:
-        rows: how many. amax: largest magnitude, before activations are rounded.
-        hessian: float32 [K, K], the sum of x x^T over the rows x that are multiplied; None where there was no row.
+        rows: number of rows.
+        amax: largest magnitude, before activations are rounded.
+        hessian: float32 [K, K], the sum of x x^T over the multiplied rows x; None if there was no row.
     """
 
     rows: int = 0
@@ -39,7 +41,7 @@ class Inputs:
     hessian: torch.Tensor | None = None
 
     def add(self, given: torch.Tensor, used: torch.Tensor) -> None:
-        """Rows [..., K], as the layer gets them and as it multiplies them."""
+        """Adds rows [..., K], as the layer receives them and as it multiplies them."""
         used = used.flatten(0, -2).float()
         self.rows += len(used)
         self.amax = max(self.amax, float(given.abs().amax()))
@@ -53,7 +55,7 @@ Key = tuple[int, int | None, bool]
 
 @dataclass(frozen=True)
 class _Group:
-    """Layers that read the same rows, and where they are multiplied; the first place is watched for all of them."""
+    """Layers that read the same rows, and their places in the model. Only the first place is observed."""
 
     layers: list[Layer]
     sites: list[Site]
@@ -64,11 +66,11 @@ class _Group:
 
     @property
     def stage(self) -> tuple[int, bool]:
-        """What is the same for groups that are quantized after one pass: the experts of a module, or a linear input."""
+        """Key of the stage, equal for groups that are quantized after the same pass: an experts module, or a linear input."""
         return id(self.sites[0].module), self.sites[0].second
 
     def weights(self) -> Iterator[torch.Tensor]:
-        """Views of the model's weights, [N, K] each."""
+        """Iterates over views of the model's weights, [N, K] each."""
         for layer, site in zip(self.layers, self.sites, strict=True):
             if site.expert is None:
                 yield site.module.weight  # type: ignore[misc]
@@ -79,15 +81,15 @@ class _Group:
 
 
 class _Stop(Exception):
-    """Ends a pass of which all rows have been seen."""
+    """Ends a pass after all required rows were seen."""
 
 
 class _Observer:
-    """Rounds what quantized layers read, and keeps the rows of watched places."""
+    """Rounds the inputs of quantized layers, and collects the rows of observed places."""
 
     def __init__(self) -> None:
-        self.formats: dict[Key, str | None] = {}  # of activations, of the same places as scales
-        self.scales: dict[Key, Any] = {}  # of layers that are quantized, or about to be
+        self.formats: dict[Key, str | None] = {}  # formats of activations, by the same keys as scales
+        self.scales: dict[Key, Any] = {}  # scales of layers that are quantized, or about to be
         self._watched: frozenset[Key] = frozenset()
         self._rows: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -105,7 +107,7 @@ class _Observer:
     def rows(
         self, watched: Iterable[Key], run: Callable[[], Any]
     ) -> dict[Key, tuple[torch.Tensor, torch.Tensor]]:
-        """Rows by place, as they came and as they are multiplied, in the order in which the places are reached."""
+        """Returns rows by place, as received and as multiplied, in the order in which the places are reached."""
         self._watched, self._rows = frozenset(watched), {}
         try:
             run()
@@ -124,16 +126,18 @@ def quantize_blocks(
     solve: Solve,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
-    """Quantize the layers of a causal model of transformers; its weights become the rounded ones.
+    """Quantizes the layers of a causal model of transformers; its weights become the rounded ones.
 
     Args:
-        model: in 16 bits, in eval mode. batches: token ids, [1, n] each.
-        groups: layers of the checkpoint that read the same rows, by the name of the group.
-        solve: rounds the weights of a group; its inputs are rounded as its recipe says. device: where blocks run.
+        model: in 16 bits, in eval mode.
+        batches: token ids, [1, n] each.
+        groups: name of a group -> its layers of the checkpoint, which read the same rows.
+        solve: rounds the weights of a group; its inputs are already rounded according to its recipe.
+        device: device on which blocks run.
 
     Yields:
-        A group's layers, weights and inputs, in the order of the model. Groups of other layers do not come. Inputs of
-        experts that no token reached have no rows, and the largest ``amax`` of their stage.
+        Layers, weights and inputs of each group that the model has, in the order of the model. Inputs of experts that no token
+        reached have no rows, and the largest ``amax`` of their stage.
     """
     blocks = decoder_blocks(model)
     states, arguments = _first_inputs(model, blocks, batches)
@@ -176,7 +180,7 @@ def _solved(
     solve: Solve,
     device: torch.device | str,
 ) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
-    """The groups of a stage, quantized by what they read while ``runs`` go over the windows."""
+    """Quantizes the groups of a stage from the rows that they read while ``runs`` process the windows."""
     found = {group.key: Inputs() for group in stage}
     for group in stage:
         for site in group.sites:
@@ -198,7 +202,7 @@ def _solved(
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks of a model, which follow each other: its largest list of modules.
+    """Returns the consecutive blocks of a model: its largest list of modules.
 
     Raises:
         ValueError: the model has no list of modules.
@@ -213,7 +217,7 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 def _first_inputs(
     model: Any, blocks: list[torch.nn.Module], batches: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[list[tuple]]]:
-    """What the first block reads of every window, and by window and block what blocks are given beside that."""
+    """Returns the first block's input for every window, and the other arguments of blocks, by window and block."""
     states, arguments = [], []
     for ids in batches:
         given: list[tuple] = []
@@ -233,7 +237,7 @@ def _first_inputs(
 
 @contextmanager
 def _forward(blocks: list[torch.nn.Module], function: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Inside it, blocks compute ``function``."""
+    """Makes blocks compute ``function`` inside the context."""
     for block in blocks:
         block.forward = function
     try:
@@ -244,13 +248,16 @@ def _forward(blocks: list[torch.nn.Module], function: Callable[..., torch.Tensor
 
 
 def _run_behind(model: Any, blocks: list[torch.nn.Module], state: torch.Tensor, ids: torch.Tensor) -> None:
-    """What follows the blocks, with what the last one gave for a window."""
+    """Runs the part of the model after the blocks on the last block's output for a window."""
     with _forward(blocks, lambda hidden, *args, **kwargs: state.to(hidden.device)):
         model(ids.to(model.device), use_cache=False)
 
 
 def _placed(model: Any, groups: Mapping[str, list[Layer]]) -> dict[Key, _Group]:
-    """The groups whose layers all are in the model. A matrix that is the embedding, too, is placed where it is multiplied."""
+    """Returns the groups whose layers are all in the model.
+
+    A matrix that is also the embedding is placed where it multiplies.
+    """
     modules = dict(model.named_modules())
     table, output = model.get_input_embeddings(), model.get_output_embeddings()
     names = {one for layers in groups.values() for layer in layers for one in spellings(layer.name)}
@@ -282,7 +289,7 @@ def _site(name: str, modules: Mapping[str, torch.nn.Module]) -> Site | None:
 
 
 def _stages(here: Mapping[Key, _Group], order: Iterable[Key]) -> list[list[_Group]]:
-    """Groups of a block by stage, in the order in which their places are reached; what is never reached comes last."""
+    """Returns a block's groups by stage, in the order in which their places are reached; unreached stages come last."""
     stages: dict[tuple[int, bool], list[_Group]] = {here[key].stage: [] for key in (*order, *here)}
     for group in here.values():
         stages[group.stage].append(group)

@@ -1,4 +1,4 @@
-"""What tools write for a quantized layer and into config.json, so that they, and engines, read it back."""
+"""What tools write for a quantized layer and into config.json, so that the tools and engines can read it back."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ LAYOUTS = ("modelopt", "compressed-tensors")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A format of weights and of activations.
+    """A format of weights and activations.
 
     Attributes:
-        weights: format of weights. algorithm: ModelOpt's word, empty where it has none. group_format: that of compressed-tensors.
-        has_input: whether activations are quantized, to the format of weights. needs_calibration: whether they have a scale that
-            is stored.
+        weights: format of the weights.
+        algorithm: ModelOpt's name, empty if it has none.
+        group_format: compressed-tensors' name.
+        has_input: whether activations are quantized, to the format of the weights.
+        needs_calibration: whether activations have a stored scale.
     """
 
     weights: BlockFormat
@@ -31,27 +33,27 @@ class Recipe:
     needs_calibration: bool = False
 
     def __str__(self) -> str:
-        """Such as "nvfp4, 16-bit activations"."""
+        """Returns a description such as "nvfp4, 16-bit activations"."""
         return f"{self.weights}" + ("" if self.has_input else ", 16-bit activations")
 
     @property
     def activations(self) -> str | None:
-        """The format of activations; None: 16 bits."""
+        """Format of the activations; None for 16 bits."""
         return self.weights.name if self.has_input else None
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """That have a word for it."""
+        """Layouts that have a name for the recipe."""
         return LAYOUTS if self.algorithm else LAYOUTS[1:]
 
     @property
     def group_size(self) -> int:
-        """Values that share a scale."""
+        """Number of values that share a scale."""
         return self.weights.block_k
 
     @property
     def bits(self) -> int:
-        """Of an element."""
+        """Bits per element."""
         return self.weights.element.bits
 
 
@@ -62,21 +64,21 @@ RECIPES = {
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", True),
     "int4": Recipe(int4_format(128), "", "pack-quantized", False),
 }
-# Of single layers whose activations stay in 16 bits, by format of weights. ModelOpt has no word for MXFP8 weights alone.
+# Recipes of single layers with 16-bit activations, by format of the weights. ModelOpt has no name for MXFP8 weights alone.
 WEIGHT_ONLY = {
     "nvfp4": RECIPES["nvfp4a16"],
     "mxfp4": Recipe(MXFP4, "W4A16_MXFP4", "mxfp4-pack-quantized", False),
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", False),
 }
 SIXTEEN = "16bit"
-# Of single layers: formats of weights, whose activations stay in 16 bits; or that they stay as they are.
+# Formats that single layers can have: weight-only formats, or unchanged 16-bit weights.
 LAYER_FORMATS = (*WEIGHT_ONLY, SIXTEEN)
 
 
 def weight_only(format: str, layout: str) -> Recipe | None:
-    """The recipe of a layer whose weights alone are quantized; of MXFP8 in ModelOpt's layout, whose activations are, too.
+    """Returns the recipe of a layer with only quantized weights; in ModelOpt's layout, MXFP8 layers also quantize activations.
 
-    None of "16bit": the layer stays as it is.
+    Returns None for "16bit", which leaves the layer unchanged.
     """
     if format == SIXTEEN:
         return None
@@ -86,7 +88,7 @@ def weight_only(format: str, layout: str) -> Recipe | None:
 def announced(
     name: str, shape: tuple[int, int], recipe: Recipe, layout: str
 ) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
-    """Name, dtype and shape of every tensor of a layer, in the order in which ``tensors`` gives them."""
+    """Iterates over name, dtype and shape of the tensors of a layer, in the order of ``tensors``."""
     n, k = shape
     if recipe.weights.is_int4:
         yield f"{name}.weight_packed", torch.int32, (n, k // 8)
@@ -112,7 +114,7 @@ def announced(
 
 
 def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str) -> Iterator[torch.Tensor]:
-    """The tensors of a layer; global scales as the tool stores them."""
+    """Iterates over the tensors of a layer, with global scales in the tool's convention."""
     if format_named(weight.format).is_int4:
         yield from (weight.data.view(torch.int32), weight.scale, torch.tensor(weight.shape))
         return
@@ -124,10 +126,13 @@ def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str)
 
 
 def config_entry(recipes: Mapping[str, Recipe], layout: str, left_out: list[str]) -> dict[str, Any]:
-    """``quantization_config`` of config.json.
+    """Returns ``quantization_config`` of config.json.
 
     Args:
-        recipes: of every quantized layer, by its prefix; each is named where they differ, and where one is an embedding.
+        recipes: recipe of every quantized layer by prefix. The config names each layer if recipes differ or one layer is an
+            embedding.
+        layout: an entry of LAYOUTS.
+        left_out: names of layers that are not quantized.
     """
     if layout == "compressed-tensors":
         return _compressed_tensors(recipes, left_out)
@@ -143,7 +148,7 @@ def config_entry(recipes: Mapping[str, Recipe], layout: str, left_out: list[str]
 
 
 def hf_quant_config(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[str, Any]:
-    """ModelOpt's hf_quant_config.json."""
+    """Returns the contents of ModelOpt's hf_quant_config.json."""
     entry: dict[str, Any] = _algorithm(recipes) | {"kv_cache_quant_algo": None}
     recipe = _only(recipes)
     if recipe is not None and recipe.algorithm != "mxfp4":
@@ -152,13 +157,13 @@ def hf_quant_config(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[
 
 
 def _only(recipes: Mapping[str, Recipe]) -> Recipe | None:
-    """The recipe of all layers; None where they have to be named."""
+    """Returns the recipe of all layers; None if each layer has to be named."""
     found = set(recipes.values())
     return found.pop() if len(found) == 1 and not any(map(is_embedding, recipes)) else None
 
 
 def _algorithm(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
-    """``quant_algo``, and of mixed precision that of every layer."""
+    """Returns ``quant_algo`` and, for mixed precision, that of every layer."""
     recipe = _only(recipes)
     if recipe is not None:
         return {"quant_algo": recipe.algorithm}
@@ -167,7 +172,7 @@ def _algorithm(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
 
 
 def _compressed_tensors(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[str, Any]:
-    """A group for every recipe: the one of most layers for all of them that no other group names."""
+    """Makes one group per recipe; the most common recipe's group covers all layers that no other group names."""
     by_recipe: dict[Recipe, list[str]] = {}
     for name, recipe in recipes.items():
         by_recipe.setdefault(recipe, []).append(name)

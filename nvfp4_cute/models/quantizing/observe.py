@@ -1,4 +1,4 @@
-"""What the layers of a running model of transformers read: linear layers, and every expert's two products."""
+"""Observes the inputs of layers in a running model of transformers: linear layers, and every expert's two products."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,8 +15,9 @@ class Site:
     """A place where rows are multiplied by weights.
 
     Attributes:
-        module: a linear layer, or a module of experts. expert: which of them; None: a linear layer.
-        second: whether it is the product that follows the activation.
+        module: a linear layer, or a module of experts.
+        expert: number of the expert; None for a linear layer.
+        second: whether it is the product after the activation.
     """
 
     module: torch.nn.Module
@@ -25,7 +26,7 @@ class Site:
 
     @property
     def key(self) -> tuple[int, int | None, bool]:
-        """What is the same for the same place."""
+        """Key that identifies the place."""
         return id(self.module), self.expert, self.second
 
 
@@ -34,10 +35,11 @@ Observer = Callable[[Site, torch.Tensor], torch.Tensor]
 
 @contextlib.contextmanager
 def observed(model: Any, observer: Observer) -> Iterator[None]:
-    """Inside it, ``observer(site, rows)`` gets the rows of every product, and returns those that are multiplied.
+    """Inside the context, calls ``observer(site, rows)`` with the rows of every product, and multiplies the rows it returns.
 
     Args:
         model: a causal model of transformers.
+        observer: called with a Site and its rows.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -63,15 +65,17 @@ def observed(model: Any, observer: Observer) -> Iterator[None]:
 
 
 def is_experts(module: torch.nn.Module) -> bool:
-    """Whether a module has all experts of a layer."""
+    """Returns whether a module holds all experts of a layer."""
     return hasattr(module, "down_proj") and hasattr(module, "num_experts")
 
 
 def expert_weight(module: Any, projection: str, expert: int) -> torch.Tensor:
-    """A view of one expert's weights, [N, K].
+    """Returns a view of one expert's weights, [N, K].
 
     Args:
+        module: a module of experts.
         projection: "gate", "up" or "down".
+        expert: number of the expert.
     """
     if projection == "down":
         weight = module.down_proj[expert]
@@ -87,7 +91,7 @@ def expert_weight(module: Any, projection: str, expert: int) -> torch.Tensor:
 def _experts(
     observer: Observer, module: Any, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The experts' result, expert by expert: [T, H], integers [T, k], [T, k] -> [T, H]."""
+    """Computes the experts' result, expert by expert: [T, H], integers [T, k], [T, k] -> [T, H]."""
     turned = getattr(module, "is_transposed", False)
     has_gate, has_bias = getattr(module, "has_gate", True), getattr(module, "has_bias", False)
     first = module.gate_up_proj if has_gate else module.up_proj

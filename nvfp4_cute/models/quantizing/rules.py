@@ -1,4 +1,4 @@
-"""Which tensors of a 16-bit checkpoint are weights of layers, which are left as they are, and which share a global scale."""
+"""Decides which tensors of a 16-bit checkpoint are quantized, which stay, and which share a global scale."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,13 @@ from nvfp4_cute.models.checkpoints.names import expert_of
 from nvfp4_cute.models.checkpoints.tensors import Entry
 from nvfp4_cute.models.quantizing.layouts import Recipe
 
-# Parts of models that are not of the text.
+# Parts of models that do not process text.
 TOWERS = (
     "visual.*", "vision_*", "vit.*", "image_*", "audio_*", "sound_*", "speech_*", "multi_modal_*", "multimodal_*",
     "mm_*", "perceiver*", "resampler*", "connector.*", "aligner.*", "conformer.*",
 )  # fmt: skip
-# What loses most and costs least: the output layer, embeddings, routers; and what is no product of a matrix.
+# Layers that lose the most accuracy for the memory they save (the output layer, embeddings, routers), and tensors that are not
+# matrices of products.
 LEFT_OUT = (
     "lm_head",
     "*embed*",
@@ -26,7 +27,7 @@ LEFT_OUT = (
     # Towers and projectors of images and sounds: text does not calibrate them, and engines read them in 16 bits.
     *(f"{start}{part}" for start in ("", "*.") for part in TOWERS),
 )
-# Layers that read the same input: engines compute them as one, with one global scale of weights and one of activations.
+# Layers that read the same input. Engines merge them, with one global scale of weights and one of activations.
 TOGETHER = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -41,8 +42,10 @@ class Layer:
     """A layer to quantize.
 
     Attributes:
-        name: its prefix; its weight is ``name + ".weight"``. shape: [N, K]. recipe: what it becomes.
-        group: what shares its global scales.
+        name: its prefix; its weight is ``name + ".weight"``.
+        shape: [N, K].
+        recipe: its format.
+        group: key of the layers with which it shares global scales.
     """
 
     name: str
@@ -53,18 +56,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Rules:
-    """What becomes of every matrix.
+    """Rules for all matrices.
 
     Attributes:
-        recipe: of layers that no pattern names. own: pattern of fnmatch -> recipe of the layers that it names, LEFT_OUT
-            notwithstanding; None: they stay in 16 bits. The first pattern counts.
+        recipe: for layers that no pattern matches.
+        own: pattern of fnmatch -> recipe of the layers that it matches, even if LEFT_OUT has them; None keeps 16 bits. The
+            first matching pattern applies.
     """
 
     recipe: Recipe
     own: Mapping[str, Recipe | None] = field(default_factory=dict)
 
     def of(self, name: str) -> Recipe | str:
-        """The recipe of a layer, or the rule by which it stays as it is."""
+        """Returns the recipe of a layer, or the rule by which it is left out."""
         for pattern, recipe in self.own.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return recipe or pattern
@@ -72,14 +76,15 @@ class Rules:
 
 
 def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list[Layer], dict[str, str]]:
-    """Layers to quantize, in the order of the files, and why others are left out.
+    """Returns the layers to quantize, in the order of the files, and reasons for the others.
 
     Args:
-        entries: of all tensors.
+        entries: all tensors.
+        rules: rules for all matrices.
 
     Returns:
-        The layers; and name -> reason of every other matrix. Experts of one layer are quantized alike: where one projection is
-        left out, all are.
+        The layers; and name -> reason of every other matrix. Experts of one layer are treated alike: if one projection is left
+        out, all are.
     """
     chosen: list[Layer] = []
     left: dict[str, str] = {}
@@ -109,13 +114,13 @@ def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list
 
 
 def named(entries: Mapping[str, Entry], names: Iterable[str]) -> str | None:
-    """The layer of a checkpoint whose name ends with one of ``names``, its last parts; None where there is none."""
+    """Returns the layer of a checkpoint whose name ends with one of ``names``; None if there is none."""
     prefixes = (t.removesuffix(".weight") for t in entries if t.endswith(".weight"))
     return next((p for p in prefixes if any(p == n or p.endswith(f".{n}") for n in names)), None)
 
 
 def group_of(name: str) -> str:
-    """What layers that share global scales have in common; a layer's own name where there are no others."""
+    """Returns the key that layers with shared global scales have in common; otherwise the layer's own name."""
     parent, _, child = name.rpartition(".")
     for group in TOGETHER:
         if child in group:
@@ -124,7 +129,7 @@ def group_of(name: str) -> str:
 
 
 def groups(layers: Iterable[Layer]) -> dict[str, list[Layer]]:
-    """Group -> its layers."""
+    """Groups layers by their ``group``."""
     found: dict[str, list[Layer]] = {}
     for layer in layers:
         found.setdefault(layer.group, []).append(layer)

@@ -1,4 +1,4 @@
-"""Rounding weights: to nearest with the scale of each block's largest value, or with the scale of least squared error."""
+"""Rounds weights to nearest, with scales from each block's largest value or with scales of least squared error."""
 
 import math
 from collections.abc import Callable
@@ -21,17 +21,17 @@ from nvfp4_cute.formats.codecs import (
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
-# By the kind of a block's scale: factors of its largest value that are tried. 1.5 is "four over six", where that value becomes 4
-# instead of 6; under 1 it is cut.
+# Trial factors of a block's largest value, by the kind of its scale. 1.5 is "four over six": the largest value becomes 4
+# instead of 6. A factor under 1 clamps it.
 NEAREST = (1.0,)
 SEARCHED = {
     "ue4m3": (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75),
     "bf16": (1.0, 0.9375, 0.875, 0.8125, 0.75),
 }
-# Of powers of two by how they are rounded: the other rounding is tried, too. After up, a smaller scale cuts the largest value,
-# but where that rounds to the same.
+# Trial factors for power-of-two scales, by their rounding: the other rounding is tried as well. A scale one step below "up"
+# clamps the largest value unless that rounds to the same code.
 SEARCHED_POWERS: dict[str, tuple[float, ...]] = {"down": (1.0, 2.0), "up": (1.0, 0.5)}
-# By element: of values over their step to codes, uint8, and back.
+# By element: functions from values divided by their step to uint8 codes, and back.
 CODECS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "e2m1": (encode_e2m1, decode_e2m1),
     "e4m3": (encode_e4m3, decode_e4m3),
@@ -44,9 +44,9 @@ class Rounding:
     """How values of a tensor are rounded, given the scales of their blocks.
 
     Attributes:
-        format: nvfp4, mxfp4, mxfp8_e4m3, or int4 with bfloat16 scales. factor: the global scale, float32 without dimensions; None
-            where there is none.
-        trials: factors of a block's largest value that its scale may be for.
+        format: nvfp4, mxfp4, mxfp8_e4m3, or int4 with bfloat16 scales.
+        factor: the global scale, float32 without dimensions; None if there is none.
+        trials: factors of a block's largest value for which scales are tried.
     """
 
     format: BlockFormat
@@ -55,7 +55,7 @@ class Rounding:
 
     @classmethod
     def of(cls, weight: torch.Tensor, format: str, amax: torch.Tensor | None, search: bool) -> "Rounding":
-        """Arguments as of ``quantized``."""
+        """Makes a rounding; arguments are those of ``quantized``."""
         kind = format_named(format)
         factor = (
             global_scale(weight.abs().amax() if amax is None else amax) if kind.has_global_scale else None
@@ -64,22 +64,22 @@ class Rounding:
         return cls(kind, factor, searched if search else NEAREST)
 
     def scales(self, amax: torch.Tensor, trial: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of blocks by their largest magnitudes: codes, uint8 (of int4 bfloat16 scales), and the factor of elements, float32."""
+        """Returns scale codes, uint8 (int4: bfloat16 scales), and float32 steps of blocks with these largest magnitudes."""
         codes = scale_codes(amax * trial, self.format, self.factor, nearest_rounding(self.format))
         step = decode(codes, self.format.scale)
         return codes, step if self.factor is None else step * self.factor
 
     def encode(self, values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        """Codes of elements, uint8, one each: ``values / step``, rounded to nearest; signed zeros where ``step`` is 0."""
-        # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
+        """Rounds ``values / step`` to nearest and returns uint8 codes, one per element; signed zeros where ``step`` is 0."""
+        # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would give NaN.
         return CODECS[self.format.element.name][0](values / step.masked_fill(step == 0, math.inf))
 
     def decode(self, codes: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        """Values of elements, float32."""
+        """Returns the float32 values of elements."""
         return CODECS[self.format.element.name][1](codes) * step
 
     def stored(self, codes: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
-        """As files have it: of codes of elements, uint8 [N, K], and of scales as of :meth:`scales`, [N, K / block]."""
+        """Packs codes of elements, uint8 [N, K], and scales of :meth:`scales`, [N, K / block], as files store them."""
         data = pack_e2m1(codes) if self.format.element.bits == 4 else codes.view(torch.float8_e4m3fn)
         scale = scales.view(torch.float8_e4m3fn) if self.format.has_global_scale else scales
         return StoredWeight(self.format.name, data, scale, self.factor, tuple(codes.shape))
@@ -88,15 +88,16 @@ class Rounding:
 def quantized(
     weight: torch.Tensor, format: str, amax: torch.Tensor | None = None, search: bool = False
 ) -> StoredWeight:
-    """Weights as a checkpoint stores them, row-major scales.
+    """Quantizes weights as a checkpoint stores them, with row-major scales.
 
     Args:
-        weight: float [N, K]. format: the name of one that ``Rounding`` takes.
-        amax: of nvfp4: the largest magnitude that the global scale, amax / 2688, is for; None: that of ``weight``.
-        search: try several scales for each block, and keep that of least squared error.
+        weight: float [N, K].
+        format: name of a format that ``Rounding`` supports.
+        amax: for nvfp4, the largest magnitude, for which the global scale is amax / 2688; None for that of ``weight``.
+        search: try several scales per block, and keep the one with least squared error.
 
     Raises:
-        ValueError: weights that are not finite.
+        ValueError: weights are not finite.
     """
     check_finite(weight)
     rounding = Rounding.of(weight, format, amax, search)
@@ -117,13 +118,13 @@ def quantized(
 
 
 def check_finite(weight: torch.Tensor) -> None:
-    """Raise ValueError for weights that are not finite."""
+    """Raises ValueError for weights that are not finite."""
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("weights have values that are not finite; they cannot be quantized")
 
 
 def global_scale(amax: torch.Tensor) -> torch.Tensor:
-    """amax / 2688 as float32 without dimensions; 1 for weights that are all zero."""
+    """Returns amax / 2688 as float32 without dimensions; 1 for weights that are all zero."""
     amax = amax.float().reshape(())
     tiny = torch.finfo(torch.float32).tiny
     return torch.where(amax == 0, 1.0, (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=tiny))

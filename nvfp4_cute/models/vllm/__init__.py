@@ -1,7 +1,7 @@
-"""vLLM serves NVFP4 checkpoints with these kernels: the plug-in that vLLM finds by the entry point ``vllm.general_plugins``.
+"""The plug-in with which vLLM serves NVFP4 checkpoints; vLLM finds it by the entry point ``vllm.general_plugins``.
 
-With this package installed beside vLLM nothing else is to be done: ``vllm serve FOLDER-NVFP4``. ``--quantization modelopt_fp4``
-and the other names of vLLM's own keep their meaning, and ``VLLM_PLUGINS=`` loads no plug-in at all.
+With this package and vLLM installed, run ``vllm serve FOLDER-NVFP4``. ``--quantization modelopt_fp4`` and vLLM's other names
+keep their meaning, and ``VLLM_PLUGINS=`` loads no plug-in at all.
 """
 
 import logging
@@ -12,13 +12,13 @@ NAME = "nvfp4_cute"
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes: make the method known. Doing it again changes nothing.
+    """Registers the method. vLLM calls this in each of its processes; further calls change nothing.
 
-    Where the installed vLLM lacks what this needs, it says so in the log and vLLM goes on without it.
+    If the installed vLLM lacks something that the plug-in needs, the log says so and vLLM continues without it.
     """
     found = faults()
     if found:
-        # A name below vLLM's own: its handlers print it.
+        # The name is below vLLM's own logger, whose handlers print the message.
         logging.getLogger(f"vllm.{NAME}").error("%s", found)
         return
     from nvfp4_cute.models.vllm.config import register_config

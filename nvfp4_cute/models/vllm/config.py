@@ -1,4 +1,4 @@
-"""Which layers of a model are quantized how: a method of vLLM that reads the configs ``models.checkpoints`` has readers for."""
+"""Decides how each layer of a model is quantized: a vLLM method that reads the configs of ``models.checkpoints``."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -30,22 +30,22 @@ from nvfp4_cute.models.vllm.linear import LinearMethod
 from nvfp4_cute.models.vllm.taken import MIXED, is_ours, refusal
 from nvfp4_cute.planning.arch.simt import ARCHS
 
-# Keys of a config that hold names of modules, or patterns of such.
+# Keys of a config with names or patterns of modules.
 LISTS = ("ignore", "exclude_modules")
-# A key of ours that people may add to a config: as of ``checkpoints.Checkpoint``.
+# Key that users may add to a config; values are those of ``checkpoints.Checkpoint``.
 MISSING = "missing_input_scale"
-# Another one: bits of the activations of W4A4 layers, and what the modules of this package call them.
+# Another such key: bits of the activations of W4A4 layers, and the names of these choices in this package.
 ACTIVATIONS = "activations"
 CHOICES: dict[str, LayerActivations] = {"auto": "by_rows", "4bit": "nvfp4", "16bit": "16bit"}
-# Layers whose weights vLLM multiplies into others: it finds them by multiplying ones, which would be quantized.
+# Layers that vLLM merges into others. It multiplies ones by them to get their weights, and those ones would be quantized.
 ABSORBED = ("kv_b_proj",)
 
 
 class CheckpointConfig(QuantizationConfig):
-    """``quantization_config`` of a checkpoint of NVFP4 or int4 weights.
+    """``quantization_config`` of a checkpoint with NVFP4 or int4 weights.
 
     Args:
-        quantization: of config.json, or all of hf_quant_config.json.
+        quantization: the entry of config.json, or all of hf_quant_config.json.
     """
 
     name = "nvfp4_cute"
@@ -54,9 +54,9 @@ class CheckpointConfig(QuantizationConfig):
         super().__init__()
         self.quantization = unwrapped(quantization)
         self.convention = convention_of(self.quantization)
-        # Layers that have packed tensors, in all spellings, where the config does not name those that are quantized.
+        # Layers with packed tensors, in all spellings, if the config does not name the quantized layers.
         self.packed: set[str] | None = None
-        # What vLLM itself would be told, for layers of other schemes.
+        # vLLM's own config, for layers with other schemes.
         self._plain, self._mapper = dict(quantization), None
         self._vllms: QuantizationConfig | None = None
 
@@ -64,41 +64,42 @@ class CheckpointConfig(QuantizationConfig):
         return {key: value for key, value in vars(self).items() if key != "convention"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # in a process of another rank
+        self.__dict__.update(state)  # in another rank's process
         self.convention = convention_of(self.quantization)
 
-    # ---- what vLLM asks of the class -----------------------------------------------------------------------------
+    # ---- methods that vLLM calls on the class -------------------------------------------------------------------------
 
     def get_name(self) -> str:
-        """The name that it was registered by."""
+        """Returns the name with which the method is registered."""
         return self.name
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """float32 is rounded to bfloat16 before products, as kernels take no more bits."""
+        """Lists the dtypes of activations; float32 is rounded to bfloat16, since kernels read 16 bits."""
         return [torch.bfloat16, torch.float16, torch.float32]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """No minimum: ``override_quantization_method`` looks at the GPU."""
+        """Returns no minimum, because ``override_quantization_method`` checks the GPU."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """Where older checkpoints of ModelOpt have it."""
+        """Returns the file in which older checkpoints of ModelOpt have the config."""
         return ["hf_quant_config.json"]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "CheckpointConfig":
-        """Of what vLLM read."""
+        """Makes a config from the dict that vLLM read."""
         return cls(config)
 
     @classmethod
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any] | None, user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """This method's name for a checkpoint that it takes, unless the user names another one.
+        """Returns this method's name for a checkpoint that it supports, unless the user names another method.
 
-        It takes checkpoints whose quantized layers are all NVFP4 or int4, where there is a kernel for the GPU, or on the CPU.
+        It supports checkpoints whose quantized layers are all NVFP4 or int4, on the CPU and where there is a kernel for the
+        GPU.
         """
         if hf_quant_cfg is None or user_quant not in (None, cls.name):
             return None
@@ -107,16 +108,16 @@ class CheckpointConfig(QuantizationConfig):
 
     @staticmethod
     def get_checkpoint_weight_mapper() -> WeightsMapper:
-        """No tensor is dropped: vLLM would drop orders of K, which its own kernels do not follow."""
+        """Keeps all tensors; vLLM would drop orders of K, which its own kernels do not support."""
         return WeightsMapper()
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
-        """Look which layers have packed tensors, where the config does not say it (AutoGPTQ, AutoAWQ).
+        """Finds the layers with packed tensors if the config does not name the quantized layers (AutoGPTQ, AutoAWQ).
 
         Raises:
-            CheckpointError: files that cannot be read, or none with packed tensors.
+            CheckpointError: files cannot be read, or none has packed tensors.
         """
         if self.convention.names_layers:
             return
@@ -133,7 +134,7 @@ class CheckpointConfig(QuantizationConfig):
     # ---- layers --------------------------------------------------------------------------------------------------
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """Take names of modules also as vLLM spells them."""
+        """Adds vLLM's spellings to the names of modules."""
         self._mapper = hf_to_vllm_mapper
         self.quantization = renamed(self.quantization, hf_to_vllm_mapper)
         self.convention = convention_of(self.quantization)
@@ -141,11 +142,11 @@ class CheckpointConfig(QuantizationConfig):
             self.packed |= set(hf_to_vllm_mapper.apply_list(sorted(self.packed)))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """What creates, loads and computes a layer; None for one that is none of this method's.
+        """Returns the object that creates, loads and computes a layer; None for a layer that this method does not handle.
 
         Raises:
-            CheckpointError: of layers that vLLM keeps in one tensor, some are quantized and some are not. UnsupportedProblem:
-                LoRA is enabled.
+            CheckpointError: vLLM merges layers of which only some are quantized.
+            UnsupportedProblem: LoRA is enabled.
         """
         if isinstance(layer, Attention | MLAAttention):
             return BaseKVCacheMethod(self)
@@ -180,7 +181,7 @@ class CheckpointConfig(QuantizationConfig):
         )
 
     def _of_vllm(self) -> QuantizationConfig:
-        """vLLM's own method for this checkpoint, which computes layers of other schemes."""
+        """Returns vLLM's own method for this checkpoint, which computes layers with other schemes."""
         if self._vllms is None:
             made = get_quantization_config(MIXED[self.convention.tool]).from_config(
                 copy.deepcopy(self._plain)
@@ -193,10 +194,10 @@ class CheckpointConfig(QuantizationConfig):
 
     @property
     def activations(self) -> LayerActivations:
-        """What W4A4 layers do with their activations: as the environment says, or config.json, or by the rows of each call.
+        """Activations of W4A4 layers, from the environment or config.json; by default by the rows of each call.
 
         Raises:
-            ValueError: an unknown choice.
+            ValueError: the choice is unknown.
         """
         chosen = env.activations() or self.quantization.get(ACTIVATIONS, "auto")
         if chosen not in CHOICES:
@@ -206,7 +207,7 @@ class CheckpointConfig(QuantizationConfig):
         return CHOICES[chosen]
 
     def _scheme(self, prefix: str, names: list[str]) -> Scheme | None:
-        """The one scheme of ``names``."""
+        """Returns the one scheme of ``names``."""
         is_left_out = lambda name: self.packed is not None and name not in self.packed
         found = {name: None if is_left_out(name) else self.convention.scheme(name) for name in names}
         if len(set(found.values())) > 1:
@@ -219,13 +220,13 @@ class CheckpointConfig(QuantizationConfig):
 
 
 def register_config(name: str) -> None:
-    """Make the method known to vLLM by ``name``."""
+    """Registers the method with vLLM as ``name``."""
     CheckpointConfig.name = name
     register_quantization_config(name)(CheckpointConfig)
 
 
 def check_no_lora() -> None:
-    """Raise UnsupportedProblem where vLLM is to add LoRA adapters, which nobody tried with layers of the plug-in."""
+    """Raises UnsupportedProblem if vLLM is to add LoRA adapters, which were never tested with layers of the plug-in."""
     if get_current_vllm_config().lora_config is not None:
         raise UnsupportedProblem(
             "--enable-lora: layers of the nvfp4_cute plug-in take no LoRA adapters; pass --quantization with one of vLLM's own "
@@ -234,23 +235,25 @@ def check_no_lora() -> None:
 
 
 def names_embedding(quantization: Mapping[str, Any]) -> bool:
-    """Whether a config says of an embedding how it is quantized."""
+    """Returns whether a config describes the quantization of an embedding."""
     groups = (quantization.get("config_groups") or {}).values()
     targets = (target for group in groups for target in group.get("targets") or ())
     return any(is_embedding(name) for name in (*(quantization.get("quantized_layers") or ()), *targets))
 
 
 def renamed(quantization: Mapping[str, Any], mapper: Any) -> dict[str, Any]:
-    """A config that names modules as the checkpoint does and, beside that, as vLLM does.
+    """Returns a config with the names of modules in the checkpoint's and in vLLM's spelling.
 
     Args:
-        mapper: with ``apply_list``, which spells names of a checkpoint as vLLM has them.
+        quantization: the config.
+        mapper: its ``apply_list`` converts names to vLLM's spelling.
     """
 
     def both(names: Iterable[str]) -> list[str]:
         own = list(names)
         plain = [name for name in own if not name.startswith("re:") and "." in name]
-        # "vision*" is a module and all inside it: a mapper knows it by its name, and by what begins with that and a point.
+        # "vision*" means a module and everything inside it. A mapper knows the module's name, and names that begin with it and
+        # a dot.
         begins = [n for n in plain if n.endswith("*") and not n.endswith(".*")]
         cut = [m for n in begins for m in (n[:-1], f"{n[:-1]}.*")]
         return [*own, *mapper.apply_list([*(n for n in plain if n not in begins), *cut])]

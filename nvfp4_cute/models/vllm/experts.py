@@ -1,4 +1,4 @@
-"""Experts of vLLM with NVFP4 or int4 weights."""
+"""vLLM experts with NVFP4 or int4 weights."""
 
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ from nvfp4_cute.models.vllm.parameters import (
 from nvfp4_cute.nn.experts import SortedExperts
 from nvfp4_cute.nn.linear import K_STEP
 
-# vLLM's names of activations -> what layers.experts_module takes.
+# vLLM's name of an activation -> argument of layers.experts_module.
 ACTIVATIONS: dict[str, Any] = {
     "silu": "silu",
     "gelu": lambda gate, up: functional.gelu(gate) * up,
@@ -55,8 +55,11 @@ class ExpertsMethod(FusedMoEMethodBase):
     """Creates, loads and computes the experts of a layer.
 
     Args:
-        scheme: how they are quantized. convention: the checkpoint's. moe: vLLM's config of the layer.
-        missing_input_scale: see ``checkpoints.Checkpoint``. activations: of W4A4 experts, see ``layers.experts_module``.
+        scheme: how they are quantized.
+        convention: convention of the checkpoint.
+        moe: vLLM's config of the layer.
+        missing_input_scale: see ``checkpoints.Checkpoint``.
+        activations: mode of W4A4 experts; see ``layers.experts_module``.
     """
 
     supports_eplb = True
@@ -76,13 +79,13 @@ class ExpertsMethod(FusedMoEMethodBase):
         self.numbers = [role for role in (GLOBAL, INPUT) if role in needed_roles(scheme)]
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
-        """None: rows are quantized inside the layer."""
+        """Returns None, because rows are quantized inside the layer."""
         return None
 
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *arguments: Any, **options: Any
     ) -> tuple[int, int]:
-        """Sizes with the width of NVFP4 rounded up to what rows of kernels need; vLLM fills with zeros."""
+        """Rounds the width of NVFP4 experts up to the alignment of kernels' rows; vLLM pads with zeros."""
         hidden, width = super().maybe_roundup_sizes(
             hidden_size, intermediate_size_per_partition, *arguments, **options
         )
@@ -97,7 +100,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Parameters of the experts of one rank, which RoutedExperts.weight_loader fills."""
+        """Creates the parameters of one rank's experts, which RoutedExperts.weight_loader fills."""
         activation = layer.activation.value
         if activation not in ACTIVATIONS or getattr(layer, "swiglu_limit", None) is not None:
             raise UnsupportedProblem(
@@ -137,11 +140,11 @@ class ExpertsMethod(FusedMoEMethodBase):
         layer.register_parameter(self._key(name, role), parameter)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what was loaded, and make ``layer.nvfp4`` of it, which computes.
+        """Checks the loaded tensors, and makes ``layer.nvfp4``, which computes.
 
         Raises:
-            CheckpointError: a tensor is missing, zero or not finite; it is named. UnsupportedTarget: CUDA graphs are wanted, and
-                the GPU has no kernel that can be captured for these experts.
+            CheckpointError: a tensor, which the message names, is missing, zero or not finite.
+            UnsupportedTarget: CUDA graphs are requested, and the GPU has no kernel for these experts that can be captured.
         """
         sides = {name: self._side(layer, name) for name in ("w13", "w2")}
         (w13, factor13, input13), (w2, factor2, input2) = sides["w13"], sides["w2"]
@@ -174,7 +177,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         KERNELS.add_experts(module, moe.hidden_dim, moe.experts_per_token, layer.nvfp4_dtype, device)
 
     def _side(self, layer: Any, name: str) -> tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]:
-        """A projection's weights, their global scales, and those of activations; the layer's parameters go."""
+        """Returns a projection's weights, their global scales, and those of activations; deletes the layer's parameters."""
         roles = (*self.axes, *self.numbers, *WITHOUT_PLACE)
         taken = {r: t for r in roles if (t := layer._parameters.pop(self._key(name, r), None)) is not None}
         optional = {ZERO} - set(needed_roles(self.scheme))
@@ -216,7 +219,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any = None,
         shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The experts' sum for every row; what shared experts give is added by vLLM."""
+        """Computes the experts' sum for every row; vLLM adds the result of shared experts."""
         ids = topk_ids
         if layer.expert_map is not None:
             ids = layer.expert_map[ids.clamp(min=0).long()].to(ids.dtype).masked_fill(ids < 0, -1)
@@ -226,7 +229,7 @@ class ExpertsMethod(FusedMoEMethodBase):
 
 
 def filled(stored: torch.Tensor, is_reciprocal: bool) -> torch.Tensor:
-    """Numbers as stored, those of experts that no token reached replaced by the one of the largest activations."""
+    """Returns stored scales, where experts that no token reached get the scale of the largest activations."""
     is_known = (stored > 0) & torch.isfinite(stored)
     if not bool(is_known.any()):
         return stored
@@ -235,9 +238,9 @@ def filled(stored: torch.Tensor, is_reciprocal: bool) -> torch.Tensor:
 
 
 def _by_projection(loader: Any) -> Any:
-    """``loader`` for numbers of activations: it would take them for one number an expert, not one a projection.
+    """Wraps ``loader`` for scales of activations, which it would read as one number per expert instead of one per projection.
 
-    vLLM sees by a parameter's name what it holds; "input_global_scale" it takes as ``quant_method`` says.
+    vLLM infers a parameter's contents from its name; it treats "input_global_scale" according to ``quant_method``.
     """
 
     def load(
@@ -251,7 +254,7 @@ def _by_projection(loader: Any) -> Any:
 
 
 def _check_unordered(name: str, k: int, loaded: torch.Tensor) -> None:
-    """Raise where neighbours along K have scales of different blocks; -1 throughout says that they do not."""
+    """Raises if adjacent values along K belong to different blocks; -1 everywhere means that they do not."""
     step = k // (int(loaded.max()) + 1) if bool((loaded >= 0).all()) else 0
     if step and not torch.equal(loaded.long(), torch.arange(k) // step):
         raise CheckpointError(
@@ -261,36 +264,37 @@ def _check_unordered(name: str, k: int, loaded: torch.Tensor) -> None:
 
 
 def _check_no_factors(name: str, k: int, loaded: torch.Tensor) -> None:
-    """Raise: activations of experts are not multiplied by factors of their own."""
+    """Raises, because activations of experts cannot have factors of their own."""
     raise CheckpointError(
         f"{name} has factors of activations, which experts of this plug-in do not have; export the model without AWQ"
     )
 
 
 def _check_shape(name: str, k: int, loaded: torch.Tensor) -> None:
-    """Raise where the weights before they were packed had another K."""
+    """Raises if the weights had another K before they were packed."""
     if int(loaded[1]) != k:
         raise CheckpointError(
             f"{name} is {loaded.tolist()}, and by config.json K is {k}: these are different models, or K is no multiple of 8"
         )
 
 
-# Roles of tensors that have no place in the experts' weights, and what must hold for them.
+# Roles of tensors that are not stored with the experts' weights, and the functions that check them.
 WITHOUT_PLACE = {ORDER: _check_unordered, PRE: _check_no_factors, SHAPE: _check_shape}
 
 
 def _checked(
     check: Any, param: torch.nn.Parameter, loaded_weight: torch.Tensor, *rest: Any, **options: Any
 ) -> bool:
-    """A loader that looks at what is loaded, and keeps nothing."""
+    """A loader that checks what is loaded, and stores nothing."""
     check(loaded_weight)
     return True
 
 
 def as_moving_parameters(module: torch.nn.Module) -> None:
-    """Make of all that belongs to one expert parameters with experts first, as vLLM moves experts between ranks (EPLB).
+    """Turns all tensors of the experts into parameters with experts first, which vLLM moves between ranks (EPLB).
 
-    vLLM copies rows of every parameter of the layer in place; factors that lie in columns are given as views with experts first.
+    vLLM copies rows of every parameter of the layer in place. Factors that are stored in columns become views with experts
+    first.
     """
     for part in module.modules():
         for name, tensor in list(part._buffers.items()):

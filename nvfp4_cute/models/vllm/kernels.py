@@ -1,6 +1,6 @@
-"""Kernels of all layers, compiled by other processes while vLLM loads weights, and loaded before vLLM serves.
+"""Compiles the kernels of all layers in other processes while vLLM loads weights, and loads them before vLLM serves.
 
-vLLM's monitor of compilations reports, or refuses, what is compiled in a request. Its registry of kernels to warm up calls
+vLLM's monitor reports, or refuses, compilations during a request. vLLM's registry of kernels to warm up calls
 ``Kernels.compile_many`` after all weights are loaded and before graphs are captured.
 """
 
@@ -22,7 +22,7 @@ from nvfp4_cute.terminal import Progress
 
 
 class Kernels:
-    """What the layers of this process need, as vLLM's registry takes it (``jit_warmup.VllmJitKernel``)."""
+    """The kernels of this process's layers, with the interface of vLLM's registry (``jit_warmup.VllmJitKernel``)."""
 
     def __init__(self) -> None:
         self._kinds: set[Any] = set()
@@ -32,24 +32,24 @@ class Kernels:
     def add_linear(
         self, layer: torch.nn.Module, in_features: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Take on the kernels of a linear layer, called with rows [M, in_features] of ``dtype``."""
+        """Adds the kernels of a linear layer that is called with rows [M, in_features] of ``dtype``."""
         most = _most_tokens()
         self._add(layer, device, lambda: prepare.linear_kernels(layer, in_features, most, dtype, device))
 
     def add_experts(
         self, layer: Any, hidden_size: int, top_k: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Take on the kernels of the experts of a layer, of which a token chooses ``top_k``."""
+        """Adds the kernels of a layer's experts, of which each token chooses ``top_k``."""
         most = _most_tokens() * get_current_vllm_config().parallel_config.data_parallel_size
         sizes = hidden_size, layer.num_experts, top_k, most
         self._add(layer, device, lambda: prepare.expert_kernels(layer, *sizes, dtype, device))
 
     def get_warmup_keys(self) -> list[Any]:
-        """All keys, for vLLM's registry."""
+        """Returns all keys, for vLLM's registry."""
         return list(self._keys)
 
     def compile_many(self, keys: Iterable[Any]) -> None:
-        """Wait until they are compiled, and load them."""
+        """Waits until the kernels are compiled, and loads them."""
         keys = list(keys)
         if self._compilers is None:
             return
@@ -60,7 +60,7 @@ class Kernels:
             folder: Path | None = compilers.folder
             try:
                 future.result()
-            except CacheError:  # compiled for this process alone
+            except CacheError:  # compiled only for this process
                 folder = None
             get_kernel(key, folder=folder)
         compilers.close()
@@ -86,7 +86,7 @@ KERNELS = Kernels()
 
 
 def _register(kernels: Kernels) -> bool:
-    """Whether vLLM will call ``compile_many``: where it warms up kernels, which it does not with --enforce-eager."""
+    """Returns whether vLLM will call ``compile_many``, which it does unless started with --enforce-eager."""
     if not getattr(get_current_vllm_config().kernel_config, "enable_jit_warmup", False):
         return False
     from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
@@ -102,7 +102,7 @@ def _most_tokens() -> int:
 
 
 def _jobs() -> int:
-    """Processes that compile for one of the ranks of a host."""
+    """Returns the number of processes that compile for one rank of a host."""
     return max(default_jobs() // get_current_vllm_config().parallel_config.world_size, 1)
 
 

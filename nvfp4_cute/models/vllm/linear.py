@@ -1,4 +1,4 @@
-"""Linear layers of vLLM with NVFP4 or int4 weights."""
+"""vLLM linear layers with NVFP4 or int4 weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,8 +44,8 @@ from nvfp4_cute.models.vllm.parameters import (
     vector,
 )
 
-UNORDERED = -1  # of an order of K: there is none
-# Roles of numbers along K, or a few for each part: value and dtype before a file has others.
+UNORDERED = -1  # marks the absence of an order of K
+# Roles of tensors with numbers along K, or with a few per part: initial value and dtype before a file is loaded.
 VECTORS: dict[str, tuple[float, torch.dtype]] = {
     ORDER: (UNORDERED, torch.int32), PRE: (1.0, torch.float32), SHAPE: (UNORDERED, torch.int64),
 }  # fmt: skip
@@ -56,12 +56,13 @@ Tensors = dict[str, torch.Tensor]  # by role
 
 @register_weight_loader_v2_supported_method
 class LinearMethod(LinearMethodBase):
-    """Creates, loads and computes a linear layer, or several that vLLM keeps in one tensor, such as q, k and v.
+    """Creates, loads and computes a linear layer, or several that vLLM merges, such as q, k and v.
 
     Args:
-        scheme: how the layer is quantized. convention: the checkpoint's.
-        keeps_16_bits: whether activations stay as they are, whatever the scheme says.
-        activations: of W4A4 layers, see ``layers.linear_module``.
+        scheme: how the layer is quantized.
+        convention: convention of the checkpoint.
+        keeps_16_bits: whether activations stay in 16 bits, whatever the scheme says.
+        activations: mode of W4A4 layers; see ``layers.linear_module``.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class LinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Parameters of one rank's part, with vLLM's own loaders, which cut what is in the files."""
+        """Creates the parameters of one rank's part, with vLLM's own loaders, which slice the files' tensors."""
         loader, parts = extra_weight_attrs["weight_loader"], len(output_partition_sizes)
         rows, k = sum(output_partition_sizes), input_size_per_partition
         layer.nvfp4_loaders = {}
@@ -113,16 +114,16 @@ class LinearMethod(LinearMethodBase):
         layer.nvfp4_sizes = (output_partition_sizes, k, input_size, params_dtype)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what was loaded, and make ``layer.nvfp4`` of it, which computes.
+        """Checks what was loaded, and makes the modules of ``layer.nvfp4``, which compute.
 
         Raises:
-            CheckpointError: a tensor is missing, zero or not finite; it is named.
+            CheckpointError: a tensor is missing, zero or not finite; the message names it.
         """
         given = self._taken(layer)
         sizes, k, all_k, dtype = layer.nvfp4_sizes
-        # Numbers of each part: where these agree, all parts are one product.
+        # Numbers of each part. If these agree, all parts become one product.
         own = {role: given.pop(role) for role in (GLOBAL, ORDER, PRE) if role in given}
-        # One of all: they read the same rows, and the largest cuts nothing off.
+        # One scale for all parts: they read the same rows, and the largest scale clamps nothing.
         input_scale = given.pop(INPUT).amax() if INPUT in given else None
         is_one = all(bool((one == one[0]).all()) for one in own.values())
         spans = [(0, sum(sizes))] if is_one else [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
@@ -137,16 +138,16 @@ class LinearMethod(LinearMethodBase):
             one_bias = None if bias is None else bias[start : start + rows]
             options: Any = {"dtype": dtype, "device": weight.data.device, "activations": self.activations}
             modules.append(linear_module(stored, one_bias, **options))
-            # Other code of vLLM asks whether there is one.
+            # Other code of vLLM checks that a weight exists.
             layer.weight = weight.data if i == 0 else layer.weight
         layer.nvfp4, layer.nvfp4_has_bias = torch.nn.ModuleList(modules), bias is not None
         for module in modules:
             KERNELS.add_linear(module, k, dtype, layer.weight.device)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x @ W^T + bias``: one product, or one a part where parts have global scales or an order of K of their own.
+        """Computes ``x @ W^T + bias`` in one product, or in one per part if the parts' global scales or orders of K differ.
 
-        Modules add the layer's own bias, in the launch of the product; another one is added after it.
+        Modules add the layer's own bias in the launch of the product; another bias is added afterwards.
         """
         if layer.nvfp4_has_bias and bias is None:
             y = [_without_bias(part, x) for part in layer.nvfp4]
@@ -159,7 +160,7 @@ class LinearMethod(LinearMethodBase):
         return f"{_name(layer)}.{self.convention.name_of(role)}"
 
     def _taken(self, layer: Any) -> Tensors:
-        """The checked tensors that files had, by role; the layer's parameters go."""
+        """Returns the checked tensors from the files, by role, and deletes the layer's parameters."""
         loaders, names = layer.nvfp4_loaders, self.convention.name_of
         taken = {role: layer._parameters.pop(names(role)) for role in (*loaders, *self.numbers)}
         optional = {ZERO} - set(needed_roles(self.scheme))
@@ -193,7 +194,7 @@ class LinearMethod(LinearMethodBase):
         return found
 
     def _order(self, layer: Any, found: Tensors) -> torch.Tensor:
-        """The blocks of K [parts, K], counted from the rank's first."""
+        """Returns the blocks of K, [parts, K], counted from the rank's first block."""
         blocks, order = found[SCALE].shape[self.axes[SCALE].k], found[ORDER]
         _, k, all_k, _ = layer.nvfp4_sizes
         first = layer.nvfp4_loaders[ORDER].rank * blocks if k != all_k and blocks > 1 else 0
@@ -206,7 +207,7 @@ class LinearMethod(LinearMethodBase):
     def _weight(
         self, layer: Any, given: Tensors, own: Mapping[str, torch.Tensor]
     ) -> tuple[StoredWeight, torch.Tensor | None]:
-        """Weights of some rows, and the order of K that they are in."""
+        """Returns the weights of some rows, and their order of K."""
         if self.scheme.weights == INT4:
             assert self.convention.unpack is not None
             return self.convention.unpack(
@@ -218,7 +219,7 @@ class LinearMethod(LinearMethodBase):
         return StoredWeight(self.scheme.weights, data, scale, own[GLOBAL], shape), None
 
     def _bias(self, layer: Any) -> torch.Tensor | None:
-        """The bias that vLLM passes with every call of a layer; of a row parallel one the first rank has it."""
+        """Returns the bias that vLLM passes with every call of a layer; in row-parallel layers only the first rank has it."""
         is_first = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
         if not isinstance(layer, LinearBase) or not is_first or layer.skip_bias_add:
             return None

@@ -1,7 +1,7 @@
-"""Parameters of a layer while vLLM loads it, under the names that the checkpoint's tool gives its tensors.
+"""Parameters of a layer while vLLM loads it, under the names of the checkpoint's tool.
 
-vLLM's loaders cut for each rank what is in the files. They convert what has another dtype, and leave a parameter as it was made
-where no file has it: both would be computed with. So each loader here is vLLM's between checks.
+vLLM's loaders slice tensors for each rank. They convert other dtypes, and leave a parameter unchanged if no file has it; either
+would silently give wrong results. Each loader here therefore wraps vLLM's with checks.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,25 @@ from nvfp4_cute.models.checkpoints.axes import BLOCK, Axes
 from nvfp4_cute.models.checkpoints.checks import check_factor
 from nvfp4_cute.models.checkpoints.convention import Convention
 
-DUMMY = "dummy"  # the load format of vLLM that fills parameters with random numbers
-# How RoutedExperts.weight_loader is to take a parameter: cut among ranks, whole along the width of experts, or one number for
-# each expert and projection.
+DUMMY = "dummy"  # vLLM's load format that fills parameters with random numbers
+# How RoutedExperts.weight_loader treats a parameter: sliced among ranks, whole along the width of experts, or one number per
+# expert and projection.
 CUT, WHOLE, NUMBER = (
     getattr(FusedMoeWeightScaleSupported, name).value for name in ("GROUP", "CHANNEL", "TENSOR")
 )
-QKV = {"q": 0, "k": 1, "v": 2}  # vLLM's names of parts of one tensor
+QKV = {"q": 0, "k": 1, "v": 2}  # vLLM's names of parts of a merged tensor
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of quantized weights, as one rank has it.
+    """A matrix of quantized weights, as one rank stores it.
 
     Attributes:
-        name: of the tensor, for messages. axes: of the file. experts: E, of experts; None for a layer.
-        n, k: of the rank's weights. all_k: K of all ranks together.
+        name: name of the tensor, for messages.
+        axes: axes in the file.
+        experts: E for experts; None for a layer.
+        n, k: sizes of the rank's weights.
+        all_k: K of all ranks together.
     """
 
     name: str
@@ -44,10 +47,10 @@ class Matrix:
     all_k: int
 
     def empty(self) -> torch.Tensor:
-        """Zeros for it. Where the file decides the dtype and the blocks of scales, the first tensor that is loaded does.
+        """Allocates zeros. Where the file decides the dtype and the blocks of scales, the first loaded tensor replaces them.
 
         Raises:
-            UnsupportedProblem: the rank's part does not have whole elements.
+            UnsupportedProblem: the rank's part does not consist of whole elements.
         """
         for letter, size, values in (
             ("output", self.n, self.axes.n_values),
@@ -62,16 +65,18 @@ class Matrix:
         return self.zeros(block, self.axes.dtype or torch.get_default_dtype())
 
     def zeros(self, block_k: int, dtype: torch.dtype) -> torch.Tensor:
-        """Of blocks of so many values along K."""
+        """Allocates zeros for blocks of ``block_k`` values along K."""
         lead = () if self.experts is None else (self.experts,)
         return torch.zeros((*lead, *self.axes.shape(self.n, self.k, block_k)), dtype=dtype)
 
     def fit(self, param: torch.nn.Parameter, loaded: torch.Tensor, is_first: bool) -> bool:
-        """Make ``param`` fit what is loaded into it; whether each rank takes all of its K, for it has one block a row.
+        """Resizes ``param`` for what is loaded into it.
+
+        Returns whether each rank loads all of its K, because a row is one block.
 
         Raises:
-            CheckpointError: it has another dtype than its format, or than what was loaded before. UnsupportedProblem: blocks
-                are not whole on each rank.
+            CheckpointError: it has another dtype than its format, or than what was loaded before.
+            UnsupportedProblem: blocks are not whole on each rank.
         """
         dtype = param.dtype if self.axes.dtype is None and not is_first else self.axes.dtype
         if dtype is not None and loaded.dtype != dtype:
@@ -98,10 +103,12 @@ class Matrix:
 
 
 class MatrixLoader:
-    """Loads a matrix of a linear layer, part by part where vLLM keeps several in one tensor.
+    """Loads a matrix of a linear layer, part by part where vLLM merges several layers.
 
     Args:
-        matrix: what it is. loader: vLLM's. parts: how many there are.
+        matrix: description of the matrix.
+        loader: vLLM's loader.
+        parts: number of parts.
     """
 
     def __init__(self, matrix: Matrix, loader: Any, parts: int):
@@ -109,9 +116,9 @@ class MatrixLoader:
         self.seen: set[Any] = set()
 
     def __call__(self, param: Any, loaded: torch.Tensor, part: Any = None, *rest: Any, **options: Any) -> Any:
-        """What vLLM calls."""
+        """Loads one part; vLLM calls this."""
         if self.matrix.fit(param, loaded, not self.seen):
-            param.tp_rank = 0  # where K is cut, N is not
+            param.tp_rank = 0  # K is sliced, so N is not
         self.seen.update(part if isinstance(part, tuple) else (part,))
         more = () if part is None else (part,)
         return self.loader(param, loaded, *more, *rest, **options)
@@ -122,7 +129,7 @@ class MatrixLoader:
 
 
 class ExpertsLoader:
-    """The same of a matrix of all experts: ``loader`` is that of RoutedExperts, ``parts`` counts projections of all experts."""
+    """Loads a matrix of all experts. ``loader`` is that of RoutedExperts, ``parts`` counts projections of all experts."""
 
     def __init__(self, matrix: Matrix, loader: Any, parts: int):
         self.matrix, self.loader, self.parts = matrix, loader, parts
@@ -138,12 +145,12 @@ class ExpertsLoader:
         expert_id: int,
         return_success: bool = False,
     ) -> bool | None:
-        """What vLLM calls."""
+        """Loads one expert's projection; vLLM calls this."""
         if self.matrix.fit(param, loaded_weight, not self.seen):
             param.quant_method = WHOLE
         arguments = (weight_name, shard_id, expert_id)
         is_done = bool(self.loader(param, loaded_weight, *arguments, return_success=True))
-        self.seen.add((shard_id, expert_id) if is_done else None)  # None: of another rank
+        self.seen.add((shard_id, expert_id) if is_done else None)  # None: it belongs to another rank
         self.has_all |= loaded_weight.ndim == 3
         return is_done if return_success else None
 
@@ -153,7 +160,7 @@ class ExpertsLoader:
 
 
 class VectorLoader:
-    """Loads numbers along K, or a few for each part, into a parameter [parts, size]; of K, a rank's own."""
+    """Loads numbers along K, of which a rank keeps its own, or a few numbers per part, into a parameter [parts, size]."""
 
     def __init__(self, name: str, rank: int):
         self.name, self.rank = name, rank
@@ -162,7 +169,7 @@ class VectorLoader:
     def __call__(
         self, param: Any, loaded: torch.Tensor, part: Any = None, *rest: Any, **options: Any
     ) -> None:
-        """What vLLM calls."""
+        """Loads the numbers of one part; vLLM calls this."""
         size = param.shape[1]
         own = loaded.reshape(-1)
         if own.numel() != size and own.numel() % size == 0:
@@ -182,7 +189,7 @@ class VectorLoader:
 def vector(
     parts: int, size: int, value: float, dtype: torch.dtype, loader: VectorLoader
 ) -> torch.nn.Parameter:
-    """A parameter [parts, size] of ``value`` that a VectorLoader fills."""
+    """Makes a parameter [parts, size] filled with ``value``, which a VectorLoader loads."""
     made = torch.nn.Parameter(torch.full((parts, size), value, dtype=dtype), requires_grad=False)
     set_weight_attrs(made, {"weight_loader": loader})
     return made
@@ -191,18 +198,20 @@ def vector(
 def check_complete(
     matrices: dict[str, Any], given: dict[str, torch.nn.Parameter], optional: set[str]
 ) -> set[str]:
-    """The roles among ``matrices`` that files had.
+    """Returns the roles among ``matrices`` that files had.
 
     Args:
-        matrices: role -> MatrixLoader or ExpertsLoader. given: role -> parameter. optional: roles that may be missing.
+        matrices: role -> MatrixLoader or ExpertsLoader.
+        given: role -> parameter.
+        optional: roles that may be missing.
 
     Raises:
-        CheckpointError: one is missing, or a part of it.
+        CheckpointError: a role or a part of it is missing.
     """
     if is_dummy():
         return set(matrices) - optional
     for role, loader in matrices.items():
-        # A model may load a tensor in its own way.
+        # A model may replace the loader of a tensor with its own.
         is_own = getattr(given[role], "weight_loader", None) is not loader
         if is_own or loader.is_complete() or (role in optional and not loader.seen):
             continue
@@ -216,17 +225,17 @@ def check_complete(
 
 
 def unknown_numbers(*shape: int) -> torch.Tensor:
-    """Room for global scales, float32, of NaN: what no file has is seen after loading."""
+    """Allocates float32 global scales filled with NaN, so that those missing from all files are noticed after loading."""
     return torch.full(shape, torch.nan, dtype=torch.float32)
 
 
 def is_dummy() -> bool:
-    """Whether vLLM loads no files."""
+    """Returns whether vLLM loads no files."""
     return get_current_vllm_config().load_config.load_format == DUMMY
 
 
 def make_up_dummies(*parameters: torch.Tensor | None) -> None:
-    """Where vLLM loads no files but random numbers, make scales of them: positive ones."""
+    """Makes positive scales of the random numbers that vLLM loads instead of files."""
     if is_dummy():
         for parameter in parameters:
             if parameter is not None:
@@ -234,6 +243,6 @@ def make_up_dummies(*parameters: torch.Tensor | None) -> None:
 
 
 def factors(name: str, stored: torch.Tensor, convention: Convention) -> torch.Tensor:
-    """Global scales that multiply. Raises CheckpointError where one is missing, zero, negative or not finite."""
+    """Returns global scales that multiply. Raises CheckpointError where one is missing, zero, negative or not finite."""
     check_factor(name, stored)
     return 1 / stored if convention.is_reciprocal else stored.clone()

@@ -1,10 +1,10 @@
-"""What the plug-in needs of vLLM, whose inner classes move from version to version: looked up by name, not by version."""
+"""What the plug-in needs from vLLM. Looked up by name, because vLLM moves its inner classes from version to version."""
 
 import inspect
 from importlib import import_module, metadata
 
 LAYERS = "vllm.model_executor.layers"
-# Module -> its names. A name with parameters behind it is a function that is called with them, or asked for them.
+# Module -> its names. A tuple after a name lists parameters with which it is called, or which it must have.
 NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm.config": {"get_current_vllm_config": ()},
     "vllm.model_executor.parameter": {"PackedvLLMParameter": (), "PerTensorScaleParameter": ()},
@@ -52,7 +52,7 @@ TESTED = "0.32 and 0.33"
 
 
 def faults() -> str | None:
-    """What the installed vLLM lacks, as a message; None where all is there."""
+    """Returns a message about everything that the installed vLLM lacks; None if nothing is missing."""
     missing = [fault for module, names in NEEDED.items() for fault in _missing(module, names)]
     if not missing:
         return None

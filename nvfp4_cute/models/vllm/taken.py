@@ -1,4 +1,4 @@
-"""Which checkpoints the plug-in takes, without vLLM: so that ``nvfp4-cute doctor`` says it where vLLM is not installed."""
+"""Decides which checkpoints the plug-in serves, without importing vLLM, so that ``nvfp4-cute doctor`` can also tell."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,30 +8,31 @@ from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
 from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS
 from nvfp4_cute.models.checkpoints.stored import FP8, INT4, Scheme
 
-# What a compressed-tensors config may ask for next to quantized weights; vLLM's own method does these.
+# Requests of a compressed-tensors config besides quantized weights; vLLM's own method handles these.
 OTHERS = ("transform_config", "sparsity_config")
-# Formats of weights and activations.
+# Supported formats of weights and activations.
 TAKEN = (("nvfp4", "nvfp4"), ("nvfp4", None), (INT4, None))
-# Schemes that have int4 in a byte each.
+# Schemes that store one int4 per byte.
 BYTES = ("int-quantized",)
-# Tools whose configs name a scheme for each layer -> vLLM's method that computes their FP8 layers.
+# Tool whose configs name a scheme per layer -> vLLM's method that computes their FP8 layers.
 MIXED = {"modelopt": "modelopt_mixed", "compressed-tensors": "compressed-tensors"}
 FP8_WEIGHTS = (FP8, "fp8_128x128")
 
 
 def is_ours(scheme: Scheme) -> bool:
-    """Whether the plug-in computes layers of a scheme."""
+    """Returns whether the plug-in computes layers with a scheme."""
     return (scheme.weights, scheme.activations) in TAKEN and scheme.name not in BYTES
 
 
 def refusal(quantization: Mapping[str, Any], model_type: str | None = None) -> str | None:
-    """Why a checkpoint is left to vLLM; None where the plug-in takes it.
+    """Returns the reason why a checkpoint is left to vLLM; None if the plug-in serves it.
 
-    It takes those whose quantized layers are NVFP4 with 4-bit or 16-bit activations, or int4 with 16-bit ones. Some layers may be
-    FP8 in configs of ModelOpt and compressed-tensors: vLLM computes these.
+    The plug-in serves checkpoints whose quantized layers are NVFP4 with 4-bit or 16-bit activations, or int4 with 16-bit ones.
+    In configs of ModelOpt and compressed-tensors, some layers may be FP8; vLLM computes these.
 
     Args:
-        quantization: quantization_config of config.json, or hf_quant_config.json. model_type: of config.json.
+        quantization: quantization_config of config.json, or hf_quant_config.json.
+        model_type: entry of config.json.
     """
     if model_type in INTERLEAVED_MODELS:
         return f"models of type {model_type} have gate and up in turns, and biases"
