@@ -1,1 +1,1 @@
-"""CuTe DSL to machine code, remembered in memory and on disk."""
+"""Compiles CuTe DSL to machine code, with caches in memory and on disk."""

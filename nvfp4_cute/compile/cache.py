@@ -1,4 +1,4 @@
-"""Compiled kernels, remembered for the life of the process, and on disk where the environment does not say `off`."""
+"""Compiled kernels, cached for the life of the process, and on disk unless the environment says `off`."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from nvfp4_cute.compile.compiler import CompiledKernel, compile_kernel
 from nvfp4_cute.operands import planned
 
 FORK_WAITS_S = 10.0
-"""How long a fork waits for a thread that compiles."""
+"""Seconds that a fork waits for a thread that compiles."""
 
 _lock = threading.RLock()
 _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
@@ -23,7 +23,7 @@ _watched: ContextVar[list[CompiledKernel] | None] = ContextVar("watched", defaul
 
 @contextmanager
 def watch() -> Iterator[list[CompiledKernel]]:
-    """Collect every kernel that this thread asks for inside the block, in order."""
+    """Collects every kernel that this thread requests inside the block, in order."""
     asked: list[CompiledKernel] = []
     token = _watched.set(asked)
     try:
@@ -32,15 +32,15 @@ def watch() -> Iterator[list[CompiledKernel]]:
         _watched.reset(token)
 
 
-class NotCompiled(Exception):  # noqa: N818, no error: what ``planning`` asks for
-    """Inside ``planning``, a kernel was asked for: no launch is made, whether or not this process has the kernel."""
+class NotCompiled(Exception):  # noqa: N818, not an error: it is what ``planning`` requests
+    """Raised inside ``planning`` when a kernel is requested: nothing is launched, whether or not this process has the kernel."""
 
 
 @contextmanager
 def planning() -> Iterator[dict[Any, None]]:
-    """Collect the keys of kernels that this thread asks for inside the block, in order.
+    """Collects the keys of kernels that this thread requests inside the block, in order.
 
-    Nothing is compiled, loaded or launched: operations return results that are not written (``backends.run_task``).
+    Nothing is compiled, loaded or launched: operations return unwritten results (``backends.run_task``).
     """
     asked: dict[Any, None] = {}
     token = planned.keys.set(asked)
@@ -61,13 +61,15 @@ def has_kernel(key: Any, *, for_emulator: bool = False) -> bool:
 
 
 def get_kernel(key: Any, *, for_emulator: bool = False, folder: Path | None = None) -> CompiledKernel:
-    """The kernel of ``key``, compiled on first use ever (seconds), loaded on first use in a process, and found afterwards.
+    """Returns the kernel of ``key``.
+
+    It is compiled on first use ever (seconds), loaded on first use in a process, and cached afterwards.
 
     Args:
-        key: what to compile, a KernelKey or a ``task.Key``: never sizes or data.
-        for_emulator: whether its host code launches on the emulator; such a function is kept apart, since launch
-            symbols are resolved when a function is compiled.
-        folder: of compiled kernels; None for the one that the environment names.
+        key: key of the kernel, a KernelKey or a ``task.Key``: never sizes or data.
+        for_emulator: whether its host code launches on the emulator. Such a function is cached separately, because
+            launch symbols are resolved when a function is compiled.
+        folder: folder of compiled kernels; None means the one that the environment names.
     """
     asked = planned.keys.get()
     if asked is not None:
@@ -76,7 +78,7 @@ def get_kernel(key: Any, *, for_emulator: bool = False, folder: Path | None = No
     entry = (key, for_emulator)
     kernel = _kernels.get(entry)
     if kernel is None:
-        with _lock:  # two threads that miss together compile once
+        with _lock:  # two threads that miss at the same time compile once
             kernel = _kernels.get(entry)
             if kernel is None:
                 folder = folder or env.cache_dir()
@@ -89,7 +91,7 @@ def get_kernel(key: Any, *, for_emulator: bool = False, folder: Path | None = No
 
 
 class _OfThread(threading.local):
-    """holds_lock: whether this thread took the lock for the fork that it is at."""
+    """holds_lock: whether this thread took the lock for the current fork."""
 
     holds_lock = False
 
@@ -98,7 +100,8 @@ _of_thread = _OfThread()
 
 
 def _before_fork() -> None:
-    # In the child no thread finishes what the compiling one had begun: half an import would hang the next compilation.
+    # No thread of the child finishes what the compiling thread had begun; half an import would hang the next
+    # compilation.
     _of_thread.holds_lock = _lock.acquire(timeout=FORK_WAITS_S)
 
 

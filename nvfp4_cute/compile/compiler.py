@@ -1,6 +1,6 @@
-"""KernelKey -> CompiledKernel: CuTe DSL to PTX and cubin, on a machine with or without a GPU.
+"""KernelKey -> CompiledKernel: compiles CuTe DSL to PTX and cubin, on a machine with or without a GPU.
 
-The only host module, beside the backends, that imports cutlass; it does so when something is compiled.
+Besides the backends, this is the only host module that imports cutlass; it does so when something is compiled.
 """
 
 import ctypes
@@ -24,13 +24,14 @@ from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, prepare_cut
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A compiled launch function with the artifacts it came from.
+    """A compiled launch function with its artifacts.
 
     Attributes:
-        key: what was compiled: a KernelKey, or the key of a task.
+        key: a KernelKey, or the key of a task.
         function: host function, NativeFunction or CuTe DSL's own; ``Launcher`` calls it.
-        ptx: PTX text. cubin: machine code.
-        object_code: object file of the host code, with the cubin inside, which ``function`` was loaded from.
+        ptx: PTX text.
+        cubin: machine code.
+        object_code: object file of the host code, including the cubin, from which ``function`` was loaded.
     """
 
     key: Any
@@ -46,10 +47,11 @@ class CompiledKernel:
 
 
 def compile_kernel(key: Any) -> CompiledKernel:
-    """Compile one variant, of a KernelKey or a ``task.Key``. Takes seconds; ``cache.get_kernel`` remembers the result."""
+    """Compiles one variant of a KernelKey or a ``task.Key``. Takes seconds; ``cache.get_kernel`` caches the result."""
     import cuda.bindings.driver as cuda
 
-    # Its host code is wanted once, as an object file: compiling it for this process, too, would take longer than loading it.
+    # The host code is needed once, as an object file. Compiling it for this process as well would take longer than
+    # loading it.
     host, ptx, cubin = compile_jit(
         key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0), no_jit_engine=True
     )
@@ -62,11 +64,11 @@ def compile_kernel(key: Any) -> CompiledKernel:
 
 
 def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> CompiledKernel:
-    """The kernel of an object file that was compiled for ``key`` (``CompiledKernel.object_code``): milliseconds.
+    """Loads the kernel of an object file that was compiled for ``key`` (``CompiledKernel.object_code``), in milliseconds.
 
-    Needs the DSL's runtime library and no CUDA toolkit. The file must be trusted.
+    Needs the DSL's runtime library but no CUDA toolkit. The file must be trusted.
     """
-    for device in active_emulators:  # they execute the text, and the object file holds machine code only
+    for device in active_emulators:  # they execute PTX, but the object file holds only machine code
         device.learn(ptx, cubin)
     content = object_file.read_bytes()
     try:
@@ -77,7 +79,7 @@ def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> Compiled
 
 
 def _load_with_dsl(object_file: Path, prefix: str) -> Any:
-    """The host function as CuTe DSL loads it, on any machine that it supports."""
+    """Returns the host function as loaded by CuTe DSL, on any machine that it supports."""
     import cutlass.cute as cute
 
     if shim_is_built():
@@ -88,10 +90,10 @@ def _load_with_dsl(object_file: Path, prefix: str) -> Any:
 def compile_jit(
     arch: str, jit_function: Any, *example_args: Any, no_jit_engine: bool = False
 ) -> tuple[Any, str, bytes]:
-    """Compile a CuTe DSL function for ``arch``.
+    """Compiles a CuTe DSL function for ``arch``.
 
     Args:
-        no_jit_engine: make host code to export only.
+        no_jit_engine: make host code only for export.
 
     Returns:
         (host function, PTX text, cubin) of a function that launches one kernel.
@@ -99,7 +101,7 @@ def compile_jit(
     import cutlass.cute as cute
 
     if shim_is_built():
-        prepare_cutlass()  # what is compiled first decides for the whole process who resolves launches
+        prepare_cutlass()  # the first compilation decides for the process which library resolves launches
     with scratch.folder() as folder, _device_arch(arch):
         options = (
             cute.GPUArch(arch),
@@ -108,22 +110,23 @@ def compile_jit(
             private_api.dump_folder(folder),
         )
         function = cute.compile[options](jit_function, *example_args, no_jit_engine=no_jit_engine)
-        # Found by suffix: under sm_110a the compiler names its files by the older sm_101a.
+        # Found by suffix, because for sm_110a the compiler names its files by the older sm_101a.
         ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
     return function, ptx.decode(), cubin
 
 
 def _load_runtime() -> None:
-    """Load what host code calls: the DSL looks for it in the process when it writes an object file."""
+    """Loads the library that host code calls. The DSL looks for it in the process when it writes an object file."""
     for library in private_api.dsl_runtime_libraries():
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 @contextmanager
 def _device_arch(arch: str) -> Iterator[None]:
-    """Have CuTe DSL take ``arch`` for the architecture of this machine while it compiles.
+    """Context manager that makes CuTe DSL use ``arch`` as this machine's architecture while it compiles.
 
-    For any other it would make code to export only, without the host function that launches on the emulator.
+    For any other architecture it would make code only for export, without the host function that launches on the
+    emulator.
     """
     settings = private_api.dsl_settings()
     detected, settings.arch = settings.arch, arch
@@ -134,7 +137,7 @@ def _device_arch(arch: str) -> Iterator[None]:
 
 
 def table_pointer(address: int):
-    """The launch-table argument of a compiled function: a host address."""
+    """Returns the launch-table argument of a compiled function: a host address."""
     import cutlass
     import cutlass.cute as cute
 
@@ -142,10 +145,10 @@ def table_pointer(address: int):
 
 
 class Launcher:
-    """A compiled function bound to one launch table: a call goes straight to the native code. One thread at a time."""
+    """A compiled function bound to one launch table. A call goes directly to the native code. For one thread at a time."""
 
     def __init__(self, function: Any, table: np.ndarray):
-        """``function``: of a CompiledKernel.  ``table``: int64, contiguous; read anew by every call."""
+        """``function``: function of a CompiledKernel. ``table``: int64, contiguous; every call reads it again."""
         self._table = table
         # Native code takes the address of every argument: of the table's address, and of the stream's handle.
         self._values = np.array([table.ctypes.data, 0], np.int64)
@@ -157,14 +160,14 @@ class Launcher:
             self._explain: Callable[[], object] = lambda: check(self._result.value)
         else:
             executor = function.to(None)
-            # With the address of the result, what the executor, which is this launcher's alone, packs anew for every call.
+            # With the address of the result, which this launcher's own executor otherwise packs again for every call.
             self._packed = executor._get_invoke_packed_args(self._arguments)
             self._native, self._result = executor.capi_func, executor.cuda_result
-            # Once more, by the way that says what is wrong.
+            # Repeats the call by the path that explains the error.
             self._explain = lambda: executor.run_compiled_program(self._arguments)
 
     def __call__(self, stream: int) -> None:
-        """Launch on a stream (``torch.cuda.Stream.cuda_stream``) of the current device."""
+        """Launches on a stream (``torch.cuda.Stream.cuda_stream``) of the current device."""
         self._values[1] = stream
         self._native(self._packed)
         if self._result.value:

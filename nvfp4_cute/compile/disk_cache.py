@@ -1,9 +1,9 @@
-"""Compiled kernels on disk: compiled once on a machine, or on another machine, and loaded in milliseconds.
+"""Compiled kernels on disk: compiled once, on this machine or another, and loaded in milliseconds.
 
-An entry is a folder, ``<kernel name>-<digest>``, with the object file (host code with the cubin inside), the PTX text,
-the cubin, and ``entry.json``: what the entry was made from and the SHA-256 of each file. An entry that does not say
-exactly what is expected, or whose files are not those that it lists, is compiled again and replaced. Checksums find
-damage, not malice: loading runs native code, so nothing is loaded that a user other than this one and root may have written.
+An entry is a folder, ``<kernel name>-<digest>``, with the object file (host code including the cubin), the PTX text,
+the cubin, and ``entry.json``: the sources of the entry and the SHA-256 of each file. An entry that does not match
+exactly, or whose files differ from its list, is compiled again and replaced. Checksums find damage, not malice: loading
+runs native code, so nothing is loaded that a user other than this one and root may have written.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from nvfp4_cute.compile.trusted_files import Untrusted, check_entry, check_folde
 from nvfp4_cute.errors import CacheError
 
 OBJECT, PTX, CUBIN, MANIFEST = "kernel.o", "kernel.ptx", "kernel.cubin", "entry.json"
-# Every module that generated code depends on, by name in the package: test_style.py holds kernels to these.
+# Every module that generated code depends on, by name in the package. test_style.py checks kernels against this list.
 SOURCES = (
     "kernels",
     "planning.arch",
@@ -48,14 +48,14 @@ SOURCES = (
 DSL_DISTRIBUTIONS = "nvidia_cutlass_dsl*.dist-info"
 PARTIAL, LOCK = ".partial", ".lock"
 ENTRY_NAME = re.compile(r"\w*sm_\d+.*-[0-9a-f]{16}")
-"""Names of entries, as `entry_name` makes them: nothing else in a folder is counted or removed."""
+"""Names of entries, made by `entry_name`. Nothing else in a folder is counted or removed."""
 UNUSED_DAYS = 30
-"""How long an entry of other versions, which nobody loads, is kept."""
+"""Days after which an entry of other versions that nobody loaded is removed."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a folder holds: the number of entries, and the bytes of all their files."""
+    """Contents of a folder: number of entries, and bytes of all their files."""
 
     num_entries: int
     nbytes: int
@@ -65,14 +65,14 @@ class Contents:
 
 
 def fetch(folder: Path, key: Any) -> CompiledKernel:
-    """The kernel of ``key`` from ``folder``; where no valid entry is there, compiled and kept there.
+    """Returns the kernel of ``key`` from ``folder``. Without a valid entry, compiles the kernel and stores it there.
 
-    Processes that miss together compile once: the others wait and load. A folder that cannot be written still serves
-    the entries that it has; for another kernel a warning says why it was not kept.
+    Processes that miss at the same time compile once: the others wait and load. A read-only folder still serves its
+    entries; for another kernel a warning says why it was not stored.
 
     Args:
-        folder: made where it is missing.
-        key: what to compile, a KernelKey or a ``task.Key``. Sources that were changed in memory are not noticed.
+        folder: created if it is missing.
+        key: a KernelKey or a ``task.Key``. Sources that were changed in memory are not noticed.
     """
     kernel, problem = _fetch(folder, key)
     if problem is not None:
@@ -81,24 +81,24 @@ def fetch(folder: Path, key: Any) -> CompiledKernel:
 
 
 def ensure(folder: Path, key: Any) -> None:
-    """Have a valid entry of ``key`` in ``folder``, compiling it if need be. Raises CacheError where that fails."""
+    """Ensures that ``folder`` has a valid entry of ``key``, and compiles it if needed. Raises CacheError if that fails."""
     _, problem = _fetch(folder, key)
     if problem is not None:
         raise CacheError(_describe(folder, key, problem))
 
 
 def has(folder: Path, key: Any) -> bool:
-    """Whether ``folder`` has an entry of ``key``. Its files are looked at when it is loaded."""
+    """Whether ``folder`` has an entry of ``key``. Its files are checked when it is loaded."""
     return (folder / entry_name(key, identity_of(key)) / MANIFEST).is_file()
 
 
 def _fetch(folder: Path, key: Any) -> tuple[CompiledKernel, OSError | None]:
-    """The kernel, and why it could not be kept where it had to be compiled for this process only."""
+    """Returns the kernel, and why it could not be stored if it had to be compiled only for this process."""
     try:
         check_folder(folder)
     except Untrusted as error:
         return compile_kernel(key), error
-    except OSError:  # missing, or it cannot be made either, which the lock says
+    except OSError:  # missing, or it cannot be created, which the lock reports
         pass
     identity = identity_of(key)
     entry = folder / entry_name(key, identity)
@@ -138,23 +138,23 @@ def _describe(folder: Path, key: Any, problem: OSError) -> str:
 
 
 def contents(folder: Path) -> Contents:
-    """What ``folder`` holds now; nothing where it is missing."""
+    """Returns the current contents of ``folder``; nothing if it is missing."""
     entries = _entries(folder)
     files = [file for entry in entries for file in entry.iterdir()]
     return Contents(len(entries), sum(file.lstat().st_size for file in files))
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Complete entries, of every version."""
+    """Returns the complete entries of all versions."""
     manifests = (manifest for manifest in folder.glob(f"*/{MANIFEST}") if manifest.is_file())
     return [manifest.parent for manifest in manifests if ENTRY_NAME.fullmatch(manifest.parent.name)]
 
 
 def prune(folder: Path) -> None:
-    """Remove what killed processes left in ``folder``, and entries of other versions that nobody loaded for UNUSED_DAYS.
+    """Removes leftovers of killed processes from ``folder``, and entries of other versions that nobody loaded for UNUSED_DAYS.
 
-    Leaves alone what a process is at work on, what cannot be removed, and files of others: the folder may hold a project's own
-    lock files.
+    Keeps what a process works on, what cannot be removed, and files of others: the folder may hold a project's own lock
+    files.
     """
     for partial in _leftovers(folder, PARTIAL):
         _remove_if_free(partial, of=partial.with_suffix(""))
@@ -190,14 +190,14 @@ def _is_of_these_versions(entry: Path) -> bool:
 
 
 def identity_of(key: Any) -> dict[str, Any]:
-    """Everything that decides whether an entry can be used here, for JSON."""
+    """Returns everything that decides whether an entry can be used here, for JSON."""
     return {"kernel": key.to_name(), "key": repr(key), "arch": key.arch, **versions()}
 
 
 def versions() -> dict[str, Any]:
-    """What every entry of this installation was made with.
+    """Returns the versions that every entry of this installation was made with.
 
-    Python's version is part of it because the object holds a pickled signature.
+    They include Python's version, because the object holds a pickled signature.
     """
     return {
         "sources": source_digest(),
@@ -208,16 +208,16 @@ def versions() -> dict[str, Any]:
 
 
 def entry_name(key: Any, identity: dict[str, Any]) -> str:
-    """Name of an entry's folder: readable, with a digest of ``identity``."""
+    """Returns the name of an entry's folder: readable, with a digest of ``identity``."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return f"{key.to_name()}-{digest[:16]}"
 
 
 @cache
 def dsl_versions() -> dict[str, str]:
-    """Version of every nvidia-cutlass-dsl distribution, read from the names of their metadata folders.
+    """Returns the version of every nvidia-cutlass-dsl distribution, from the names of their metadata folders.
 
-    Reading the metadata of everything that is installed would take longer than loading a kernel.
+    Reading the metadata of all installed packages would take longer than loading a kernel.
     """
     found: dict[str, str] = {}
     for folder in sys.path:
@@ -233,7 +233,7 @@ def dsl_versions() -> dict[str, str]:
 
 @cache
 def source_digest() -> str:
-    """SHA-256 of the sources that generated code depends on, as they are on disk."""
+    """Returns the SHA-256 of the sources on disk that generated code depends on."""
     digest = hashlib.sha256()
     for name in SOURCES:
         spec = importlib.util.find_spec(f"nvfp4_cute.{name}")
@@ -247,7 +247,7 @@ def source_digest() -> str:
 
 
 def _load(entry: Path, key: Any, identity: dict[str, Any]) -> CompiledKernel | None:
-    """The kernel of an entry, or None where the entry is missing, damaged or made from something else.
+    """Returns the kernel of an entry, or None if the entry is missing, damaged or made from something else.
 
     Raises:
         Untrusted: another user may have written it.
@@ -269,12 +269,12 @@ def _load(entry: Path, key: Any, identity: dict[str, Any]) -> CompiledKernel | N
 
 
 def _read_manifest(entry: Path) -> Any:
-    """What an entry's manifest says; None where it says nothing."""
+    """Returns the content of an entry's manifest; None if it is unreadable."""
     try:
         return json.loads(read_bytes(entry / MANIFEST))
     except Untrusted:
         raise
-    except (OSError, ValueError, RecursionError):  # the last of lists in lists in lists
+    except (OSError, ValueError, RecursionError):  # RecursionError: deeply nested lists
         return None
 
 
@@ -286,20 +286,20 @@ def _manifest(identity: dict[str, Any], files: dict[str, bytes]) -> dict[str, An
 
 
 def _store(entry: Path, kernel: CompiledKernel, identity: dict[str, Any]) -> OSError | None:
-    """Put a kernel in its place under the entry's lock: complete, or, returning the reason, not at all."""
+    """Stores a kernel in its place under the entry's lock: completely, or, returning the reason, not at all."""
     files = {OBJECT: kernel.object_code, PTX: kernel.ptx.encode(), CUBIN: kernel.cubin}
     manifest = json.dumps(_manifest(identity, files), indent=2).encode()
     partial = _beside(entry, PARTIAL)
     try:
-        remove(partial)  # of a process that was killed
-        partial.mkdir(mode=0o755)  # whatever the umask says: what everybody may write is not loaded
+        remove(partial)  # leftover of a killed process
+        partial.mkdir(mode=0o755)  # whatever the umask says: files that everybody may write are not loaded
         for name, data in {**files, MANIFEST: manifest}.items():
             (partial / name).touch(mode=0o644)
             (partial / name).write_bytes(data)
         remove(entry)
         partial.rename(entry)
     except OSError as error:
-        with suppress(OSError):  # a full disk is not kept full
+        with suppress(OSError):  # does not leave a full disk full
             remove(partial)
         return error
     return None

@@ -1,7 +1,7 @@
-"""A lock file that one process at a time holds. The file stays, unless a holder removes it.
+"""A lock file that one process at a time holds. The file remains unless a holder removes it.
 
-Not the package filelock: on a file system without locks its versions raise another error, or lock by a marker file that a
-killed process leaves behind.
+This does not use the package filelock: on a file system without locks, its versions raise another error, or lock by a
+marker file that a killed process leaves.
 """
 
 import errno
@@ -20,9 +20,10 @@ _held: set[int] = set()
 
 @contextmanager
 def locked(path: Path) -> Iterator[OSError | None]:
-    """Hold the lock ``path`` inside the block; yields the reason where there is no lock, such as a read-only folder.
+    """Holds the lock ``path`` inside the block. Yields the reason if there is no lock, for example in a read-only folder.
 
-    The lock ends with the process that took it, however that ends. A child that is forked meanwhile does not hold it.
+    The lock ends with the process that took it, in whatever way it ends. A child that is forked meanwhile does not hold
+    it.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,7 +39,7 @@ def locked(path: Path) -> Iterator[OSError | None]:
 
 @contextmanager
 def locked_if_free(path: Path) -> Iterator[bool]:
-    """Hold the lock ``path`` inside the block if nobody else does; yields whether it is held. The block may remove the file."""
+    """Holds the lock ``path`` inside the block if it is free; yields whether it is held. The block may remove the file."""
     try:
         descriptor = _acquire(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -51,7 +52,7 @@ def locked_if_free(path: Path) -> Iterator[bool]:
 
 
 def _acquire(path: Path, how: int) -> int:
-    """The descriptor of a lock file that is locked, and still there: its last holder may have removed it."""
+    """Returns the descriptor of a locked file that still exists; its last holder may have removed it."""
     while True:
         descriptor = _open(path)
         _held.add(descriptor)
@@ -66,7 +67,7 @@ def _acquire(path: Path, how: int) -> int:
 
 
 def _open(path: Path) -> int:
-    """Open a lock file. Whatever else has its name gives way; a FIFO would block, a link would make a file elsewhere."""
+    """Opens a lock file. Anything else with its name is replaced: a FIFO would block, a link would create a file elsewhere."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for _ in range(2):
         try:
@@ -90,16 +91,18 @@ def _names(path: Path, descriptor: int) -> bool:
 
 
 def _close(descriptor: int) -> None:
-    if descriptor in _held:  # not in a child that was forked inside the block: the lock is its parent's
+    if (
+        descriptor in _held
+    ):  # not in a child that was forked inside the block, because the lock is its parent's
         _held.remove(descriptor)
         with suppress(OSError):
-            # Closing alone would leave the lock to a child that was forked before its copy was closed.
+            # Closing alone would leave the lock to a child that was forked earlier and has not closed its copy.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _forget_locks() -> None:
-    """Close a child's copies of its parent's descriptors: they would keep the locks of a parent that is killed."""
+    """Closes a child's copies of its parent's descriptors, which would keep the locks of a killed parent."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)

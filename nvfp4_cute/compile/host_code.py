@@ -1,23 +1,23 @@
-"""Tensor maps are passed to a launch where they were encoded: a change to the host code that CuTe DSL makes.
+"""Changes CuTe DSL's host code so that launches read tensor maps where they were encoded.
 
-The DSL encodes a tensor map in memory, loads it as a value of sixteen words, and stores that in another place, whose address
-the launch gets. The maps of many groups are more values than LLVM copes with: the object file of the host code that launches
-32 groups on sm_90a, which has two kernels, took 16 s. The launch may as well get the address of the first place, to which
-nobody writes once the map is encoded.
+The DSL encodes a tensor map in memory, loads it as a value of sixteen words, and stores that in another place, whose
+address the launch gets. The maps of many groups are too many values for LLVM: the object file of the host code that
+launches 32 groups on sm_90a, which has two kernels, took 16 s. The launch can use the address of the first place, which
+nobody writes after the map is encoded.
 """
 
 from typing import Any
 
 TENSOR_MAP = "!llvm.struct<(struct<(array<16 x i64>)>)>"
-# From the stored value to where it was encoded: operations, and which operand leads on.
+# From the stored value to the place where it was encoded: operations, and the operand to follow.
 WAY_BACK = (("llvm.insertvalue", 1), ("llvm.load", 0), ("llvm.inttoptr", 0), ("llvm.ptrtoint", 0))
 
 
 def pass_maps_in_place(module: Any) -> int:
-    """Let the launches of a compiled module (``JitCompiledFunction.ir_module``) read tensor maps where they were encoded.
+    """Makes the launches of a compiled module (``JitCompiledFunction.ir_module``) read tensor maps where they were encoded.
 
     Returns:
-        How many maps: 0, and nothing is changed, where the DSL does it in another way.
+        Number of maps; 0, without any change, if the DSL passes them in another way.
     """
     with module.context:
         stores = _stores_of_maps(module)
@@ -57,5 +57,5 @@ def _pass_in_place(store: Any) -> bool:
 
 
 def _is_result_of(name: str, value: Any) -> bool:
-    # A block's argument has a block for its owner.
+    # The owner of a block's argument is a block.
     return getattr(value.owner, "operation", None) is not None and value.owner.operation.name == name

@@ -1,4 +1,4 @@
-"""KernelKey: what a grouped GEMM is compiled from."""
+"""KernelKey: the parameters from which a grouped GEMM is compiled."""
 
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -29,20 +29,20 @@ class KernelKey:
     """Everything that changes the generated code of a grouped GEMM, and nothing else: no sizes, no data.
 
     Attributes:
-        arch: such as ``sm_100a``; one of ``planning.arch.ARCHS``.
+        arch: architecture such as ``sm_100a``; one of ``planning.arch.ARCHS``.
         config: resolved KernelConfig without a CTA count.
         num_groups: slots of the list form; 1 in the other forms, whose code serves any number of groups.
-        out_dtype: torch.float16, bfloat16 or float32; the name of a format of quantized results; int32 of sums of integers.
+        out_dtype: torch.float16, bfloat16 or float32; a format name for quantized results; int32 for sums of integers.
         has_alpha: whether a factor per group is read.
-        form: how the operands arrive: list, ragged or masked.
+        form: form of the operands: list, ragged or masked.
         out_m_major: whether columns of the output are contiguous, not rows.
-        activation: of a dual GEMM's first product; None where there is one product.
-        weight_layout: of a dual GEMM: "separate" where there are two operands, or how one interleaves both.
-        has_limit: whether a dual GEMM's products are cut to a range.
-        is_chain: whether every group reads the result of the one before.
-        early_weights: whether weights are loaded before the end of the launch before is waited for.
-        a_format, b_format: what the bytes of ``a``, and of every ``b``, stand for.
-        bias_dtype: of what is added to every column; None where nothing is.
+        activation: activation of a dual GEMM's first product; None for one product.
+        weight_layout: layout of a dual GEMM's weights: "separate" for two operands, or the interleaving of one.
+        has_limit: whether a dual GEMM's products are clamped.
+        is_chain: whether every group reads the result of the previous one.
+        early_weights: whether weights are loaded before the wait for the previous launch.
+        a_format, b_format: formats of ``a``, and of every ``b``.
+        bias_dtype: dtype of the bias that is added to every column; None without a bias.
     """
 
     arch: str
@@ -63,7 +63,7 @@ class KernelKey:
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
-        """Key of the kernel that computes ``problem``. Raises as :meth:`validated`."""
+        """Returns the key of the kernel that computes ``problem``. Raises the errors of :meth:`validated`."""
         return cls(
             arch,
             config,
@@ -83,7 +83,7 @@ class KernelKey:
         ).validated()
 
     def validated(self) -> "KernelKey":
-        """The same with a resolved config and without a CTA count; early weights are left out where no kernel has them.
+        """Returns the key with a resolved config and without a CTA count. Drops early weights if the kernel does not have them.
 
         Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
         formats, an output or a chain that the arch's kernel lacks.
@@ -118,7 +118,7 @@ class KernelKey:
         return replace(self, config=resolved, early_weights=early_weights)
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name; the kernel's symbol starts with this name."""
         dtype = dtype_name(self.out_dtype)
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
@@ -131,7 +131,7 @@ class KernelKey:
         return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Returns the CuTe DSL object of the grouped GEMM."""
         from nvfp4_cute.kernels.common.chain import Chain
 
         family = family_of(self.arch, (self.a_format, self.b_format))
@@ -142,7 +142,7 @@ class KernelKey:
             options["chain"] = Chain if self.is_chain else None
         if family.HAS_EARLY_WEIGHTS:
             options["early_weights"] = self.early_weights
-        if len(family.MMA) > 1:  # A kernel that multiplies one pair of formats is not told which.
+        if len(family.MMA) > 1:  # A kernel with only one pair of formats has no parameter for it.
             options.update(a_format=self.a_format, b_format=self.b_format)
         return kernel_class(self.arch, family.KERNEL)(
             config=self.config,
@@ -160,9 +160,9 @@ class KernelKey:
 
 
 def kernel_class(arch: str, place: str) -> Any:
-    """The class of a kernel, by the place that its family gives: module and name, below ``nvfp4_cute.kernels``.
+    """Returns the class of a kernel by its family's ``KERNEL``: module and name, below ``nvfp4_cute.kernels``.
 
-    Raises UnsupportedTarget for an arch whose products an older CuTe DSL does not compile.
+    Raises UnsupportedTarget for an arch whose products need a newer CuTe DSL.
     """
     from nvfp4_cute.kernels.common import versions
 
@@ -176,12 +176,12 @@ def kernel_class(arch: str, place: str) -> Any:
 
 
 def bias_suffix(dtype: torch.dtype | None) -> str:
-    """What the name of a kernel says of its bias."""
+    """Returns the part of a kernel's name that describes its bias."""
     return "" if dtype is None else f"_bias_{dtype_name(dtype)}"
 
 
 def cutlass_dtype(dtype: OutDtype | None):
-    """The CuTe DSL type of the dtype of an output or of a bias, the format of a quantized one; None of None."""
+    """Returns the CuTe DSL type of the dtype of an output or of a bias; the format of a quantized output; None for None."""
     import cutlass
 
     types: dict[Any, Any] = {

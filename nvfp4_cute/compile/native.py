@@ -1,4 +1,4 @@
-"""Calls host functions of kernels straight from their object files, with CuTe DSL's runtime library but without its modules."""
+"""Calls host functions of kernels directly from their object files, with CuTe DSL's runtime library but without its modules."""
 
 import ctypes
 import importlib.util
@@ -16,14 +16,14 @@ SUCCESS = 0
 
 
 class NativeFunction:
-    """The launch function of an object file; takes the address of a launch table and a stream.
+    """The launch function of an object file. Takes the address of a launch table and a stream.
 
     Args:
         content: object file that CuTe DSL wrote.
-        prefix: name that it was written with.
+        prefix: name with which it was written.
 
     Raises:
-        UnsupportedObject: another machine's file, or one of a form that is not known; CuTe DSL loads it.
+        UnsupportedObject: another machine's file, or an unknown form; CuTe DSL loads it.
     """
 
     def __init__(self, content: bytes, prefix: str):
@@ -37,8 +37,8 @@ class NativeFunction:
             or not {f"{start}cuda_init", f"{start}cuda_load_to_device"} <= loaded.symbols.keys()
         ):
             raise UnsupportedObject(f"{prefix}: other functions than those that launch one kernel")
-        self._loaded = loaded  # keeps the memory
-        # Packed calls: the argument is an array with the address of every argument, and of the result.
+        self._loaded = loaded  # keeps the memory alive
+        # Packed calls: the argument is an array with the addresses of all arguments, and of the result.
         packed = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         self.call = packed(entries[0])
         self._init, self._load = (
@@ -47,7 +47,7 @@ class NativeFunction:
         self._lock, self._is_ready = threading.Lock(), False
 
     def prepare(self) -> None:
-        """Load the cubin for every GPU, once. Raises RuntimeError with CUDA's words."""
+        """Loads the cubin for every GPU, once. Raises RuntimeError with CUDA's message."""
         with self._lock:
             if self._is_ready:
                 return
@@ -62,7 +62,7 @@ class NativeFunction:
 
 
 def check(error: int) -> None:
-    """Raise RuntimeError unless a CUDA runtime call succeeded."""
+    """Raises RuntimeError unless a CUDA runtime call succeeded."""
     if error == SUCCESS:
         return
     import cuda.bindings.runtime as cudart
@@ -82,7 +82,7 @@ def _num_devices() -> int:
 
 
 def _symbol(name: str) -> int:
-    """Address of a CUDA entry point: the launch shim's, which an emulator can answer, else that of CuTe DSL's runtime."""
+    """Returns the address of a CUDA entry point: in the launch shim, which an emulator can answer, else in CuTe DSL's runtime."""
     for library in _libraries():
         try:
             return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
@@ -101,10 +101,10 @@ def _libraries() -> list[Any]:
 
 @cache
 def runtime_library() -> Path:
-    """CuTe DSL's runtime library, as the DSL chooses: for the newest CUDA that the driver supports, or the newest one.
+    """Returns the path of CuTe DSL's runtime library for the newest CUDA that the driver supports, or the newest one.
 
     Raises:
-        UnsupportedObject: not installed where it is expected.
+        UnsupportedObject: the library is not installed in the expected place.
     """
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -122,7 +122,7 @@ def runtime_library() -> Path:
 
 
 def _driver_version() -> int | None:
-    """Newest CUDA that the driver supports, times 1000; None without a driver."""
+    """Returns the newest CUDA that the driver supports, times 1000; None without a driver."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

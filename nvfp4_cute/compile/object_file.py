@@ -1,7 +1,7 @@
-"""Loads a kernel's object file, host code with the cubin inside, without CuTe DSL: importing the DSL takes seconds.
+"""Loads a kernel's object file (host code including the cubin) without CuTe DSL, whose import takes seconds.
 
-CuTe DSL writes x86-64 ELF objects of the large code model. Their relocations are five kinds (System V ABI, AMD64
-Architecture Processor Supplement 1.0, table 4.9). An object of another kind raises UnsupportedObject.
+CuTe DSL writes x86-64 ELF objects of the large code model. Their relocations are of five kinds (System V ABI, AMD64
+Architecture Processor Supplement 1.0, table 4.9). An object with other relocations raises UnsupportedObject.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ UNWINDING = ".eh_frame"
 
 
 class UnsupportedObject(ValueError):
-    """An object file of another machine, or with relocations that are not known here."""
+    """An object file of another machine, or with unknown relocations."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Section:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it takes memory in a running program."""
+        """Whether it occupies memory in a running program."""
         return bool(self.flags & SHF_ALLOC and self.size)
 
 
@@ -50,8 +50,8 @@ class LoadedObject:
     """An object file in this process's memory, until the process ends.
 
     Args:
-        content: of the file.
-        resolve: address of a symbol that the file does not define; raises KeyError.
+        content: content of the file.
+        resolve: returns the address of a symbol that the file does not define; raises KeyError.
     """
 
     def __init__(self, content: bytes, resolve: Callable[[str], int]):
@@ -69,7 +69,7 @@ class LoadedObject:
         self._name_of = lambda section: _text(content, self._sections[names].offset + section.name)
         self._place()
         self.symbols: dict[str, int] = {}
-        """Addresses of what the file defines."""
+        """Addresses of the symbols that the file defines."""
         self._values = self._symbol_values()
         for section in self._sections:
             if section.kind == SHT_RELA and self._addresses.get(section.info) is not None:
@@ -78,7 +78,7 @@ class LoadedObject:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def _place(self) -> None:
-        """Copy every section into memory: code first, on pages of its own, then data, then the table of addresses."""
+        """Copies every section into memory: code first, on separate pages, then data, then the table of addresses."""
         loaded = [
             (number, section)
             for number, section in enumerate(self._sections)
@@ -107,7 +107,7 @@ class LoadedObject:
                 self._memory[offsets[number] : offsets[number] + section.size] = data
 
     def _symbol_values(self) -> list[int]:
-        """Address of every symbol, in the order of the table."""
+        """Returns the address of every symbol, in the order of the table."""
         table = next(section for section in self._sections if section.kind == SHT_SYMTAB)
         names, values = self._sections[table.link].offset, []
         for at in range(table.offset, table.offset + table.size, 24):

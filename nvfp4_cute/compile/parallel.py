@@ -1,7 +1,7 @@
-"""Kernels compiled into a folder by several processes: ahead of time, or while a server loads its weights.
+"""Compiles kernels into a folder in several processes: ahead of time, or while a server loads its weights.
 
-Workers are processes that get keys through a pipe. ``multiprocessing`` does not serve here: it runs the main module again, and
-refuses daemons, such as the workers of engines.
+Workers are processes that get keys through a pipe. ``multiprocessing`` does not work here: it runs the main module
+again, and refuses to start children of daemons, such as the workers of engines.
 """
 
 import os
@@ -21,21 +21,22 @@ from nvfp4_cute.compile.cache import get_kernel, has_kernel
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.terminal import Progress
 
-# A process that compiles takes about a gigabyte.
+# A compiling process takes about a gigabyte.
 MAX_JOBS = 8
 WORKER = "from nvfp4_cute.compile.parallel import work; work()"
 
 
 def default_jobs() -> int:
-    """One process for each core, ``MAX_JOBS`` at most."""
+    """Returns one process per core, at most ``MAX_JOBS``."""
     return min(len(os.sched_getaffinity(0)), MAX_JOBS)
 
 
 class Compilers:
-    """Processes that compile kernels into a folder; each is started when there is a kernel for it.
+    """Processes that compile kernels into a folder. Each is started when there is a kernel for it.
 
     Args:
-        folder: a cache (``disk_cache``). jobs: processes at most; None for ``default_jobs``.
+        folder: a cache (``disk_cache``).
+        jobs: largest number of processes; None means ``default_jobs``.
     """
 
     def __init__(self, folder: Path, jobs: int | None = None):
@@ -46,7 +47,7 @@ class Compilers:
         self._submitted: dict[Any, Future[None]] = {}
 
     def submit(self, keys: Iterable[Any]) -> list["Future[None]"]:
-        """Have every kernel compiled that the folder does not have. A future raises CacheError where that fails."""
+        """Compiles every kernel that the folder lacks. A future raises CacheError if that fails."""
         found = []
         for key in keys:
             if key not in self._submitted:
@@ -55,7 +56,7 @@ class Compilers:
         return found
 
     def close(self, cancel: bool = False) -> None:
-        """Wait for what was submitted, or cancel what has not begun; end the processes."""
+        """Waits for submitted work, or cancels work that has not begun, and ends the processes."""
         self._pool.shutdown(cancel_futures=cancel)
         for process in self._processes:
             process.stdin.close()  # type: ignore[union-attr]
@@ -92,9 +93,9 @@ class Compilers:
 
 
 def work() -> None:
-    """Compile keys that come through stdin until it ends; answer each with None, or what went wrong."""
+    """Compiles keys from stdin until it ends. Answers each with None, or the error."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what compilers print does not go into the pipe of answers
+    os.dup2(2, 1)  # output of compilers must not go into the pipe of answers
     while True:
         try:
             folder, key = pickle.load(sys.stdin.buffer)
@@ -118,13 +119,13 @@ def _picklable(error: Exception) -> Exception:
 
 
 def ensure_all(folder: Path, keys: Sequence[Any], jobs: int | None = None) -> None:
-    """Have a valid entry of every key in ``folder``, and show how far it is.
+    """Ensures that ``folder`` has a valid entry of every key, and shows the progress.
 
     Args:
-        jobs: processes at most; None for ``default_jobs``.
+        jobs: largest number of processes; None means ``default_jobs``.
 
     Raises:
-        CacheError: the folder cannot be written. What compiling raises.
+        CacheError: the folder cannot be written. Also raises the errors of compilation.
     """
     missing = [key for key in dict.fromkeys(keys) if not disk_cache.has(folder, key)]
     if not missing:
@@ -140,20 +141,20 @@ def ensure_all(folder: Path, keys: Sequence[Any], jobs: int | None = None) -> No
 
 
 def load_all(keys: Iterable[Any], *, for_emulator: bool = False, jobs: int | None = None) -> int:
-    """Have every kernel in this process: what is in no cache is compiled by several processes.
+    """Loads every kernel into this process. Several processes compile those that are in no cache.
 
     Args:
-        for_emulator: see ``get_kernel``. jobs: see ``ensure_all``.
+        for_emulator: see ``get_kernel``.
+        jobs: see ``ensure_all``.
 
     Returns:
-        How many this process did not have.
+        Number of kernels that this process did not have.
 
-    Raises:
-        What ``ensure_all`` does.
+    Raises the errors of ``ensure_all``.
     """
     new = [key for key in dict.fromkeys(keys) if not has_kernel(key, for_emulator=for_emulator)]
     folder = env.cache_dir()
-    if len(new) <= 1:  # a process of its own would take longer to start
+    if len(new) <= 1:  # starting a process would take longer
         for key in new:
             get_kernel(key, for_emulator=for_emulator)
         return len(new)

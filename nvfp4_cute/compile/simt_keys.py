@@ -1,4 +1,4 @@
-"""Keys of the kernels in ``kernels/simt``: what each variant is compiled from."""
+"""Keys of the kernels in ``kernels/simt``: the parameters from which each variant is compiled."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,40 +14,40 @@ from nvfp4_cute.problem import dtype_name
 
 @dataclass(frozen=True)
 class SimtKey:
-    """What the keys of all such kernels have: an architecture with these kernels."""
+    """Common part of all these keys: an architecture with these kernels."""
 
     arch: str
 
     def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
+        """Raises UnsupportedTarget for an architecture without these kernels."""
         simt.check_arch(self.arch)
 
 
 @dataclass(frozen=True)
 class QuantizedProductKey(SimtKey):
-    """What the keys of products of two quantized operands have: an architecture that has such products."""
+    """Common part of the keys of products of two quantized operands: an architecture with such products."""
 
     def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
+        """Raises UnsupportedTarget for an architecture without such products."""
         super().__post_init__()
         simt.check_quantized_products(self.arch)
 
 
 @dataclass(frozen=True)
 class GemvKey(QuantizedProductKey):
-    """A gemv: output dtype, whether a factor is read, and of a bias its dtype."""
+    """A gemv: output dtype, whether it reads a factor, and the dtype of a bias."""
 
     out_dtype: torch.dtype
     has_alpha: bool
     bias_dtype: torch.dtype | None = None
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name; the kernel's symbol starts with it."""
         options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         return f"nvfp4_gemv_{self.arch}_{dtype_name(self.out_dtype)}{options}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Returns the CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.gemv import GemvKernel
 
         return GemvKernel(
@@ -62,8 +62,12 @@ class GemvKey(QuantizedProductKey):
 
 @dataclass(frozen=True)
 class QuantizeKey(SimtKey):
-    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs; format
-    and rounding of scales; words that a lane loads at once; factors times a global scale that is found, None where none is."""
+    """A quantization.
+
+    Its fields are the input dtype (float16 or bfloat16), whether there is a global scale, one group of rows or many,
+    layout and inputs; format and rounding of scales; words that a lane loads at once; and factors of a computed global
+    scale, None without one.
+    """
 
     dtype: torch.dtype
     has_global_scale: bool
@@ -112,7 +116,7 @@ class QuantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class DequantizeKey(SimtKey):
-    """A dequantization: format, output dtype (float16 or bfloat16), global scale or none, layout of the scales."""
+    """A dequantization: format, output dtype (float16 or bfloat16), whether there is a global scale, layout of the scales."""
 
     format: BlockFormat
     dtype: torch.dtype
@@ -135,7 +139,7 @@ class DequantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class GlobalScaleKey(SimtKey):
-    """A global scale that is found: input dtype (float16 or bfloat16), whether one CTA does all, factors that are multiplied."""
+    """A computed global scale: input dtype (float16 or bfloat16), whether one CTA computes it, factors."""
 
     dtype: torch.dtype
     is_small: bool
@@ -155,7 +159,7 @@ class GlobalScaleKey(SimtKey):
 
 @dataclass(frozen=True)
 class FewRowsKey(QuantizedProductKey):
-    """A product of few rows: output dtype, whether a factor is read, and of a bias its dtype."""
+    """A product of few rows: output dtype, whether it reads a factor, and the dtype of a bias."""
 
     out_dtype: torch.dtype
     has_alpha: bool
@@ -176,8 +180,11 @@ class FewRowsKey(QuantizedProductKey):
 
 @dataclass(frozen=True)
 class W4A16Key(SimtKey):
-    """A weight-only product: dtype of activations, output dtype, whether a factor is read, rows of a CTA, format of weights, and
-    of a bias its dtype."""
+    """A weight-only product.
+
+    Its fields are the dtype of activations, output dtype, whether it reads a factor, rows per CTA, format of weights,
+    and the dtype of a bias.
+    """
 
     dtype: torch.dtype
     out_dtype: torch.dtype
@@ -194,10 +201,10 @@ class W4A16Key(SimtKey):
 
     @property
     def blocks_per_sm(self) -> int:
-        """CTAs that an SM should hold."""
+        """Number of CTAs that an SM should hold."""
         weights, most_tokens = self.b_format, 16
         if weights.is_int4 and weights.scale_float.quantized_dtype != dtype_name(self.dtype):
-            # Products with scales are made in float32.
+            # Products with scales are computed in float32.
             needs_all = (
                 weights.has_zero_points or weights.block_k == 32 or not simt.has_bf16_products(self.arch)
             )

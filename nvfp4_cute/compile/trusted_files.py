@@ -1,4 +1,4 @@
-"""Reads files of a cache folder whatever lies there: regular files of this user or of root only, and without blocking."""
+"""Reads files of a cache folder safely: only regular files of this user or of root, and without blocking."""
 
 import errno
 import os
@@ -13,22 +13,25 @@ class Untrusted(PermissionError):
 
 
 def check_folder(path: Path) -> None:
-    """Raise Untrusted unless only this user and root decide what is in a folder, a link followed.
+    """Raises Untrusted unless only this user and root control the content of a folder. Follows a link.
 
-    Every user may write a folder with the sticky bit, such as /tmp: nobody else replaces a file of this user there.
+    A folder with the sticky bit, such as /tmp, is writable for every user, but nobody else can replace a file of this
+    user there.
 
     Raises:
-        Untrusted: so. OSError: the folder is missing or cannot be looked at.
+        Untrusted: another user controls it.
+        OSError: the folder is missing or cannot be read.
     """
     status = os.stat(path)
     _check(status, path, may_be_writable=bool(status.st_mode & stat.S_ISVTX))
 
 
 def check_entry(path: Path) -> None:
-    """Raise Untrusted unless an entry, a folder itself and not a link to one, is of this user or of root.
+    """Raises Untrusted unless an entry is a folder (not a link) of this user or of root.
 
     Raises:
-        Untrusted: so. OSError: it is missing or no folder.
+        Untrusted: another user owns it.
+        OSError: it is missing or not a folder.
     """
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -37,12 +40,13 @@ def check_entry(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file.
+    """Returns the content of a regular file.
 
     Raises:
-        Untrusted: another user may have written it. OSError: it is missing, a FIFO, a link, a folder, or cannot be read.
+        Untrusted: another user may have written it.
+        OSError: it is missing, a FIFO, a link, a folder, or cannot be read.
     """
-    # A FIFO would block without O_NONBLOCK until somebody writes.
+    # Without O_NONBLOCK, a FIFO would block until a writer opens it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -53,7 +57,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove what has a name, if anything: a file, a link, a FIFO, or a folder with its content."""
+    """Removes what has this name, if anything: a file, a link, a FIFO, or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""WeightOnlyKey: what a grouped GEMM of 16-bit activations and quantized weights is compiled from."""
+"""WeightOnlyKey: the parameters of a grouped GEMM of 16-bit activations and quantized weights."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,16 +18,16 @@ class WeightOnlyKey:
     """Everything that changes the generated code, and nothing else: no sizes, no data.
 
     Attributes:
-        arch: such as ``sm_90a``.
+        arch: architecture such as ``sm_90a``.
         config: resolved KernelConfig without a CTA count.
         num_groups: slots of the list form; 1 in the other forms.
-        dtype: of the activations, float16 or bfloat16.
+        dtype: dtype of the activations, float16 or bfloat16.
         out_dtype: float16, bfloat16 or float32.
         has_alpha: whether a factor per group is read.
-        form: how the operands arrive.
-        gate: of a dual GEMM, its limit True where there is one; None where there is one product.
-        b_format: of the weights.
-        bias_dtype: of what is added to every column; None where nothing is.
+        form: form of the operands.
+        gate: gate of a dual GEMM, with True for an existing limit; None for one product.
+        b_format: format of the weights.
+        bias_dtype: dtype of the bias that is added to every column; None without a bias.
     """
 
     arch: str
@@ -42,10 +42,10 @@ class WeightOnlyKey:
     bias_dtype: torch.dtype | None = None
 
     def validated(self) -> "WeightOnlyKey":
-        """The same with a resolved config, without a CTA count and without what does not change the code.
+        """Returns the key with a resolved config, without a CTA count and without fields that do not affect the code.
 
         Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
-        results of a type that no kernel writes.
+        result types that no kernel writes.
         """
         family, gate, num_b = weight_only_family_of(self.arch, self.config), self.gate, weights_of(self.gate)
         if self.out_dtype not in OUT_DTYPES:
@@ -66,7 +66,7 @@ class WeightOnlyKey:
         return weight_only_family_of(self.arch, self.config).workspace_bytes(self.config, num_cta)
 
     def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+        """Returns a readable, unique name; the kernel's symbol begins with it."""
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         operation, suffix = "weight_only_gemm", "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         if self.gate is not None:
@@ -77,7 +77,7 @@ class WeightOnlyKey:
         return f"{self.b_format}_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtypes}{suffix}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Returns the CuTe DSL object of the weight-only kernel."""
         combined: tuple[Any, ...] = ()
         if self.gate is not None:
             combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
@@ -96,5 +96,5 @@ class WeightOnlyKey:
 
 
 def weights_of(gate: Gate | None) -> int:
-    """Operands ``b``, as ``problem.num_weights``."""
+    """Returns the number of operands ``b``, see ``problem.num_weights``."""
     return 1 if gate is None else num_weights(True, gate.weight_layout)

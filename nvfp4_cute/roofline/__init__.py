@@ -1,1 +1,1 @@
-"""Speed of light, footprints, modelled times, pictures."""
+"""Speed of light, weight footprints, modelled times, and pictures of them."""

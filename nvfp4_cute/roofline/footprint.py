@@ -1,7 +1,7 @@
-"""What weights occupy in memory: a linear layer, a mixture-of-experts layer, and models, in NVFP4, fp8, and fp16.
+"""Memory footprint of weights: a linear layer, a mixture-of-experts layer, and models, in NVFP4, fp8, and fp16.
 
-NVFP4 is counted as it is stored: two values a byte, one e4m3 scale for 16 of them in the 128x4 blocked layout, whose
-padding is counted, and a float32 global scale a matrix. Fp8 has one float32 scale a matrix.
+NVFP4 is counted as stored: two values per byte, one e4m3 scale per 16 values in the 128x4 blocked layout, including its
+padding, and a float32 global scale per matrix. Fp8 has one float32 scale per matrix.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Weights:
     """Weight matrices that belong together.
 
     Attributes:
-        name: what they are.
+        name: name of the group.
         matrices: (count, n, k): ``count`` matrices of n output and k input features.
     """
 
@@ -29,16 +29,16 @@ class Weights:
 
     @property
     def parameters(self) -> int:
-        """Values in all matrices."""
+        """Number of values in all matrices."""
         return sum(count * n * k for count, n, k in self.matrices)
 
     def stored_bytes(self, storage: str) -> int:
-        """Bytes of all matrices with their scales in one of ``FORMATS``."""
+        """Returns the bytes of all matrices with their scales in one of ``FORMATS``."""
         return sum(count * matrix_bytes(storage, n, k) for count, n, k in self.matrices)
 
 
 def matrix_bytes(storage: str, n: int, k: int) -> int:
-    """Bytes of an (n, k) weight matrix as it is stored in one of ``FORMATS``.
+    """Returns the stored bytes of an (n, k) weight matrix in one of ``FORMATS``.
 
     Raises:
         ValueError: an unknown format, or a K that NVFP4 blocks do not divide.
@@ -53,19 +53,19 @@ def matrix_bytes(storage: str, n: int, k: int) -> int:
 
 
 def linear(n: int, k: int) -> Weights:
-    """A linear layer of k input and n output features."""
+    """Returns a linear layer of k input and n output features."""
     return Weights(f"linear {n} x {k}", ((1, n, k),))
 
 
 def moe_layer(name: str, num_experts: int, hidden: int, intermediate: int, num_layers: int = 1) -> Weights:
-    """Experts of SwiGLU layers: gate and up (2 * intermediate, hidden), down (hidden, intermediate)."""
+    """Returns the experts of SwiGLU layers: gate and up (2 * intermediate, hidden), down (hidden, intermediate)."""
     count = num_experts * num_layers
     return Weights(name, ((count, 2 * intermediate, hidden), (count, hidden, intermediate)))
 
 
 @dataclass(frozen=True)
 class MoeModel:
-    """Mixture-of-experts layers of a model, as its published configuration states them."""
+    """Mixture-of-experts layers of a model, by its published configuration."""
 
     name: str
     num_experts: int
@@ -74,16 +74,16 @@ class MoeModel:
     num_layers: int
 
     def layer(self) -> Weights:
-        """All experts of one layer."""
+        """Returns all experts of one layer."""
         return moe_layer(f"{self.name} layer", self.num_experts, self.hidden, self.intermediate)
 
     def model(self) -> Weights:
-        """All experts of all layers."""
+        """Returns all experts of all layers."""
         name = f"{self.name}, {self.num_layers} layers"
         return moe_layer(name, self.num_experts, self.hidden, self.intermediate, self.num_layers)
 
 
-# (n, k) of attention and feed-forward layers of common dense models; a transpose takes the same bytes.
+# (n, k) of attention and feed-forward layers of common dense models; a transpose has equal bytes.
 LINEAR_SHAPES = ((4096, 4096), (11008, 4096), (14336, 4096), (28672, 8192))
 # Routed and shared experts; DeepSeek-V3 has 3 dense layers before its 58.
 MOE_MODELS = (
@@ -94,18 +94,18 @@ MOE_MODELS = (
 
 
 def catalogue() -> list[Weights]:
-    """Linear layers, one layer of each model, and all layers of each model."""
+    """Returns linear layers, one layer of each model, and all layers of each model."""
     layers = [linear(n, k) for n, k in LINEAR_SHAPES]
     return layers + [m.layer() for m in MOE_MODELS] + [m.model() for m in MOE_MODELS]
 
 
 def read_us(num_bytes: int, target: Target) -> float:
-    """Microseconds that reading ``num_bytes`` once takes at least."""
+    """Returns the least microseconds in which ``num_bytes`` can be read once."""
     return 1e6 * num_bytes / target.floor_bandwidth_bytes_per_s
 
 
 def records(weights: Sequence[Weights], target: Target) -> list[dict]:
-    """One plain dict a row: name, parameters, bytes and read time by format, fp16 over NVFP4, whether it fits."""
+    """Returns one plain dict per row: name, parameters, bytes and read time by format, fp16 over NVFP4, whether it fits."""
     rows = []
     for entry in weights:
         sizes = {storage: entry.stored_bytes(storage) for storage in FORMATS}

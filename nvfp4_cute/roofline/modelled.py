@@ -1,4 +1,4 @@
-"""Modelled times of kernels on a GPU that need not be there: their launches, recorded on the emulator and replayed."""
+"""Modelled times of kernels on a GPU that need not be present: launches are recorded on the emulator and replayed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,14 +21,19 @@ from nvfp4_cute.timing.replay import replay_chain
 from nvfp4_cute.timing.result import ChainTiming, Timing
 
 REPLAYED_STEPS, REPLAYED_TILES = 320, range(4, 11)
-"""Of a grouped GEMM whose clusters have many tiles, the first ones of each are replayed, and as many in the middle, when L2 has
-what was loaded before: so many steps of the main loop, and so many tiles. Those behind the first ones take what half of those in
-the middle took. Full replays say 1 to 3 % more (``tests/roofline/test_modelled.py``)."""
+"""Of a grouped GEMM whose clusters have many tiles, only some are replayed.
+
+These are the first tiles of each cluster, and equally many in the middle, when L2 holds the data loaded before: this
+number of steps of the main loop, and this number of tiles. Tiles after the first ones take the time of half of those in
+the middle. Full replays give 1 to 3 % more (``tests/roofline/test_modelled.py``).
+"""
 
 
 OTHER_INPUTS = 0.05
-"""By how much the parts of inputs that a tile takes may differ between the tiles in the middle and all: tiles of larger groups
-share more of them, so that their bytes cannot stand for those of all."""
+"""Largest relative difference between the input parts per tile in the middle and over all tiles.
+
+Tiles of larger groups share more parts, so above this difference the middle cannot stand for all.
+"""
 
 
 def modelled_times(
@@ -40,20 +45,21 @@ def modelled_times(
     all_layouts: bool = False,
     by_representatives: bool = False,
 ) -> list[Timing]:
-    """Model the times of the launches that a call of public operations makes. Their results are not computed.
+    """Models the times of the launches of a call of public operations. Results are not computed.
 
     Args:
         call: gets the name of a backend to pass on, and uses CPU tensors.
         target: the GPU.
         progress: called with (CTAs finished, CTAs launched) as a launch is recorded.
-        timeline: keep what every warp did when, for ``timing.trace``.
+        timeline: keep the actions of every warp, for ``timing.trace``.
         all_layouts: replay each launch in every layout of memory (``Timing.us_by_layout``), not only in the first.
-        by_representatives: execute of clusters that do alike work one (``emulator.record.representatives``): for launches so
-            large that executing all takes too long. Their times differ from those of a full execution by a percent or two.
-            Where clusters do not stand for each other, such as with MMAs of 96 elements, all are executed.
+        by_representatives: execute only one of several equal clusters (``emulator.record.representatives``), for
+            launches that are too large to execute completely. Their times differ from those of a full execution by one
+            or two percent. If clusters cannot stand for each other, as with MMAs of 96 elements, all are executed.
 
     Raises:
-        EmulatorError: the kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
+        EmulatorError: the kernel broke a rule of the machine.
+        UnsupportedTarget: there is no kernel for the GPU.
     """
     options: Any = {"timing": True, "timeline": timeline, "all_layouts": all_layouts}
     if by_representatives:
@@ -75,18 +81,19 @@ def modelled_chain(
     progress: Callable[[int, int], None] | None = None,
     timeline: bool = False,
 ) -> ChainTiming:
-    """Model the time of all launches that a call of public operations makes, as a CUDA graph of them would take on a cold L2.
+    """Models the time of all launches of a call of public operations, as in a CUDA graph with a cold L2.
 
-    What one launch wrote, the next ones find in L2. Of clusters that do alike work one is executed. Results are not computed,
-    but for indices that kernels compute: where rows of experts lie follows the ids that are passed. Work that the call has
-    done by torch's own kernels is not in the time.
+    Later launches find the results of earlier ones in L2. Only one of several equal clusters is executed. Results are
+    not computed, except for indices that kernels compute, so the rows of experts follow the passed ids. Work of torch's
+    own kernels in the call is not in the time.
 
     Args:
         call: gets the name of a backend to pass on, and uses CPU tensors.
-        target, progress, timeline: as of `modelled_times`.
+        target, progress, timeline: see `modelled_times`.
 
     Raises:
-        EmulatorError: a kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
+        EmulatorError: a kernel broke a rule of the machine.
+        UnsupportedTarget: there is no kernel for the GPU.
         ValueError: the call launches nothing.
     """
     return modelled_launches(recorded_chain(call, target, progress), target, timeline=timeline)
@@ -95,7 +102,7 @@ def modelled_chain(
 def modelled_launches(
     traces: Sequence[LaunchTrace], target: Target, *, timeline: bool = False, explained: bool = True
 ) -> ChainTiming:
-    """Model the time of launches that were recorded: see `modelled_chain`. `explained`: with what warps waited for."""
+    """Models the time of recorded launches, see `modelled_chain`. `explained`: also returns the causes of waits."""
     constants = constants_of(target, multiplies=any(trace.multiplies for trace in traces))
     return replay_chain(constants, traces, timeline=timeline, explained=explained)
 
@@ -103,7 +110,7 @@ def modelled_launches(
 def recorded_chain(
     call: Callable[[str], object], target: Target, progress: Callable[[int, int], None] | None = None
 ) -> list[LaunchTrace]:
-    """What `modelled_chain` replays: the traces of all launches of a call. Raises as it does."""
+    """Returns the traces of all launches of a call, which `modelled_chain` replays. Raises its errors."""
     chain = Chain()
     try:
         with emulator.observe(progress, timing=True, work_of=_work_of, chain=chain):
@@ -120,7 +127,7 @@ def recorded_chain(
 def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
     work = tile_work.of_task(task, launch, arch) or row_work.of_rows(task)
     if isinstance(task, RouteTask):
-        task.reference()  # what later launches do follows from the choices of all tokens
+        task.reference()  # later launches depend on the choices of all tokens
     if work is not None and isinstance(task, GroupedTask):
         work = replace(work, most_tiles=replayed_tiles(work))
     decodes_first = launch.plan is not None and launch.plan.kernel.key.config.decode_first
@@ -128,8 +135,10 @@ def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
 
 
 def replayed_tiles(work: LaunchWork) -> int | None:
-    """Tiles of a cluster that are replayed at the beginning and in the middle; None for all: where those are not half of them, or
-    where the middle is not like the rest."""
+    """Returns how many tiles of a cluster are replayed at its beginning and in its middle; None for all tiles.
+
+    All are replayed if these would be at least half of them, or if the middle differs from the rest.
+    """
     steps = max((tile.k_tiles for tiles in work.clusters for tile in tiles), default=1)
     count = min(max(-(-REPLAYED_STEPS // steps), REPLAYED_TILES[0]), REPLAYED_TILES[-1])
     if max(map(len, work.clusters)) < 2 * count:
@@ -140,7 +149,7 @@ def replayed_tiles(work: LaunchWork) -> int | None:
 
 
 def _parts_of_a_tile(clusters: Sequence[Sequence[TileWork]]) -> float:
-    """Different parts of inputs, for a tile."""
+    """Returns the number of distinct input parts per tile."""
     tiles = [tile for cluster in clusters for tile in cluster]
     return len({part for tile in tiles for part in enumerate(tile.inputs)}) / len(tiles)
 
@@ -151,15 +160,16 @@ def modelled_time(
     config: KernelConfig | None = None,
     target: Target = B200,
 ) -> Timing:
-    """Model the time of a grouped GEMM with a configuration of one's own.
+    """Models the time of a grouped GEMM with a given config.
 
     Args:
-        problem, operands: as the operation checked them; on the CPU. The result is not computed: ``out`` holds zeros
-            and rubbish afterwards.
-        config: how; None takes what a call without one does.
+        problem, operands: checked by the operation; on the CPU. The result is not computed: ``out`` holds zeros and
+            arbitrary values afterwards.
+        config: the config; None means the default one.
         target: the GPU.
 
     Raises:
-        ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
+        ValueError: CUDA operands.
+        EmulatorError: the kernel broke a rule of the machine.
     """
     return modelled_times(lambda _: emulator.run(GroupedTask(problem, operands, config), target), target)[-1]

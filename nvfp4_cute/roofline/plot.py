@@ -1,6 +1,6 @@
 """Pictures. They need matplotlib, which only the extra `plot` installs.
 
-Lengths of bars begin at zero on a linear axis. A logarithmic axis holds points or curves only, and says that it is one.
+Bars begin at zero on a linear axis. A logarithmic axis holds only points or curves, and is labelled as logarithmic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from nvfp4_cute.gpus.targets import MATH_FORMATS, Target
 INTENSITIES = (1.0, 20000.0)
 ROOF = {"color": "0.4", "linewidth": 1}
 GROUP_GAP = 0.7
-"""Free room after a group of bars, in bars."""
+"""Space after a group of bars, in bars."""
 LOOKS = ("o-", "s--", "^-.", "v-", "D--")
-"""Markers and lines of curves, one after the other."""
+"""Markers and lines of curves, in order."""
 
 
 def _pyplot() -> Any:
-    """matplotlib's pyplot with a backend that draws into files.
+    """Returns matplotlib's pyplot with a backend that draws into files.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -37,10 +37,10 @@ def _pyplot() -> Any:
 
 
 def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write a roofline of ``target`` as a picture; the suffix of ``path`` decides the format.
+    """Writes a roofline of ``target`` as a picture; the suffix of ``path`` determines the format.
 
     Args:
-        points: (label, FLOP a byte, FLOP/s) of every case; cases of one label share a colour.
+        points: (label, FLOP per byte, FLOP/s) of every case; cases with one label share a colour.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -85,11 +85,11 @@ def bars(
     *,
     unit: str,
 ) -> None:
-    """Write horizontal bars on a linear axis that begins at zero, a group of bars for each label.
+    """Writes horizontal bars on a linear axis that begins at zero, with one group of bars per label.
 
     Args:
         labels: names of the groups, from top to bottom.
-        series: by name, a value for each label, or None where there is none. A missing value takes no room.
+        series: by name, one value per label, or None for a missing value, which takes no space.
         unit: name and unit of the axis.
 
     Raises:
@@ -124,7 +124,7 @@ def bars(
 
 
 def _title_and_legend(figure: Any, title: str, axes: Any) -> None:
-    """Put the title above the figure, broken where it would not fit, and the legend below it, next to nothing that is drawn."""
+    """Puts the title above the figure, wrapped if needed, and the legend below it, clear of the drawing."""
     width = int(9.5 * figure.get_figwidth())
     lines = [line for part in title.split("\n") for line in wrap(part, width)]
     figure.suptitle("\n".join(lines), fontsize=11)
@@ -142,11 +142,12 @@ def stacked_bars(
     *,
     unit: str,
 ) -> None:
-    """Write horizontal bars of parts one after the other on a linear axis, and a mark for each bar.
+    """Writes horizontal bars of consecutive parts on a linear axis, with a mark per bar.
 
     Args:
         labels: names of the bars, from top to bottom.
         stacks: by name of the part, its length in each bar.
+        marks: name and positions of the marks.
         marks: their name and places.
         unit: name and unit of the axis.
 
@@ -176,10 +177,10 @@ def curves(
     x: str,
     y: str,
 ) -> None:
-    """Write curves on logarithmic axes, in panels side by side.
+    """Writes curves on logarithmic axes, in panels next to each other.
 
     Args:
-        panels: by title, by name of the curve, its points: abscissa, ordinate, and the least that this could be.
+        panels: by title, by name of the curve, its points: abscissa, ordinate, and the ordinate's least possible value.
         x, y: names of the axes.
 
     Raises:
@@ -203,7 +204,7 @@ def curves(
     for axes, (label, series) in zip(rows[0], panels.items(), strict=True):
         for name, points in series.items():
             where, times, floors = zip(*points, strict=True)
-            # A hollow circle and a line of dashes still show where another curve lies on them.
+            # A hollow circle and a dashed line stay visible under another curve.
             look = LOOKS[list(colours).index(name) % len(LOOKS)]
             axes.plot(
                 where,

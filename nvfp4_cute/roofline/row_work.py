@@ -1,7 +1,7 @@
-"""Where the rows of a launch of a layer of experts lie: routing, tokens to rows, and rows back to tokens.
+"""Addresses of the rows in launches of a layer of experts: routing, tokens to rows, and rows back to tokens.
 
-A CTA takes a few tokens, or a few parts of one, and does with them what any other does. Rows of experts lie where the choices
-are, so that every choice of a token is a tile here, whose inputs are the tensors that it has a part of.
+All CTAs do equal work on a few tokens, or on a few parts of one token. The rows of experts follow from the choices, so
+every choice of a token is a tile here. Its inputs are the tensors of which it has a part.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from nvfp4_cute.operands.overlap import span_bytes
 from nvfp4_cute.planning.arch.simt import ROUTE_WARPS, ROW_WARPS, WARP_SIZE
 
 ROW_QUADS, QUAD_BYTES, ROW_BYTES = 32, 4, 16
-"""Of a scale atom: rows whose bytes lie ``ROW_BYTES`` apart; those that follow them begin ``QUAD_BYTES`` behind."""
+"""Rows of a scale atom whose bytes are ``ROW_BYTES`` apart. The rows after them begin ``QUAD_BYTES`` later."""
 FINALIZE_COLUMNS = 256
-"""Of a warp."""
+"""Columns per warp."""
 
 Places = Callable[[int, int], Sequence[int]]
-"""Of a token and one of its choices: where every tensor has their part."""
+"""Maps a token and one of its choices to the addresses of their part in every tensor."""
 
 
 def of_rows(task: Task) -> LaunchWork | None:
-    """The work of the CTAs of ``route``, of ``gather_quantize`` and ``gather`` behind ``permute``, and of ``finalize``.
+    """Returns the work of the CTAs of ``route``, of ``gather_quantize`` and ``gather`` after ``permute``, and of ``finalize``.
 
-    None for a task of another kind, for one whose CTAs find the order of rows, each its part, and for one that waits.
+    Returns None for other tasks, for tasks whose CTAs each find a part of the order of rows, and for tasks that wait.
     """
     if isinstance(task, RouteTask):
         return _of_route(task)
@@ -77,14 +77,14 @@ def _of_finalize(task: FinalizeTask) -> LaunchWork:
 
 
 def _row(tensor: torch.Tensor, index: int) -> int:
-    """Address of a row; of the first one where there is none."""
+    """Returns the address of a row; of the first one if there is none."""
     return tensor.data_ptr() + max(index, 0) * tensor.stride(0) * tensor.element_size()
 
 
 def _by_choices(
     shape: Sequence[int], parts_of_token: int, places: Places, tensors: Sequence[torch.Tensor]
 ) -> LaunchWork:
-    """Of CTAs whose warps take parts of tokens one after the other. Those that begin with the same part are alike."""
+    """Returns the work of CTAs whose warps take parts of tokens in order. CTAs that begin with the same part are equal."""
     tokens, top_k = shape
     clusters = []
     for first in range(0, tokens * parts_of_token, ROW_WARPS):
@@ -98,7 +98,7 @@ def _by_choices(
 
 
 def _tile(kind: int, places: Sequence[int]) -> TileWork:
-    """Whose parts begin with the sector that a place is in."""
+    """Returns a tile whose parts begin with the sectors of these places."""
     return TileWork(kind, 1, 1, tuple(place // SECTOR * SECTOR for place in places), 0)
 
 

@@ -1,14 +1,13 @@
-"""The least possible time of an operation: what it must move over a bandwidth, what it must compute over a rate.
+"""The least possible time of an operation: the bytes that it must move over a bandwidth, its operations over a rate.
 
-Computed, never measured. Two formulas, for two questions:
+These times are computed, never measured. Two formulas answer two questions:
 
 - :func:`competition_us` is the published speed of light of the GPU MODE NVFP4 problems, one B200 with two constants,
-  found by fitting all fourteen published rows: the eleven GEMM rows agree within 0.05 %, the three GEMV rows within
-  0.4 %.
-- :func:`physical_floor` is the longest of three terms on a :class:`~nvfp4_cute.gpus.targets.Target`: bytes over the best
-  bandwidth that was reached, operations over the tensor cores' rate at the highest clock known, and one launch.
+  fitted to all fourteen published rows: the eleven GEMM rows agree within 0.05 %, the three GEMV rows within 0.4 %.
+- :func:`physical_floor` is the longest of three terms on a :class:`~nvfp4_cute.gpus.targets.Target`: bytes over the
+  best measured bandwidth, operations over the tensor cores' rate at the highest known clock, and one launch.
 
-Both count every operand once, without padding and from memory: operands that are still in L2 can be faster.
+Both count every operand once, without padding and from memory. Operands that are still in L2 can be faster.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,16 +26,16 @@ from nvfp4_cute.gpus.power import least_us
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.planning.arch import is_weight_only, mmas_of
 
-# B200: 0.96 of 8 TB/s; 94.9 % of 148 SMs x 32768 FLOP a clock x 1.5 GHz (dense NVFP4 at the published clock).
+# B200: 0.96 of 8 TB/s; 94.9 % of 148 SMs x 32768 FLOP per clock x 1.5 GHz (dense NVFP4 at the published clock).
 COMPETITION_HBM_BYTES_PER_S = 7.68e12
 COMPETITION_FP4_FLOPS_PER_S = 6.90e15
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How a tensor's values lie in memory: bits a value, and bits of one scale for ``block`` values of each of ``block_rows``.
+    """Storage of a tensor's values: bits per value, and bits of one scale per ``block`` values in each of ``block_rows`` rows.
 
-    ``block``: 0 for all of a row.
+    ``block``: 0 means all values of a row.
     """
 
     bits: int
@@ -57,7 +56,7 @@ STORAGE = {
     "bf16": Storage(16),
     "fp32": Storage(32),
 }
-"""By format name. ``fp8`` has one scale for a whole tensor, which is not counted."""
+"""By format name. ``fp8`` has one scale for a complete tensor, which is not counted."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product of an operation: floating-point operations, two a multiply-add."""
+    """One matrix product of an operation: floating-point operations, two per multiply-add."""
 
     name: str
     flops: int
@@ -79,13 +78,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Work:
-    """What an operation moves and computes, by operand and by product.
+    """Traffic and operations of an operation, by operand and by product.
 
     Attributes:
-        operands: tensors that cross memory; groups are summed up.
-        products: matrix products; groups are summed up.
-        math: the format in which they are multiplied, one of ``targets.MATH_FORMATS``.
-        pair: block formats of A and B; None where either has none.
+        operands: tensors that cross memory, summed over groups.
+        products: matrix products, summed over groups.
+        math: format of the multiplication, one of ``targets.MATH_FORMATS``.
+        pair: block formats of A and B; None if either has none.
     """
 
     operands: tuple[Operand, ...]
@@ -95,21 +94,21 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """All traffic."""
+        """Total traffic in bytes."""
         return sum(operand.bytes for operand in self.operands)
 
     @property
     def flops(self) -> int:
-        """All operations."""
+        """Total operations."""
         return sum(product.flops for product in self.products)
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte; 0 where nothing is moved."""
+        """FLOP per byte; 0 if nothing is moved."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-# ---- what operations move and compute --------------------------------------------------------------------------
+# ---- traffic and operations ------------------------------------------------------------------------------------
 
 
 def grouped_gemm(
@@ -120,13 +119,13 @@ def grouped_gemm(
     out: str = "fp16",
     num_b: int = 1,
 ) -> Work:
-    """Groups of (m, n, k) in elements: C_g = A_g @ B_g^T, real rows only. A group without rows or columns moves nothing.
+    """Returns the work of groups of (m, n, k) in elements: C_g = A_g @ B_g^T, only real rows. Empty groups move nothing.
 
     Args:
-        sizes: of every group.
-        a, b, out: storage formats of A (m, k), of every B (n, k), and of C (m, n); a key of ``STORAGE``. NVFP4
-            output is what a quantizing epilogue writes: values and scales. Operands of 16 bits are multiplied as fp16
-            (W4A16: weights are decoded on the way to the tensor cores).
+        sizes: (m, n, k) of every group.
+        a, b, out: storage formats of A (m, k), of every B (n, k), and of C (m, n); keys of ``STORAGE``. NVFP4 output is
+            the output of a quantizing epilogue: values and scales. Operands of 16 bits are multiplied as fp16 (W4A16:
+            weights are dequantized on the way to the tensor cores).
         num_b: B operands that share A; 2 is a dual GEMM, whose C is written once.
 
     Raises:
@@ -146,22 +145,24 @@ def grouped_gemm(
 
 
 def gemm(m: int, n: int, k: int, l: int = 1, *, out: str = "fp16") -> Work:
-    """A batch of ``l`` NVFP4 GEMMs of one shape."""
+    """Returns the work of ``l`` NVFP4 GEMMs of one shape."""
     return grouped_gemm([(m, n, k)] * l, out=out)
 
 
 def gemv(m: int, k: int, l: int = 1, *, out: str = "fp16") -> Work:
-    """A batch of ``l`` products of an NVFP4 matrix (m, k) and an NVFP4 vector (k,), result (m,)."""
+    """Returns the work of ``l`` products of an NVFP4 matrix (m, k) and an NVFP4 vector (k,), result (m,)."""
     return gemm(m, 1, k, l, out=out)
 
 
 def dual_gemm(m: int, n: int, k: int, *, out: str = "fp16") -> Work:
-    """C = silu(A @ B1^T) * (A @ B2^T) with C (m, n); the activation is not counted as operations."""
+    """Returns the work of C = silu(A @ B1^T) * (A @ B2^T) with C (m, n); the activation does not count as operations."""
     return grouped_gemm([(m, n, k)], num_b=2, out=out)
 
 
 def tensor_bytes(storage: str, rows: int, cols: int) -> tuple[int, int]:
-    """Bytes of the values and of the block scales of a (rows, cols) tensor; rows start at whole bytes, no padding.
+    """Returns the bytes of the values and of the block scales of a (rows, cols) tensor.
+
+    Rows start at full bytes, without padding.
 
     Raises:
         ValueError: ``storage`` is not a key of ``STORAGE``.
@@ -183,7 +184,7 @@ def _check_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
 def _tensor(
     name: str, storage: str, shapes: Sequence[tuple[int, int]], *, written: bool = False
 ) -> list[Operand]:
-    """Values and, where the format has them, block scales of all groups."""
+    """Returns values and, if the format has them, block scales of all groups."""
     sizes = [tensor_bytes(storage, rows, cols) for rows, cols in shapes or [(0, 0)]]
     parts = [Operand(name, sum(data for data, _ in sizes), written)]
     if STORAGE[storage].scale_bits:
@@ -192,7 +193,7 @@ def _tensor(
 
 
 def _math(a: str, b: str) -> str:
-    """The narrowest format whose tensor cores take both operands."""
+    """Returns the narrowest format whose tensor cores accept both operands."""
     if a == b == INT8.name:
         return "int8"
     bits = max(STORAGE[a].bits, STORAGE[b].bits)
@@ -203,7 +204,7 @@ def _math(a: str, b: str) -> str:
 
 
 def competition_us(work: Work) -> float:
-    """Published speed of light in us: a B200 at 7.68 TB/s and 6.90 PFLOP/s of NVFP4.
+    """Returns the published speed of light in us: a B200 at 7.68 TB/s and 6.90 PFLOP/s of NVFP4.
 
     Raises:
         ValueError: the work is not multiplied as NVFP4; the competition has no formula for it.
@@ -216,13 +217,13 @@ def competition_us(work: Work) -> float:
 
 
 def grouped_gemm_us(sizes: Iterable[tuple[int, int, int]]) -> float:
-    """Published speed of light in us of groups of (m, n, k) with fp16 C."""
+    """Returns the published speed of light in us of groups of (m, n, k) with fp16 C."""
     return competition_us(grouped_gemm(sizes))
 
 
 @dataclass(frozen=True)
 class Term:
-    """One bound of a floor: microseconds, or None where the target's figure is unknown, and how it was computed."""
+    """One bound of a floor: microseconds, or None if the target's figure is unknown, and its computation."""
 
     name: str
     us: float | None
@@ -236,24 +237,24 @@ class Floor:
     target: Target
     terms: tuple[Term, ...]
     sustained_us: float | None = None
-    """Of a launch that is repeated for seconds, by the power limit (``gpus.power``); None where that is not known."""
+    """For a launch that is repeated for seconds: time at the power limit (``gpus.power``); None if unknown."""
 
     @property
     def us(self) -> float:
-        """Microseconds below which no implementation gets, by the figures that are known."""
+        """Least microseconds of any implementation, by the known figures."""
         return max(term.us for term in self.terms if term.us is not None)
 
     @property
     def bound(self) -> str:
-        """Name of the term that decides: "memory", "math" or "launch"."""
+        """Name of the deciding term: "memory", "math" or "launch"."""
         return next(term.name for term in self.terms if term.us == self.us)
 
 
 def physical_floor(work: Work, target: Target) -> Floor:
-    """Memory, math, and launch time of ``work`` on ``target``, each with its basis.
+    """Returns memory, math, and launch time of ``work`` on ``target``, each with its basis.
 
-    On a target without FP4 tensor cores NVFP4 operands count at the fp16 rate: their values times their scales have too
-    many bits for fp8. So do other pairs that its kernels decode.
+    On a target without FP4 tensor cores, NVFP4 operands count at the fp16 rate, because their values times their scales
+    have too many bits for fp8. So do other pairs that its kernels dequantize.
     """
     math, note = _math_on(work, target)
     terms = (_memory_term(work, target), _math_term(work, target, math, note), _launch_term(target))
@@ -261,7 +262,7 @@ def physical_floor(work: Work, target: Target) -> Floor:
 
 
 def _math_on(work: Work, target: Target) -> tuple[str, str]:
-    """The format that tensor cores of the target multiply in, and why where operands have another one."""
+    """Returns the format of the target's multiplication, and the reason if the operands have another format."""
     if work.math in ("nvfp4", "fp8") and work.math not in target.rates:
         return "fp16", f", no {'FP4' if work.math == 'nvfp4' else 'FP8'} tensor cores"
     mma = None if work.pair is None or is_weight_only(target.arch) else mmas_of(target.arch).get(work.pair)

@@ -1,4 +1,4 @@
-"""Where the tiles of a launch lie in memory: what the emulator has to know to let one cluster stand for others."""
+"""Addresses of the tiles of a launch, with which the emulator lets one cluster stand for others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from nvfp4_cute.planning.arch.simt import gemv_spread
 from nvfp4_cute.planning.schedule import TileSchedule
 
 GEMV_ROW_GROUPS = 4
-"""Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
+"""Rows per CTA that follow each other: a quarter of its rows. The others are 32, 64, and 96 below."""
 ATOM_COLUMNS, ATOM_BYTES = 64, 512
-"""Values of a row whose scales are in one atom, and its bytes."""
+"""Values of a row whose scales are in one atom, and bytes of the atom."""
 SCALE_ROW_BYTES = 16
-"""From a row of a scale atom to the next."""
-# K tiles of a launch that are executed, all of them, in a few seconds.
+"""Bytes from a row of a scale atom to the next."""
+# Number of K tiles of a launch up to which all are executed, in a few seconds.
 FEW_K_TILES = 2000
 
 
@@ -38,7 +38,7 @@ class GroupPlaces:
         rows: (address, pitch) of ``a``, and then of every ``b``.
         scales: address of ``a_scale``, and then of every ``b_scale``.
         out: address, bytes from a row to the next, bytes from a column to the next.
-        out_scale: of quantized results: address of their scales, bytes of a row of atoms, and columns of an atom.
+        out_scale: for quantized results: address of their scales, bytes per row of atoms, and columns per atom.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -51,15 +51,15 @@ def launch_work(
     schedule: TileSchedule, groups: Sequence[GroupPlaces], tensors: Sequence[Sequence[torch.Tensor]], num_clusters: int,
     split: int, to_and_fro: bool = False,
 ) -> LaunchWork:  # fmt: skip
-    """The tiles of every cluster of a launch.
+    """Returns the tiles of every cluster of a launch.
 
     Args:
-        schedule: whose CTAs are the clusters of the launch.
+        schedule: its CTAs are the clusters of the launch.
         groups: in the caller's order.
-        tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``, then ``out_scale``.
-        num_clusters: launched; those that the schedule does not know have no tile.
+        tensors: for each input, over all groups: ``rows`` of ``GroupPlaces``, then ``scales``, then ``out_scale``.
+        num_clusters: number of launched clusters; those outside the schedule have no tile.
         split: CTAs of a cluster that share K tiles.
-        to_and_fro: as of ``TileSchedule.tiles_of_cta``.
+        to_and_fro: see ``TileSchedule.tiles_of_cta``.
     """
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
 
@@ -104,9 +104,9 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 
 
 def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
-    """The tiles of a launch by a kernel for ``arch``: of a gemv, and of a grouped GEMM.
+    """Returns the tiles of a launch by a kernel for ``arch``: of a gemv, or of a grouped GEMM.
 
-    None for a task of another kind, K tiles that are dealt (stream-K), batches, lists with quantized results, dual GEMMs of
+    Returns None for other tasks, divided K tiles (stream-K), batches, lists with quantized results, dual GEMMs of
     weights that are interleaved in one operand, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
@@ -126,8 +126,9 @@ def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
 
 
 def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
-    """None for weights of two products in one operand, and for a launch of few K tiles whose clusters take turns in
-    prefetching, so that none does what another does.
+    """Returns None for weights of two products in one operand, and for small launches whose clusters alternate in prefetching.
+
+    In such launches clusters do not do equal work.
     """
     schedule, key = plan.schedule, plan.kernel.key
     if schedule is None or (plan.problem.activation is not None and not operands.b2):
@@ -143,7 +144,7 @@ def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
 def of_lists(
     schedule: TileSchedule, operands: GroupedOperands, arch: str, out_m_major: bool = False, split: int = 1
 ) -> LaunchWork:
-    """The tiles of a launch in list form, every CTA of the schedule a cluster."""
+    """Returns the tiles of a launch in list form, in which every CTA of the schedule is a cluster."""
     sides = [operands.a, operands.b, *([operands.b2] if operands.b2 else [])]
     places = [
         GroupPlaces(
@@ -162,7 +163,7 @@ def of_lists(
 
 
 def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWork:
-    """Weights that are halves of one tensor lie between each other: a range of every group's."""
+    """Returns the tiles of a task with device groups. Halves of one weight tensor alternate: one range for every group's."""
     (a,), (out,) = task.operands.a, task.operands.out
     weights = [*task.operands.b, *task.operands.b2]
     config, problem = launch.plan.kernel.key.config, launch.plan.problem
@@ -201,7 +202,7 @@ def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWor
 
 
 def _of_gemv(task: GemvTask, launch: Launch, arch: str) -> LaunchWork:
-    """CTAs side by side along M, batches along y: tiles whose rows begin together and lie 32 apart."""
+    """Returns the tiles of a gemv: CTAs along M, batches along y, and rows that begin together and are 32 apart."""
     (matrix, vector), out = task.operands, task.out
     spread = gemv_spread(arch)
     rows_per_cta = spread.rows_per_cta
@@ -234,7 +235,7 @@ def _of_gemv(task: GemvTask, launch: Launch, arch: str) -> LaunchWork:
 def _in_order(
     sizes: Sequence[tuple[int, int, int]], tile_mnk: tuple[int, int, int], num_clusters: int
 ) -> TileSchedule:
-    """The schedule of kernels that read sizes themselves: groups keep the caller's order."""
+    """Returns the schedule of kernels that read sizes themselves: groups stay in the caller's order."""
     tile_m, tile_n, tile_k = tile_mnk
     tiles_m = tuple(-(-m // tile_m) for m, _, _ in sizes)
     offsets = tuple(

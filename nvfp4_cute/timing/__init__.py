@@ -1,1 +1,1 @@
-"""Modelled times: the events that an emulator recorded, replayed on all SMs of a GPU at once."""
+"""Modelled times: replays the events that an emulator recorded, on all SMs of a GPU at once."""

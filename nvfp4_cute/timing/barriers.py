@@ -1,4 +1,4 @@
-"""Waiting for other warps: mbarriers, named barriers, the cluster barrier, words of global memory."""
+"""Waits for other warps: mbarriers, named barriers, the cluster barrier, words of global memory."""
 
 from math import ceil
 
@@ -43,7 +43,7 @@ def arrived(
     by: Warp | None,
     since: float,
 ) -> None:
-    """Arrivals and completed bytes; wakes who waits if they complete the phase."""
+    """Counts arrivals and completed bytes; wakes the waiting warps if these complete the phase."""
     barrier = cluster.barriers[place]
     barrier.pending -= count
     barrier.tx -= nbytes
@@ -84,7 +84,7 @@ def _barrier(
 
 
 def complete(sim: Simulation, named: NamedBarrier, live: int, time: float, warps: int) -> None:
-    """Let the warps at a named barrier go on if as many came as it expects, or else as many as are live."""
+    """Releases the warps at a named barrier if it has the expected number of arrivals, or those of all live warps."""
     needed = named.expected or live
     if not named.arrived or named.arrived < needed:
         return
@@ -106,7 +106,7 @@ def _cluster_arrive(sim: Simulation, warp: Warp, time: float) -> float:
 
 
 def complete_cluster(sim: Simulation, cluster: Cluster, time: float) -> None:
-    """Let the warps at the cluster barrier go on if every live one came."""
+    """Releases the warps at the cluster barrier if every live warp has arrived."""
     barrier = cluster.barrier
     if barrier.arrived and barrier.arrived >= cluster.live:
         barrier.arrived = 0
@@ -127,13 +127,13 @@ def _cluster_wait(sim: Simulation, warp: Warp, time: float) -> float | None:
 
 
 def _fence(sim: Simulation, warp: Warp, time: float) -> float:
-    """Wait until L2 has confirmed what the CTA wrote."""
+    """Waits until L2 has confirmed the writes of the CTA."""
     confirmed = max(time + sim.constants.l2_latency, warp.cta.written + sim.constants.store_latency)
     return sim.wait(warp, time, confirmed, "fence")
 
 
 def _grid_wait(sim: Simulation, warp: Warp, time: float) -> float | None:
-    """Wait until the launch before has ended."""
+    """Waits until the previous launch has ended."""
     before = warp.cta.grid.before
     if before is None:
         return time
@@ -154,7 +154,7 @@ def _signal(sim: Simulation, warp: Warp, time: float, words: tuple[int, ...]) ->
 
 
 def _written(sim: Simulation, words: tuple[int, ...], by: Warp, since: float) -> None:
-    """L2 has a write of each of some words: looks that come from now on see it."""
+    """Notes that L2 has one more write of each of these words; polls that arrive from now on see it."""
     for address in words:
         word = by.cta.grid.words[address]
         word.writes += 1
@@ -163,7 +163,7 @@ def _written(sim: Simulation, words: tuple[int, ...], by: Warp, since: float) ->
             if word.writes < needed:
                 word.waiting.append((needed, warp, start, look))
                 continue
-            # Looks follow each other, each asked for when the one before has answered.
+            # Polls follow each other: each is issued after the previous one was answered.
             between = sim.constants.l2_latency
             look += max(0, ceil((sim.now - look) / between)) * between
             end = look + between / 2
@@ -174,7 +174,7 @@ def _written(sim: Simulation, words: tuple[int, ...], by: Warp, since: float) ->
 def _poll(
     sim: Simulation, warp: Warp, time: float, address: int, needed: int, lines: tuple[Piece, ...]
 ) -> None:
-    """Look at a word until it has been written as often as it takes."""
+    """Polls a word until it has been written the required number of times."""
     answer = max(sim.memory.read(line, time, warp.sm.gpc).time for line in lines)
     look = answer - sim.constants.l2_latency / 2
     sim.at(look, _look, sim, warp, time, address, needed, look)
@@ -191,7 +191,7 @@ def _look(sim: Simulation, warp: Warp, start: float, address: int, needed: int, 
 
 
 def _cause(warp: Warp, what: str, by: Warp | None) -> str:
-    """What a warp waited for, from its role and from what completed the phase."""
+    """Returns the cause of a warp's wait, from its role and from the action that completed the phase."""
     if what == "MMA":
         return "free stage" if warp.role == "load" else "MMA"
     if what == "arrival" and by is not None:

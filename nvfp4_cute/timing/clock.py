@@ -1,4 +1,4 @@
-"""Times of launches on one GPU, for emulators that ask, and for a kernel of a PTX text."""
+"""Modelled times of launches on one GPU, for emulators and for a kernel in PTX text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ class Clock:
     """Models the time of every launch of an emulator: ``Emulator(timing=Clock(constants))``.
 
     Attributes:
-        constants: of the GPU.
-        with_data: whether copies and products are done as well; otherwise results mean nothing, and the times stay.
-        timeline: keep what every warp did when, for ``timing.trace``.
+        constants: constants of the GPU.
+        with_data: whether copies and products are also done; otherwise results are meaningless, but times are equal.
+        timeline: keep the actions of every warp, for ``timing.trace``.
         all_layouts: model a launch in every layout of memory, not only in the first.
     """
 
@@ -33,21 +33,23 @@ class Clock:
     all_layouts: bool = False
 
     def model(self, trace: LaunchTrace) -> Timing:
-        """The time of a launch from what was recorded of it."""
+        """Returns the modelled time of a recorded launch."""
         return replay(self.constants, trace, timeline=self.timeline, all_layouts=self.all_layouts)
 
     def placement(self) -> Placement:
-        """A launch's memory is that of no other."""
+        """Returns a new placement: a launch shares its memory with no other."""
         return Placement()
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Keeps what is recorded of launches that follow each other, for the time of all: ``Emulator(timing=chain)``.
+    """Collects the recordings of consecutive launches, to model their total time: ``Emulator(timing=chain)``.
 
     Attributes:
-        traces: of the launches so far.  memory: where they find their memory.  with_data: as of a `Clock`.
-        held: objects whose memory the launches used: as long as they live, nothing else has it.
+        traces: traces of the launches so far.
+        memory: placement of their memory.
+        with_data: see `Clock`.
+        held: objects whose memory the launches used. While they live, nothing else gets that memory.
     """
 
     traces: list[LaunchTrace] = field(default_factory=list)
@@ -56,20 +58,21 @@ class Chain:
     held: list[object] = field(default_factory=list)
 
     def model(self, trace: LaunchTrace) -> None:
-        """Keep a launch."""
+        """Stores the trace of a launch."""
         self.traces.append(trace)
 
     def placement(self) -> Placement:
-        """That of all launches."""
+        """Returns the placement that all launches share."""
         return self.memory
 
 
 def time_ptx(constants: Constants, *launch: Any, timeline: bool = False, **options: Any) -> Timing:
-    """Model the time of one kernel of a PTX text on a GPU.
+    """Models the time of one kernel of a PTX text on a GPU.
 
     Args:
-        constants: of the GPU.  launch, options: as `record_ptx` takes them behind the number of SMs.
-        timeline: as of a `Clock`.
+        constants: constants of the GPU.
+        launch, options: arguments of `record_ptx` after the number of SMs.
+        timeline: see `Clock`.
 
     Raises:
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
@@ -90,15 +93,16 @@ def record_ptx(
     machine_code: MachineCode | None = None,
     with_data: bool = False,
 ) -> LaunchTrace:
-    """What `time_ptx` replays.
+    """Returns the trace that `time_ptx` replays.
 
     Args:
-        num_sms: of the GPU.  ptx ... smem_bytes: as `emulator.fronts.driver.run_ptx` takes them.
-        machine_code: what the assembler made of it, if that is known.
-        with_data: as of a `Clock`.
+        num_sms: SMs of the GPU.
+        ptx ... smem_bytes: see `emulator.fronts.driver.run_ptx`.
+        machine_code: the assembler's output for it, if known.
+        with_data: see `Clock`.
 
     Raises:
-        EmulatorError: as of `time_ptx`.
+        EmulatorError: see `time_ptx`.
     """
     machine = Machine(num_sms)
     recorder = machine.recorder = Recorder(with_data=with_data)

@@ -1,4 +1,4 @@
-"""The numbers of one GPU that the timing model needs. The host fills them in, with their sources."""
+"""Constants of one GPU for the timing model. The host supplies them with their sources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,43 +20,58 @@ _RATE_NAMES = {
 
 @dataclass(frozen=True)
 class Constants:
-    """Speeds and latencies of a GPU. Cycles are those of the SM clock; bandwidths are bytes a cycle.
+    """Speeds and latencies of a GPU. Cycles are those of the SM clock; bandwidths are bytes per cycle.
 
     Attributes:
-        name: of the GPU.  arch: PTX target.  num_sms: SMs.  clock_hz: SM clock under load.
-        gpcs: SMs of each group that a cluster must lie in; their sum is `num_sms`.
-        hbm_bandwidth: device memory, all SMs.  hbm_peak: what traffic with it never exceeds.
-        l2_bandwidth / l2_write_bandwidth: L2, all SMs.  l2_bytes: its capacity.
-        l2_look_ups: bytes that L2 looks for, of loads and prefetches of all SMs; prefetches wait for it.
-        sm_bandwidth: what one SM receives or sends at most.  prefetch_bandwidth: of boxes that it has brought into L2.
-        prefetch_backlog: of device memory, in cycles, from which on it drops prefetches that come too fast.
-        l2_latency / hbm_latency: from a request to its data, unloaded.
-        line_spread: of the latency of device memory, what differs from line to line: an exponential distribution's mean.
-        hbm_spread: how much later the last line of a large piece comes than a single line.
+        name: name of the GPU.
+        arch: PTX target.
+        num_sms: number of SMs.
+        clock_hz: SM clock under load.
+        gpcs: SMs of each group that a cluster must fit in; their sum is `num_sms`.
+        hbm_bandwidth: bandwidth of device memory, for all SMs.
+        hbm_peak: upper bound of traffic with device memory.
+        l2_bandwidth, l2_write_bandwidth: bandwidths of L2, for all SMs.
+        l2_bytes: capacity of L2.
+        l2_look_ups: bytes that L2 looks up for loads and prefetches of all SMs; prefetches wait for the look-up.
+        sm_bandwidth: most that one SM receives or sends.
+        prefetch_bandwidth: most boxes that one SM prefetches into L2, in bytes.
+        prefetch_backlog: backlog of device memory, in cycles, from which on it drops prefetches that arrive too fast.
+        l2_latency, hbm_latency: from a request to its data, unloaded.
+        line_spread: part of the latency of device memory that differs between lines: mean of an exponential
+            distribution.
+        hbm_spread: delay of the last line of a large piece relative to a single line.
         page_latency: first use of a 2 MiB page by a group of SMs.
-        copy_latency: what TMA adds.  tma_issue: between two TMA instructions of an SM.
-        tma_reissue: between two executions of the same TMA instruction by a warp, whose registers it reads late.
+        copy_latency: extra latency of TMA.
+        tma_issue: between two TMA instructions of an SM.
+        tma_reissue: between two executions of one TMA instruction by a warp, whose registers it reads late.
         descriptor_latency: first use of a tensor map by an SM.
-        store_latency: of a store, until its completion is known.
-        launch: what an empty kernel takes, as CUDA events measure it; half of it before the first instruction.
+        store_latency: from a store to the confirmation of its completion.
+        launch: time of an empty kernel by CUDA events; half of it before the first instruction.
         next_launch: in a graph, from the end of a launch to the first instruction of the next.
-        next_programmatic: from when a launch lets a programmatic one start to that one's first instruction.
-        released: from the end of a launch until the next one is past its griddepcontrol.wait.
-        cta_start: from the exit of a CTA to the first instruction of the next in its place.
-        fetch: what an instruction costs more the first time that an SM executes it.
-        wait_ready: an mbarrier wait that need not wait.  wake: from the end of a phase to the waiting warp's next step.
-        arrive_remote: of an arrival in another CTA.  exchange_bandwidth: of an SM, to other CTAs of the cluster.
-        cluster_barrier: from the last arrival to the next step, with the fence that the assembler puts in front of an arrival.
-        barrier_base / barrier_per_warp: of a named barrier, likewise.
+        next_programmatic: from a launch's trigger to the first instruction of the programmatic launch after it.
+        released: from the end of a launch until the next one has passed its griddepcontrol.wait.
+        cta_start: from the exit of a CTA to the first instruction of its successor.
+        fetch: extra cost of an instruction at its first execution on an SM.
+        wait_ready: an mbarrier wait that need not wait.
+        wake: from the end of a phase to the waiting warp's next step.
+        arrive_remote: latency of an arrival in another CTA.
+        exchange_bandwidth: bandwidth from an SM to other CTAs of the cluster.
+        cluster_barrier: from the last arrival to the next step, including the fence that the assembler puts before an
+            arrival.
+        barrier_base, barrier_per_warp: from the last arrival at a named barrier to the next step.
         commit_latency: from the end of the last tcgen05.mma to its arrival.
-        tensor_load_latency: of tcgen05.ld.  tensor_copy_bandwidth: of tcgen05.cp.  allocate: tcgen05.alloc.
+        tensor_load_latency: latency of tcgen05.ld.
+        tensor_copy_bandwidth: bandwidth of tcgen05.cp.
+        allocate: time of tcgen05.alloc.
         wgmma_latency: from the end of the last wgmma to the end of its wait.
-        wgmma_issue: share of a scheduler's issue that wgmma takes while it runs.
-        sync_share: of `matrix_rates` that mma.sync reaches.  sync_issue: share of a scheduler's issue that it takes as it runs.
-        follows_stalls: whether a warp issues as fast as the kernel's machine code lets it, on average; else as its PTX does.
-        smem_bandwidth: shared memory of one SM.
-        matrix_rates: dense FLOP a cycle and SM of wgmma and mma.sync by format.
-        sources: where each number comes from, by field name.
+        wgmma_issue: share of a scheduler's issue slots that wgmma uses while it runs.
+        sync_share: share of `matrix_rates` that mma.sync reaches.
+        sync_issue: share of a scheduler's issue slots that mma.sync uses while it runs.
+        follows_stalls: whether a warp issues at the average rate of the kernel's machine code; otherwise at that of its
+            PTX.
+        smem_bandwidth: bandwidth of one SM's shared memory.
+        matrix_rates: dense FLOP per cycle and SM of wgmma and mma.sync, by format.
+        sources: source of each number, by field name.
     """
 
     name: str
@@ -110,18 +125,18 @@ class Constants:
     sources: Mapping[str, str] = field(hash=False, repr=False)
 
     def us(self, cycles: float) -> float:
-        """Cycles in microseconds."""
+        """Converts cycles to microseconds."""
         return 1e6 * cycles / self.clock_hz
 
     def mma_interval(
         self, kind: str, m: int, n: int, cta_group: int, a_in_tmem: bool, row_bytes: int = OPERAND_ROW_BYTES
     ) -> float:
-        """Cycles between tcgen05.mma instructions of a CTA, or of a pair.
+        """Returns the cycles between tcgen05.mma instructions of a CTA, or of a pair.
 
-        Each reads 32 bytes of K whatever its kind: of integers (kind i8), too, whose published peak is that of fp8. At full rate
-        an instruction takes N/2 cycles (N/4 for 64 rows a CTA of a pair, which use both halves of the data path); narrow ones are
-        bound by reading their operands. One of 4-bit elements with K=96 reads 48 bytes in as many cycles: the published peak of
-        sm_103 is 1.5 times that of sm_100.
+        Each instruction reads 32 bytes of K, whatever its kind. This includes integers (kind i8), whose published peak
+        is that of fp8. At full rate an instruction takes N/2 cycles (N/4 for 64 rows per CTA of a pair, which use both
+        halves of the data path). Reading the operands bounds narrow instructions. An instruction of 4-bit elements with
+        K=96 reads 48 bytes in the same time: the published peak of sm_103 is 1.5 times that of sm_100.
         """
         rows, columns = m // cta_group, n // cta_group
         interval = n / 4 if cta_group == 2 and rows < 128 else n / 2
@@ -129,16 +144,16 @@ class Constants:
         return max(interval, operands / self.smem_bandwidth)
 
     def wgmma_interval(self, element: str, n: int, a_in_registers: bool) -> float:
-        """Cycles that a wgmma of 64 rows and 32 bytes of K keeps the matrix pipes of its SM busy."""
+        """Returns the cycles for which a wgmma of 64 rows and 32 bytes of K occupies the matrix pipes of its SM."""
         flops = 2 * 64 * n * {"tf32": 8, "f16": 16, "bf16": 16}.get(element, 32)
         operands = (0 if a_in_registers else 64 * 32) + n * 32
         return max(flops / self.matrix_rate(element), operands / self.smem_bandwidth)
 
     def matrix_rate(self, element: str) -> float:
-        """Dense FLOP a cycle and SM for an element type of wgmma or mma.sync.
+        """Returns the dense FLOP per cycle and SM of wgmma or mma.sync for an element type.
 
         Raises:
-            EmulatorError: the rate is not known.
+            EmulatorError: the rate is unknown.
         """
         rate = self.matrix_rates.get(_RATE_NAMES.get(element, element))
         if rate is None:

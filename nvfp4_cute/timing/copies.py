@@ -1,4 +1,4 @@
-"""Bulk copies: the copy engine of an SM, between shared memories of a cluster, and from shared to global memory."""
+"""Bulk copies: the copy engine of an SM, copies between shared memories of a cluster, and from shared to global memory."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def _queue_copy(sim: Simulation, sm: Sm, work: Any, operands: tuple[Any, ...]) -
 
 
 def _next_copy(sim: Simulation, sm: Sm) -> None:
-    """The copy engine of an SM takes the next instruction."""
+    """Starts the next instruction of an SM's copy engine."""
     if not sm.copies:
         sm.engine_busy = False
         return
@@ -50,7 +50,7 @@ def _next_copy(sim: Simulation, sm: Sm) -> None:
 
 
 def _knows_map(sim: Simulation, sm: Sm, tensor_map: int) -> float:
-    """When the engine, which begins with an instruction now, has its tensor map; 0: it needs none."""
+    """Returns when the copy engine, which starts an instruction now, has its tensor map; 0 without a map."""
     if not tensor_map:
         return sim.now
     return max(sim.now, sm.maps.setdefault(tensor_map, sim.now + sim.constants.descriptor_latency))
@@ -67,7 +67,7 @@ def _fetch_tile(
     ranks: Any,
     tensor_map: int,
 ) -> float:
-    """Ask memory for a tile; returns how long the engine is busy with it."""
+    """Requests a tile from memory. Returns how long the engine is busy with it."""
     c, start, cluster = sim.constants, _knows_map(sim, sm, tensor_map), warp.cta.cluster
     there = start + (c.l2_latency if not pieces else 0)
     hit = True
@@ -95,7 +95,7 @@ def _prefetch(
 
 
 def _fetch_into_l2(sim: Simulation, sm: Sm, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int) -> float:
-    """Ask L2 for a tile that nobody waits for; returns how long the engine is busy with it."""
+    """Requests a prefetch of a tile into L2. Returns how long the engine is busy with it."""
     start = _knows_map(sim, sm, tensor_map)
     looked_up = max([sim.now, *(sim.memory.prefetch(piece, start, sm.gpc) for piece in pieces)])
     busy = max(sim.constants.tma_issue, nbytes / sim.constants.prefetch_bandwidth, looked_up - sim.now)
@@ -116,7 +116,7 @@ def _exchange(sim: Simulation, warp: Warp, time: float, nbytes: int, signals: An
     end = sm.exchange_port + sim.constants.arrive_remote
     for place in signals:
         sim.at(end, arrived, sim, warp.cta.cluster, place, 0, nbytes, "cluster data", warp, time)
-    # An instruction of 32 lanes is 32 of these.
+    # An instruction of 32 lanes makes 32 of these copies.
     return time + min(4.0, nbytes / sim.constants.smem_bandwidth)
 
 

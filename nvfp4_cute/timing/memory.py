@@ -1,4 +1,4 @@
-"""Memory as the timing model sees it: queues for device memory, L2's look-ups and its data, and which pieces L2 holds."""
+"""Memory of the timing model: queues for device memory, L2's look-ups and data, and the pieces that L2 holds."""
 
 from bisect import bisect_left
 from collections import OrderedDict
@@ -11,17 +11,17 @@ from nvfp4_cute.timing.constants import Constants
 from nvfp4_cute.timing.state import Counters
 
 PAGE_BYTES = 1 << 21
-"""Of a page of device memory."""
+"""Size of a page of device memory."""
 LAYOUTS = 5
-"""Places in a page where a launch's memory may begin, at equal distances."""
+"""Number of places in a page, at equal distances, where a launch's memory may begin."""
 
 SPREAD_BYTES = 8192
-"""Pieces of this size or more meet the slowest of many memory channels."""
+"""Pieces of at least this size use many memory channels and wait for the slowest one."""
 
 
 @dataclass
 class Reply:
-    """When the data of a request is there, and whether L2 had it."""
+    """Time at which the data of a request arrive, and whether L2 had them."""
 
     time: float
     hit: bool
@@ -29,7 +29,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Held:
-    """A piece in L2: when device memory has brought it, whether that lacks it, when SMs that ask together have it."""
+    """A piece in L2: when device memory has delivered it, whether it is missing, when requests at the same time are answered."""
 
     nbytes: int
     there: float
@@ -40,13 +40,13 @@ class Held:
 class Memory:
     """L2 and device memory, shared by all SMs. Requests come in the order of their times.
 
-    A piece is what somebody copies as a whole. L2 holds the pieces used last; a piece under way is waited for, not
-    read twice, and requests for a piece that L2 is just answering cost it no bandwidth. Written pieces stay in L2 until they
-    make room.
+    A piece is a region that is copied as a unit. L2 holds the most recently used pieces. Requests wait for a piece
+    under way instead of reading it twice, and requests for a piece that L2 is just answering cost it no bandwidth.
+    Written pieces stay in L2 until they are evicted.
     """
 
     def __init__(self, constants: Constants, *, layout: int = 0, keep_log: bool = False):
-        """Cold and idle. `layout`: which of `LAYOUTS`. `keep_log`: note every read of device memory in `log`."""
+        """Starts cold and idle. `layout`: one of `LAYOUTS`. `keep_log`: note every read of device memory in `log`."""
         self._shift = layout * PAGE_BYTES // LAYOUTS
         self.log: list[tuple[float, int]] = []
         self._keep_log = keep_log
@@ -59,28 +59,28 @@ class Memory:
         self._hbm_free = self._prefetch_free = self._l2_free = self._look_up_free = self._write_free = 0.0
         self._held: OrderedDict[int, Held] = OrderedDict()  # by address
         self._used = 0
-        self._lost = 0  # bytes of results that had to make room during this launch
+        self._lost = 0  # bytes of results that were evicted during this launch
         self._results: list[
             tuple[int, int]
-        ] = []  # [start, end) of what earlier launches wrote, as far as L2 held it then
+        ] = []  # [start, end) of earlier launches' results, as far as L2 held them then
         self.hbm_bytes = self.l2_bytes = self._stored = self._left = 0
         self.hbm_busy = 0.0
 
     @property
     def counters(self) -> Counters:
-        """Traffic so far."""
+        """Traffic up to now."""
         return Counters(self.hbm_bytes, self.l2_bytes, self.hbm_busy, self._stored, self._left)
 
     def know(self, pieces: Iterable[Piece]) -> None:
-        """Hold pieces that were loaded before the launch, as far as there is room."""
+        """Adds pieces that were loaded before the launch, as far as there is room."""
         for piece in pieces:
             if self._find(piece) is None:
                 self._keep(piece[0], piece[1], 0.0, dirty=False, now=0.0)
 
     def settle(self, tensors: Iterable[Piece], now: float) -> None:
-        """A launch has ended: what it wrote of each tensor is one piece from now on, in whatever pieces others will read it.
+        """Ends a launch: its results in each tensor become one piece, whatever pieces later readers use.
 
-        Of a tensor that L2 does not hold whole, the end was written last and is there.
+        If L2 does not hold a complete tensor, it holds the end, which was written last.
         """
         dirty = sorted(key for key, held in self._held.items() if held.dirty)
         lost = self._lost / max(1, self._lost + sum(self._held[key].nbytes for key in dirty))
@@ -100,20 +100,20 @@ class Memory:
             self._results.append((first, start + nbytes))
 
     def read(self, piece: Piece, now: float, gpc: int) -> Reply:
-        """Request a piece for an SM of a group."""
+        """Requests a piece for an SM of a group."""
         nbytes, latency = piece[1], self.constants.l2_latency
         self.l2_bytes += nbytes
         held = self._find(piece) or self._fetch(piece, now, gpc)
         self._look_up(nbytes, now)
-        if now >= held.served:  # else L2 answers this request with an earlier one for the same piece
+        if now >= held.served:  # otherwise L2 answers this request together with an earlier one for the piece
             self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
             held.served = max(self._l2_free, held.there) + latency
         return Reply(max(held.served, now + latency), held.there <= now)
 
     def prefetch(self, piece: Piece, now: float, gpc: int) -> float:
-        """Have a piece brought into L2; when L2 has looked it up.
+        """Prefetches a piece into L2. Returns when L2 has looked it up.
 
-        Where device memory is behind, it takes one prefetch in the time that one takes, and drops the others.
+        A backlogged device memory accepts only one prefetch in the time that one takes, and drops the others.
         """
         self._look_up(piece[1], now)
         if self._find(piece) is None and (
@@ -124,15 +124,15 @@ class Memory:
         return self._look_up_free
 
     def _look_up(self, nbytes: int, now: float) -> None:
-        """Have L2 look for so many bytes. Loads do not wait for that: what L2 sends takes longer."""
+        """Makes L2 look up this number of bytes. Loads do not wait for it, because sending the data takes longer."""
         self._look_up_free = max(self._look_up_free, now) + nbytes * self._look_up_cycles
 
     def _find(self, piece: Piece) -> Held | None:
-        """A piece that L2 holds, used last from now on."""
+        """Returns a piece that L2 holds, and marks it as the most recently used one."""
         key, nbytes = piece
         held = self._held.get(key)
         if held is None or held.nbytes < nbytes:
-            # Results that were written line by line are read as larger pieces.
+            # Results that were written line by line are later read as larger pieces.
             key = key // LINE * LINE
             held = self._held.get(key)
             if held is None or not held.dirty:
@@ -144,7 +144,7 @@ class Memory:
         return held
 
     def _fetch(self, piece: Piece, now: float, gpc: int) -> Held:
-        """Bring a piece from device memory."""
+        """Reads a piece from device memory."""
         address, nbytes = piece
         c = self.constants
         done = self._from_hbm(nbytes, now)
@@ -158,7 +158,7 @@ class Memory:
         return self._keep(address, nbytes, there, dirty=False, now=now)
 
     def write(self, piece: Piece, now: float) -> float:
-        """Store a piece; when L2 has it."""
+        """Stores a piece. Returns when L2 has it."""
         address, nbytes = piece
         self._write_free = max(self._write_free, now) + nbytes * self._write_cycles
         key = address // LINE * LINE if nbytes <= LINE else address
@@ -195,7 +195,7 @@ class Memory:
 
 
 def _share(address: int) -> float:
-    """How late a line comes, from its address: exponentially distributed, 1 on the mean."""
+    """Returns the delay of a line, from its address: exponentially distributed with mean 1."""
     mixed = address // LINE * 0x9E3779B97F4A7C15 % (1 << 64)
     mixed ^= mixed >> 29
     return -log(((mixed * 0xBF58476D1CE4E5B9 >> 40) % (1 << 24) + 0.5) / (1 << 24))

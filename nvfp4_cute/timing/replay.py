@@ -1,8 +1,8 @@
-"""The time of launches, modelled: the recorded events of all their warps replayed on the SMs of a GPU.
+"""Modelled time of launches: replays the recorded events of all their warps on the SMs of a GPU.
 
-A discrete-event simulation. Warps run through their events; what they share is a queue that serves in order of time:
+A discrete-event simulation. Warps run through their events. Shared resources are queues that serve in order of time:
 the four schedulers, matrix pipes and the copy engine of each SM, L2 and device memory of the GPU. Waits end when the
-barrier's arrivals and bytes have come. The same trace gives the same time.
+barrier's arrivals and bytes are complete. Equal traces give equal times.
 """
 
 import gc
@@ -29,12 +29,12 @@ HANDLERS: dict[Op, Handler] = {
     **threads.HANDLERS,
 }
 MOST_EXPLAINED = 2_000_000
-"""Events of a launch whose causes of time are kept: they take a few hundred bytes each."""
+"""Number of events of a launch up to which causes of time are kept; they take a few hundred bytes each."""
 
 
 # ---- roles -----------------------------------------------------------------------------------------------------------
 def role_of(events: list[Event]) -> str:
-    """What a warp does, from its events."""
+    """Returns the role of a warp, from its events."""
     kinds = {event[0] for event in events}
     multiplies = kinds & {Op.MMA, Op.WGMMA, Op.MATRIX}
     stores = kinds & {Op.STORE, Op.WRITE}
@@ -51,13 +51,14 @@ def role_of(events: list[Event]) -> str:
 
 # ---- the simulation --------------------------------------------------------------------------------------------------
 class Replay(Simulation):
-    """Replays the clusters of launches that follow each other in a CUDA graph. `run` once.
+    """Replays the clusters of consecutive launches in a CUDA graph. Call `run` once.
 
-    A launch starts when the one before it has ended; a programmatic one as soon as all CTAs of that one let it, where SMs have
-    room. Its L1 caches and tensor maps are its own, L2 is that of all.
+    A launch starts when the previous one has ended. A programmatic launch starts as soon as all CTAs of the previous
+    one allow it and SMs have room. Each launch has its own L1 caches and tensor maps; all share L2.
 
     Attributes:
-        grids: the launches.  sms: of the GPU.
+        grids: the launches.
+        sms: SMs of the GPU.
     """
 
     def __init__(
@@ -69,9 +70,12 @@ class Replay(Simulation):
         explained: bool = True,
         layout: int = 0,
     ):
-        """`timeline`: keep what every warp did when. `explained`: keep what it waited for, if that is not too much.
+        """Makes a replay of launches.
 
-        `layout`: where memory lies, as ``Memory`` takes it.
+        Args:
+            timeline: keep the actions of every warp.
+            explained: keep the causes of waits, if there are not too many.
+            layout: layout of memory, see ``Memory``.
         """
         explained = timeline or (explained and sum(map(_count_events, traces)) <= MOST_EXPLAINED)
         super().__init__(
@@ -102,10 +106,10 @@ class Replay(Simulation):
 
     # ---- launches ------------------------------------------------------------------------------------
     def run(self) -> ChainTiming:
-        """Replay everything.
+        """Replays all launches.
 
         Raises:
-            EmulatorError: warps wait for what never comes: the trace is not that of a whole launch.
+            EmulatorError: warps wait for events that never come, so the trace does not contain a complete launch.
         """
         heap = self.heap
         with _no_garbage_collection():
@@ -120,9 +124,9 @@ class Replay(Simulation):
         return self._result()
 
     def _begin(self, grid: Grid, time: float) -> None:
-        """The CTAs of a launch may start."""
+        """Lets the CTAs of a launch start."""
         grid.is_due, grid.start = True, time
-        # Device memory first sends what the launch before reads, which may last longer than until this one may start.
+        # Device memory first serves reads of the previous launch, which may continue after this one may start.
         free = time if grid.before is None else max(time, grid.before.least)
         grid.least = free + grid.least_bytes / self.constants.hbm_bandwidth
         self._count_from_here(grid)
@@ -130,12 +134,12 @@ class Replay(Simulation):
         self._place(time)
 
     def _count_from_here(self, grid: Grid) -> None:
-        """What memory and matrix pipes do from now on counts as the launch's, whichever one's it is."""
+        """Starts to count the work of memory and matrix pipes as that of this launch, whichever launch causes it."""
         grid.at_start = self.memory.counters
         grid.mma_at_start = [sm.mma_busy for sm in self.sms]
 
     def _let_next(self, grid: Grid) -> None:
-        """The launch behind a launch may start from now on."""
+        """Lets the launch after a launch start from now on."""
         following = self._after(grid)
         if following is not None and not following.is_due:
             following.is_due = True
@@ -144,9 +148,9 @@ class Replay(Simulation):
             self.at(time, self._begin, following, time)
 
     def _end_what_was_begun(self) -> None:
-        """Nothing goes on: of a launch whose clusters are not there to their end, some warps wait for what others would do.
+        """Ends a launch of which only the first events of clusters exist, when its warps wait for events beyond these.
 
-        It ends when all would have ended who go on as they did since their marks.
+        It ends when all warps would have ended at the pace since their marks.
         """
         for grid in self._begun:
             if grid.left and grid.share < 1 and (grid.before is None or grid.before.ended is not None):
@@ -159,7 +163,7 @@ class Replay(Simulation):
                 grid.waiting.clear()
                 grid.last = end = max(self.now, grid.projected_end())
                 self.at(end, self._complete, grid)
-                if any(begun.waiting for begun in self._begun):  # for the room that its CTAs had
+                if any(begun.waiting for begun in self._begun):  # for the room of its CTAs
                     self.at(end + self.constants.cta_start, self._place, end + self.constants.cta_start)
                 return
 
@@ -168,7 +172,7 @@ class Replay(Simulation):
         return self.grids[number] if number < len(self.grids) else None
 
     def trigger(self, cta: Cta) -> None:
-        """A CTA lets the next launch start, as far as it is concerned."""
+        """Notes that a CTA allows the next launch to start."""
         if cta.triggered:
             return
         cta.triggered, grid = True, cta.grid
@@ -178,7 +182,7 @@ class Replay(Simulation):
             self._let_next(grid)
 
     def _complete(self, grid: Grid | None) -> None:
-        """What a launch did is done, unless one before it is not: then it ends with that one, or later by itself."""
+        """Completes a launch, unless an earlier one is incomplete: then it ends with that one, or later by itself."""
         while grid is not None and grid.ended is None and not grid.left and grid.last <= self.now:
             if grid.before is not None and grid.before.ended is None:
                 return
@@ -186,7 +190,9 @@ class Replay(Simulation):
             self.memory.settle(grid.trace.writable, self.now)
             self._timings.append(self._timing_of(grid))
             following = self._after(grid)
-            if following in self._begun:  # what it did meanwhile was counted as this one's, as its time was
+            if (
+                following in self._begun
+            ):  # its work in the meantime, like its time, was counted as that of this launch
                 self._count_from_here(following)
             resumed = self.now + self.constants.released
             for warp, since in grid.waiters:
@@ -197,7 +203,7 @@ class Replay(Simulation):
 
     # ---- CTAs and warps ------------------------------------------------------------------------------
     def _place(self, time: float, before: Warp | None = None) -> None:
-        """Put waiting clusters on SMs that have room, the emptiest first. `before`: the warp whose end made it."""
+        """Places waiting clusters on SMs with room, the emptiest first. `before`: the warp whose end made room."""
         for grid in self._begun:
             while grid.waiting:
                 sms = self._room(len(grid.waiting[0].warps), grid.room)
@@ -246,7 +252,7 @@ class Replay(Simulation):
             cluster.ctas.append(cta)
 
     def _end_before(self, grid: Grid) -> float:
-        """When the launch before a launch ended, or else now."""
+        """Returns the end of the previous launch, or the current time."""
         if grid.before is None:
             return 0.0
         return self.now if grid.before.ended is None else grid.before.ended
@@ -258,7 +264,7 @@ class Replay(Simulation):
         return found
 
     def advance(self, warp: Warp, time: float) -> None:
-        """Run a warp from `time` until it blocks, ends, or another one is due."""
+        """Runs a warp from `time` until it blocks, ends, or another one is due."""
         events, handlers, heap = warp.events, self._handlers, self.heap
         count = len(events)
         while warp.position < count:
@@ -270,7 +276,7 @@ class Replay(Simulation):
             self.now = time
             result = handlers[event[0]](warp, time, *event[1:])
             if result is None:
-                return  # blocked: whoever wakes it goes on with the next event
+                return  # blocked: the action that wakes it continues with the next event
             time = result
         self._end(warp, time)
 
@@ -282,7 +288,7 @@ class Replay(Simulation):
         cta.live -= 1
         cluster.live -= 1
         if warp.passed == cluster.phase:
-            # Only warps that live are waited for.
+            # Only live warps are waited for.
             cluster.barrier.arrived -= 1
         for named in cta.named.values():
             complete(self, named, cta.live, time, len(cta.warps))
@@ -309,9 +315,9 @@ class Replay(Simulation):
         if not grid.left:
             self.at(max(grid.last, self.now), self._complete, grid)
 
-    # ---- what came of it -----------------------------------------------------------------------------
+    # ---- results -------------------------------------------------------------------------------------
     def _timing_of(self, grid: Grid) -> Timing:
-        """Of a launch that has ended; its time begins where that of the launch before ends."""
+        """Returns the timing of a launch that has ended. Its time begins at the end of the previous launch."""
         trace, used = grid.trace, self.memory.counters.since(grid.at_start)
         factor, hbm_bytes, l2_bytes = 1 / grid.share, used.hbm_bytes, used.l2_bytes
         if grid.middle is not None:
@@ -337,10 +343,11 @@ class Replay(Simulation):
         )
 
     def _least(self) -> float:
-        """When device memory can have moved what launches read, and what has to leave, at the earliest.
+        """Returns the earliest time at which device memory can have moved the launches' reads and evicted writes.
 
-        Results that later launches use may stay in L2, and those of the last launch may not: a graph that is launched again and
-        again is no faster than its traffic. What has room in L2 would let a single launch end earlier.
+        Results that later launches use may stay in L2, but those of the last launch may not, because a graph that is
+        launched repeatedly is no faster than its traffic. A single launch with results that fit in L2 could end
+        earlier.
         """
         first, last = self.grids[0], self.grids[-1]
         replayed = self.memory.counters.since(last.at_start).stored_bytes
@@ -365,7 +372,7 @@ def _count_events(trace: LaunchTrace) -> int:
 
 
 def _least_bytes(trace: LaunchTrace, launches: Sequence[LaunchTrace]) -> int:
-    """Of `reads`: what no launch writes, so that it comes from device memory."""
+    """Returns the bytes of `reads` that no launch writes, so they come from device memory."""
     written = sorted(piece for launch in launches for piece in launch.writable)
     starts = [address for address, _ in written]
 
@@ -378,7 +385,10 @@ def _least_bytes(trace: LaunchTrace, launches: Sequence[LaunchTrace]) -> int:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A replay makes millions of objects and no cycles; looking for cycles took a third of its time."""
+    """Disables garbage collection.
+
+    A replay makes millions of objects without cycles; searching cycles took a third of its time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -391,12 +401,13 @@ def _no_garbage_collection() -> Iterator[None]:
 def replay(
     constants: Constants, trace: LaunchTrace, *, timeline: bool = False, all_layouts: bool = False
 ) -> Timing:
-    """The modelled time of a recorded launch.
+    """Returns the modelled time of a recorded launch.
 
-    `timeline`: keep what every warp did when. `all_layouts`: model the time in every layout of memory, else in the first.
+    `timeline`: keep the actions of every warp. `all_layouts`: model the time in every layout of memory, not only in the
+    first.
 
     Raises:
-        EmulatorError: warps wait for what never comes, or a cluster is larger than the GPU's groups of SMs.
+        EmulatorError: warps wait for events that never come, or a cluster is larger than the GPU's groups of SMs.
     """
     chain = replay_chain(constants, [trace], timeline=timeline)
     (timing,) = chain.launches
@@ -409,11 +420,11 @@ def replay(
 def replay_chain(
     constants: Constants, traces: Sequence[LaunchTrace], *, timeline: bool = False, explained: bool = True
 ) -> ChainTiming:
-    """The modelled time of recorded launches, one after the other in a CUDA graph.
+    """Returns the modelled time of recorded launches, one after the other in a CUDA graph.
 
-    `timeline`: keep what every warp did when. `explained`: say what warps waited for.
+    `timeline`: keep the actions of every warp. `explained`: return the causes of waits.
 
     Raises:
-        EmulatorError: as of `replay`.
+        EmulatorError: see `replay`.
     """
     return Replay(constants, traces, timeline=timeline, explained=explained).run()

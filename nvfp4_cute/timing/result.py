@@ -1,4 +1,4 @@
-"""What came of a replay: the modelled time of a launch, what it consists of, and its timeline."""
+"""Results of a replay: the modelled time of a launch, its parts, and its timeline."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,19 +13,25 @@ NAME_CHARACTERS = 80
 
 @dataclass
 class Timing:
-    """The modelled time of a launch, and what it consists of.
+    """The modelled time of a launch, and its parts.
 
     Attributes:
-        kernel: its name.  constants: the GPU.  cycles: from the launch to its end.
-        hbm_bytes: read from device memory.  l2_bytes: that SMs read from L2.
-        requested_bytes / stored_bytes: that the instructions ask for and store, in whole 32-byte sectors of global memory.
-        hbm_busy: cycles that device memory worked.
-        sm_busy: cycles that each SM had a CTA.  mma_busy: cycles that its matrix pipes worked.
-        stalls: warp cycles by role and cause.  critical: cycles of the critical path by cause. Both are empty for a launch of
-            more than `MOST_EXPLAINED` events without a timeline.
-        elsewhere: cycles in the other layouts of memory, where they were asked for.
-        lanes, memory_log: the timeline, where it was asked for: rows of spans, and (cycles, bytes) of every read of
-            device memory.
+        kernel: its name.
+        constants: the GPU.
+        cycles: from the launch to its end.
+        hbm_bytes: bytes read from device memory.
+        l2_bytes: bytes that SMs read from L2.
+        requested_bytes, stored_bytes: bytes that the instructions load and store, in full 32-byte sectors of global
+            memory.
+        hbm_busy: cycles in which device memory worked.
+        sm_busy: cycles in which each SM had a CTA.
+        mma_busy: cycles in which its matrix pipes worked.
+        stalls: warp cycles by role and cause.
+        critical: cycles of the critical path by cause. `stalls` and `critical` are empty for a launch of more than
+            `MOST_EXPLAINED` events without a timeline.
+        elsewhere: cycles in the other layouts of memory, if requested.
+        lanes, memory_log: the timeline, if requested: rows of spans, and (cycles, bytes) of every read of device
+            memory.
     """
 
     kernel: str
@@ -46,32 +52,32 @@ class Timing:
 
     @property
     def us(self) -> float:
-        """Microseconds."""
+        """Time in microseconds."""
         return self.constants.us(self.cycles)
 
     @property
     def us_by_layout(self) -> list[float]:
-        """Microseconds in every layout of memory that was asked for."""
+        """Microseconds in every requested layout of memory."""
         return [self.constants.us(cycles) for cycles in (self.cycles, *self.elsewhere)]
 
     @property
     def mma_percent(self) -> float:
-        """Share of the kernel's time that the matrix pipes of all SMs worked."""
+        """Share of the kernel's time in which the matrix pipes of all SMs worked."""
         return 100 * sum(self.mma_busy) / (self.cycles * self.constants.num_sms)
 
     @property
     def hbm_percent(self) -> float:
-        """Share of the kernel's time that device memory worked."""
+        """Share of the kernel's time in which device memory worked."""
         return 100 * self.hbm_busy / self.cycles
 
     @property
     def tail_us(self) -> float:
-        """How much longer the last SM worked than the average one."""
+        """Time by which the last SM worked longer than the average one."""
         busy = [cycles for cycles in self.sm_busy if cycles]
         return self.constants.us(max(busy) - sum(busy) / len(busy)) if busy else 0.0
 
     def report(self) -> str:
-        """What took the time, as text."""
+        """Returns the parts of the time as text."""
         clock = self.constants.clock_hz / 1e6
         used = sum(map(bool, self.sm_busy))
         lines = [
@@ -92,12 +98,12 @@ class Timing:
 
 @dataclass
 class ChainTiming:
-    """The modelled time of launches that follow each other in a CUDA graph.
+    """The modelled time of consecutive launches in a CUDA graph.
 
     Attributes:
         constants: the GPU.
-        launches: in order; the time of each begins where that of the one before ends, so that they add up.
-        lanes, memory_log: as of a `Timing`.
+        launches: timings in order. The time of each begins at the end of the previous one, so they add up.
+        lanes, memory_log: see `Timing`.
     """
 
     constants: Constants
@@ -107,21 +113,21 @@ class ChainTiming:
 
     @property
     def cycles(self) -> float:
-        """From the first launch to the end of the last."""
+        """Cycles from the first launch to the end of the last."""
         return sum(timing.cycles for timing in self.launches)
 
     @property
     def us(self) -> float:
-        """Microseconds."""
+        """Total time in microseconds."""
         return self.constants.us(self.cycles)
 
     @property
     def hbm_bytes(self) -> int:
-        """Read from device memory."""
+        """Bytes read from device memory."""
         return sum(timing.hbm_bytes for timing in self.launches)
 
     def report(self) -> str:
-        """What took the time, as text."""
+        """Returns the times of the launches and their parts as text."""
         lines = [
             f"{len(self.launches)} launches: {self.us:.2f} us (modelled) on {self.constants.name}; "
             f"device memory {self.hbm_bytes / 1e6:.2f} MB read"
@@ -139,7 +145,7 @@ def _shares(cycles: dict[str, float], clock_mhz: float) -> str:
 
 @dataclass
 class Lane:
-    """A row of a timeline: an SM, what the row shows, its spans, and where it stands among the rows of the SM."""
+    """A row of a timeline: an SM, the row's subject, its spans, and its position among the rows of the SM."""
 
     sm: int
     name: str
@@ -148,7 +154,7 @@ class Lane:
 
 
 def stalls_of(finished: Sequence[Warp]) -> dict[str, dict[str, float]]:
-    """Warp cycles by role and cause."""
+    """Returns warp cycles by role and cause."""
     stalls: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for warp in finished:
         for span in warp.spans:
@@ -157,7 +163,7 @@ def stalls_of(finished: Sequence[Warp]) -> dict[str, dict[str, float]]:
 
 
 def critical_path(finished: Sequence[Warp]) -> dict[str, float]:
-    """Walk back from the warp that ended last, at each stall to whoever ended it; cycles by cause."""
+    """Follows each stall back to the warp that ended it, from the warp that ended last. Returns cycles by cause."""
     found: dict[str, float] = defaultdict(float)
     warp = max(finished, key=lambda w: w.spans[-1].end)
     time, index = warp.spans[-1].end, len(warp.spans) - 1
@@ -177,7 +183,7 @@ def critical_path(finished: Sequence[Warp]) -> dict[str, float]:
 
 
 def lanes_of(finished: Sequence[Warp], sms: Sequence[Sm]) -> list[Lane]:
-    """A row of the timeline for every warp, and for the copy engine and the matrix pipes of every SM that used them."""
+    """Returns one timeline row per warp, and one per used copy engine and matrix pipe."""
     lanes = [
         Lane(w.sm.index, f"warp {w.index}: {w.role} (CTA {w.cta.number})", w.spans, w.cta.number)
         for w in finished
@@ -190,7 +196,7 @@ def lanes_of(finished: Sequence[Warp], sms: Sequence[Sm]) -> list[Lane]:
 
 
 def _span_before(spans: list[Span], time: float) -> int:
-    """Index of the last span that begins before a time."""
+    """Returns the index of the last span that begins before a time."""
     low, high = 0, len(spans)
     while low < high:
         middle = (low + high) // 2

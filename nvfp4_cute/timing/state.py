@@ -1,5 +1,4 @@
-"""What a replayed launch is made of: warps, CTAs and clusters, the barriers that they wait for, and the parts of an SM that they
-share."""
+"""State of a replayed launch: warps, CTAs and clusters, their barriers, and the shared parts of an SM."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -11,18 +10,19 @@ from nvfp4_cute.emulator.record.representatives import FEW_EVENTS
 from nvfp4_cute.errors import EmulatorError
 
 SCHEDULERS = 4
-"""Of an SM; warp i belongs to scheduler i mod 4."""
+"""Schedulers per SM; warp i belongs to scheduler i mod 4."""
 Handler = Callable[..., float | None]
-"""What an event does: from simulation, warp, time and operands to when the warp goes on, None where something else wakes it."""
+"""Handles an event: from simulation, warp, time and operands to when the warp continues; None if something else wakes it."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of a warp's time, in cycles: computing or a stall, and for a stall who ended it and what that did.
+    """A piece of a warp's time, in cycles: computing or a stall, with the action that ended the stall.
 
     Attributes:
-        cause: "compute", or what was waited for.  by: the warp whose action ended the stall, or None.
-        since: when that warp acted.
+        cause: "compute", or the cause of the wait.
+        by: the warp whose action ended the stall, or None.
+        since: time of that action.
     """
 
     start: float
@@ -33,14 +33,14 @@ class Span:
 
 
 class Sm:
-    """What the warps of an SM share."""
+    """State that the warps of an SM share."""
 
     def __init__(self, index: int, gpc: int):
         self.index, self.gpc = index, gpc
         self.ctas = 0
-        self.load = 0.0  # share of its room that CTAs take
-        self.grid: Grid | None = None  # whose CTA started last
-        self.maps: dict[int, float] = {}  # tensor map -> when it is there
+        self.load = 0.0  # share of its room that CTAs occupy
+        self.grid: Grid | None = None  # grid whose CTA started last
+        self.maps: dict[int, float] = {}  # tensor map -> time of its arrival
         self.schedulers = [0.0] * SCHEDULERS
         self.alus = [0.0] * SCHEDULERS
         self.matrix = [0.0] * SCHEDULERS
@@ -56,7 +56,7 @@ class Sm:
 
 
 class Barrier:
-    """An mbarrier in time."""
+    """State of an mbarrier."""
 
     __slots__ = ("count", "last", "pending", "phase", "tx", "waiting")
 
@@ -68,7 +68,7 @@ class Barrier:
 
 
 class NamedBarrier:
-    """A named barrier or the cluster barrier: who has come, who waits."""
+    """A named barrier or the cluster barrier: arrived and waiting warps."""
 
     __slots__ = ("arrived", "expected", "waiting")
 
@@ -79,7 +79,10 @@ class NamedBarrier:
 
 
 class Word:
-    """A word of global memory that warps wait for: writes that L2 has, who waits for how many, and since when looks arrive."""
+    """A word of global memory that warps poll:
+
+    its writes in L2, waiting warps with their numbers of writes, and times of polls.
+    """
 
     __slots__ = ("waiting", "writes")
 
@@ -89,11 +92,11 @@ class Word:
 
 
 class Groups:
-    """Asynchronous work of a warp, which it commits in groups and waits for in that order.
+    """Asynchronous work of a warp, which it commits in groups and awaits in that order.
 
     Attributes:
-        done: when all that was issued so far is done.
-        committed: of each group that nobody has waited for yet, when it and all before it are done.
+        done: completion time of all work issued so far.
+        committed: for each group that has not been awaited, completion time of it and all earlier groups.
     """
 
     __slots__ = ("committed", "done")
@@ -103,15 +106,15 @@ class Groups:
         self.committed: list[float] = []
 
     def add(self, done: float) -> None:
-        """Work of the group that is open."""
+        """Adds work to the open group."""
         self.done = max(self.done, done)
 
     def commit(self) -> None:
-        """Close a group."""
+        """Closes a group."""
         self.committed.append(self.done)
 
     def wait(self, pending: int) -> float:
-        """When all but the newest `pending` groups are done; 0 where there are no others."""
+        """Returns when all but the newest `pending` groups are done; 0 if there are no others."""
         covered = max(0, len(self.committed) - pending)
         done = self.committed[covered - 1] if covered else 0.0
         del self.committed[:covered]
@@ -119,7 +122,7 @@ class Groups:
 
 
 class Warp:
-    """A warp and its place."""
+    """A warp and its position in its events."""
 
     __slots__ = (
         "async_reads", "copied", "cta", "ended", "events", "index", "marked", "passed", "position", "reads", "role", "scheduler",
@@ -130,8 +133,8 @@ class Warp:
         self.cta, self.index, self.events, self.sm = cta, index, events, cta.sm
         self.scheduler = index % SCHEDULERS
         self.position = 0
-        self.marked = self.ended = -1.0  # when it came to its mark, and to the end of its events
-        # Phase of the cluster barrier that it arrived in last.
+        self.marked = self.ended = -1.0  # times at which it reached its mark, and the end of its events
+        # Phase of the cluster barrier at which it arrived last.
         self.passed = -1
         self.role = ""
         self.spans: list[Span] = []
@@ -173,18 +176,27 @@ class Cluster:
 
 
 class Grid:
-    """A launch, of a chain of them.
+    """A launch in a chain.
 
     Attributes:
-        before: the launch before it, if any.  waiting: clusters that have no SM yet.
-        left: CTAs that have not ended.  untriggered: of them, those that have not let the next launch start either.
-        room: share of an SM that a CTA takes.  is_due: whether its start is known, which is `start`.
-        ended: when all of it is done and seen, None before.  waiters: warps of the next launch that wait for that, since when.
-        last: when the last thing of it ended so far.  finished: warps that ended.
-        least_bytes: of a launch that is replayed in part: what it has to read from device memory.  least: when it has.
-        share: of its events, those that are replayed.  marks: warps of them.  middle: the timing of a replay of tiles in the
-            middle, that of a whole launch.
-        words: of global memory, by address.  busy: cycles that it had a CTA on each SM.  at_start: counters of the memory then.
+        before: the previous launch, if any.
+        waiting: clusters without an SM so far.
+        left: CTAs that have not ended.
+        untriggered: CTAs among them that have not allowed the next launch to start.
+        room: share of an SM that a CTA occupies.
+        is_due: whether its start, `start`, is known.
+        ended: time when all of it is done and visible, None before.
+        waiters: warps of the next launch that wait for that, with the start of their wait.
+        last: latest end of any of its work so far.
+        finished: warps that have ended.
+        least_bytes: for a partly replayed launch: bytes that it must read from device memory.
+        least: time when it has read them.
+        share: replayed share of its events.
+        marks: warps with marks.
+        middle: timing of a replay of tiles in the middle, as a complete launch.
+        words: words of global memory, by address.
+        busy: cycles in which it had a CTA on each SM.
+        at_start: counters of the memory at its start.
     """
 
     def __init__(self, trace: LaunchTrace, before: "Grid | None", num_sms: int):
@@ -212,23 +224,24 @@ class Grid:
         self._since = [0.0] * num_sms
 
     def occupy(self, sm: int, time: float) -> None:
-        """A CTA starts on an SM."""
+        """Notes that a CTA starts on an SM."""
         if not self._resident[sm]:
             self._since[sm] = time
         self._resident[sm] += 1
 
     def resident(self, sm: int) -> int:
-        """CTAs on an SM."""
+        """Returns the number of CTAs on an SM."""
         return self._resident[sm]
 
     def projected_end(self) -> float:
-        """When those clusters end whose first share of events was replayed, if they go on as they did since their marks.
+        """Returns when clusters with a replayed first share of events would end at the pace since their marks.
 
-        Of clusters whose shares are equal, warps of a role all go on at the mean rate: they share what bounds them. Tiles
-        that are not replayed may share fewer inputs, so that the end is not before device memory has sent all of them.
+        Among clusters with equal shares, warps of a role all continue at the mean rate, because they share their
+        bottleneck. Tiles that are not replayed may share fewer inputs, so the end is not before device memory has
+        delivered all of them.
 
         Raises:
-            EmulatorError: no warp came to the end of its share.
+            EmulatorError: no warp reached the end of its share.
         """
         end, paces = self.least, self._paces()
         if not paces:
@@ -241,7 +254,7 @@ class Grid:
         return end
 
     def _paces(self) -> dict[tuple[float, str], tuple[float, float]]:
-        """By share and role of warps: when they came to the end of what there is, and what they took from their marks on."""
+        """Returns, by share and role of warps, when they reached the end of their events, and their time since their marks."""
         alike: dict[tuple[float, str], list[Warp]] = defaultdict(list)
         for warp in self.marks:
             if 0 <= warp.marked < warp.ended and len(warp.events) > FEW_EVENTS + 1:
@@ -255,12 +268,12 @@ class Grid:
         }
 
     def follow(self, middle: "Grid", timing: Any) -> None:
-        """Tiles behind the first ones take what those in the middle took. `timing`: of their replay."""
+        """Sets the time of tiles after the first ones to that of tiles in the middle. `timing`: timing of their replay."""
         self._steady = {kind: half for kind, (_, half) in middle._paces().items()}
         self.middle = timing
 
     def leave(self, sm: int, time: float, *, all_of_them: bool = False) -> None:
-        """A CTA has ended on an SM, or all."""
+        """Notes that a CTA, or all of them, have ended on an SM."""
         self._resident[sm] = 0 if all_of_them else self._resident[sm] - 1
         if not self._resident[sm]:
             self.busy[sm] += time - self._since[sm]
@@ -272,11 +285,14 @@ def _count(cluster: ClusterTrace) -> int:
 
 @dataclass(frozen=True)
 class Counters:
-    """Traffic so far.
+    """Traffic up to a time.
 
     Attributes:
-        hbm_bytes: that came from device memory.  l2_bytes: that L2 sent.  hbm_busy: cycles that device memory worked.
-        stored_bytes: results that came to L2, each once.  left_bytes: of them, those that had to make room there.
+        hbm_bytes: bytes read from device memory.
+        l2_bytes: bytes that L2 sent.
+        hbm_busy: cycles in which device memory worked.
+        stored_bytes: results that reached L2, each counted once.
+        left_bytes: bytes of them that were evicted from L2.
     """
 
     hbm_bytes: int = 0
@@ -286,7 +302,7 @@ class Counters:
     left_bytes: int = 0
 
     def since(self, earlier: "Counters") -> "Counters":
-        """What was added."""
+        """Returns the difference to an earlier state."""
         return Counters(
             self.hbm_bytes - earlier.hbm_bytes,
             self.l2_bytes - earlier.l2_bytes,

@@ -1,4 +1,4 @@
-"""Global memory that threads read and write: loads, stores, atomics, cp.async."""
+"""Accesses of threads to global memory: loads, stores, atomics, cp.async."""
 
 from nvfp4_cute.emulator.record.events import Op, Piece
 from nvfp4_cute.timing.barriers import arrived
@@ -7,7 +7,7 @@ from nvfp4_cute.timing.state import Handler, Warp
 
 
 def _fetch_lines(sim: Simulation, warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
-    """When the last line is there; the SM takes a line a cycle, and reads none twice while it remembers it."""
+    """Returns when the last line arrives. The SM receives one line per cycle, and rereads none that its cache still holds."""
     sm, there = warp.sm, time
     sm.memory_port = max(sm.memory_port, time)
     for line in lines:

@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.timing.result import ChainTiming, Lane, Timing
 
 BUCKET_US = 0.25
-"""Width of a step of the curve of device memory's throughput."""
+"""Width of a step in the curve of device memory's throughput."""
 
 _COLORS = {
     "compute": "thread_state_running",
@@ -28,9 +28,10 @@ Modelled = Timing | ChainTiming
 
 
 def events(*timings: Modelled) -> Iterator[dict[str, Any]]:
-    """Trace events: a process for each SM with a row for each warp, its copy engine and its matrix pipe.
+    """Yields trace events: one process per SM with a row for each warp, its copy engine and its matrix pipe.
 
-    Process 0 is the GPU: throughput of device memory, and the launches. Each timing begins where the one before it ends.
+    Process 0 is the GPU: throughput of device memory, and the launches. Each timing begins at the end of the previous
+    one.
 
     Raises:
         ValueError: a timing was made without its timeline, or there is none.
@@ -50,7 +51,7 @@ def events(*timings: Modelled) -> Iterator[dict[str, Any]]:
 
 
 def _launches(timing: Modelled, start: float) -> Iterator[dict[str, Any]]:
-    """A span for each launch, from `start` in microseconds."""
+    """Yields one span per launch, from `start` in microseconds."""
     for launch in timing.launches if isinstance(timing, ChainTiming) else (timing,):
         yield {
             "ph": "X", "pid": 0, "tid": 1, "name": short_name(launch.kernel), "cat": "launch",
@@ -62,7 +63,7 @@ def _launches(timing: Modelled, start: float) -> Iterator[dict[str, Any]]:
 def _lanes(
     timing: Modelled, start: float, rows: dict[int, dict[tuple[str, int], int]]
 ) -> Iterator[dict[str, Any]]:
-    """The spans of every row, and names of rows that no timing had before; `rows`: by SM and lane, their numbers."""
+    """Yields the spans of every row, and names of rows that no earlier timing had. `rows`: row numbers by SM and lane."""
     us = timing.constants.us
     for lane in sorted(timing.lanes, key=lambda lane: (lane.sm, lane.order, lane.name)):
         pid, own, key = lane.sm + 1, rows[lane.sm], (lane.name, lane.order)
@@ -83,10 +84,10 @@ def _lanes(
 
 
 def write(path: Path, *timings: Modelled) -> None:
-    """Write the timeline of launches, one after the other; compressed if the name ends in .gz.
+    """Writes the timeline of consecutive launches; compressed if the name ends in .gz.
 
     Raises:
-        ValueError: as of `events`.
+        ValueError: see `events`.
     """
     text = json.dumps({"displayTimeUnit": "ns", "traceEvents": list(events(*timings))}, separators=(",", ":"))
     if path.suffix == ".gz":
@@ -111,7 +112,7 @@ def _throughput(timing: Modelled, start: float) -> Iterator[dict[str, Any]]:
 
 
 def _merged(lane: Lane) -> Iterator[tuple[float, float, str]]:
-    """Spans with neighbours of the same cause joined."""
+    """Yields spans, with neighbours of one cause joined."""
     current: list[Any] = []
     for span in lane.spans:
         if current and current[2] == span.cause and span.start <= current[1] + 1:

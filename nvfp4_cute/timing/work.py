@@ -1,4 +1,4 @@
-"""What a warp computes: issue slots and ALUs of its scheduler, matrix pipes, tensor memory."""
+"""Computation of warps: issue slots and ALUs of their schedulers, matrix pipes, tensor memory."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ def _conflicts(sim: Simulation, warp: Warp, time: float, cycles: int) -> float:
 
 
 def worked(sim: Simulation, sm: Sm, index: int, start: float, cycles: float) -> float:
-    """When `cycles` of a scheduler or an ALU are done, which wgmma slows down: it uses registers, too."""
+    """Returns when `cycles` of a scheduler or an ALU are done. wgmma slows them down, because it also uses registers."""
     left = sim.issue_left
     if left == 1:
         return start + cycles
@@ -116,7 +116,7 @@ def _tensor_store(sim: Simulation, warp: Warp, time: float, columns: int) -> flo
 
 
 def _columns_done(sim: Simulation, warp: Warp, time: float, columns: int) -> float:
-    """When a load or store of tensor memory is done: a column a cycle in each quadrant."""
+    """Returns when a load or store of tensor memory is done: one column per cycle in each quadrant."""
     busy = warp.sm.tensor_loads
     busy[warp.scheduler] = max(busy[warp.scheduler], time) + columns
     return busy[warp.scheduler] + sim.constants.tensor_load_latency
