@@ -32,6 +32,7 @@ class Header(IntEnum):
     CHAIN = 8  # address of the int32 counters of a chain
     WORKSPACE = 9  # address of what one launch hands to the next; unused where there is one
     BIAS = 10  # address of a number a column; unused where the kernel has none
+    COUNTERS = 11  # address of numbers that are 0 before and after a launch; unused where the kernel has none
 
 
 class Group(IntEnum):

@@ -52,6 +52,14 @@ def current_stream(device_index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device_index)
 
 
+def capture_id(stream: int) -> int | None:
+    """Number of the capture that a stream is in: of all captures of the process, each has its own. None where none is known."""
+    from cuda.bindings import driver
+
+    error, _, number, *_ = driver.cuStreamGetCaptureInfo(stream)
+    return None if int(error) else int(number)
+
+
 def current_device() -> int:
     """Index of the current device, without the checks of ``torch.cuda.current_device``."""
     return torch._C._cuda_getDevice()

@@ -147,7 +147,8 @@ class WarpMmaGemm:
             count=Int32(self.num_groups if self.form == "list" else values[Header.NUM_GROUPS, 0]),
         )
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands, rows_of, extents, outputs, values[Header.WORKSPACE, 0]).launch(
+        memory = values[Header.COUNTERS, 0], values[Header.WORKSPACE, 0]
+        self.kernel(operands, rows_of, extents, outputs, memory).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             block=(self.warps.threads, 1, 1),
             min_blocks_per_mp=ctas_per_sm(self.config),
@@ -156,8 +157,8 @@ class WarpMmaGemm:
         )
 
     @cute.kernel
-    def kernel(self, weights: list, rows: Tokens, extents: Extents, outputs: OutputTable, workspace):
-        """Find the CTA's share, and go through it."""
+    def kernel(self, weights: list, rows: Tokens, extents: Extents, outputs: OutputTable, memory: tuple):
+        """Find the CTA's share, and go through it. memory: addresses of counters and of the workspace."""
         tidx, _, _ = cute.arch.thread_idx()
         smem, warps = SmemAllocator(), self.warps
         settings = (
@@ -183,7 +184,7 @@ class WarpMmaGemm:
         groups.find(tidx, warps.threads)
         shares = Shares.of(groups.total(), cute.arch.grid_dim()[0])
         cta = cute.arch.block_idx()[0]
-        sums = Sums(workspace, shared, warps, vectors)
+        sums = Sums(*memory, shared, warps, vectors)
         results = Results(outputs, self.kind.dtype, self.kind.activation, loads)
         lane = Lane.of(tidx, warps)
         if shares.first(cta) < shares.first(cta + 1):

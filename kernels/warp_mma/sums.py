@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES, WARP_SIZE, Warps
+from nvfp4_cute.planning.arch.warp_mma import WARP_SIZE, Warps
 
 from ..common import ptx
 from ..common.global_access import global_scalar, store_words
@@ -31,11 +31,13 @@ class Sums:
     """Where sums meet.
 
     Attributes:
-        workspace: address of counters and of what CTAs leave.
+        counters: address of an int32 for each warp along weight rows of every CTA.
+        workspace: address of what CTAs leave.
         shared: shared memory for sums of warps after the first along K: (VALUE, LANE, VECTOR, ROW_WARP, K_WARP - 1), or None.
         vectors: number of MMAs that a lane has sums of, four of each.
     """
 
+    counters: Int64
     workspace: Int64
     shared: Any
     warps: Warps
@@ -68,7 +70,7 @@ class Sums:
             words = [ptx.bits_of(acc[r, v % MMA_M, v // MMA_M]) for r in range(4)]
             store_words(own + v * (WARP_SIZE * VECTOR_BYTES), words)
         # A tile has one first CTA, and a CTA one tile at most that others go on with.
-        counter = self.workspace + (first * self.warps.rows + lane.row_warp) * 4
+        counter = self.counters + (first * self.warps.rows + lane.row_warp) * 4
         cute.arch.sync_warp()
         before = Int32(0)
         if lane.lane == 0:
@@ -109,4 +111,4 @@ class Sums:
         """Address of what a CTA leaves of the tile that it begins, or of the one that it goes on with."""
         part = 2 * cta + select(is_beginning, Int32(1), Int32(0))
         vector = (part * self.warps.rows + lane.row_warp) * self.vectors * WARP_SIZE + lane.lane
-        return self.workspace + COUNTER_BYTES + Int64(vector) * VECTOR_BYTES
+        return self.workspace + Int64(vector) * VECTOR_BYTES

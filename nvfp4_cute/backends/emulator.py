@@ -17,6 +17,7 @@ from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.launch import workspace
 from nvfp4_cute.launch.plan import Plan
 from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.operands.overlap import span_bytes
@@ -171,6 +172,8 @@ def run(task: Task, target: Target = B200) -> None:
             if observer.chain is not None:
                 observer.chain.held.append(held)
             emulator.add_range("workspace", held.address, held.nbytes, True)
+            if held.counters:
+                emulator.add_range("counters", held.counters, workspace.COUNTER_BYTES, True)
         launch.enqueue(0)
     if launch.plan is not None:
         observer.plans.append(launch.plan)

@@ -112,7 +112,7 @@ class PreparedCall:
 
     Attributes:
         table: the launch table, flat. function: host code that reads it. workspace_bytes: that a launch needs,
-            which begin with counters where ``has_counters``.
+            which has counters where ``has_counters``.
         places: of addresses in the table. low_bits: of the tensors' addresses, as ``Addresses`` takes both.
         new_outs: makes outputs like the checked call's, not initialised.
     """
@@ -197,7 +197,7 @@ class PreparedCall:
     def _enqueue(self, stream: int) -> None:
         if self.workspace_bytes:
             held = workspace.take(self._device.index, stream, self.workspace_bytes, self.has_counters)
-            self.table[Header.WORKSPACE] = held.address
+            self.table[Header.WORKSPACE], self.table[Header.COUNTERS] = held.address, held.counters
         self._launcher(stream)
 
 

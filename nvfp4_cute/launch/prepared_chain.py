@@ -50,7 +50,7 @@ class PreparedChain:
         places: Sequence[Sequence[int]],
         aliases: Sequence[tuple[int, int]],
     ):
-        # Numbers of the result, of the memory between, and of memory that begins with counters.
+        # Numbers of the result, of the memory between, and of counters.
         own, memory, counters = range(len(inputs), len(inputs) + 3)
         where, nbytes, spans = {number: (number, 0) for number in range(own)}, 0, {}
         for one, numbers in zip(made, places, strict=True):
@@ -62,10 +62,8 @@ class PreparedChain:
             if number not in where:
                 where[number] = (memory, nbytes)
                 nbytes += -(-span // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES
-        needed = [0, 0]
-        for one in made:
-            needed[one.call.has_counters] = max(needed[one.call.has_counters], one.call.workspace_bytes)
-        self._nbytes, self._counted_bytes = nbytes + needed[0], needed[1]
+        self._nbytes = nbytes + max(one.call.workspace_bytes for one in made)
+        self._has_counters = any(one.call.has_counters for one in made)
         sizes = [-(-one.call.table.size // TABLE_ALIGN) * TABLE_ALIGN for one in made]
         tables, filled = np.zeros(sum(sizes), np.int64), []
         low_bits, self._launchers = [0] * (own + 3), []
@@ -80,8 +78,9 @@ class PreparedChain:
             for number, bits in zip(numbers, call.low_bits, strict=True):
                 low_bits[where[number][0]] |= bits
             if call.workspace_bytes:
-                lies = (counters, 0) if call.has_counters else (memory, nbytes)
-                filled.append(Place(start + Header.WORKSPACE, *lies))
+                filled.append(Place(start + Header.WORKSPACE, memory, nbytes))
+            if call.has_counters:
+                filled.append(Place(start + Header.COUNTERS, counters, 0))
         self._addresses = Addresses(
             tables, filled, low_bits, [*(t.numel() > 0 for t in (*inputs, result)), False, False]
         )
@@ -138,9 +137,9 @@ class PreparedChain:
             is_kept = nbytes <= MAX_KEPT_BYTES
             held = workspace.take(index, stream, nbytes) if is_kept else workspace.allocate(index, nbytes)
             between = held.address
-        if self._counted_bytes:
-            with_counters = workspace.take(index, stream, self._counted_bytes, counters=True)
-            counted = with_counters.address
+        if self._has_counters:
+            with_counters = workspace.take(index, stream, 0, counters=True)
+            counted = with_counters.counters
         addresses = self._addresses
         packed = addresses.pack(*map(_data_ptr, inputs), _data_ptr(result), between, counted)
         if not addresses.write(packed, self._are_others if self._aliases else None):

@@ -4,15 +4,20 @@ Calls that follow each other on a stream share it, since the first launch of one
 thread has its own: launches of two threads may alternate. It grows, by doubling, and is kept, so that repeated calls
 allocate nothing; what it has outgrown goes back to torch, which hands it out again on that stream alone, behind the launches
 that use it. In a graph that is being captured it is the graph's own, from the pool of that.
+
+Some kernels count in memory that is 0 before and after a launch. Clearing it would be a launch more. Launches of a stream, and
+those of a capture on a stream, share such counters, which are cleared once, before the first of them.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import get_ident
+from dataclasses import dataclass, field
+from threading import Lock, get_ident
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
@@ -20,21 +25,51 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 
+# Captures whose counters are cleared once; those of later ones are cleared in every launch of their graph.
+MOST_CAPTURES = 512
+
 
 class Workspace(NamedTuple):
-    """Device memory. To be held until the launches that use it are enqueued."""
+    """Device memory. To be held until the launches that use it are enqueued. counters: their address, or 0."""
 
     memory: torch.Tensor
     address: int
     nbytes: int
+    counters: int = 0
 
 
-# By device, stream, thread, and whether it begins with counters.
+@dataclass(frozen=True)
+class CapturedCounters:
+    """Counters of a device for graphs, kept as long as the process lives: a graph may be replayed at any time.
+
+    Attributes:
+        memory: ``MOST_CAPTURES`` times ``COUNTER_BYTES``.
+        places: of captures and the streams in them, by their numbers.
+    """
+
+    memory: torch.Tensor
+    places: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def of_current(self, stream: int) -> int:
+        """Returns the address for the current capture on a stream; 0 where none are left, or the capture has no number."""
+        number = private_api.capture_id(stream)
+        if number is None:
+            return 0
+        key = number, stream
+        with _lock:
+            if key not in self.places and len(self.places) < MOST_CAPTURES:
+                self.places[key] = len(self.places)
+        return self.memory.data_ptr() + self.places[key] * COUNTER_BYTES if key in self.places else 0
+
+
+_lock = Lock()
+_captured: dict[int, CapturedCounters] = {}
+# By device, stream, thread, and whether it has counters.
 _in_use: dict[tuple[int | None, int, int, bool], Workspace] = {}
 
 
 def has_counters(kernel: CompiledKernel) -> bool:
-    """Whether what a launch needs begins with counters: 0 before and after it. Nothing else may write there."""
+    """Whether a launch has counters."""
     return isinstance(kernel.key, WeightOnlyKey)
 
 
@@ -59,10 +94,15 @@ def take(index: int | None, stream: int, nbytes: int, counters: bool = False) ->
         index: of the CUDA device, which is the current one, as the stream is its current stream; None for the CPU.
         stream: its handle.
         nbytes: the least number of bytes.
-        counters: whether it begins with counters, which are 0 (:func:`has_counters`).
+        counters: whether it has counters, which are 0 (:func:`has_counters`).
     """
     if index is not None and torch.cuda.is_current_stream_capturing():
-        return allocate(index, nbytes, counters)
+        address = _captured[index].of_current(stream) if counters and index in _captured else 0
+        return (
+            allocate(index, nbytes)._replace(counters=address)
+            if address
+            else allocate(index, nbytes, counters)
+        )
     key = (index, stream, get_ident(), counters)
     found = _in_use.get(key)
     if found is None or found.nbytes < nbytes:
@@ -75,10 +115,12 @@ def take(index: int | None, stream: int, nbytes: int, counters: bool = False) ->
 def allocate(index: int | None, nbytes: int, counters: bool = False) -> Workspace:
     """Memory of its own, on the CUDA device ``index``, or on the CPU. ``counters``: see :func:`take`."""
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
-    memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if counters:
-        memory[:COUNTER_BYTES].zero_()
-    return Workspace(memory, memory.data_ptr(), nbytes)
+    memory = torch.empty(nbytes + counters * COUNTER_BYTES, dtype=torch.uint8, device=device)
+    address = memory.data_ptr()
+    if not counters:
+        return Workspace(memory, address, nbytes)
+    memory[:COUNTER_BYTES].zero_()
+    return Workspace(memory, address + COUNTER_BYTES, nbytes, address)
 
 
 def _allocate_to_keep(index: int | None, nbytes: int, counters: bool) -> Workspace:
@@ -93,6 +135,12 @@ def _allocate_to_keep(index: int | None, nbytes: int, counters: bool) -> Workspa
 
     def on_stream() -> Workspace:
         with torch.cuda.stream(stream):
+            if counters and index not in _captured:
+                of_captures = torch.zeros(
+                    MOST_CAPTURES * COUNTER_BYTES, dtype=torch.uint8, device=f"cuda:{index}"
+                )
+                stream.synchronize()
+                _captured[index] = CapturedCounters(of_captures)
             return allocate(index, nbytes, counters)
 
     with ThreadPoolExecutor(1) as thread:
@@ -109,5 +157,5 @@ def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, stre
     if not nbytes:
         return None
     found = take(device.index, stream, nbytes, has_counters(kernel))
-    table.reshape(-1)[Header.WORKSPACE] = found.address
+    table.reshape(-1)[[Header.WORKSPACE, Header.COUNTERS]] = found.address, found.counters
     return found

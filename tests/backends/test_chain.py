@@ -162,28 +162,28 @@ def stub_call(seen, has_counters, nbytes):
                            has_counters=has_counters)  # fmt: skip
 
 
-def test_memory_with_counters_is_none_that_calls_write_to(monkeypatch):
-    """Counters are 0 before each launch: they lie apart from the other workspaces and from what calls hand on."""
+def test_counters_lie_apart_from_what_calls_write_to(monkeypatch):
+    """They are 0 before each launch."""
     seen = []
     monkeypatch.setattr(workspace, "_in_use", {})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(prepared_chain, "Launcher", lambda function, table: lambda stream: function(table))
     x, h, y = torch.ones(3, 64).unbind()
-    calls = stub_call(seen, True, workspace.COUNTER_BYTES + 256), stub_call(seen, False, 512)
+    calls = stub_call(seen, True, 256), stub_call(seen, False, 512)
     found = PreparedChain.of([x], [Made(calls[0], [x], [h]), Made(calls[1], [h], [y])], y)
     assert found.launch([x], y)
-    (counters,) = (held for key, held in workspace._in_use.items() if key[-1])
+    (counted,) = (held for key, held in workspace._in_use.items() if key[-1])
     (between,) = (held for key, held in workspace._in_use.items() if not key[-1])
     first, second = seen
-    assert (
-        first[Header.WORKSPACE] == counters.address and not counters.memory[: workspace.COUNTER_BYTES].any()
-    )
+    assert first[Header.COUNTERS] == counted.counters and not second[Header.COUNTERS]
+    assert len(counted.memory) == workspace.COUNTER_BYTES and not counted.memory.any()
     assert list(first[20:22]) == [x.data_ptr(), between.address] and list(second[20:22]) == [
         between.address,
         y.data_ptr(),
     ]
-    assert second[Header.WORKSPACE] == between.address + 256 and between.nbytes == 256 + 512
+    assert first[Header.WORKSPACE] == second[Header.WORKSPACE] == between.address + 256
+    assert between.nbytes == 256 + 512
 
 
 def test_calls_that_write_to_one_tensor():

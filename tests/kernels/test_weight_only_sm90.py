@@ -15,7 +15,7 @@ from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.launch import workspace
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
-from nvfp4_cute.planning.arch import warp_mma
+from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import expand_operand
 
@@ -90,9 +90,8 @@ def test_stream_k(chosen, form, mode):
     rows = (9,) * 3 if form == "batched" else (20, 0, 9, 70)
     arguments = dict(form=form, rows=rows, n=300, k=1184, chosen=chosen, out_dtype=torch.bfloat16)
     assert_same_bits(mode=mode, **arguments)
-    held = workspace.take(None, 0, 0, counters=True)
-    sums = held.memory[warp_mma.COUNTER_BYTES :]
-    assert sums.any() and not held.memory[: warp_mma.COUNTER_BYTES].any()
+    memory = workspace.take(None, 0, 0, counters=True).memory
+    assert memory[COUNTER_BYTES:].any() and not memory[:COUNTER_BYTES].any()
 
 
 @pytest.mark.sampled(1)

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from nvfp4_cute.gpus.targets import TARGETS
 from nvfp4_cute.launch import workspace
+from nvfp4_cute.planning.arch import sm90, warp_mma
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,31 @@ def test_queues_and_threads_have_their_own():
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(workspace.take, None, 1, 100).result()
     assert len({buffer.address for buffer in (*mine, other)}) == 3
+
+
+def test_a_capture_has_counters_of_its_own(monkeypatch):
+    """Launches of a capture on a stream share them. Where none are left, or it has no number, they are cleared in the graph."""
+    kept, numbers = workspace.CapturedCounters(torch.zeros(2 * workspace.COUNTER_BYTES)), [1]
+    monkeypatch.setattr(workspace, "_captured", {3: kept})
+    monkeypatch.setattr(workspace, "MOST_CAPTURES", 2)
+    monkeypatch.setattr(workspace.private_api, "capture_id", lambda stream: numbers[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    allocate = workspace.allocate
+    monkeypatch.setattr(workspace, "allocate", lambda index, *rest: allocate(None, *rest))
+    first, again = (workspace.take(3, 7, 100, counters=True) for _ in range(2))
+    assert first.counters == again.counters == kept.memory.data_ptr() and first.memory.numel() == 100
+    assert workspace.take(3, 8, 100, counters=True).counters == first.counters + workspace.COUNTER_BYTES
+    for numbers[0] in (2, None):
+        own = workspace.take(3, 7, 100, counters=True)
+        assert own.counters == own.memory.data_ptr() == own.address - workspace.COUNTER_BYTES
+        assert not own.memory[: workspace.COUNTER_BYTES].any()
+    assert workspace.take(3, 7, 100).counters == 0
+
+
+def test_counters_of_every_gpu_have_room():
+    """Of a CTA as many as it has warps along rows of weights."""
+    for target in TARGETS:
+        for config in warp_mma.candidates():
+            num_cta = warp_mma.clusters_at_once(config, target.gpu.num_sms)
+            assert num_cta * warp_mma.warps_of(config).rows * 4 <= workspace.COUNTER_BYTES
+        assert 2 * target.gpu.num_sms * sm90.FIXUP_FLAG_BYTES <= workspace.COUNTER_BYTES

@@ -29,7 +29,6 @@ from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
-from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import Scales
@@ -126,8 +125,8 @@ class WeightOnlyGemmSm90:
         )
         fixup = None
         if cutlass.const_expr(self.config.stream_k):
-            groups, workspace = groups_by_work(groups, self.config), values[Header.WORKSPACE, 0]
-            fixup = Fixup(workspace, workspace + COUNTER_BYTES)
+            groups = groups_by_work(groups, self.config)
+            fixup = Fixup(values[Header.COUNTERS, 0], values[Header.WORKSPACE, 0])
         self.kernel.set_name_prefix(self.name)
         sum_scales = Scales.of(weights[0]) if self.decoding.has_scales_of_sums else None
         self.kernel(descriptors, groups, outputs, sum_scales, fixup).launch(

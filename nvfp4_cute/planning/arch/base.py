@@ -392,7 +392,7 @@ class WeightOnlyFamily(Protocol):
         """
 
     def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:
-        """Returns the workspace of a launch in bytes of device memory. Its first bytes, counters, are 0 before and after."""
+        """Returns the workspace of a launch in bytes of device memory, without its counters."""
 
     def is_faster_than_few_rows(
         self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4

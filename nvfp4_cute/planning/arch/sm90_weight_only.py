@@ -30,7 +30,6 @@ from nvfp4_cute.planning.arch.sm90 import (
     fixup_bytes,
 )
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
-from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
@@ -233,9 +232,8 @@ def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
 
 
 def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
-    """Returns the bytes of stream-K flags, which are counters, and of the sums after them; 0 without stream-K."""
-    _, sums = fixup_bytes(config, num_cta)
-    return COUNTER_BYTES + sums if sums else 0
+    """Returns the bytes of the sums that stream-K hands over; 0 without stream-K. Its flags are counters."""
+    return fixup_bytes(config, num_cta)[1]
 
 
 def clusters_at_once(config: KernelConfig, num_sms: int) -> int:

@@ -48,8 +48,8 @@ MOST_GROUPS = 1024
 # Values of K in 16 bytes of weights.
 K_MULTIPLE = 32
 FP32_BYTES = 4
-# Bytes before the exchanged sums: counters, which are 0 before and after a launch.
-COUNTER_BYTES = 64 * 1024
+# Bytes of counters, which are 0 before and after a launch: one for each warp along weight rows of every CTA.
+COUNTER_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_r
 
 
 def workspace_bytes(config: KernelConfig, num_cta: int) -> int:
-    """Returns the bytes of counters, and of the sums that CTAs exchange: of the end of one tile and the beginning of another."""
+    """Returns the bytes of the sums that CTAs exchange: of the end of one tile and the beginning of another."""
     rows, tokens, _ = config.cta_tile_shape_mnk
-    return COUNTER_BYTES + 2 * num_cta * rows * tokens * FP32_BYTES
+    return 2 * num_cta * rows * tokens * FP32_BYTES
 
 
 @lru_cache(maxsize=4096)
