@@ -39,24 +39,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     # No option before the verb takes a value, so the first word is the verb. Only its module is imported.
     verb = next((word for word in argv if not word.startswith("-")), None)
-    args, unknown = build_parser([verb] if verb in VERBS else []).parse_known_args(argv)
-    if unknown:  # a parser of all verbs would name none of the verb's own options
-        see = f"see nvfp4-cute {args.verb} --help"
-        print(f"nvfp4-cute {args.verb}: unrecognized arguments: {' '.join(unknown)}; {see}", file=sys.stderr)
-        raise SystemExit(2)
-    try:
+    try:  # also around the parser: the type of an option may import torch, which takes seconds
+        args, unknown = build_parser([verb] if verb in VERBS else []).parse_known_args(argv)
+        if unknown:  # a parser of all verbs would name none of the verb's own options
+            see = f"see nvfp4-cute {verb} --help"
+            print(f"nvfp4-cute {verb}: unrecognized arguments: {' '.join(unknown)}; {see}", file=sys.stderr)
+            raise SystemExit(2)
         return args.run(args)
     except BrokenPipeError:  # whoever read the output, such as `head`, has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print(f"\nnvfp4-cute {args.verb}: interrupted", file=sys.stderr)
+        print(f"\nnvfp4-cute {verb}: interrupted", file=sys.stderr)
         return 130
     except (CacheError, CheckpointError, EmulatorError, UnsupportedTarget, OSError) as error:
-        print(f"nvfp4-cute {args.verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
+        print(f"nvfp4-cute {verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
         return 1
     except ValueError as error:
-        print(f"nvfp4-cute {args.verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
+        print(f"nvfp4-cute {verb}: {printable(str(error), keep=KEPT)}", file=sys.stderr)
         return 2
 
 

@@ -382,6 +382,7 @@ def check_device_groups(
         tokens = [Operand(rows, scale, fmt, num_rows, k, len(rows))]
         if form == "ragged":
             _check_ragged_scales(tokens[0], lengths)
+        _check_padding_columns(tokens[0], lengths, form)
     sides = [_weights(w, num_groups, k, sizes_name) for w in weights]
     _check_same_k("", weights[0].name, (fmt, weights[0].format), rows, *(side.data for side in sides))
     if gate is not None:
@@ -455,6 +456,23 @@ def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
                 f"a_scale has {there} blocks of {ATOM_ROWS} rows, and group {g} ends in block {end}; pad every group's rows to "
                 f"{ATOM_ROWS}, as grouped_quantize does"
             )
+
+
+def _check_padding_columns(a: Operand, sizes: torch.Tensor, form: DeviceForm) -> None:
+    """Refuse NaN in the padding columns of scales of rows that count; what other rows hold is not read."""
+    if sizes.device.type != "cpu":
+        return
+    values, row_bytes = sizes.tolist(), a.format.atom_row_bytes(a.k)
+    if form == "ragged":
+        places = [
+            (stop - start, a.scale[block * row_bytes :])
+            for start, stop, block in ragged_places(values, a.rows, a.format.atom_rows)
+        ]
+    else:
+        places = list(zip(values, a.scale, strict=True))
+    for rows, scale in places:
+        atoms = a.format.scale_atoms(rows, a.k)[0]
+        rules.check_padding_columns("a_scale", scale[: atoms * row_bytes], rows, a.k, a.format)
 
 
 def _form(

@@ -225,3 +225,6 @@ def test_an_interruption_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(work, "run", interrupted)
     assert cli.main(["sol"]) == 130
     assert capsys.readouterr().err == "\nnvfp4-cute sol: interrupted\n"
+    monkeypatch.setattr(cli, "build_parser", interrupted)  # types of options import torch
+    assert cli.main(["quantize", "model"]) == 130
+    assert capsys.readouterr().err == "\nnvfp4-cute quantize: interrupted\n"

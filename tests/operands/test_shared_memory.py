@@ -66,3 +66,28 @@ def test_a_nan_in_padding_columns_is_refused(format):
     for call in (lambda: nv.gemm(x, w), lambda: nv.grouped_gemm([x], [w])):
         with pytest.raises(ValueError, match="b_scale has NaN in its padding columns"):
             call()
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_a_nan_in_padding_columns_of_rows_that_count_is_refused(format):
+    """Rows of no group, and rows from masked_m on, may hold anything."""
+    w, offs, rows = (
+        nv.quantize(torch.randn(2, 128, 96), format=format),
+        torch.tensor([40, 47], dtype=torch.int32),
+        torch.tensor([5, 20], dtype=torch.int32),
+    )
+    a = nv.grouped_quantize(torch.randn(47, 96).bfloat16(), offs, format=format)
+    x = nv.quantize(torch.randn(2, 20, 96), format=format)
+    ragged = lambda: nv.grouped_gemm(a, w, offs=offs)
+    masked = lambda: nv.grouped_gemm(x, w, masked_m=rows)
+    # Row r of a block of 128 lies at [r % 32, r // 32] of an atom [32, 4, 4], whose last column is padding of 96 values.
+    for tensor, call, unread, read in (
+        (a, ragged, (1, -1, 7, 0, 3), (1, -1, 6, 0, 3)),
+        (x, masked, (0, 0, -1, 5, 0, 3), (0, 0, -1, 4, 0, 3)),
+    ):
+        codes = tensor.scale.view(torch.uint8)
+        codes[unread] = 0xFF
+        assert call().isfinite().all()
+        codes[read] = 0xFF
+        with pytest.raises(ValueError, match="a_scale has NaN in its padding columns"):
+            call()
