@@ -28,7 +28,7 @@ from nvfp4_cute.formats.codecs import (
     decode_blocks,
     encode,
 )
-from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
+from nvfp4_cute.formats.global_scale import check_factor, check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.pickling import restored
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.formats.slabs import in_rows
@@ -208,7 +208,8 @@ class BlockScaledTensor:
             An NVFP4Tensor for NVFP4, otherwise a BlockScaledTensor.
 
         Raises:
-            TypeError, ValueError: the parts do not fit each other; the message names rule, value and fix.
+            TypeError, ValueError: the parts do not fit each other, or a global scale on the CPU is not a positive, normal
+                float32 number; the message names rule, value and fix.
         """
         format = as_format("format", format)
         check_is_tensor("data", data)
@@ -223,7 +224,15 @@ class BlockScaledTensor:
             scale = _straight_scales(scale, stored_scale_shape(format, shape, layout), shape[-2])
         factor = global_scale
         if factor is not None and not isinstance(factor, torch.Tensor):
-            factor = torch.tensor(factor, dtype=torch.float32, device=data.device)
+            try:
+                factor = torch.tensor(factor, dtype=torch.float32)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TypeError(
+                    f"global_scale={global_scale!r} is not a number, a list of one per batch, or a float32 tensor"
+                ) from error
+            factor = check_factor(factor, "global_scale").to(data.device)
+        elif factor is not None:
+            check_factor(factor, "global_scale")
         if factor is not None and factor.numel() == 1 and len(shape) < 3 and layout != "ragged":
             factor = factor.reshape(())
         return quantized_tensor(data, scale, factor, shape, format, layout)

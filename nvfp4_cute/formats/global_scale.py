@@ -40,14 +40,14 @@ def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torc
         if given is not None:
             raise ValueError("global_scale and global_scale_inv are both given; pass the one that you have")
         inverse = _numbers(inverse, "global_scale_inv", values)
-        return _check_factor(torch.ones_like(inverse) / inverse, "1 / global_scale_inv")
+        return check_factor(torch.ones_like(inverse) / inverse, "1 / global_scale_inv")
     if given is None:
         return None
     if isinstance(given, str):
         if given not in ("auto", "per_batch"):
             raise ValueError(f"global_scale={given!r} is not {KINDS['global_scale']}")
         return _auto_global_scale(values, each=given == "per_batch" and values.ndim > 2)
-    return _check_factor(_numbers(given, "global_scale", values), "global_scale")
+    return check_factor(_numbers(given, "global_scale", values), "global_scale")
 
 
 def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     tensor = tensor.reshape(())
     if tensor.device.type == "cpu" and device.type == "cuda" and not private_api.is_traced():
         # Fills on the device: a copy from the host would wait, and fail while a CUDA graph is captured.
-        return torch.full((), _check_factor(tensor, name).item(), dtype=torch.float32, device=device)
+        return torch.full((), check_factor(tensor, name).item(), dtype=torch.float32, device=device)
     return tensor.to(device)
 
 
@@ -102,7 +102,8 @@ def first_wrong(scales: torch.Tensor) -> int | None:
     return next((i for i, x in enumerate(numbers) if not FLOAT32_MIN_NORMAL <= x < math.inf), None)
 
 
-def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns global scales, and raises ValueError unless those on the CPU are positive, normal float32 numbers."""
     index = first_wrong(tensor)
     if index is not None:
         raise ValueError(

@@ -176,6 +176,11 @@ def test_parts_are_checked_at_the_door():
     for scale in (one.scale, one.scale.flatten()):
         with pytest.raises(ValueError, match="scale has shape"):
             made(one.data.view(4, 120, 64), scale)
+    for wrong in (0.0, -1.0, torch.nan, torch.inf, 1e-40, [1.0, -1.0], torch.tensor([0.5, 0.0])):
+        with pytest.raises(ValueError, match="is not a positive, normal float32 number"):
+            made(W.data, W.scale, wrong)
+    with pytest.raises(TypeError, match="'auto' is not a number"):
+        made(W.data, W.scale, "auto")
     for wrong in ({"format": "nvfp5"}, {"layout": "columns"}, {"global_scale": [1.0, 2.0]}):
         with pytest.raises(ValueError, match="unknown|neither|global_scale has shape"):
             made(V.data, V.scale, **wrong)
