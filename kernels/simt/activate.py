@@ -22,6 +22,7 @@ from ..common import ptx
 from ..common.activation import GELU_CUBIC, GELU_LINEAR, OAI_SLOPE
 from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words
+from ..common.launch_record import read_record
 from ..common.quantize_block import encode_block
 from ..common.select import select
 from ..common.versions import PROGRAMMATIC_FROM, compiles_for
@@ -102,22 +103,7 @@ class ActivateKernel:
         """
         t = cute.make_tensor(table, cute.make_layout(len(Activate)))
         n = Int32(t[Activate.N])
-        operands = ActivateOperands(
-            h=t[Activate.H],
-            bias=t[Activate.BIAS],
-            ids=t[Activate.IDS],
-            slots=t[Activate.SLOTS],
-            places=t[Activate.PLACES],
-            offs=t[Activate.OFFS],
-            global_scale=t[Activate.GLOBAL_SCALE],
-            h_pitch=t[Activate.H_PITCH],
-            id_bytes=Int32(t[Activate.ID_BYTES]),
-            rows=Int32(t[Activate.ROWS]),
-            n=n,
-            first_expert=Int32(t[Activate.FIRST_EXPERT]),
-            experts=Int32(t[Activate.EXPERTS]),
-            limit=Uint32(t[Activate.LIMIT]),
-        )
+        operands = read_record(ActivateOperands, Activate, t, n=n)
         results = PlainRows(t[Activate.DATA], n // BLOCK)
         if cutlass.const_expr(self.quantizes):
             results = QuantizedRows(t[Activate.DATA], t[Activate.SCALE], n // BLOCK)

@@ -15,6 +15,7 @@ from nvfp4_cute.launch_table import CollectRows
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
+from ..common.launch_record import read_record
 
 VECTOR_WORDS, VECTOR_BYTES = 4, 16
 AHEAD = 4
@@ -53,14 +54,7 @@ class CollectRowsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(CollectRows)))
-        operands = CollectOperands(
-            h=t[CollectRows.H],
-            rows=t[CollectRows.ROWS],
-            goals=t[CollectRows.GOALS],
-            back=t[CollectRows.BACK],
-            slots=Int32(t[CollectRows.SLOTS]),
-            row_words=Int32(t[CollectRows.ROW_WORDS]),
-        )
+        operands = read_record(CollectOperands, CollectRows, t)
         chunks = cute.ceil_div(operands.row_words, WARP_SIZE * AHEAD)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(

@@ -20,6 +20,7 @@ from ..common import fp8, ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
 from ..common.int4 import Int4Decoding, codes_of_bytes
+from ..common.launch_record import read_record
 from ..common.ue8m0 import power_over
 
 VALUES = 8
@@ -74,17 +75,7 @@ class DequantizeKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Dequantize)))
-        operands = DequantizeOperands(
-            data=t[Dequantize.DATA],
-            scale=t[Dequantize.SCALE],
-            global_scale=t[Dequantize.GLOBAL_SCALE],
-            out=t[Dequantize.OUT],
-            pitch=t[Dequantize.PITCH],
-            batch=t[Dequantize.BATCH],
-            scale_batch=t[Dequantize.SCALE_BATCH],
-            rows=Int32(t[Dequantize.ROWS]),
-            k=Int32(t[Dequantize.K]),
-        )
+        operands = read_record(DequantizeOperands, Dequantize, t)
         chunks = cute.ceil_div(operands.k, WARP_SIZE * VALUES)
         units = cute.ceil_div(operands.rows, DEQUANTIZE_ROWS) * chunks
         self.kernel.set_name_prefix(self.name)

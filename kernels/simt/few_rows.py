@@ -32,6 +32,7 @@ from ..common import ptx
 from ..common.bias import bias_pointer, load_bias
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import SHARED, global_scalar, load_words
+from ..common.launch_record import read_record
 from ..common.select import select
 from ..common.versions import SmemAllocator, inline_ptx
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
@@ -132,20 +133,10 @@ class FewRowsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(FewRows)))
-        operands = Operands(
-            a=t[FewRows.A],
-            b=t[FewRows.B],
-            sfa=t[FewRows.SFA],
-            sfb=t[FewRows.SFB],
-            out=t[FewRows.OUT],
-            alpha=t[FewRows.ALPHA],
-            a_pitch=t[FewRows.A_PITCH],
-            b_pitch=t[FewRows.B_PITCH],
-            out_row=t[FewRows.OUT_ROW],
-            out_column=t[FewRows.OUT_COLUMN],
-            m=Int32(t[FewRows.M]),
-            n=Int32(t[FewRows.N]),
-            k=Int32(t[FewRows.K]),
+        operands = read_record(
+            Operands,
+            FewRows,
+            t,
             bias=None if self.bias_dtype is None else bias_pointer(t[FewRows.BIAS], self.bias_dtype),
         )
         strides = [

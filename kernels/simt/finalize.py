@@ -18,6 +18,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words, store_words
+from ..common.launch_record import read_record
 from ..common.select import select
 from ..common.signals import Signals, signals_of
 from .quantize import unpack
@@ -79,23 +80,7 @@ class FinalizeKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Finalize)))
-        operands = FinalizeOperands(
-            h=t[Finalize.H],
-            rows=t[Finalize.ROWS],
-            weights=t[Finalize.WEIGHTS],
-            shared=t[Finalize.SHARED],
-            bias=t[Finalize.BIAS],
-            ids=t[Finalize.IDS],
-            y=t[Finalize.Y],
-            h_pitch=t[Finalize.H_PITCH],
-            shared_pitch=t[Finalize.SHARED_PITCH],
-            y_pitch=t[Finalize.Y_PITCH],
-            id_bytes=Int32(t[Finalize.ID_BYTES]),
-            tokens=Int32(t[Finalize.TOKENS]),
-            top_k=Int32(t[Finalize.TOP_K]),
-            n=Int32(t[Finalize.N]),
-            first_expert=Int32(t[Finalize.FIRST_EXPERT]),
-        )
+        operands = read_record(FinalizeOperands, Finalize, t)
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
         ctas = cute.ceil_div(operands.tokens * chunks, ROW_WARPS)
         signals = None

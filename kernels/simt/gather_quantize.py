@@ -22,6 +22,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.versions import PROGRAMMATIC_FROM, compiles_for
 from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
 from .quantize import quantize_words
@@ -85,17 +86,7 @@ class GatherQuantizeKernel:
         """
         t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
         k_blocks = Int32(t[GatherQuantize.K]) // LANE_VALUES
-        operands = GatherOperands(
-            x=t[GatherQuantize.X],
-            rows=t[GatherQuantize.ROWS],
-            places=t[GatherQuantize.PLACES],
-            global_scale=t[GatherQuantize.GLOBAL_SCALE],
-            offs=t[GatherQuantize.OFFS],
-            slots=t[GatherQuantize.SLOTS],
-            x_pitch=t[GatherQuantize.X_PITCH],
-            tokens=Int32(t[GatherQuantize.TOKENS]),
-            k_blocks=k_blocks,
-        )
+        operands = read_record(GatherOperands, GatherQuantize, t, k_blocks=k_blocks)
         ids = Ids(
             address=t[GatherQuantize.IDS],
             id_bytes=Int32(t[GatherQuantize.ID_BYTES]),

@@ -20,6 +20,7 @@ from nvfp4_cute.planning.arch.simt import AMAX_THREADS, AMAX_VALUES, WARP_SIZE
 
 from ..common import ptx
 from ..common.global_access import KEEP, global_scalar, load_words, store_word
+from ..common.launch_record import read_record
 from ..common.select import select
 from ..common.versions import SmemAllocator
 
@@ -72,16 +73,12 @@ class GlobalScaleKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(GlobalScale)))
-        operands = GlobalScaleOperands(
-            x=t[GlobalScale.X],
-            out=t[GlobalScale.OUT],
-            partials=t[GlobalScale.PARTIALS],
+        operands = read_record(
+            GlobalScaleOperands,
+            GlobalScale,
+            t,
             times=(t[GlobalScale.TIMES_0], t[GlobalScale.TIMES_1]),
             products=(t[GlobalScale.PRODUCT_0], t[GlobalScale.PRODUCT_1]),
-            pitch=t[GlobalScale.PITCH],
-            rows=Int32(t[GlobalScale.ROWS]),
-            row_units=Int32(t[GlobalScale.ROW_UNITS]),
-            ctas=Int32(t[GlobalScale.CTAS]),
         )
         block = (AMAX_THREADS, 1, 1)
         self.kernel.set_name_prefix(self.name)

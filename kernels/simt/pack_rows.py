@@ -22,6 +22,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.select import select
 from .row_blocks import RowEncoding, read_block
 
@@ -92,25 +93,7 @@ class PackRowsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(PackRows)))
-        operands = PackOperands(
-            x=t[PackRows.X],
-            global_scale=t[PackRows.GLOBAL_SCALE],
-            ranks=t[PackRows.RANKS],
-            locals=t[PackRows.LOCALS],
-            pairs=t[PackRows.PAIRS],
-            offs=t[PackRows.OFFS],
-            sent=t[PackRows.SENT],
-            results=t[PackRows.RESULTS],
-            x_pitch=t[PackRows.X_PITCH],
-            tokens=Int32(t[PackRows.TOKENS]),
-            top_k=Int32(t[PackRows.TOP_K]),
-            k_blocks=Int32(t[PackRows.K]) // 16,
-            num_ranks=Int32(t[PackRows.NUM_RANKS]),
-            capacity=Int32(t[PackRows.CAPACITY]),
-            values=Int32(t[PackRows.VALUES]),
-            scales=Int32(t[PackRows.SCALES]),
-            row_bytes=Int32(t[PackRows.ROW_BYTES]),
-        )
+        operands = read_record(PackOperands, PackRows, t, k_blocks=Int32(t[PackRows.K]) // 16)
         chunks = cute.ceil_div(operands.k_blocks, WARP_SIZE)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(

@@ -25,6 +25,7 @@ from nvfp4_cute.planning.arch.simt import PERMUTE_CLUSTER, PERMUTE_THREADS, PERM
 
 from ..common.device_groups import inclusive_sum
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.select import select
 from ..common.signals import Signals, signals_of
 from ..common.versions import SmemAllocator
@@ -84,20 +85,7 @@ class PermuteKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Permute)))
-        operands = PermuteOperands(
-            ids=t[Permute.IDS],
-            offs=t[Permute.OFFS],
-            slots=t[Permute.SLOTS],
-            rows=t[Permute.ROWS],
-            places=t[Permute.PLACES],
-            counts=t[Permute.COUNTS],
-            id_bytes=Int32(t[Permute.ID_BYTES]),
-            num_slots=Int32(t[Permute.NUM_SLOTS]),
-            first_expert=Int32(t[Permute.FIRST_EXPERT]),
-            experts=Int32(t[Permute.EXPERTS]),
-            ctas=Int32(t[Permute.CTAS]),
-            slots_per_cta=Int32(t[Permute.SLOTS_PER_CTA]),
-        )
+        operands = read_record(PermuteOperands, Permute, t)
         signals = None
         if cutlass.const_expr(self.waits):
             signals = signals_of(t, Permute, PeerHeader.DISPATCHED)

@@ -17,6 +17,7 @@ from nvfp4_cute.launch_table import PeerHeader, PushResults
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.signals import peer_of, signal
 from .collect_rows import AHEAD, VECTOR_BYTES, copy_vectors
 
@@ -56,15 +57,11 @@ class PushResultsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(PushResults)))
-        operands = PushResultsOperands(
-            h=t[PushResults.H],
-            rows=t[PushResults.ROWS],
+        operands = read_record(
+            PushResultsOperands,
+            PushResults,
+            t,
             peers=tuple(t[PushResults.PEER_0 + number] for number in range(self.num_ranks)),
-            rank=Int32(t[PushResults.RANK]),
-            slots=Int32(t[PushResults.SLOTS]),
-            row_words=Int32(t[PushResults.ROW_WORDS]),
-            results_at=t[PushResults.RESULTS_AT],
-            ctas=Int32(t[PushResults.CTAS]),
         )
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(

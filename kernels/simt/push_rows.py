@@ -23,6 +23,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.select import select
 from ..common.signals import signal
 from .expert_rows import num_lanes
@@ -92,28 +93,12 @@ class PushRowsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(PushRows)))
-        operands = PushOperands(
-            x=t[PushRows.X],
-            global_scale=t[PushRows.GLOBAL_SCALE],
-            ids=t[PushRows.IDS],
-            to_rank=t[PushRows.TO_RANK],
-            to_local=t[PushRows.TO_LOCAL],
-            results=t[PushRows.RESULTS],
+        operands = read_record(
+            PushOperands,
+            PushRows,
+            t,
             peers=tuple(t[PushRows.PEER_0 + number] for number in range(self.num_ranks)),
-            x_pitch=t[PushRows.X_PITCH],
-            id_bytes=Int32(t[PushRows.ID_BYTES]),
-            tokens=Int32(t[PushRows.TOKENS]),
-            top_k=Int32(t[PushRows.TOP_K]),
             k_blocks=Int32(t[PushRows.K]) // 16,
-            rank=Int32(t[PushRows.RANK]),
-            capacity=Int32(t[PushRows.CAPACITY]),
-            experts=Int32(t[PushRows.EXPERTS]),
-            period=Int32(t[PushRows.PERIOD]),
-            ids_at=t[PushRows.IDS_AT],
-            rows_at=t[PushRows.ROWS_AT],
-            scales=Int32(t[PushRows.SCALES]),
-            row_bytes=Int32(t[PushRows.ROW_BYTES]),
-            ctas=Int32(t[PushRows.CTAS]),
         )
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(

@@ -27,6 +27,7 @@ from ..common import ptx
 from ..common.device_groups import inclusive_sum
 from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
+from ..common.launch_record import read_record
 from ..common.quantize_block import encode_block, encode_values, find_scale, over_lanes
 from .global_scale import (
     UNIT_BYTES,
@@ -72,21 +73,10 @@ class QuantizeOperands:
     @classmethod
     def of(cls, t: cute.Tensor, num_times: int = 0) -> "QuantizeOperands":
         """Of a launch table as of ``launch_table.Quantize``."""
-        return cls(
-            x=t[Quantize.X],
-            data=t[Quantize.DATA],
-            scale=t[Quantize.SCALE],
-            global_scale=t[Quantize.GLOBAL_SCALE],
-            offs=t[Quantize.OFFS],
-            x_pitch=t[Quantize.X_PITCH],
-            x_batch=t[Quantize.X_BATCH],
-            up=t[Quantize.UP],
-            up_pitch=t[Quantize.UP_PITCH],
-            up_batch=t[Quantize.UP_BATCH],
-            m=Int32(t[Quantize.M]),
-            k=Int32(t[Quantize.K]),
-            groups=Int32(t[Quantize.GROUPS]),
-            atom_rows=Int32(t[Quantize.ATOM_ROWS]),
+        return read_record(
+            cls,
+            Quantize,
+            t,
             times=(t[Quantize.TIMES_0], t[Quantize.TIMES_1])[:num_times],
             products=(t[Quantize.PRODUCT_0], t[Quantize.PRODUCT_1])[:num_times],
         )

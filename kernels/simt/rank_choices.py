@@ -17,6 +17,7 @@ from nvfp4_cute.launch_table import RankChoices
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.select import select
 from .placement import Placement
 
@@ -54,20 +55,7 @@ class RankChoicesKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(RankChoices)))
-        operands = RankChoicesOperands(
-            ids=t[RankChoices.IDS],
-            to_rank=t[RankChoices.TO_RANK],
-            to_local=t[RankChoices.TO_LOCAL],
-            ranks=t[RankChoices.RANKS],
-            locals=t[RankChoices.LOCALS],
-            goals=t[RankChoices.GOALS],
-            id_bytes=Int32(t[RankChoices.ID_BYTES]),
-            tokens=Int32(t[RankChoices.TOKENS]),
-            top_k=Int32(t[RankChoices.TOP_K]),
-            experts=Int32(t[RankChoices.EXPERTS]),
-            period=Int32(t[RankChoices.PERIOD]),
-            num_ranks=Int32(t[RankChoices.NUM_RANKS]),
-        )
+        operands = read_record(RankChoicesOperands, RankChoices, t)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
             grid=(cute.ceil_div(operands.tokens, ROW_WARPS), 1, 1),

@@ -16,6 +16,7 @@ from nvfp4_cute.planning.arch.simt import ROUTE_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.global_access import global_scalar
+from ..common.launch_record import read_record
 from ..common.select import select
 from .silu import exp_minus, sigmoid
 
@@ -87,20 +88,7 @@ class RouteKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Route)))
-        operands = RouteOperands(
-            logits=t[Route.LOGITS],
-            bias=t[Route.BIAS],
-            correction=t[Route.CORRECTION],
-            ids=t[Route.IDS],
-            weights=t[Route.WEIGHTS],
-            pitch=t[Route.PITCH],
-            tokens=Int32(t[Route.TOKENS]),
-            experts=Int32(t[Route.EXPERTS]),
-            top_k=Int32(t[Route.TOP_K]),
-            num_groups=Int32(t[Route.NUM_GROUPS]),
-            topk_groups=Int32(t[Route.TOPK_GROUPS]),
-            scale=Uint32(t[Route.SCALE]),
-        )
+        operands = read_record(RouteOperands, Route, t)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
             grid=(cute.ceil_div(operands.tokens, ROUTE_WARPS), 1, 1),

@@ -18,6 +18,7 @@ from nvfp4_cute.launch_table import PeerHeader, UnpackRows
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.global_access import READ_ONCE, global_scalar, load_words
+from ..common.launch_record import read_record
 from ..common.signals import Signals, signals_of
 from .expert_rows import OUTPUT_BYTES, Choices, Ids, Order, QuantizedRows
 
@@ -62,8 +63,10 @@ class UnpackRowsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(UnpackRows)))
-        operands = UnpackOperands(
-            came=t[UnpackRows.CAME],
+        operands = read_record(
+            UnpackOperands,
+            UnpackRows,
+            t,
             order=Order(t[UnpackRows.ROWS], t[UnpackRows.PLACES], t[UnpackRows.OFFS], t[UnpackRows.SLOTS]),
             ids=Ids(
                 address=t[UnpackRows.IDS],
@@ -72,11 +75,6 @@ class UnpackRowsKernel:
                 first_expert=Int32(0),
                 experts=Int32(t[UnpackRows.EXPERTS]),
             ),
-            num_rows=Int32(t[UnpackRows.NUM_ROWS]),
-            top_k=Int32(t[UnpackRows.TOP_K]),
-            values=Int32(t[UnpackRows.VALUES]),
-            scales=Int32(t[UnpackRows.SCALES]),
-            row_bytes=Int32(t[UnpackRows.ROW_BYTES]),
             chunks=cute.ceil_div(Int32(t[UnpackRows.K]) // 16, WARP_SIZE),
         )
         results = QuantizedRows(t[UnpackRows.DATA], t[UnpackRows.SCALE], Int32(t[UnpackRows.K]) // 16)

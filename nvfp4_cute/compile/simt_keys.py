@@ -1,7 +1,8 @@
 """Keys of the kernels in ``kernels/simt``: the parameters from which each variant is compiled."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,13 +15,39 @@ from nvfp4_cute.problem import dtype_name
 
 @dataclass(frozen=True)
 class SimtKey:
-    """Common part of all these keys: an architecture with these kernels."""
+    """Base of the keys of kernels in ``kernels/simt``: an architecture, and in fields what changes the code.
 
+    Attributes:
+        KERNEL: module and class of the kernel, below ``kernels.simt``.
+        CONVERTS: whether the kernel is told whether the GPU has FP4 conversions.
+    """
+
+    KERNEL: ClassVar[str]
+    CONVERTS: ClassVar[bool] = False
     arch: str
 
     def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without these kernels."""
+        """Raises UnsupportedTarget for an architecture without a kernel."""
         simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Returns a readable, unique name, with which the symbol of the kernel begins."""
+        return self._name()
+
+    def _name(self) -> str:
+        raise NotImplementedError
+
+    def make_kernel(self) -> Any:
+        """Makes the CuTe DSL object to compile."""
+        module, name = self.KERNEL.split(".")
+        return getattr(import_module(f"nvfp4_cute.kernels.simt.{module}"), name)(*self._arguments())
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """Returns the kernel's arguments: the fields, of a dtype of rows whether it is bfloat16, and the name."""
+        values = [getattr(self, field.name) for field in fields(self)[1:]]
+        values = [x == torch.bfloat16 if isinstance(x, torch.dtype) else x for x in values]
+        converts = [simt.has_fp4_convert(self.arch)] if self.CONVERTS else []
+        return (*values, *converts, self.to_name())
 
 
 @dataclass(frozen=True)
@@ -28,7 +55,7 @@ class QuantizedProductKey(SimtKey):
     """Common part of the keys of products of two quantized operands: an architecture with such products."""
 
     def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without such products."""
+        """Raises UnsupportedTarget for an architecture without a kernel."""
         super().__post_init__()
         simt.check_quantized_products(self.arch)
 
@@ -37,27 +64,19 @@ class QuantizedProductKey(SimtKey):
 class GemvKey(QuantizedProductKey):
     """A gemv: output dtype, whether it reads a factor, and the dtype of a bias."""
 
+    KERNEL = "gemv.GemvKernel"
     out_dtype: torch.dtype
     has_alpha: bool
     bias_dtype: torch.dtype | None = None
 
-    def to_name(self) -> str:
-        """Returns a readable, unique name; the kernel's symbol starts with it."""
+    def _name(self) -> str:
         options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         return f"nvfp4_gemv_{self.arch}_{dtype_name(self.out_dtype)}{options}"
 
-    def make_kernel(self) -> Any:
-        """Returns the CuTe DSL object to compile."""
-        from nvfp4_cute.kernels.simt.gemv import GemvKernel
-
-        return GemvKernel(
-            cutlass_dtype(self.out_dtype),
-            self.has_alpha,
-            simt.has_fp4_convert(self.arch),
-            simt.gemv_spread(self.arch),
-            self.to_name(),
-            cutlass_dtype(self.bias_dtype),
-        )
+    def _arguments(self) -> tuple[Any, ...]:
+        convert, spread = simt.has_fp4_convert(self.arch), simt.gemv_spread(self.arch)
+        dtype, bias_dtype = map(cutlass_dtype, (self.out_dtype, self.bias_dtype))
+        return dtype, self.has_alpha, convert, spread, self.to_name(), bias_dtype
 
 
 @dataclass(frozen=True)
@@ -79,8 +98,7 @@ class QuantizeKey(SimtKey):
     words: int = simt.QUANTIZE_WORDS
     found_times: int | None = None
 
-    def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+    def _name(self) -> str:
         options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
         options += "" if self.found_times is None else f"_found_times{self.found_times}"
         options += "_few" * (self.words != simt.QUANTIZE_WORDS)
@@ -90,7 +108,7 @@ class QuantizeKey(SimtKey):
         return f"{self.format}_{operation}_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
+        """Returns the CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.quantize import QuantizeKernel
         from nvfp4_cute.kernels.simt.quantize_rows import QuantizeRowsKernel
         from nvfp4_cute.kernels.simt.quantize_whole_rows import QuantizeWholeRowsKernel
@@ -118,64 +136,47 @@ class QuantizeKey(SimtKey):
 class DequantizeKey(SimtKey):
     """A dequantization: format, output dtype (float16 or bfloat16), whether there is a global scale, layout of the scales."""
 
+    KERNEL = "dequantize.DequantizeKernel"
     format: BlockFormat
     dtype: torch.dtype
     has_global_scale: bool
     is_blocked: bool
 
-    def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+    def _name(self) -> str:
         option, layout = "_scaled" * self.has_global_scale, "blocked" if self.is_blocked else "rowmajor"
         return f"{self.format}_dequantize_{self.arch}_{dtype_name(self.dtype)}{option}_{layout}"
-
-    def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
-        from nvfp4_cute.kernels.simt.dequantize import DequantizeKernel
-
-        return DequantizeKernel(
-            self.format, self.dtype == torch.bfloat16, self.has_global_scale, self.is_blocked, self.to_name()
-        )
 
 
 @dataclass(frozen=True)
 class GlobalScaleKey(SimtKey):
     """A computed global scale: input dtype (float16 or bfloat16), whether one CTA computes it, factors."""
 
+    KERNEL = "global_scale.GlobalScaleKernel"
     dtype: torch.dtype
     is_small: bool
     num_times: int
 
-    def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+    def _name(self) -> str:
         size, times = "_small" * self.is_small, f"_times{self.num_times}" if self.num_times else ""
         return f"nvfp4_global_scale_{self.arch}_{dtype_name(self.dtype)}{size}{times}"
-
-    def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
-        from nvfp4_cute.kernels.simt.global_scale import GlobalScaleKernel
-
-        return GlobalScaleKernel(self.dtype == torch.bfloat16, self.is_small, self.num_times, self.to_name())
 
 
 @dataclass(frozen=True)
 class FewRowsKey(QuantizedProductKey):
     """A product of few rows: output dtype, whether it reads a factor, and the dtype of a bias."""
 
+    KERNEL = "few_rows.FewRowsKernel"
     out_dtype: torch.dtype
     has_alpha: bool
     bias_dtype: torch.dtype | None = None
 
-    def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+    def _name(self) -> str:
         options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         return f"nvfp4_few_rows_{self.arch}_{dtype_name(self.out_dtype)}{options}"
 
-    def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
-        from nvfp4_cute.kernels.simt.few_rows import FewRowsKernel
-
+    def _arguments(self) -> tuple[Any, ...]:
         dtype, bias_dtype = map(cutlass_dtype, (self.out_dtype, self.bias_dtype))
-        return FewRowsKernel(dtype, self.has_alpha, self.to_name(), bias_dtype)
+        return dtype, self.has_alpha, self.to_name(), bias_dtype
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class W4A16Key(SimtKey):
     and the dtype of a bias.
     """
 
+    KERNEL = "w4a16.W4A16Kernel"
     dtype: torch.dtype
     out_dtype: torch.dtype
     has_alpha: bool
@@ -193,8 +195,7 @@ class W4A16Key(SimtKey):
     b_format: BlockFormat = NVFP4
     bias_dtype: torch.dtype | None = None
 
-    def to_name(self) -> str:
-        """Readable, unique; the kernel's symbol starts with it."""
+    def _name(self) -> str:
         dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
         options = "_alpha" * self.has_alpha + bias_suffix(self.bias_dtype)
         return f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{options}"
@@ -211,17 +212,7 @@ class W4A16Key(SimtKey):
             most_tokens = 0 if needs_all else 8
         return simt.w4a16_blocks_per_sm(self.tokens, weights.element.bits, most_tokens)
 
-    def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile."""
-        from nvfp4_cute.kernels.simt.w4a16 import W4A16Kernel
-
-        return W4A16Kernel(
-            self.dtype == torch.bfloat16,
-            cutlass_dtype(self.out_dtype),
-            self.has_alpha,
-            self.tokens,
-            self.blocks_per_sm,
-            self.to_name(),
-            self.b_format,
-            cutlass_dtype(self.bias_dtype),
-        )
+    def _arguments(self) -> tuple[Any, ...]:
+        dtype, bias_dtype = map(cutlass_dtype, (self.out_dtype, self.bias_dtype))
+        given = (self.dtype == torch.bfloat16, dtype, self.has_alpha, self.tokens, self.blocks_per_sm)
+        return *given, self.to_name(), self.b_format, bias_dtype
