@@ -1,1 +1,1 @@
-"""From a checked problem to a launch: plan, prepared call, workspace, tuned configurations."""
+"""Turns checked problems into launches: plans, prepared calls, workspaces, tuned configs."""

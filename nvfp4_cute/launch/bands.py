@@ -1,8 +1,8 @@
-"""Large groups of a list in bands of rows, each a group to the kernel: what a band has of ``a`` stays in L2.
+"""Divides large groups of a list into bands of rows, each a group to the kernel, so that a band's part of ``a`` stays in L2.
 
-Tiles along M follow each other (``planning.schedule``): a tile of ``b`` crosses device memory once, and ``a`` is read again for
-every column of tiles. Where L2 does not hold ``a``, that is from device memory: 16384^3 then takes 19 % of its speed of light on
-a GB10. In bands ``b`` is read once a band instead.
+Tiles along M follow each other (``planning.schedule``), so a tile of ``b`` crosses device memory once, and ``a`` is read again
+for every column of tiles. If ``a`` does not fit in L2, it is read from device memory each time; 16384^3 then takes 19 % of its
+speed of light on a GB10. With bands, ``b`` is read once per band instead.
 """
 
 from collections.abc import Iterator
@@ -20,21 +20,21 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 
 COUNTS = (2, 4, 8, 16)
-"""Bands of a group; few numbers, since a kernel is compiled for each number of groups."""
+"""Possible numbers of bands per group; few, because a kernel is compiled for each number of groups."""
 ROWS = 512
-"""A band has a multiple of: whole tiles of every config, and whole scale blocks."""
+"""Rows per band are a multiple of this: whole tiles of every config, and whole scale blocks."""
 L2_SHARE = 0.5
-"""Of L2, what a band's rows may take: beside them tiles of ``b`` pass, and results."""
+"""Largest fraction of L2 for a band's rows; tiles of ``b`` and results need the rest."""
 LEAST_GAIN = 1.25
-"""By how much bands have to lessen the traffic."""
+"""Smallest factor by which bands must reduce the traffic."""
 NEVER = ("sm_90a",)
-"""Architectures without bands: what was measured there is without, and decoding bounds large groups."""
+"""Architectures without bands: measurements there did not use them, and dequantization bounds large groups."""
 
 
 def divided(
     problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig, gpu: Gpu
 ) -> tuple[GroupedProblem, GroupedOperands]:
-    """The problem and its operands as a kernel takes them: views, ``owners`` among them; the same where bands gain nothing."""
+    """Returns the problem and its operands as views in bands, with ``owners``; unchanged if bands gain nothing."""
     rows = _rows_of_bands(problem, operands, config, gpu)
     if all(one >= m for one, (m, _, _) in zip(rows, problem.sizes, strict=True)):
         return problem, operands
@@ -63,7 +63,7 @@ def divided(
 def _rows_of_bands(
     problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig, gpu: Gpu
 ) -> list[int]:
-    """Of every group: rows of a band, or all."""
+    """Returns the rows per band for every group; all of its rows if it is not divided."""
     all_rows = [m for m, _, _ in problem.sizes]
     l2_bytes = next((target.l2_bytes for target in targets.TARGETS if target.name == gpu.name), None)
     if (
@@ -102,7 +102,7 @@ def _rows(
 
 
 def _parts(m: int, rows: int) -> Iterator[tuple[int, int]]:
-    """First row and rows of every band; one without rows for a group without."""
+    """Iterates over first row and number of rows of every band; a group without rows has one band without rows."""
     for start in range(0, max(m, 1), max(rows, 1)):
         yield start, min(rows, m - start)
 
@@ -114,5 +114,5 @@ def _rows_of(x: Operand, start: int, count: int) -> Operand:
 
 
 def _blocks_of(scale: torch.Tensor, fmt: BlockFormat, k: int, first: int, count: int) -> torch.Tensor:
-    """Rows of atoms of blocked scales."""
+    """Returns rows of atoms of blocked scales."""
     return scale.narrow(-1, first * fmt.atom_row_bytes(k), count * fmt.atom_row_bytes(k))

@@ -1,4 +1,4 @@
-"""The tensors of a launch over groups: what they are called, and where in its table their addresses go."""
+"""The tensors of a launch over groups: their names, and the places of their addresses in the launch table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from nvfp4_cute.problem import GroupedProblem
 
 
 class Entry(NamedTuple):
-    """A tensor of a launch: what messages call it, whether it is written, and where its address goes.
+    """A tensor of a launch: its name in messages, whether it is written, and the place of its address.
 
-    ``column`` is of the header, or of the row of ``group``.
+    ``column`` is a column of the header, or of the row of ``group``.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 
 def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entry]:
-    """Every tensor, inputs in the order of the operation's arguments, then outputs."""
+    """Iterates over all tensors: inputs in the order of the operation's arguments, then outputs."""
     is_listed = problem.form == "list"
 
     def side(
@@ -58,10 +58,12 @@ def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entr
 
 
 def address_places(operands: GroupedOperands, problem: GroupedProblem, described: Sequence[int]) -> list[int]:
-    """Where in the flat launch table addresses go: of what :func:`entries` names, in its order.
+    """Returns the places of addresses in the flat launch table, in the order of :func:`entries`.
 
     Args:
-        described: the groups with a row of the table each, in the order of rows: all of a list, the one of all groups.
+        operands, problem: the checked operands.
+        described: the groups with a row of the table each, in the order of rows: all groups of a list, or the one entry for
+            all.
     """
     row_of = {g: 1 + slot for slot, g in enumerate(described)}
     return [
@@ -72,27 +74,27 @@ def address_places(operands: GroupedOperands, problem: GroupedProblem, described
 
 @dataclass(frozen=True, eq=False)
 class GroupsTask:
-    """What tasks (``task.Task``) of checked operands of groups have in common."""
+    """Base of tasks (``task.Task``) with checked operands of groups."""
 
     problem: GroupedProblem
     operands: GroupedOperands
 
     @property
     def device(self) -> torch.device:
-        """The device of the operands."""
+        """Device of the operands of all groups."""
         return self.operands.device
 
     @property
     def is_empty(self) -> bool:
-        """Whether there can be no work, whatever sizes the device knows."""
+        """Returns whether there is no work, whatever sizes the device has."""
         return not any(out.numel() for out in self.operands.out)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
+        """Iterates over name, tensor, and whether it is written: inputs in the order of arguments, then outputs."""
         return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
 
     def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and bytes of every operand that a tensor map describes."""
+        """Iterates over name and bytes of every operand of groups that a tensor map describes."""
         operands = self.operands
         rows = {id(x.data) for side in (operands.a, operands.b, operands.b2) for x in side}
         rows.update(map(id, operands.activations))

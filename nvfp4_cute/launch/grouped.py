@@ -1,4 +1,4 @@
-"""A grouped GEMM of any form as a task: list, ragged, masked, batched, and the layers of a chain."""
+"""A grouped GEMM of any form as a task: list, ragged, masked, batched, or the layers of a chain."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_refer
 
 
 class Rows(NamedTuple):
-    """Where a group's rows are: in batch ``batch`` of the entry ``entry``, from ``start`` to ``end``; its first scale block."""
+    """Location of a group's rows: ``start`` to ``end`` of batch ``batch`` in entry ``entry``, and its first scale block."""
 
     entry: int
     batch: int
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GroupedTask(GroupsTask):
-    """One launch of a grouped GEMM (``task.Task``). Where ``config`` is None, the launch takes what suits the GPU."""
+    """One launch of a grouped GEMM (``task.Task``). ``config=None`` uses the tuned or estimated config for the GPU."""
 
     config: KernelConfig | None = None
 
@@ -55,23 +55,26 @@ class GroupedTask(GroupsTask):
         early_weights: bool,
         scale_layout: ScaleLayout,
     ) -> "GroupedTask":
-        """The task with the caller's promise ``early_weights``.
+        """Makes the task with the caller's promise ``early_weights``.
 
-        Scales that are not blocked are converted by a launch right before, which early loads would not wait for: beside them the
-        promise is dropped.
+        A launch converts scales that are not blocked right before. Early loads would not wait for it, so the promise is then
+        dropped.
         """
         is_early = early_weights and scale_layout == "blocked"
         return cls(replace(problem, early_weights=is_early), operands, config)
 
     def config_on(self, gpu: Gpu) -> KernelConfig:
-        """The caller's config, or what tuning found, or what is chosen by estimate."""
+        """Returns the caller's config, the tuned one, or an estimate, in this order."""
         if self.config is not None:
             return self.config
         config = tuned.find(self.problem, gpu, lambda tried: replace(self, config=tried).key(gpu))
         return config or config_of(self.problem, gpu.arch, gpu.num_sms)
 
     def key(self, gpu: Gpu) -> KernelKey:
-        """What to compile, in bands where the launch is. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        """Returns the kernel key, with bands if the launch has them.
+
+        Raises UnsupportedTarget, UnsupportedProblem or ConfigError.
+        """
         problem, config = self.problem, self.config_on(gpu)
         if problem.form in ("ragged", "masked"):
             a, b = self.operands.a[0], self.operands.b[0]
@@ -83,19 +86,20 @@ class GroupedTask(GroupsTask):
         return key_of(divided(problem, self.operands, config, gpu)[0], gpu.arch, config)
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
-        """Plan and compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        """Plans and compiles for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         self.key(gpu)
         config, align_bytes = self.config_on(gpu), self._check_padded(gpu)
         problem, operands = divided(self.problem, self.operands, config, gpu)
-        # A plan that is remembered asks for no kernel.
+        # Bypasses the cache while planning, because a cached plan would not ask for its kernel.
         make = make_plan.__wrapped__ if is_planning() else make_plan
         plan = make(problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
         table, places = plan.table(operands), plan.address_places(operands)
         return Launch(plan.kernel, table, places, plan, align_bytes, frozenset({int(Header.BIAS)}), operands)
 
     def _check_padded(self, gpu: Gpu) -> int:
-        """Alignment in bytes of operands. Raises UnsupportedProblem for 4-bit ones that TMA cannot pad to bytes where MMAs ask
-        for that (``cuTensorMapEncodeTiled``, CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B).
+        """Returns the alignment of operands in bytes. Raises UnsupportedProblem for 4-bit operands that TMA cannot unpack.
+
+        Some MMAs need elements padded to bytes (``cuTensorMapEncodeTiled``, CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B).
         """
         mma, operands = mma_of(gpu.arch, self.problem), self.operands
         sides = (("a", operands.a), ("b", operands.b), ("b2", operands.b2))
@@ -113,7 +117,7 @@ class GroupedTask(GroupsTask):
         return PADDED_ALIGN_BYTES if padded else TMA_ALIGN_BYTES
 
     def groups(self) -> Iterator[Rows]:
-        """Where every group is, clipped to the rows that there are. Reads the sizes that the device knows."""
+        """Iterates over the locations of all groups, clipped to the existing rows. Reads sizes from the device."""
         operands, form = self.operands, self.problem.form
         if form == "list":
             for g, x in enumerate(operands.a):
@@ -130,7 +134,7 @@ class GroupedTask(GroupsTask):
             yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
 
     def reference(self) -> None:
-        """Every group in float64, rounded as ``reference`` says; quantized results are made of float32 ones."""
+        """Computes every group in float64, rounded like ``reference``; quantizes float32 results where needed."""
         operands, is_listed = self.operands, self.problem.form == "list"
         for g, rows in enumerate(self.groups()):
             a = operands.a[rows.entry]

@@ -1,4 +1,4 @@
-"""Plan: a grouped GEMM ready to launch. It holds the compiled kernel and the schedule, never data."""
+"""``Plan``: a grouped GEMM ready to launch, with the compiled kernel and the schedule, but without data."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,14 +23,14 @@ from nvfp4_cute.problem import GroupedProblem
 
 @dataclass(frozen=True)
 class Plan:
-    """How one problem is launched: reusable for any operands of the same sizes.
+    """How one problem is launched; reusable for any operands of the same sizes.
 
     Attributes:
         problem: sizes and types.
-        schedule: tiles of all groups; its slot order is the order of every list in the launch. None where the device knows
-            the sizes.
-        kernel: the compiled code, shared by all problems with as many groups.
-        num_clusters: to launch: no more than there are tiles, unless K tiles are dealt.
+        schedule: tiles of all groups. Its slot order is the order of every list in the launch. None if the sizes are on the
+            device.
+        kernel: the compiled code, shared by all problems with the same number of groups.
+        num_clusters: number of clusters to launch, at most the number of tiles unless K tiles are distributed.
     """
 
     problem: GroupedProblem
@@ -40,11 +40,11 @@ class Plan:
 
     @property
     def _described(self) -> tuple[int, ...]:
-        """The entries with a row of the table each, in the order of rows: all of a list, the one of all groups."""
+        """Returns the entries with a row of the table each, in the order of rows: all of a list, or the one for all groups."""
         return self.schedule.order if self.schedule is not None and self.problem.form == "list" else (0,)
 
     def table(self, operands: GroupedOperands) -> np.ndarray:
-        """The launch table (``launch_table``) for these operands."""
+        """Returns the launch table (``launch_table``) for these operands."""
         problem, config = self.problem, self.kernel.key.config
         described, mma = self._described, mma_of(self.kernel.key.arch, problem)
         table = np.zeros((1 + len(described), NUM_COLUMNS), np.int64)
@@ -73,11 +73,11 @@ class Plan:
         return table
 
     def address_places(self, operands: GroupedOperands) -> list[int]:
-        """Where in the flat launch table addresses go: of what :func:`entries` names, in its order."""
+        """Returns the places of addresses in the flat launch table of this plan."""
         return address_places(operands, self.problem, self._described)
 
     def launch(self, operands: GroupedOperands, stream: int = 0) -> None:
-        """Enqueue the kernel on a stream of the operands' device; a problem without tiles is a no-op."""
+        """Enqueues the kernel on a stream of the operands' device. Does nothing for a problem without tiles."""
         if self.schedule is None or self.schedule.num_tiles:
             launch = Launch(self.kernel, self.table(operands), self.address_places(operands), self)
             _held = launch.attach(operands.device, stream)
@@ -85,13 +85,13 @@ class Plan:
 
 
 def mma_of(arch: str, problem: GroupedProblem) -> base.Mma:
-    """How tensor cores multiply a problem's operands."""
+    """Returns the MMA with which tensor cores multiply a problem's operands."""
     formats = problem.a_format, problem.b_format
     return family_of(arch, formats).MMA[formats]
 
 
 def _extents(a: Operand, b: Operand, b2: Operand | None, mma: base.Mma) -> dict[Group, int]:
-    """Pitches and extents, in elements, and scale blocks. What is never used has to be well formed, too."""
+    """Returns pitches and extents, in elements, and scale blocks. Unused ones also have to be well formed."""
     row_blocks = [max(x.scale.numel() // (x.atom_row_bytes * x.batches), 1) for x in (a, b)]
     found = {
         Group.M: max(a.rows, 1),
@@ -116,20 +116,20 @@ def _batch_pitch(x: Operand, mma: base.Mma) -> int:
 
 
 def most_tiles_m(operands: GroupedOperands, problem: GroupedProblem, config: KernelConfig) -> int:
-    """Tiles along M that groups on the device have at most: where ragged, every group but one may end a tile early."""
+    """Returns an upper bound of the tiles along M of groups on the device; ragged groups may each end in a partial tile."""
     (a,) = operands.a
     further = problem.num_groups - 1 if problem.form == "ragged" else 0
     return a.batches * -(-a.rows // config.work_tile_mnk[0]) + further
 
 
 def most_tiles(operands: GroupedOperands, problem: GroupedProblem, config: KernelConfig) -> int:
-    """The same of tiles."""
+    """Returns an upper bound of all tiles of groups on the device."""
     return most_tiles_m(operands, problem, config) * -(-operands.b[0].rows // config.work_tile_mnk[1])
 
 
 @lru_cache(maxsize=1024)
 def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig:
-    """The config that is chosen for a problem by estimate, which takes milliseconds: remembered by all of its arguments.
+    """Returns the config that is estimated for a problem, cached because the estimate takes milliseconds.
 
     Raises UnsupportedTarget for ``arch`` without a kernel.
     """
@@ -137,7 +137,7 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig
         out_format, is_ragged = problem.out_format, problem.form == "ragged"
         formats, sizes = (problem.a_format, problem.b_format), (problem.num_groups, problem.sizes[0])
         return config_for_mean(arch, sm_count, *sizes, problem.gate, out_format, is_ragged, formats)
-    # Layers of a chain follow each other: what suits one suits all.
+    # Layers of a chain run one after the other, so the best config for one is the best for all.
     return choose_config(
         replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count
     )
@@ -152,18 +152,19 @@ def make_plan(
     *,
     for_emulator: bool = False,
 ) -> Plan:
-    """Choose, compile (or find) and schedule; a plan is remembered by all of its arguments.
+    """Chooses a config, compiles or finds the kernel, and makes the schedule. Plans are cached by all arguments.
 
     Args:
-        problem: of any form; a batched one becomes a list where there is one batch.
+        problem: a problem of any form; a batched one with one batch becomes a list.
         arch: target such as ``sm_100a``.
-        sm_count: SMs of the device: the number of persistent CTAs unless ``config`` says otherwise.
-        config: tile shape and pipeline depths; None has the family choose.
+        sm_count: SMs of the device; also the number of persistent CTAs unless ``config`` has another one.
+        config: tile shape and pipeline depths; None lets the family choose.
         for_emulator: whether the launch goes to the emulator.
 
     Raises:
-        UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
-        UnsupportedProblem: more groups than kernel parameters hold, or more work than ``stream_k`` counts.
+        UnsupportedTarget: ``arch`` has no kernel.
+        ConfigError: ``config`` cannot be built.
+        UnsupportedProblem: there are more groups than kernel parameters can hold, or more work than ``stream_k`` can count.
     """
     problem = _as_launched(problem)
     config = config or config_of(problem, arch, sm_count)
@@ -179,7 +180,7 @@ def make_plan(
 
 
 def key_of(problem: GroupedProblem, arch: str, config: KernelConfig) -> KernelKey:
-    """What a launch of ``problem`` compiles with a config. Raises as :func:`make_plan`, but for work of sizes on the device."""
+    """Returns the key of a problem's kernel. Raises as :func:`make_plan` does, except for work of sizes on the device."""
     problem = _as_launched(problem)
     if problem.form == "list":
         check_list_groups(problem.num_groups, problem.num_b, problem.out_format is not None)
@@ -193,17 +194,18 @@ def key_of(problem: GroupedProblem, arch: str, config: KernelConfig) -> KernelKe
 
 
 def _as_launched(problem: GroupedProblem) -> GroupedProblem:
-    """One batch is a list of one group."""
+    """Converts a single batch to a list with one group."""
     if problem.form == "batched" and problem.num_groups == 1:
         return replace(problem, form="list")
     return problem
 
 
 def check_list_groups(num_groups: int, num_b: int = 1, is_quantized: bool = False) -> None:
-    """Raises UnsupportedProblem for more groups of the list form than kernel parameters hold.
+    """Raises UnsupportedProblem for more groups of the list form than kernel parameters can hold.
 
     Args:
-        num_b, is_quantized: as of ``base.max_list_groups``.
+        num_groups: number of groups.
+        num_b, is_quantized: see ``base.max_list_groups``.
     """
     max_groups = base.max_list_groups(num_b, is_quantized)
     if num_groups > max_groups:

@@ -1,12 +1,12 @@
-"""Calls that were checked once: the next call with operands of the same kind only looks at addresses.
+"""Prepared calls: a repeated call with operands of the same kind skips all checks except those of addresses.
 
-A thread compares a call first with the last one of the same settings, which torch does in native code where it has the
-means (``TensorGuards``, those of torch.compile); only then it works out a signature.
+A thread first compares a call with recent calls of the same settings. torch does this in native code if it has
+``TensorGuards``, those of torch.compile. Only if none matches, the thread computes a signature.
 
-Everything that the checks of an operation depend on, but for addresses, is the *signature* of a call: dtypes, shapes,
-strides, devices, and the arguments that are no tensors. A signature that passed them is remembered, each thread its own,
-with the kernel and its launch table; a later call fills in addresses after checking their alignment and that no output
-touches another tensor. Whatever is unusual takes the long way again.
+The *signature* of a call contains everything on which the checks depend except addresses: dtypes, shapes, strides, devices, and
+arguments that are not tensors. Each thread remembers the signatures that passed, with kernel and launch table. A later call
+fills in addresses after checking their alignment, and that no output overlaps another tensor. Unusual calls run all checks
+again.
 """
 
 import struct
@@ -26,34 +26,34 @@ from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands import tensor_map_fault
 from nvfp4_cute.operands.group_sizes import is_debugging
 from nvfp4_cute.operands.overlap import span_bytes
-from nvfp4_cute.private_api import TensorGuards  # None: signatures alone do the same
+from nvfp4_cute.private_api import TensorGuards  # None: signatures are used alone
 
 MAX_PREPARED = 1024
-# Calls of the same settings that are compared before a signature is worked out, such as the layers of a model.
+# Number of calls of the same settings, such as layers of a model, that are compared before a signature is computed.
 MAX_RECENT = 8
-# Lists of addresses that a call need not look at again.
+# Number of accepted lists of addresses that a call remembers.
 MAX_ACCEPTED = 256
-# New outputs in one allocation start this far apart at least: a line of L2.
+# Distance of new outputs that share an allocation: at least a line of L2.
 OUT_ALIGN_BYTES = 128
-# map() over these is the cheapest way to ask many tensors the same.
+# map() over these is the fastest way to query many tensors.
 _dtype, _shape, _requires_grad = attrgetter("dtype"), attrgetter("shape"), attrgetter("requires_grad")
 _stride, _get_device, _data_ptr = torch.Tensor.stride, torch.Tensor.get_device, torch.Tensor.data_ptr
 _layout, _is_neg = attrgetter("layout"), torch.Tensor.is_neg
 
 
 class Launchable(Protocol):
-    """What was prepared for a signature: one launch, or several."""
+    """One launch, or several, prepared for a signature."""
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
-        """As of PreparedCall."""
+        """Enqueues with other tensors; see :meth:`PreparedCall.try_launch`."""
 
 
 class _OfThread(threading.local):
-    """What a thread has prepared.
+    """Prepared calls of a thread.
 
     Attributes:
         calls: by signature.
-        recent: by settings: the latest calls, each with the guards that know its tensors.
+        recent: by settings, the latest calls with the guards that recognize their tensors.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,13 @@ _local = _OfThread()
 
 
 class Addresses:
-    """Those of a call's tensors, in launch tables: written where they have changed, unless they are refused.
+    """Addresses of a repeated call's tensors. Rewrites the launch table only when they change and are acceptable.
 
     Args:
-        table: flat, int64. places: in it, with the number of the tensor whose address is there, and bytes from its beginning.
-        low_bits: of every tensor, address bits that must be zero. is_filled: of every tensor, whether it has elements.
+        table: flat, int64.
+        places: places in the table, each with the number of the tensor whose address it holds and an offset in bytes.
+        low_bits: per tensor, address bits that must be zero.
+        is_filled: per tensor, whether it has elements.
     """
 
     def __init__(
@@ -85,19 +87,19 @@ class Addresses:
         """Bytes of the addresses, in the order of the tensors."""
         self._low_bits = int.from_bytes(self.pack(*low_bits), "little")
         self._is_filled = np.array(is_filled, bool)
-        # Those in the table, as bytes, and those that were found in order, whatever tensors had them.
+        # Bytes of the addresses in the table, and the lists of addresses that were accepted before.
         self._written = b""
         self._accepted: set[bytes] = set()
 
     def write(self, packed: bytes, are_refused: Callable[[np.ndarray], bool] | None) -> bool:
-        """Have the table hold what ``pack`` gave; False where an address is odd, is 0 of what has elements, or is refused."""
+        """Writes the addresses that ``pack`` returned. Returns False for unaligned, missing, or refused addresses."""
         if packed == self._written:
             return True
         addresses = np.frombuffer(packed, np.int64)
         if packed not in self._accepted:
             if int.from_bytes(packed, "little") & self._low_bits or (are_refused and are_refused(addresses)):
                 return False
-            if not addresses[self._is_filled].all():  # memory was given back: the long way says so
+            if not addresses[self._is_filled].all():  # memory was freed; the checks report it
                 return False
             if len(self._accepted) >= MAX_ACCEPTED:
                 self._accepted.clear()
@@ -108,13 +110,16 @@ class Addresses:
 
 
 class PreparedCall:
-    """What is fixed by a signature, ready to be launched on other addresses. Of one thread: its table is rewritten.
+    """Everything that a signature fixes, ready to launch with other addresses.
+
+    Belongs to one thread, since its table is rewritten.
 
     Attributes:
-        table: the launch table, flat. function: host code that reads it. workspace_bytes: that a launch needs,
-            which has counters where ``has_counters``.
-        places: of addresses in the table. low_bits: of the tensors' addresses, as ``Addresses`` takes both.
-        new_outs: makes outputs like the checked call's, not initialised.
+        table: the flat launch table.
+        function: host code that reads the table.
+        workspace_bytes: size of the workspace of a launch, which has counters if ``has_counters``.
+        places, low_bits: see ``Addresses``.
+        new_outs: allocates outputs like those of the checked call.
     """
 
     def __init__(
@@ -124,13 +129,13 @@ class PreparedCall:
         num_outs: int,
         parts: "Mapping[int, Part] | None" = None,
     ):
-        """Keep what a checked call has worked out.
+        """Stores the results of a checked call.
 
         Args:
-            launch: the checked call's, whose table this may write to.
-            tensors: what the checked call read and wrote, in the order of the launch's places, the outputs last.
-            num_outs: how many of them are outputs.
-            parts: places of the table that are no tensor's, with what is there (:func:`parts_of`).
+            launch: the launch of the checked call, whose table may be rewritten.
+            tensors: tensors of the checked call in the order of the launch's places, the outputs last.
+            num_outs: number of outputs.
+            parts: contents of the places of the table that hold no tensor's address (:func:`parts_of`).
         """
         self.table = launch.table.reshape(-1)
         self.function = launch.kernel.function
@@ -146,7 +151,7 @@ class PreparedCall:
         self.new_outs = _allocator(tensors[self._first_out :])
         self._spans = np.array([span_bytes(t) for t in tensors])
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
-        # Operands are bytes, or 16-bit rows, that are read 16 bytes at a time; all else has its natural alignment.
+        # Operands, as bytes or 16-bit rows, are read 16 bytes at a time. Other tensors need the alignment of their elements.
         sizes = [t.element_size() for t in tensors]
         natural = {place.tensor for place in self.places if place.place in launch.natural}
         natural.update(i for i, size in enumerate(sizes) if size > (2 if i < self._first_out else 1))
@@ -157,10 +162,10 @@ class PreparedCall:
         self._addresses = Addresses(self.table, self.places, self.low_bits, self._spans > 0)
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
-        """Enqueue with other tensors of the same kind. Returns the outputs; None where the long way has to decide.
+        """Enqueues with other tensors of the same kind. Returns the outputs, or None if all checks have to run.
 
         Args:
-            inputs, outs: tensors, as :func:`lookup` was given them; without ``outs``, new ones are made.
+            inputs, outs: tensors as passed to :func:`lookup`; without ``outs``, new ones are allocated.
         """
         results = outs or self.new_outs()
         if not self.take(inputs + results, own_out=bool(outs)):
@@ -169,23 +174,23 @@ class PreparedCall:
         return results
 
     def take(self, tensors: Sequence[torch.Tensor], own_out: bool) -> bool:
-        """Write addresses into the table, unless they are refused: odd ones, or outputs that touch another tensor.
+        """Writes addresses into the table. Returns False for unaligned addresses, and for outputs that overlap another tensor.
 
         Args:
-            tensors: like those of the checked call, the outputs last.
-            own_out: False where the outputs are new, and touch nothing; the same in every call.
+            tensors: tensors like those of the checked call, the outputs last.
+            own_out: False if the outputs are new, and so overlap nothing; the same in every call.
         """
         addresses = self._addresses
         return addresses.write(addresses.pack(*map(_data_ptr, tensors)), self._touch if own_out else None)
 
     def _touch(self, addresses: np.ndarray) -> bool:
-        # Rows may interleave without touching; that is for the long way to decide. An output touches itself.
+        # Compares spans. Interleaved rows, which do not overlap, are left to the checks. Every output overlaps itself.
         ends = addresses + self._spans
         touching = (addresses[self._first_out :, None] < ends) & (addresses < ends[self._first_out :, None])
         return np.count_nonzero(touching) != self._num_filled_outs
 
     def launch(self) -> None:
-        """Enqueue on the current stream of the tensors' device."""
+        """Enqueues on the current stream of the tensors' device."""
         index = self._device.index
         stream = private_api.current_stream(index)
         if private_api.current_device() == index:
@@ -202,17 +207,17 @@ class PreparedCall:
 
 
 def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """A function that makes tensors like ``outs``: more than two of one dtype in one allocation.
+    """Returns a function that allocates tensors like ``outs``, more than two of one dtype in one allocation.
 
-    An allocation takes the host half as long as a launch. What comes of ``unsafe_split`` is no view to autograd: a caller
-    may go on computing with one output in place, and the others do not know.
+    An allocation takes the host half as long as a launch. To autograd, results of ``unsafe_split`` are not views, so a caller
+    can modify one output in place without affecting the others.
     """
     first = outs[0]
     layouts = [(t.shape, t.stride()) for t in outs]
-    new = first.new_empty(0)  # cheaper than torch.empty, which parses its options anew every time
+    new = first.new_empty(0)  # cheaper than torch.empty, which parses its options in every call
     if len(outs) <= 2 or any(t.dtype != first.dtype for t in outs):
         makers = [t.new_empty(0).new_empty_strided for t in outs]
-        return lambda: [make(*layout) for make, layout in zip(makers, layouts)]  # noqa: B905, as many
+        return lambda: [make(*layout) for make, layout in zip(makers, layouts)]  # noqa: B905, equally long
     split = torch.unsafe_split_with_sizes
     row = first.shape[1:]
     are_rows = all(t.ndim and t.shape[1:] == row and t.is_contiguous() for t in outs)
@@ -230,24 +235,24 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
 
 
 def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, Launchable | None]:
-    """Signature of a call and what was prepared for it. Without the signature where a recent call had the same.
+    """Returns the signature of a call and what was prepared for it. Returns no signature if a recent call matches.
 
-    Neither inside of ``group_sizes.debug``, where every call is checked.
+    Returns None for both inside of ``group_sizes.debug``, where every call is checked.
 
     Args:
-        tensors, settings: as :func:`signature` takes them.
+        tensors, settings: see :func:`signature`.
     """
     if is_debugging():
         return None, None
     kind: tuple = (*settings, env.backend(), len(tensors))
     known = {id(tensor): tensor for tensor in tensors}
     different = tensors
-    if len(known) < len(tensors):  # guards refuse a tensor that comes twice
+    if len(known) < len(tensors):  # guards refuse a tensor that occurs twice
         different, numbers = [*known.values()], {one: number for number, one in enumerate(known)}
         kind += tuple(numbers[id(tensor)] for tensor in tensors)
     try:
         recent = _local.recent.get(kind, ())
-    except TypeError:  # a setting that is not hashable: the checks say what is wrong
+    except TypeError:  # a setting cannot be hashed; the checks will report it
         return None, None
     for guards, call in recent:
         if guards.check(*different):
@@ -260,7 +265,7 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
 
 
 def guards_of(tensors: Sequence[torch.Tensor]) -> Any:
-    """What tells tensors of the same kind from others: as much as a signature, and whether gradients are recorded."""
+    """Returns guards that recognize tensors of the same kind: like a signature, and whether gradients are recorded."""
     return TensorGuards(
         *tensors,
         dynamic_dims_sizes=[list(t.shape) for t in tensors],
@@ -269,11 +274,11 @@ def guards_of(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
-    """Hashable; None where an entry is no tensor, or has a gradient to follow.
+    """Returns a hashable signature; None if an entry is not a tensor or requires a gradient.
 
     Args:
-        tensors: all operands, and outputs where the caller gives them.
-        settings: everything else that decides how the call is made, counts of operands included.
+        tensors: all operands, and outputs if the caller passed them.
+        settings: everything else that affects the call, including numbers of operands.
     """
     try:
         if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
@@ -285,7 +290,7 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
             *map(_shape, tensors),
             *map(_stride, tensors),
             *map(_get_device, tensors),
-            # Tensors of other kinds are refused, or take the long way.
+            # Tensors of other kinds are refused, or run all checks.
             *map(type, tensors),
             *map(_layout, tensors),
             *map(_is_neg, tensors),
@@ -295,10 +300,9 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
 
 
 def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> None:
-    """Keep a call that passed its checks, as PreparedCall takes it.
+    """Stores a call that passed its checks as a PreparedCall.
 
-    One whose table holds other addresses than its tensors' and those of their parts, since some were converted on the way, is not
-    kept, nor one whose addresses a ``tensor_map_fault`` looks at.
+    Skips calls whose table holds addresses of converted tensors, and calls whose addresses ``tensor_map_fault`` checks.
     """
     parts = parts_of(launch, tensors)
     if parts is None or tensor_map_fault.concerns(list(tensors)):
@@ -307,7 +311,7 @@ def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_ou
 
 
 def keep(key: tuple, call: Launchable) -> None:
-    """Have ``lookup`` find it; the oldest is forgotten when there are ``MAX_PREPARED``."""
+    """Makes ``lookup`` find the call. Drops the oldest one if there are ``MAX_PREPARED``."""
     calls = _local.calls
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
@@ -315,7 +319,7 @@ def keep(key: tuple, call: Launchable) -> None:
 
 
 class Place(NamedTuple):
-    """Of a launch table: the number of the tensor whose address is there, and bytes from its beginning."""
+    """A place in a launch table: the number of the tensor whose address it holds, and an offset in bytes."""
 
     place: int
     tensor: int
@@ -323,16 +327,16 @@ class Place(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Where a tensor lies that the call was not given: bytes from the beginning of one that it was, by index."""
+    """Location of a tensor inside a tensor of the call: the latter's index, and an offset in bytes."""
 
     tensor: int
     offset: int
 
 
 def parts_of(launch: Launch, tensors: Sequence[torch.Tensor]) -> dict[int, Part] | None:
-    """By place, what lies inside a tensor of the call, such as the second half of concatenated weights, or a band of rows.
+    """Returns, by place, the tensors inside a tensor of the call, such as a half of concatenated weights, or a band of rows.
 
-    None where a place has neither the address of the next tensor, nor one inside exactly one tensor before it.
+    Returns None if a place holds neither the address of the next tensor, nor one inside exactly one earlier tensor.
     """
     found: dict[int, Part] = {}
     begins = [*map(_data_ptr, tensors)]
@@ -351,10 +355,10 @@ def parts_of(launch: Launch, tensors: Sequence[torch.Tensor]) -> dict[int, Part]
 
 
 def forget() -> None:
-    """Prepare this thread's calls anew."""
+    """Drops this thread's prepared calls."""
     _local.calls, _local.recent = {}, {}
 
 
 def of_thread() -> dict[tuple, Launchable]:
-    """What this thread has prepared: the same dict until it forgets that."""
+    """Returns this thread's prepared calls: the same dict until :func:`forget`."""
     return _local.calls

@@ -1,4 +1,4 @@
-"""Prepared calls that follow each other, launched as one: tables are filled in together, and the result alone is allocated."""
+"""Prepared calls in a row, launched as one: their tables are filled in together, and only the result is allocated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,17 @@ from nvfp4_cute.launch.prepared import OUT_ALIGN_BYTES, Addresses, Place, Prepar
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.overlap import span_bytes
 
-# Memory between calls that is kept for the next chain; more is given back, for the host is not what long launches wait for.
+# Memory between calls that is kept for the next chain. Larger memory is freed; for long launches the allocation does not
+# matter.
 MAX_KEPT_BYTES = 4 << 20
-# Launch tables begin this many numbers apart, or a multiple: a line.
+# Launch tables begin at multiples of a cache line, in numbers.
 TABLE_ALIGN = 8
 _data_ptr = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True)
 class Made:
-    """A call that was launched as it was prepared: what it read, and new tensors that it wrote."""
+    """A prepared call that was launched, with the tensors that it read and the new ones that it wrote."""
 
     call: PreparedCall
     inputs: list[torch.Tensor]
@@ -31,15 +32,17 @@ class Made:
 
 
 class PreparedChain:
-    """Calls in a row, each of which reads what the chain was given and what calls before it wrote. Of one thread.
+    """Calls in a row, each of which reads the chain's inputs and results of earlier calls. Belongs to one thread.
 
-    What is written between the calls, and the workspace of each, lies in memory that the chains of a stream share
-    (``launch.workspace``): launches on a stream follow each other.
+    The results between calls, and the workspaces, are in memory that the chains of a stream share (``launch.workspace``),
+    because launches on a stream follow each other.
 
     Args:
-        inputs: what the chain was given when its calls were watched. made: the calls. result: what one of them wrote.
-        places: of each call, numbers of the tensors that it reads and writes among ``inputs`` and all that was written.
-        aliases: pairs of inputs whose addresses have to be the same, as they were.
+        inputs: the chain's inputs when its calls were recorded.
+        made: the calls.
+        result: the final result, written by one of them.
+        places: for each call, the numbers of its tensors among ``inputs`` and all written tensors.
+        aliases: pairs of inputs whose addresses were equal, and have to be equal.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class PreparedChain:
         places: Sequence[Sequence[int]],
         aliases: Sequence[tuple[int, int]],
     ):
-        # Numbers of the result, of the memory between, and of counters.
+        # Numbers of the result, of the memory between calls, and of counters.
         own, memory, counters = range(len(inputs), len(inputs) + 3)
         where, nbytes, spans = {number: (number, 0) for number in range(own)}, 0, {}
         for one, numbers in zip(made, places, strict=True):
@@ -92,9 +95,9 @@ class PreparedChain:
     def of(
         cls, inputs: Sequence[torch.Tensor], made: Sequence[Made], result: torch.Tensor
     ) -> "PreparedChain | None":
-        """The chain of calls that were watched; None where one reads anything else or writes to ``inputs``.
+        """Makes a chain of recorded calls; None if a call reads anything else or writes to ``inputs``.
 
-        Tensors are told apart by their addresses.
+        Tensors are identified by their addresses.
         """
         numbers: dict[int, int] = {}
         aliases = [
@@ -108,7 +111,7 @@ class PreparedChain:
             if any(number is None for number in read):
                 return None
             outs = []
-            for out in one.outs:  # one that a call before wrote to stays where it is
+            for out in one.outs:  # an output of an earlier call keeps its place
                 outs.append(numbers.setdefault(out.data_ptr(), written))
                 written += outs[-1] == written
             if any(number < len(inputs) for number in outs):
@@ -118,15 +121,16 @@ class PreparedChain:
         return cls(inputs, made, result, places, aliases) if is_written else None
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
-        """As of PreparedCall: the result alone; ``outs`` is empty."""
+        """Enqueues and returns only the result; ``outs`` is empty. See :meth:`PreparedCall.try_launch`."""
         result = self._new(*self._layout)
         return [result] if self.launch(inputs, result) else None
 
     def launch(self, inputs: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
-        """Enqueue with other tensors of the same kind; False where the long way has to decide.
+        """Enqueues with other tensors of the same kind; returns False if all checks have to run.
 
         Args:
-            result: new, of the chain's bytes, in any shape.
+            inputs: the chain's inputs.
+            result: new memory with the size of the chain's result, in any shape.
         """
         index = self._index
         if private_api.current_device() != index:

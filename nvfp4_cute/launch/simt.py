@@ -1,4 +1,4 @@
-"""Tasks of the kernels in ``kernels/simt``: products of few rows, and quantization."""
+"""Tasks of the kernels in ``kernels/simt``: products of few rows, quantization, global scales, dequantization."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ from nvfp4_cute.planning.arch.simt import (
 )
 from nvfp4_cute.reference import gemv_reference, grouped_gemm_reference, weight_only_reference
 
-# What a lane of the few-rows kernel takes of K.
+# Values of K that a lane of the few-rows kernel reads at a time.
 FEW_ROWS_K_STEP = 32
 
 
@@ -57,7 +57,7 @@ class ProductTask(TableTask):
     natural = ("bias",)
 
     def addresses(self) -> Addresses:
-        """Of ``a``, ``b``, their scales, ``alpha`` and ``out``."""
+        """Addresses of ``a``, ``b``, their scales, ``alpha`` and ``out``."""
         p, columns = self.product, self.columns
         a, b = p.a, p.b
         assert isinstance(a, Operand)
@@ -70,7 +70,7 @@ class ProductTask(TableTask):
         return operands | self._others()
 
     def _others(self) -> dict[str, tuple[IntEnum, torch.Tensor]]:
-        """Addresses of ``alpha``, ``bias`` and ``out``."""
+        """Returns the addresses of ``alpha``, ``bias`` and ``out``."""
         p, columns = self.product, self.columns
         named = {
             "alpha": (columns["ALPHA"], p.alpha),
@@ -80,7 +80,7 @@ class ProductTask(TableTask):
         return {name: (column, x) for name, (column, x) in named.items() if x is not None}
 
     def reference(self) -> None:
-        """Float64 sums, rounded once to fp32, times alpha, plus the bias, rounded to the output type."""
+        """Computes float64 sums, rounds once to fp32, applies alpha and bias, and rounds to the output type."""
         p = self.product
         for batch, out in enumerate(p.out):
             out.copy_(
@@ -90,7 +90,7 @@ class ProductTask(TableTask):
             )
 
     def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
-        """[M, N] of one batch."""
+        """Returns [M, N] of one batch."""
         a, b, dtype = self.product.a, self.product.b, self.product.out.dtype
         assert isinstance(a, Operand)
         sides = [a.data[batch]], [b.data[batch]], [a.scale[batch]], [b.scale[batch]]
@@ -101,31 +101,31 @@ class ProductTask(TableTask):
 
 
 class GemvTask(ProductTask):
-    """A matrix a times a vector b: out has one column. There is no bias, but of ``OneRowTask``."""
+    """A matrix a times a vector b, with one column in out. Only ``OneRowTask`` has a bias."""
 
     columns = Gemv
     bias_column = GemvBias.BIAS
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
-        """The matrix and the vector."""
+        """Returns a and b as matrix and vector."""
         assert isinstance(self.product.a, Operand)
         return self.product.a, self.product.b
 
     @property
     def out(self) -> torch.Tensor:
-        """[L, M]."""
+        """The result as [L, M]."""
         return self.product.out[:, :, 0]
 
     def key(self, gpu: Gpu) -> GemvKey:
-        """What to compile. Raises UnsupportedProblem for formats that the kernel does not multiply."""
+        """Returns the gemv kernel's key. Raises UnsupportedProblem for formats that it does not multiply."""
         matrix, vector = self.operands
         check_pair(f"{gpu.arch}: gemv", (matrix.format, vector.format), GEMV_PAIRS)
         p = self.product
         return GemvKey(gpu.arch, p.out.dtype, p.alpha is not None, p.bias_dtype)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.Gemv``."""
+        """Returns numbers for ``launch_table.Gemv``."""
         matrix, vector = self.operands
         return {
             Gemv.A_PITCH: matrix.data.stride(1) if matrix.rows > 1 else 0,
@@ -154,21 +154,21 @@ class GemvTask(ProductTask):
 
 
 class OneRowTask(GemvTask):
-    """``a`` of one row, of a ``gemm``, is the vector, ``b`` the matrix."""
+    """A ``gemm`` with one row in ``a``, computed as a gemv: ``a`` is the vector, ``b`` the matrix."""
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
-        """The matrix and the vector."""
+        """Returns b and a as matrix and vector."""
         assert isinstance(self.product.a, Operand)
         return self.product.b, self.product.a
 
     @property
     def out(self) -> torch.Tensor:
-        """[L, N]."""
+        """The result as [L, N]."""
         return self.product.out[:, 0]
 
     def addresses(self) -> Addresses:
-        """By the names of the gemm."""
+        """Addresses by the names of the gemm."""
         matrix, vector = self.operands
         operands: dict[str, tuple[IntEnum, torch.Tensor]] = {
             "a": (Gemv.B, vector.data),
@@ -183,18 +183,18 @@ class OneRowTask(GemvTask):
 
 
 class FewRowsTask(ProductTask):
-    """Eight rows a at most, times weights b."""
+    """At most eight rows in a, times weights b."""
 
     columns = FewRows
     bias_column = FewRows.BIAS
 
     def key(self, gpu: Gpu) -> FewRowsKey:
-        """What to compile."""
+        """Returns the few-rows kernel's key."""
         p = self.product
         return FewRowsKey(gpu.arch, p.out.dtype, p.alpha is not None, p.bias_dtype)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.FewRows``."""
+        """Returns numbers for ``launch_table.FewRows``."""
         p = self.product
         a, b = p.a, p.b
         assert isinstance(a, Operand)
@@ -218,13 +218,13 @@ class FewRowsTask(ProductTask):
 
 
 def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None:
-    """The task that computes a ``gemm`` faster than a GEMM does on a GPU; None where there is none for its operands."""
+    """Returns the task that computes a ``gemm`` faster than a GEMM kernel; None if there is none for its operands."""
     a, b = product.a, product.b
     assert isinstance(a, Operand)
     if (a.format, b.format) not in GEMV_PAIRS:
         return None
     if a.rows == 1 and is_gemv_for_one_row(gpu.arch):
-        # What the gemv's 32-bit offsets and grid do not reach stays with the GEMM.
+        # Products beyond the gemv's 32-bit offsets and grid stay with the GEMM.
         fits = (b.rows <= 1 or b.data.stride(1) <= MAX_PITCH) and b.batches <= MAX_BATCHES
         return OneRowTask(product) if fits else None
     if is_for_few_rows(gpu.arch, gpu.num_sms, a.rows, b.rows, b.batches) and b.k % FEW_ROWS_K_STEP == 0:
@@ -235,10 +235,10 @@ def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None
 def check_weights(
     arch: str, dtype: torch.dtype, b_format: BlockFormat, pairs: Iterable[tuple[None, BlockFormat]]
 ) -> None:
-    """Raises UnsupportedProblem where a kernel does not multiply 16-bit ``a`` of a dtype by weights of a format.
+    """Raises UnsupportedProblem unless a kernel multiplies 16-bit ``a`` in ``dtype`` by weights in ``b_format``.
 
     Args:
-        pairs: 16-bit ``a`` and formats of weights that there is a kernel for.
+        pairs: supported pairs of None, for 16-bit ``a``, and formats of weights.
     """
     check_pair(arch, (None, b_format), pairs)
     if dtype == torch.float16 and b_format.scale == UE8M0:
@@ -249,13 +249,13 @@ def check_weights(
 
 
 class W4A16Task(ProductTask):
-    """16-bit activations a [L, M, K] times 4-bit weights b."""
+    """16-bit activations a [L, M, K] times quantized weights b."""
 
     columns = W4A16
     bias_column = W4A16.BIAS
 
     def key(self, gpu: Gpu) -> W4A16Key:
-        """What to compile. Raises UnsupportedProblem for weights of a format that the kernel does not decode."""
+        """Returns the weight-only kernel's key. Raises UnsupportedProblem for weights that it does not dequantize."""
         p = self.product
         assert isinstance(p.a, torch.Tensor)
         check_weights(gpu.arch, p.a.dtype, p.b.format, W4A16_PAIRS)
@@ -264,7 +264,7 @@ class W4A16Task(ProductTask):
         return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, has_alpha, tokens, p.b.format, p.bias_dtype)
 
     def addresses(self) -> Addresses:
-        """``launch_table.W4A16``."""
+        """Addresses for ``launch_table.W4A16``."""
         p = self.product
         assert isinstance(p.a, torch.Tensor)
         operands: dict[str, tuple[IntEnum, torch.Tensor]] = {
@@ -275,7 +275,7 @@ class W4A16Task(ProductTask):
         return operands | self._others()
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.W4A16``."""
+        """Returns numbers for ``launch_table.W4A16``."""
         p = self.product
         x, b = p.a, p.b
         assert isinstance(x, torch.Tensor)
@@ -312,7 +312,7 @@ class W4A16Task(ProductTask):
 
 @dataclass(frozen=True, eq=False)
 class QuantizeTask(TableTask):
-    """A quantization, of one matrix or of groups of rows."""
+    """Quantizes one matrix, or groups of rows."""
 
     columns = Quantize
     written: ClassVar[tuple[str, ...]] = ("data", "scale")
@@ -321,11 +321,11 @@ class QuantizeTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no scales to write."""
+        """Returns whether there are no scales to write."""
         return self.operands.scale.numel() == 0
 
     def key(self, gpu: Gpu) -> QuantizeKey:
-        """What to compile."""
+        """Returns the quantize kernel's key."""
         q = self.operands
         is_blocked, has_up = q.scale_layout == "blocked", q.up is not None
         inputs = (q.x.dtype, q.global_scale is not None, q.offs is not None, is_blocked, has_up)
@@ -336,13 +336,13 @@ class QuantizeTask(TableTask):
         return QuantizeKey(gpu.arch, *inputs, q.format, q.scale_rounding, words)
 
     def addresses(self) -> Addresses:
-        """``launch_table.Quantize``."""
+        """Addresses for ``launch_table.Quantize``."""
         names = ("x", "up", "global_scale", "offs", "data", "scale")
         named = ((name, getattr(self.operands, name)) for name in names)
         return {name: (Quantize[name.upper()], tensor) for name, tensor in named if tensor is not None}
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.Quantize``."""
+        """Returns numbers for ``launch_table.Quantize``."""
         q = self.operands
         (batches, m, k), size = q.x.shape, q.x.element_size()
         found: dict[IntEnum, int] = {
@@ -359,7 +359,7 @@ class QuantizeTask(TableTask):
         return found
 
     def reference(self) -> None:
-        """``formats.quantize``, group by group where there are groups (reads ``offs``, which waits for a GPU)."""
+        """Calls ``formats.quantize``, per group if there are groups (reading ``offs`` waits for a GPU)."""
         q = self.operands
         data, scale = q.data.view(torch.uint8), q.scale.view(torch.uint8)
         values = q.x if q.up is None else silu_mul(q.x, q.up)
@@ -376,18 +376,19 @@ class QuantizeTask(TableTask):
             return
         scale.zero_()
         rows_of = lambda _, start, stop: values[0, start:stop]
-        ends = [min(max(end, 0), len(values[0])) for end in q.offs.tolist()]  # as far as there are rows
+        ends = [min(max(end, 0), len(values[0])) for end in q.offs.tolist()]  # clipped to the existing rows
         options = (q.format, q.scale_rounding)
         block_scaled.quantize_groups(ends, rows_of, q.global_scale, data, scale, *options)
 
 
 @dataclass(frozen=True, eq=False)
 class FindAndQuantizeTask(QuantizeTask):
-    """A quantization of one matrix without gaps to NVFP4, whose global scale is found: as of ``GlobalScaleTask``, in one launch.
+    """Quantizes one matrix without gaps to NVFP4 and computes its global scale, like ``GlobalScaleTask``, in one launch.
 
     Attributes:
         operands: with the global scale that is written.
-        times: float32 of one element, up to two. products: float32 without dimensions, one for each factor.
+        times: up to two float32 factors with one element.
+        products: float32 without dimensions, one per factor.
     """
 
     written = ("data", "scale", "global_scale", "product_0", "product_1")
@@ -396,11 +397,11 @@ class FindAndQuantizeTask(QuantizeTask):
     products: tuple[torch.Tensor, ...]
 
     def key(self, gpu: Gpu) -> QuantizeKey:
-        """What to compile."""
+        """Returns the key of the quantize kernel that also finds the global scale."""
         return replace(super().key(gpu), words=quantize_choices(gpu.arch)[-1], found_times=len(self.times))
 
     def addresses(self) -> Addresses:
-        """``launch_table.Quantize``."""
+        """Addresses for ``launch_table.Quantize``, with those of factors and products."""
         q = self.operands
         assert q.global_scale is not None
         return {
@@ -415,7 +416,7 @@ class FindAndQuantizeTask(QuantizeTask):
         }
 
     def reference(self) -> None:
-        """``formats.quantize``."""
+        """Calls ``formats.global_scale`` and ``formats.quantize``."""
         q = self.operands
         store_global_scale(q.x, q.global_scale, self.times, self.products)
         super().reference()
@@ -423,13 +424,14 @@ class FindAndQuantizeTask(QuantizeTask):
 
 @dataclass(frozen=True, eq=False)
 class GlobalScaleTask(TableTask):
-    """The global scale of ``x``, and up to two factors times it.
+    """Computes the global scale of ``x``, and its products with up to two factors.
 
     Attributes:
         x: float16 or bfloat16, [M, K], not empty, K a multiple of 8, rows contiguous and a multiple of 16 bytes apart.
-        times_0, times_1: float32 of one element, or None.
-        out: float32 without dimensions. product_0, product_1: such, one for each factor.
-        partials: float32 [``amax_ctas``], bits of magnitudes; None where that is 1.
+        times_0, times_1: float32 with one element, or None.
+        out: float32 without dimensions.
+        product_0, product_1: float32 without dimensions, one per factor.
+        partials: float32 [``amax_ctas``], bits of magnitudes; None if there is one CTA.
     """
 
     columns = GlobalScale
@@ -444,12 +446,12 @@ class GlobalScaleTask(TableTask):
     partials: torch.Tensor | None
 
     def key(self, gpu: Gpu) -> GlobalScaleKey:
-        """What to compile."""
+        """Returns the global-scale kernel's key."""
         num_times = sum(factor is not None for factor in (self.times_0, self.times_1))
         return GlobalScaleKey(gpu.arch, self.x.dtype, self.partials is None, num_times)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.GlobalScale``."""
+        """Returns numbers for ``launch_table.GlobalScale``."""
         rows, k = self.x.shape
         return {
             GlobalScale.PITCH: self.x.stride(0) * self.x.element_size(),
@@ -459,7 +461,7 @@ class GlobalScaleTask(TableTask):
         }
 
     def reference(self) -> None:
-        """``formats.global_scale``."""
+        """Calls ``formats.global_scale`` and multiplies the factors."""
         times, products = (self.times_0, self.times_1), (self.product_0, self.product_1)
         store_global_scale(self.x, self.out, times, products)
 
@@ -470,7 +472,7 @@ def store_global_scale(
     times: Sequence[torch.Tensor | None],
     products: Sequence[torch.Tensor | None],
 ) -> None:
-    """The global scale of ``x``, and each factor times it, without a kernel."""
+    """Computes the global scale of ``x``, and its product with each factor, without a kernel."""
     scale = resolve_global_scale(x, "auto", None)
     assert scale is not None and out is not None
     out.copy_(scale)
@@ -481,10 +483,10 @@ def store_global_scale(
 
 @dataclass(frozen=True, eq=False)
 class DequantizeTask(TableTask):
-    """A dequantization of ``t``, whose data and scales are contiguous.
+    """Dequantizes ``t``, whose data and scales are contiguous.
 
     Attributes:
-        out: float16 or bfloat16, contiguous, of the shape of ``t``.
+        out: float16 or bfloat16, contiguous, in the shape of ``t``.
     """
 
     columns = Dequantize
@@ -493,19 +495,19 @@ class DequantizeTask(TableTask):
     out: torch.Tensor
 
     def key(self, gpu: Gpu) -> DequantizeKey:
-        """What to compile."""
+        """Returns the dequantize kernel's key."""
         t = self.t
         has_factor, is_blocked = t.global_scale is not None, t.scale_layout == "blocked"
         return DequantizeKey(gpu.arch, t.format, self.out.dtype, has_factor, is_blocked)
 
     def addresses(self) -> Addresses:
-        """``launch_table.Dequantize``."""
+        """Addresses for ``launch_table.Dequantize``."""
         factor = self.t.global_scale
         named = {"data": self.t.data, "scale": self.t.scale, "global_scale": factor, "out": self.out}
         return {name: (Dequantize[name.upper()], x) for name, x in named.items() if x is not None}
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """``launch_table.Dequantize``."""
+        """Returns numbers for ``launch_table.Dequantize``."""
         format, (*batches, rows, k) = self.t.format, (1, *self.t.shape)
         num_batches = prod(batches)
         return {
@@ -518,5 +520,5 @@ class DequantizeTask(TableTask):
         }
 
     def reference(self) -> None:
-        """``formats.dequantize``."""
+        """Calls ``formats.dequantize``."""
         self.out.copy_(block_scaled.dequantize(self.t, self.out.dtype))

@@ -1,4 +1,4 @@
-"""Tasks of one row: no schedule and no configuration, a table of integers says everything."""
+"""Tasks without schedule and config, which a table with one row of integers describes completely."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -18,20 +18,20 @@ Addresses = Mapping[str, tuple[IntEnum, torch.Tensor]]
 
 @cache
 def _names(task: Any) -> tuple[str, ...]:
-    """Of its fields: every call asks."""
+    """Returns the names of a task's fields, cached because every call needs them."""
     return tuple(field.name for field in fields(task))
 
 
 class TableTask:
-    """A task (``task.Task``) whose table has a column for the address of every tensor, and numbers.
+    """A task (``task.Task``) whose table has one column per tensor address, and numbers.
 
-    A subclass is a frozen dataclass with ``key``, ``numbers`` and ``reference``; its fields are tensors that are called as
-    their columns, or None, and whatever else it needs. One whose tensors are elsewhere has ``addresses``.
+    A subclass is a frozen dataclass with ``key``, ``numbers`` and ``reference``. Its fields are tensors with the names of their
+    columns, or None, and other parameters. A subclass whose tensors are not fields has ``addresses``.
 
     Attributes:
-        columns: the launch table's.
+        columns: columns of the launch table.
         written: names of the tensors that the kernel writes.
-        natural: those that it reads element by element (``task.Launch``).
+        natural: names of the tensors that it reads element by element (``task.Launch``).
     """
 
     columns: ClassVar[type[IntEnum]]
@@ -39,15 +39,15 @@ class TableTask:
     natural: ClassVar[tuple[str, ...]] = ()
 
     def key(self, gpu: Gpu) -> Key:
-        """What to compile. Raises UnsupportedTarget for an architecture without a kernel."""
+        """Returns the kernel's key. Raises UnsupportedTarget for an architecture without a kernel."""
         raise NotImplementedError
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """All columns but those of addresses."""
+        """Returns all columns except addresses."""
         raise NotImplementedError
 
     def reference(self) -> None:
-        """Compute without a kernel."""
+        """Computes without a kernel."""
         raise NotImplementedError
 
     @property
@@ -56,15 +56,17 @@ class TableTask:
         return _names(kind)
 
     def addresses(self) -> Addresses:
-        """Columns of addresses, and tensors, by name: inputs in the order of the operation's arguments, then outputs."""
+        """Returns columns of addresses, and tensors, by name: inputs in the order of the operation's arguments, then outputs."""
         named, written = self.__dict__, self.written
         given = [name for name in self._names if isinstance(named[name], torch.Tensor)]
         inputs, outs = ([x for x in given if (x in written) == side] for side in (False, True))
         return {name: (self.columns[name.upper()], named[name]) for name in inputs + outs}
 
     def call(self) -> tuple[list[torch.Tensor], list[torch.Tensor], tuple[Any, ...]]:
-        """Tensors that are read, and that are written, in the order of ``addresses``; and all else that says what is launched,
-        hashable. Of a task whose tensors are its fields."""
+        """Returns the tensors read, the tensors written, and a hashable description of everything else.
+
+        Tensors are in the order of ``addresses``. Only for tasks whose tensors are fields.
+        """
         named, written = self.__dict__, self.written
         inputs: list[torch.Tensor] = []
         outs: list[torch.Tensor] = []
@@ -78,9 +80,9 @@ class TableTask:
         return inputs, outs, tuple(settings)
 
     def table(self, gpu: Gpu) -> np.ndarray:
-        """The launch table."""
+        """Returns the launch table for a GPU."""
         addresses = self.addresses().values()
-        # A variant of a kernel may have entries behind the columns.
+        # A variant of a kernel may have entries after the columns.
         size = max(len(self.columns), *(1 + column for column, _ in addresses))
         table = np.zeros(size, np.int64)
         for column, tensor in addresses:
@@ -90,7 +92,7 @@ class TableTask:
         return table
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
-        """Compile for a GPU. Raises UnsupportedTarget where no kernel exists for it."""
+        """Compiles for a GPU. Raises UnsupportedTarget if it has no kernel."""
         kernel = get_kernel(self.key(gpu), for_emulator=for_emulator)
         places = {name: int(column) for name, (column, _) in self.addresses().items()}
         natural = frozenset(places[name] for name in self.natural if name in places)
@@ -98,18 +100,18 @@ class TableTask:
 
     @property
     def device(self) -> torch.device:
-        """The device of the operands."""
+        """Device of the task's operands."""
         return next(tensor.device for _, tensor, _ in self.tensors())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """Returns whether there is nothing to write."""
         return not any(tensor.numel() for _, tensor, is_written in self.tensors() if is_written)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor, and whether it is written."""
+        """Iterates over name, tensor, and whether it is written, in the order of ``addresses``."""
         return ((name, tensor, name in self.written) for name, (_, tensor) in self.addresses().items())
 
     def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """No operand has a tensor map."""
+        """Iterates over nothing, because no operand has a tensor map."""
         return iter(())

@@ -1,8 +1,8 @@
-"""Configs that tuning found, on disk beside the compiled kernels: later calls of the same problem take them.
+"""Configs found by tuning, stored on disk next to the compiled kernels and used by later calls of the same problem.
 
-An entry is a file, ``tuned/<digest>.json``: what it was made from, whether its times are measured or modelled, every
-config's time, and a checksum. One that is damaged, or was made by other versions or from other kernel sources, does not
-count. A process looks for a problem's entry once, when it plans the first call, and never in a call that is repeated.
+An entry is a file, ``tuned/<digest>.json``, with the problem, whether its times are measured or modelled, every config's time,
+and a checksum. Damaged entries, and entries of other versions or other kernel sources, are ignored. A process looks for a
+problem's entry once, when it plans the first call, and never in a repeated call.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ _is_asking: ContextVar[bool] = ContextVar("is_asking", default=False)
 
 @dataclass(frozen=True)
 class Request:
-    """A problem whose config is open, on a GPU, without what does not change the time.
+    """A problem on a GPU that needs a config, without properties that do not affect the time.
 
     Attributes:
-        problem: no alpha, no bias, no limit, no early weights; bfloat16 stands for float16, too. Where only the device knows the
-            sizes, every group has the mean number of rows (masked: the most), rounded up to a power of two.
+        problem: without alpha, bias, limit and early weights, and with bfloat16 instead of float16. If sizes are on the device,
+            every group has the mean number of rows (masked: the largest), rounded up to a power of two.
         gpu: name, SMs and architecture.
     """
 
@@ -44,7 +44,7 @@ class Request:
 
     @classmethod
     def of(cls, problem: GroupedProblem, gpu: Gpu) -> "Request":
-        """The request that a call makes."""
+        """Returns the request of a call."""
         sizes, form = problem.sizes, problem.form
         if form in ("ragged", "masked"):
             sizes = tuple((1 << max(m - 1, 0).bit_length(), n, k) for m, n, k in sizes)
@@ -66,7 +66,7 @@ class Request:
         )
 
     def __str__(self) -> str:
-        """One line, with the rows of groups as far as they are told apart."""
+        """Describes the request in one line, with the rows of groups as far as they matter."""
         problem = self.problem
         if problem.form not in ("ragged", "masked"):
             return str(problem)
@@ -77,7 +77,7 @@ class Request:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides whether an entry can be used, for JSON."""
+        """Returns everything that decides whether an entry can be used, for JSON."""
         return {
             "problem": repr(self.problem),
             "gpu": list(self.gpu),
@@ -86,18 +86,18 @@ class Request:
         }
 
     def path(self, folder: Path) -> Path:
-        """Its entry in a cache folder."""
+        """Returns the path of its entry in a cache folder."""
         return folder / FOLDER / f"{_digest(self.identity)[:32]}.json"
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning found; prints as a table, the fastest config first.
+    """Result of tuning; prints as a table, the fastest config first.
 
     Attributes:
-        request: what was asked.
-        kind: how the times were had: "measured" on the GPU, or "modelled".
-        times_us: of every config that can compute it, the fastest first.
+        request: the request.
+        kind: "measured" on the GPU, or "modelled".
+        times_us: time of every config that can compute the problem, the fastest first.
     """
 
     request: Request
@@ -106,7 +106,7 @@ class Tuning:
 
     @property
     def config(self) -> KernelConfig:
-        """The fastest."""
+        """The fastest config."""
         return next(iter(self.times_us))
 
     def __str__(self) -> str:
@@ -121,14 +121,15 @@ class Tuning:
 
 
 Check = Callable[[KernelConfig], object]
-"""Raises UnsupportedTarget, UnsupportedProblem or ConfigError where a call is not computed with a config."""
+"""Raises UnsupportedTarget, UnsupportedProblem or ConfigError if a call cannot be computed with a config."""
 
 
 class Asked(Exception):
-    """Ends a call that was made to learn what it asks for.
+    """Ends a call that was made only to learn its request.
 
     Attributes:
-        request: that. check: of the configs of this call; None where it launches nothing itself.
+        request: the request.
+        check: check of configs for this call; None if it launches nothing itself.
     """
 
     def __init__(self, request: Request, check: Check | None):
@@ -137,15 +138,15 @@ class Asked(Exception):
 
 
 def request_of(call: Callable[[], object]) -> Request:
-    """What a call of an operation asks for; nothing is computed. Raises as :func:`asked_by`."""
+    """Returns the request of an operation's call without computing it. Raises as :func:`asked_by` does."""
     return asked_by(call).request
 
 
 def asked_by(call: Callable[[], object]) -> Asked:
-    """What a call of an operation asks for, and the check of its configs; nothing is computed.
+    """Returns the request of an operation's call, and the check of its configs, without computing it.
 
     Raises:
-        ValueError: it asks for no config. Whatever its checks raise.
+        ValueError: the call needs no config. Also whatever its checks raise.
     """
     token = _is_asking.set(True)
     try:
@@ -160,9 +161,9 @@ def asked_by(call: Callable[[], object]) -> Asked:
 
 
 def find(problem: GroupedProblem, gpu: Gpu, check: Check | None = None) -> KernelConfig | None:
-    """The config that tuning found for a problem; None where there is no valid entry.
+    """Returns the tuned config of a problem; None if there is no valid entry.
 
-    check: of the configs that the caller may launch with, for who asks what it asks for.
+    check: check of configs for the caller's launch, for code that collects requests.
     """
     if _is_asking.get():
         raise Asked(Request.of(problem, gpu), check)
@@ -176,7 +177,7 @@ def _found(problem: GroupedProblem, gpu: Gpu) -> KernelConfig | None:
 
 
 def load(request: Request) -> Tuning | None:
-    """The entry of a request; None where it is missing, damaged, of another user, or made from something else."""
+    """Reads the entry of a request; None if it is missing, damaged, owned by another user, or made for something else."""
     folder = env.cache_dir()
     if folder is None or not (folder / FOLDER).is_dir():
         return None
@@ -192,10 +193,12 @@ def load(request: Request) -> Tuning | None:
 
 
 def store(tuning: Tuning) -> str | None:
-    """Keep what was found, for later calls of any process; of this one from now on. A measured entry outlives a modelled one.
+    """Stores a result for later calls of all processes, starting with this one.
+
+    A measured entry is not replaced by a modelled one.
 
     Returns:
-        Why it was not kept; None where it was.
+        The reason why it was not stored; None if it was.
     """
     folder = env.cache_dir()
     if folder is None:
@@ -218,12 +221,12 @@ def store(tuning: Tuning) -> str | None:
 
 
 def forget() -> None:
-    """Look at the disk again."""
+    """Makes later calls read the disk again."""
     _found.cache_clear()
 
 
 def ranked(times_us: Mapping[KernelConfig, float]) -> dict[KernelConfig, float]:
-    """The fastest first; of equals, the first one."""
+    """Sorts by time, the fastest first; ties keep their order."""
     return dict(sorted(times_us.items(), key=lambda item: item[1]))
 
 

@@ -40,8 +40,8 @@ class WeightOnlyTask(GroupsTask):
     """One launch for checked operands with ``activations``.
 
     Attributes:
-        config: how; None has it chosen.
-        gpu: that it is computed on.
+        config: None chooses one.
+        gpu: GPU that computes.
     """
 
     config: KernelConfig | None
@@ -51,7 +51,7 @@ class WeightOnlyTask(GroupsTask):
     def of(
         cls, problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None, gpu: Gpu
     ) -> "WeightOnlyTask":
-        """Raises UnsupportedProblem for results whose columns are contiguous, which no such kernel writes."""
+        """Makes a task. Raises UnsupportedProblem for results with contiguous columns, which no such kernel writes."""
         if problem.out_m_major:
             raise UnsupportedProblem(
                 "out has contiguous columns; with 16-bit a the kernel writes rows: allocate it as torch.empty(M, N)"
@@ -60,22 +60,22 @@ class WeightOnlyTask(GroupsTask):
 
     @cached_property
     def a(self) -> tuple[torch.Tensor, ...]:
-        """[batches, M, K] of every group of a list, else one of all."""
+        """Activations [batches, M, K], one entry per group of a list or one for all groups."""
         return tuple(map(_batches, self.operands.activations))
 
     @cached_property
     def out(self) -> tuple[torch.Tensor, ...]:
-        """[batches, M, N], the same."""
+        """Results [batches, M, N], one entry per group of a list or one for all groups."""
         return tuple(map(_batches, self.operands.out))
 
     @cached_property
     def problem_sizes(self) -> tuple[tuple[int, int, int], ...]:
-        """(m, n, k) of every group, n rows of ``b``; of the ragged form about the mean, of the masked one the most."""
+        """(m, n, k) of every group, n rows of ``b``; for the ragged form about the mean, for the masked form the largest."""
         sizes = tuple((a.shape[1], b.rows, b.k) for a, b in zip(self.a, self.operands.b, strict=True))
         return sizes if self.problem.form == "list" else self._shared(sizes[0])
 
     def _shared(self, size: tuple[int, int, int]) -> tuple[tuple[int, int, int], ...]:
-        """Sizes of all groups of an operand that they share: equal ones, or ragged ones about the mean."""
+        """Returns the sizes of all groups in one operand: equal ones, or ragged ones about the mean."""
         groups = self.problem.num_groups
         if self.problem.form != "ragged":
             return (size,) * groups
@@ -85,7 +85,7 @@ class WeightOnlyTask(GroupsTask):
 
     @property
     def _sizes_to_choose_for(self) -> tuple[tuple[int, int, int], ...]:
-        """``problem_sizes`` with rows rounded up (``planning.rows``), but for lists of several groups."""
+        """Returns ``problem_sizes`` with rows rounded up (``planning.rows``), except for lists with several groups."""
         if len(self.a) > 1:
             return self.problem_sizes
         (a,), (b,) = self.a, self.operands.b
@@ -103,20 +103,20 @@ class WeightOnlyTask(GroupsTask):
 
     @cached_property
     def _schedule(self) -> TileSchedule:
-        """Tiles of a list's groups."""
+        """Returns the schedule of a list's tiles."""
         config = self.chosen
         return make_schedule(self.problem_sizes, config.work_tile_mnk, self._most_clusters, config.split_k)
 
     @property
     def _most_clusters(self) -> int:
-        """Clusters to launch at most."""
+        """Returns the largest number of clusters to launch."""
         family = weight_only_family_of(self.gpu.arch, self.chosen)
         return num_clusters(self.chosen, family.clusters_at_once(self.chosen, self.gpu.num_sms))
 
     def key(self, arch: str) -> WeightOnlyKey:
-        """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        """Returns the weight-only grouped kernel's key. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         problem, dtype = self.problem, self.a[0].dtype
-        out_dtype: Any = problem.out_dtype  # no name of a format: ``rules.check_result_of_pair``
+        out_dtype: Any = problem.out_dtype  # never a format's name: ``rules.check_result_of_pair``
         check_weights(arch, dtype, problem.b_format, weight_only_family_of(arch, self.chosen).PAIRS)
         groups = problem.num_groups
         if problem.form == "list":
@@ -126,17 +126,17 @@ class WeightOnlyTask(GroupsTask):
         return WeightOnlyKey(arch, self.chosen, *variant).validated()
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
-        """Compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        """Compiles the weight-only kernel for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         kernel = get_kernel(self.key(gpu.arch), for_emulator=for_emulator)
         return Launch(kernel, self.table(), self.address_places(), natural=frozenset({int(Header.BIAS)}))
 
     @property
     def _described(self) -> tuple[int, ...]:
-        """The groups with a row of the table each, in the order of rows: all of a list, the one of all groups."""
+        """Returns the groups with a row of the table each: all groups of a list, or the one entry for all."""
         return self._schedule.order if self.problem.form == "list" else (0,)
 
     def table(self) -> np.ndarray:
-        """``launch_table``: a header and a row a group of a list, or one row."""
+        """Returns the launch table: a header and one row per group of a list, or one row for all groups."""
         problem, order = self.problem, self._described
         table = np.zeros((1 + len(order), NUM_COLUMNS), np.int64)
         header = table[0]
@@ -155,7 +155,10 @@ class WeightOnlyTask(GroupsTask):
         return table
 
     def _describe(self, row: np.ndarray, group: int) -> None:
-        """A group's operands, or those of all groups. Extents are at least 1: unused tensor maps are well formed."""
+        """Describes a group's operands, or those of all groups.
+
+        Extents are at least 1, so that unused tensor maps are well formed.
+        """
         a, b, out = self.a[group], self.operands.b[group], self.out[group]
         weights, scale = _batches(b.data), b.scale
         row[Group.A_PITCH], row[Group.A_BATCH_PITCH] = pitches(a)
@@ -171,7 +174,7 @@ class WeightOnlyTask(GroupsTask):
         row[Group.SFB_BATCH_BLOCKS] = batch_bytes // b.atom_row_bytes
 
     def _num_cta(self) -> int:
-        """Persistent CTAs: as many as run at once, and no more than there can be tiles."""
+        """Returns the number of persistent CTAs: those that run at once, but at most the possible number of tiles."""
         config = self.chosen
         if self.problem.form == "list" and not config.stream_k:
             return self._schedule.num_cta * config.cluster_size
@@ -180,11 +183,11 @@ class WeightOnlyTask(GroupsTask):
         return min(self._most_clusters, tiles) * config.cluster_size
 
     def address_places(self) -> list[int]:
-        """Where in the flat launch table addresses go: of what :meth:`tensors` names, in its order."""
+        """Returns the places of the addresses of :meth:`tensors` in the flat launch table, in their order."""
         return address_places(self.operands, self.problem, self._described)
 
     def reference(self) -> None:
-        """Float64 sums, rounded as ``reference`` says. Reads the sizes."""
+        """Computes float64 sums, rounded like ``reference``. Reads sizes from the device."""
         operands, problem = self.operands, self.problem
         is_list, b_format = problem.form == "list", problem.b_format
         for group, (out, a) in enumerate(self._group_rows()):
@@ -203,7 +206,7 @@ class WeightOnlyTask(GroupsTask):
             )
 
     def _group_rows(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every group's rows of the results and of ``a``."""
+        """Iterates over every group's rows of the results and of ``a``."""
         form, sizes = self.problem.form, self.operands.sizes
         if form == "list":
             yield from ((out[0], a[0]) for out, a in zip(self.out, self.a, strict=True))
@@ -219,7 +222,7 @@ class WeightOnlyTask(GroupsTask):
 
 
 def product_task(product: Product, gpu: Gpu) -> Task:
-    """One product of 16-bit ``a``, or a batch of them: by this kernel where there is one and estimates say it is faster."""
+    """Returns the task of a product, or batch, with 16-bit ``a``: this kernel if it exists and estimates favor it."""
     a, b, out = product.a, product.b, product.out
     assert isinstance(a, torch.Tensor)
     batches, m, k = a.shape
@@ -242,17 +245,17 @@ def product_task(product: Product, gpu: Gpu) -> Task:
 
 
 def _batches(tensor: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] as one batch of them."""
+    """Views [rows, columns] as one batch."""
     return tensor if tensor.ndim == 3 else tensor.unsqueeze(0)
 
 
 def _weights_of_group(x: Operand, part: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, bytes] and the bytes of their scales, of one batch."""
+    """Returns [N, bytes] and the bytes of their scales, for one batch."""
     return _batches(x.data)[part], x.scale if x.scale.ndim == 1 else x.scale[part]
 
 
 def pitches(tensor: torch.Tensor) -> tuple[int, int]:
-    """Elements between rows and between batches of [batches, rows, K]; of 16 bytes where there is one, and it is not used."""
+    """Returns elements between rows and between batches of [batches, rows, K]; 16 bytes' worth for unused pitches."""
     batches, rows, k = tensor.shape
     step = TMA_ALIGN_BYTES // tensor.element_size()
     aligned = max(-(-k // step), 1) * step

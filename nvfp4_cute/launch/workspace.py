@@ -1,12 +1,12 @@
-"""Device memory in which one launch of a call leaves what the next one reads, decoded tokens, and CTAs what others add up.
+"""Device memory between the launches of one call: dequantized tokens, and partial sums that CTAs exchange.
 
-Calls that follow each other on a stream share it, since the first launch of one waits for the last of the one before. Each
-thread has its own: launches of two threads may alternate. It grows, by doubling, and is kept, so that repeated calls
-allocate nothing; what it has outgrown goes back to torch, which hands it out again on that stream alone, behind the launches
-that use it. In a graph that is being captured it is the graph's own, from the pool of that.
+Calls on a stream share it, because each call's first launch waits for the previous call's last one. Each thread has its own,
+because launches of two threads may alternate. It grows by doubling and is kept, so repeated calls allocate nothing. Outgrown
+memory returns to torch, which reuses it only on that stream, after the launches that use it. While a graph is captured, memory
+comes from the graph's own pool.
 
-Some kernels count in memory that is 0 before and after a launch. Clearing it would be a launch more. Launches of a stream, and
-those of a capture on a stream, share such counters, which are cleared once, before the first of them.
+Some kernels have counters in memory, which are 0 before and after a launch. Clearing them per launch would take a launch of its
+own. Launches of a stream, and those of a capture on a stream, therefore share counters, which are cleared once.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +25,12 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.warp_mma import COUNTER_BYTES
 
-# Captures whose counters are cleared once; those of later ones are cleared in every launch of their graph.
+# Captures whose counters are cleared once. Later captures clear theirs in every launch of their graph.
 MOST_CAPTURES = 512
 
 
 class Workspace(NamedTuple):
-    """Device memory. To be held until the launches that use it are enqueued. counters: their address, or 0."""
+    """Device memory, to be held until the launches that use it are enqueued. counters: their address, or 0."""
 
     memory: torch.Tensor
     address: int
@@ -40,18 +40,18 @@ class Workspace(NamedTuple):
 
 @dataclass(frozen=True)
 class CapturedCounters:
-    """Counters of a device for graphs, kept as long as the process lives: a graph may be replayed at any time.
+    """Counters of a device for graphs, kept while the process lives, because a graph may be replayed at any time.
 
     Attributes:
         memory: ``MOST_CAPTURES`` times ``COUNTER_BYTES``.
-        places: of captures and the streams in them, by their numbers.
+        places: (number of a capture, stream) -> index of its counters.
     """
 
     memory: torch.Tensor
     places: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def of_current(self, stream: int) -> int:
-        """Returns the address for the current capture on a stream; 0 where none are left, or the capture has no number."""
+        """Returns the address for the current capture on a stream; 0 if none are left or the capture has no number."""
         number = private_api.capture_id(stream)
         if number is None:
             return 0
@@ -64,17 +64,17 @@ class CapturedCounters:
 
 _lock = Lock()
 _captured: dict[int, CapturedCounters] = {}
-# By device, stream, thread, and whether it has counters.
+# Key: device, stream, thread, and whether it has counters.
 _in_use: dict[tuple[int | None, int, int, bool], Workspace] = {}
 
 
 def has_counters(kernel: CompiledKernel) -> bool:
-    """Whether a launch has counters."""
+    """Returns whether launches of a kernel need counters."""
     return isinstance(kernel.key, WeightOnlyKey)
 
 
 def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
-    """What a launch with this table needs; 0 where the kernel is one launch."""
+    """Returns the bytes that a launch with this table needs; 0 if the kernel is one launch."""
     key = kernel.key
     if isinstance(key, WeightOnlyKey):
         return key.workspace_bytes(int(table.reshape(-1)[Header.NUM_CTA]))
@@ -88,12 +88,12 @@ def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
 
 
 def take(index: int | None, stream: int, nbytes: int, counters: bool = False) -> Workspace:
-    """Memory for the next launches on a stream.
+    """Returns memory for the next launches on a stream.
 
     Args:
-        index: of the CUDA device, which is the current one, as the stream is its current stream; None for the CPU.
-        stream: its handle.
-        nbytes: the least number of bytes.
+        index: index of the current CUDA device; None for the CPU.
+        stream: handle of its current stream.
+        nbytes: smallest size in bytes.
         counters: whether it has counters, which are 0 (:func:`has_counters`).
     """
     if index is not None and torch.cuda.is_current_stream_capturing():
@@ -113,7 +113,7 @@ def take(index: int | None, stream: int, nbytes: int, counters: bool = False) ->
 
 
 def allocate(index: int | None, nbytes: int, counters: bool = False) -> Workspace:
-    """Memory of its own, on the CUDA device ``index``, or on the CPU. ``counters``: see :func:`take`."""
+    """Allocates separate memory on the CUDA device ``index``, or on the CPU. ``counters``: see :func:`take`."""
     device = torch.device("cpu") if index is None else torch.device("cuda", index)
     memory = torch.empty(nbytes + counters * COUNTER_BYTES, dtype=torch.uint8, device=device)
     address = memory.data_ptr()
@@ -124,10 +124,10 @@ def allocate(index: int | None, nbytes: int, counters: bool = False) -> Workspac
 
 
 def _allocate_to_keep(index: int | None, nbytes: int, counters: bool) -> Workspace:
-    """Memory of torch's common pool for the current stream, allocated by another thread.
+    """Allocates memory from torch's common pool for the current stream, in another thread.
 
-    What this thread allocates may be routed to a pool that ends before the memory does: inside ``torch.cuda.use_mem_pool``, and
-    in the first runs of ``torch.compile(mode="reduce-overhead")``, which refuse what is left in theirs.
+    Allocations of this thread may come from a pool that ends before the memory does: inside ``torch.cuda.use_mem_pool``, and in
+    the first runs of ``torch.compile(mode="reduce-overhead")``, which refuse to leave memory in theirs.
     """
     if index is None:
         return allocate(index, nbytes, counters)
@@ -148,10 +148,10 @@ def _allocate_to_keep(index: int | None, nbytes: int, counters: bool) -> Workspa
 
 
 def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, stream: int) -> Workspace | None:
-    """Write into the launch table where the kernel finds such memory, if it needs any. Arguments as of :func:`take`.
+    """Writes the address of the workspace into the launch table if the kernel needs one. Arguments: see :func:`take`.
 
     Returns:
-        The memory, to be held until the kernel was launched; None where it needs none.
+        The memory, to be held until the kernel is launched; None if it needs none.
     """
     nbytes = needed_bytes(kernel, table)
     if not nbytes:

@@ -1,1 +1,1 @@
-"""Checked views of the operands of every form."""
+"""Checks of operands in every form, and the views of them that launches take."""

@@ -1,7 +1,7 @@
-"""Sizes of groups that the device knows, ``offs`` and ``masked_m``: their rules, and when their values are looked at.
+"""Group sizes on the device, ``offs`` and ``masked_m``: their rules, and when their values are checked.
 
-The values of CPU tensors are always checked. Reading those on a GPU would wait for it, so they are checked inside
-:class:`debug` only.
+Values of CPU tensors are always checked. Reading values on a GPU would wait for it, so they are checked only inside
+:class:`debug`.
 """
 
 from typing import Any
@@ -12,22 +12,21 @@ _is_debugging = False
 
 
 class debug:  # noqa: N801, reads as torch.set_grad_enabled does
-    """Check the values of ``offs`` and ``masked_m`` on a GPU as well, before each launch that reads them. Off by default.
+    """Check the values of ``offs`` and ``masked_m`` also on a GPU, before each launch that reads them. Off by default.
 
-    Outside of it, values on a GPU that break their rule (``offs`` ascending, at most the number of rows; ``masked_m`` at most
-    M_max; neither negative) are undefined behavior: results are wrong, and nothing says so. The check waits for the GPU and
-    cannot be captured in a CUDA graph. Values on the CPU are always checked.
-
-    Args:
-        enabled: True switches the check on, False off.
-
-    Example:
         >>> with nvfp4_cute.debug():
         ...     y = grouped_gemm(a, w, offs=offs)
         >>> nvfp4_cute.debug(True)  # until the end of the process
 
+    Without this check, values on a GPU that break their rule are undefined behavior: results are silently wrong. The rules:
+    ``offs`` is ascending and at most the number of rows, ``masked_m`` is at most M_max, and neither is negative. The check
+    waits for the GPU and cannot be captured in a CUDA graph. Values on the CPU are always checked.
+
+    Args:
+        enabled: whether to check.
+
     Raises:
-        Inside of it, the operations raise ValueError for wrong sizes, and RuntimeError in the capture of a CUDA graph.
+        While enabled, operations raise ValueError for wrong sizes, and RuntimeError during the capture of a CUDA graph.
     """
 
     def __init__(self, enabled: bool = True):
@@ -44,12 +43,12 @@ class debug:  # noqa: N801, reads as torch.set_grad_enabled does
 
 
 def is_debugging() -> bool:
-    """Whether sizes on a GPU are checked."""
+    """Returns whether sizes on a GPU are checked."""
     return _is_debugging
 
 
 def check_group_sizes(name: str, sizes: torch.Tensor) -> None:
-    """Raise TypeError unless ``offs`` or ``masked_m``, called ``name``, is contiguous int32 [G], ValueError where it is empty."""
+    """Raises TypeError unless ``sizes`` is contiguous int32 [G], ValueError if it is empty. ``name`` is for messages."""
     if sizes.dtype != torch.int32 or sizes.ndim != 1 or not sizes.is_contiguous():
         fix = f"{name}.int().contiguous()"
         if sizes.dtype == torch.int64 and name == "offs":
@@ -62,7 +61,7 @@ def check_group_sizes(name: str, sizes: torch.Tensor) -> None:
 
 
 def check_offs(offs: torch.Tensor, rows: int) -> None:
-    """Raise ValueError where the ends of groups fall, are negative, or lie beyond ``rows``; see :class:`debug`."""
+    """Raises ValueError if ends of groups descend, are negative, or exceed ``rows``; see :class:`debug`."""
     ends = _values("offs", offs)
     if ends is None:
         return
@@ -81,7 +80,7 @@ def check_offs(offs: torch.Tensor, rows: int) -> None:
 
 
 def check_masked_m(masked_m: torch.Tensor, most: int) -> None:
-    """Raise ValueError where the rows of a group are negative or exceed ``most``; see :class:`debug`."""
+    """Raises ValueError if the rows of a group are negative or exceed ``most``; see :class:`debug`."""
     for g, rows in enumerate(_values("masked_m", masked_m) or ()):
         if not 0 <= rows <= most:
             raise ValueError(
@@ -90,7 +89,7 @@ def check_masked_m(masked_m: torch.Tensor, most: int) -> None:
 
 
 def _values(name: str, sizes: torch.Tensor) -> list[int] | None:
-    """What is to be checked; None where nothing is."""
+    """Returns the values to check, or None if they must not be read."""
     if sizes.is_cuda:
         if not _is_debugging:
             return None

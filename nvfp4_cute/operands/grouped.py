@@ -1,7 +1,7 @@
-"""Operands of grouped problems of every form, checked as a whole before anything is written: records that launches take.
+"""Checks the operands of grouped problems of every form before anything is written, and returns records for launches.
 
-Lists have an entry a group. Where the device knows the sizes, and in batches, one entry holds all groups. A check never reads
-tensor data: nothing waits for the GPU, and a captured graph follows sizes that change.
+Lists have one entry per group. In the other forms and in batches, one entry holds all groups. Checks never read tensor data, so
+nothing waits for the GPU, and a captured graph follows sizes that change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,32 +31,32 @@ from nvfp4_cute.problem import (
 )
 
 DeviceForm = Literal["ragged", "masked"]
-# Of ``a``, by form.
+# Shape of ``a`` by form, for messages.
 A_SHAPES: dict[DeviceForm, str] = {"ragged": "[sum of M, K/2]", "masked": "[G, M_max, K/2]"}
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedOperands:
-    """Checked operands of a grouped problem: of a list an entry a group, of the other forms one of all groups.
+    """Checked operands of a grouped problem: one entry per group of a list; in other forms, one entry for all groups.
 
     Attributes:
-        a: rows of M; none where they have 16 bits. Ragged: one batch, where every group's scales begin a row of atoms.
-        b: rows of N; of the other forms a batch a group.
-        out: [M, N], or [batches, M, N], unit stride in N, or in M where the problem says ``out_m_major``; of quantized
-            results, data: uint8.
+        a: rows of M; empty if they have 16 bits. Ragged: one batch, in which every group's scales begin a row of atoms.
+        b: rows of N; in other forms than a list, one batch per group.
+        out: [M, N], or [batches, M, N], with unit stride in N, or in M if the problem has ``out_m_major``. Quantized results:
+            uint8 data.
         alpha: float32 [G] on the operands' device, or None.
-        b2: of a dual GEMM with weights of their own: like ``b``.
-        alpha2: of a dual GEMM: like ``alpha``.
-        out_scale: of quantized results, an entry like ``out``'s: uint8, blocked. Padding columns become zeros; padding rows are
-            not written.
+        b2: for a dual GEMM with separate weights: like ``b``.
+        alpha2: for a dual GEMM: like ``alpha``.
+        out_scale: for quantized results, one entry per entry of ``out``: uint8, blocked. Padding columns become zeros; padding
+            rows are not written.
         out_global_scale: float32 [G], or None for 1.
-        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``; masked: their rows; None otherwise.
-        chain: of a chain, int32 [G], zeros; None otherwise.
+        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``. Masked: their rows. None otherwise.
+        chain: for a chain, int32 [G], zeros; None otherwise.
         activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
-        bias: float16, bfloat16 or float32 [N], of every group, or None.
-        owners: of a list whose groups were divided (``launch.bands``): the caller's group of each entry; else none.
+        bias: float16, bfloat16 or float32 [N] for every group, or None.
+        owners: for a list whose groups were divided (``launch.bands``): the caller's group of each entry; empty otherwise.
 
-    All are views of the caller's memory, but for converted row-major scales, new results, and factors given as numbers.
+    All are views of the caller's memory, except converted row-major scales, new results, and factors given as numbers.
     """
 
     a: tuple[Operand, ...]
@@ -75,12 +75,12 @@ class GroupedOperands:
 
     @property
     def device(self) -> torch.device:
-        """The device that every operand is on."""
+        """Device of all operands."""
         return self.b[0].device
 
 
 class Weights(NamedTuple):
-    """One ``b`` as the caller gave it, and what the caller calls it; None where another has the rows of both."""
+    """One ``b`` as the caller gave it, with the caller's names for it; None if another one holds the rows of both."""
 
     name: str
     data: Any
@@ -91,7 +91,7 @@ class Weights(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the caller wants, and where."""
+    """The requested result, and the caller's memory for it."""
 
     out: Any
     dtype: OutDtype
@@ -99,17 +99,17 @@ class Result(NamedTuple):
 
     @property
     def format(self) -> BlockFormat | None:
-        """Of quantized results; None of others."""
+        """Format of quantized results; None for other results."""
         return result_format(self.dtype)
 
 
 def given_weights(weights: list[Weights]) -> list[Weights]:
-    """The first, which is never left out, and the second where it is given."""
+    """Returns the first weights, which are required, and the second ones if they are given."""
     return weights[:1] + [w for w in weights[1:] if w.data is not None]
 
 
 def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
-    """The weights of a dual GEMM; where one alpha is given, the other is ``one``."""
+    """Returns the weights of a dual GEMM. If only one alpha is given, the other becomes ``one``."""
     if first.alpha is None and second.alpha is None:
         return [first, second]
     return [w._replace(alpha=one if w.alpha is None else w.alpha) for w in (first, second)]
@@ -127,25 +127,25 @@ def check_lists(
     gate: Gate | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
 ) -> tuple[GroupedProblem, GroupedOperands]:
-    """Check and normalise the operands of a list: C_g = alpha_g * A_g @ B_g^T, or of a dual GEMM.
+    """Checks and normalizes the operands of a list: C_g = alpha_g * A_g @ B_g^T, or of a dual GEMM.
 
     Args:
-        a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1] a group, unit stride in K; rows may lie further apart than K/2
+        a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1] per group, unit stride in K; rows may be further apart than K/2
             bytes. M, N and K may differ from group to group; M or N may be 0.
-        a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view, taken without a
-            copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory. None: ``a`` has 16-bit values, [M, K] or
-            [M, K, 1].
-        weights: the same with N rows; alpha float32 [G] on the operands' device, or G numbers, or None for 1.
-        result: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; None allocates. Never written here. With
-            a format's name: its tensors, and of NVFP4 a global scale, float32 [G] on the operands' device, or None.
-        scale_layout: of all scales, "blocked" or "rowmajor".
-        gate: of a dual GEMM.
-        a_format: what the bytes of ``a`` stand for, whose dtypes and extents are those of the format; not of 16-bit values.
+        a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view, not copied.
+            Row-major: [M, K/16] or [M, K/16, 1], converted into new memory. None: ``a`` has 16-bit values, [M, K] or [M, K, 1].
+        weights: N rows in the same layouts; alpha is float32 [G] on the operands' device, G numbers, or None for 1.
+        result: [M, N] or [M, N, 1] per group, all with unit stride in N or all with unit stride in M; None allocates. Never
+            written here. With a format's name: tensors of that format and, for NVFP4, a global scale, float32 [G] on the
+            operands' device, or None.
+        scale_layout: layout of all scales, "blocked" or "rowmajor".
+        gate: activation and weight layout of a dual GEMM.
+        a_format: format of ``a``, which decides dtypes and extents; ignored for 16-bit values.
 
     Raises:
-        TypeError: an argument or an entry is of the wrong kind or dtype.
-        ValueError: a shape, stride, alignment, count or device is wrong, or an output overlaps something.
-        UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
+        TypeError: an argument or an entry has the wrong type or dtype.
+        ValueError: a shape, stride, alignment, count or device is wrong, or an output overlaps another tensor.
+        UnsupportedProblem: the arguments are well formed, but no kernel computes them (gradients, K = 0, sizes beyond 32 bits).
     """
     pair, is_dual = (a_format, weights[0].format), gate is not None
     rules.check_result(result.dtype, result.global_scale, pair, a_scale is not None, is_dual=is_dual)
@@ -219,7 +219,7 @@ def check_lists(
 
 
 def _listed_outputs(result: Result) -> dict[str, Any]:
-    """The caller's outputs by name: data and scales of quantized ones."""
+    """Returns the caller's outputs by name; data and scales of quantized ones."""
     out, format = result.out, result.format
     if out is None or format is None:
         return rules.given(out=out)
@@ -234,7 +234,7 @@ def _listed_outputs(result: Result) -> dict[str, Any]:
 
 
 def _check_lists(lists: dict[str, Any]) -> torch.device:
-    """Sequences of tensors, of one length, on one device, without gradients; returns the device."""
+    """Checks for sequences of tensors of one length, on one device, without gradients; returns the device."""
     rules.check_quantized(lists)
     for name, tensors in lists.items():
         if isinstance(tensors, torch.Tensor):
@@ -260,7 +260,7 @@ def _check_lists(lists: dict[str, Any]) -> torch.device:
 
 
 def _matrix(label: str, name: str, data: torch.Tensor, fmt: BlockFormat | None) -> torch.Tensor:
-    """The rows of one group's operand [rows, K/2] or [rows, K/2, 1], or without a format of 16-bit values, [rows, K(, 1)]."""
+    """Returns one group's rows [rows, K/2] or [rows, K/2, 1]; without a format, 16-bit values [rows, K(, 1)]."""
     letter, length = "M" if name == "a" else "N", _length(fmt)
     if fmt is not None:
         rules.as_bytes(label, data, fmt)
@@ -271,7 +271,7 @@ def _matrix(label: str, name: str, data: torch.Tensor, fmt: BlockFormat | None) 
 
 
 def _check_one_dtype(activations: list[torch.Tensor]) -> None:
-    """Raises TypeError for activations of several dtypes."""
+    """Raises TypeError for activations of different dtypes."""
     dtypes = {x.dtype for x in activations}
     if len(dtypes) > 1:
         raise TypeError(
@@ -282,7 +282,7 @@ def _check_one_dtype(activations: list[torch.Tensor]) -> None:
 def _operand(
     label: str, name: str, rows: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout, fmt: BlockFormat
 ) -> Operand:
-    """One group's operand, with scales that messages call ``label``."""
+    """Makes one group's operand. ``label`` is the name of its scales in messages."""
     k, letter = fmt.elements(rows.shape[1]), "M" if name == "a" else "N"
     blocked = rules.blocked_scales(label, letter, scale, len(rows), k, layout, fmt=fmt)
     rules.check_padding_columns(label, blocked, len(rows), k, fmt)
@@ -292,7 +292,7 @@ def _operand(
 def _list_results(
     outs: dict[str, Any], shapes: list[tuple[int, int]], result: Result, device: torch.device
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], bool]:
-    """Results and the scales of quantized ones, the caller's or new; and whether their columns are contiguous."""
+    """Returns the results and their scales if quantized, the caller's or new ones, and whether columns are contiguous."""
     data, scales = list[torch.Tensor](), list[torch.Tensor]()
     dtype, format = result.dtype, result.format
     if not isinstance(dtype, torch.dtype):
@@ -336,17 +336,18 @@ def check_device_groups(
     gate: Gate | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
 ) -> tuple[GroupedProblem, GroupedOperands, list[torch.Tensor]]:
-    """Check and normalise the operands of the ragged or the masked form, as ``grouped_gemm`` takes them.
+    """Checks and normalizes the operands of the ragged or the masked form of ``grouped_gemm``.
 
     Args:
-        sizes: ``offs`` and ``masked_m``: one of them is given.
-        gate: of a dual GEMM.
-        a_scale: None where ``a`` has 16-bit values.
-        a_format: of packed ``a``; weights tell their own.
+        a, weights, result, scale_layout: see ``grouped_gemm``.
+        a_scale: None if ``a`` has 16-bit values.
+        sizes: ``offs`` and ``masked_m``, of which one is given.
+        gate: activation and weight layout of a dual GEMM.
+        a_format: format of packed ``a``; weights have their own.
 
     Returns:
-        The problem, whose groups all have the mean size (ragged, of the columns of results), or the largest (masked); the
-        operands; and what to return: the result, or data and scale of a quantized one.
+        The problem, whose groups all have the mean size (ragged) or the largest (masked); the operands; and the tensors to
+        return: the result, or data and scale of a quantized one.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -428,10 +429,12 @@ def check_device_groups(
 def ragged_places(
     ends: Sequence[int], rows: int, atom_rows: int = ATOM_ROWS
 ) -> Iterator[tuple[int, int, int]]:
-    """First row, end, and first row of scale atoms of every group that ends at ``ends``, clipped to the rows that there are.
+    """Iterates over groups that end at ``ends``: first row, end, and first row of scale atoms, clipped to the existing rows.
 
     Args:
-        atom_rows: rows of an atom: of one, scales lie as the rows do.
+        ends: inclusive ends of the groups.
+        rows: number of rows.
+        atom_rows: rows per scale atom; with 1, scales are arranged like rows.
     """
     start = block = 0
     for end in ends:
@@ -441,10 +444,10 @@ def ragged_places(
 
 
 def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
-    """Every group's scales are there. Ends on a GPU are not read: there, rows without scales give zeros.
+    """Checks that every group has scales. Does not read ends on a GPU, where rows without scales give zeros.
 
     Raises:
-        ValueError: a group's rows begin no row of atoms of their own, or ``a_scale`` is too short.
+        ValueError: a group's rows do not begin a row of atoms of their own, or ``a_scale`` is too short.
     """
     if ends.device.type != "cpu" or a.format.atom_rows == 1:
         return
@@ -478,7 +481,7 @@ def _check_padding_columns(a: Operand, sizes: torch.Tensor, form: DeviceForm) ->
 def _form(
     offs: Any, masked_m: Any, scale_layout: str, a_format: BlockFormat
 ) -> tuple[DeviceForm, str, torch.Tensor]:
-    """The form, and the groups' sizes and what the caller calls them. Raises UnsupportedProblem for what padding is lost in."""
+    """Returns form, sizes and the caller's name for them. Raises UnsupportedProblem for layouts that lose padding."""
     if offs is not None and masked_m is not None:
         raise ValueError(
             "offs and masked_m are both given; offs is of the ragged form, masked_m of the masked one"
@@ -499,7 +502,7 @@ def _form(
 def _tokens(
     a: torch.Tensor, form: DeviceForm, sizes_name: str, num_groups: int, fmt: BlockFormat | None
 ) -> torch.Tensor:
-    """``a`` [batches, M, K/2], or without a format [batches, M, K]: the batches are the groups of the masked form."""
+    """Returns ``a`` as [batches, M, K/2], or [batches, M, K] without a format; the groups of the masked form are batches."""
     is_ragged, shape = form == "ragged", A_SHAPES[form]
     if fmt is None:
         shape = shape.replace("K/2", "K")
@@ -520,7 +523,7 @@ def _tokens(
 
 
 def _weights(w: Weights, num_groups: int, k: int, sizes_name: str) -> Operand:
-    """``b`` [G, N, K/2]."""
+    """Checks and returns ``b`` as [G, N, K/2]."""
     row_bytes = w.format.row_bytes(k)
     data = rules.as_bytes(w.name, w.data, w.format)
     if data.ndim != 3 or data.shape[0] != num_groups or data.shape[2] != row_bytes:
@@ -535,13 +538,13 @@ def _weights(w: Weights, num_groups: int, k: int, sizes_name: str) -> Operand:
 
 
 def _leading_zero(data: torch.Tensor, num_groups: int, sizes_name: str) -> str:
-    """The commonest mistake, for a message: ends of groups that begin with a 0, as start offsets do."""
+    """Returns a hint at the most common mistake, ends that begin with a 0 like start offsets; otherwise an empty string."""
     is_one_more = sizes_name == "offs" and data.ndim == 3 and len(data) == num_groups - 1
     return "; offs has no leading 0: pass offs[1:]" if is_one_more else ""
 
 
 def _device_outputs(result: Result) -> dict[str, Any]:
-    """The caller's outputs by name: data and scales of a quantized one."""
+    """Returns the caller's output by name; data and scale if quantized."""
     out, format = result.out, result.format
     if out is None or format is None:
         return rules.given(out=out)
@@ -559,7 +562,7 @@ def _device_results(
     result: Result,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """What the call returns: the caller's, checked, or new; of quantized results data and scale, as bytes."""
+    """Returns the call's results, the caller's after a check or new ones; data and scale as bytes if quantized."""
     *_, rows, n = shape
     dtype, format = result.dtype, result.format
     if format is not None:
@@ -591,7 +594,7 @@ def _device_results(
 
 
 def new_device_scale_shape(shape: tuple[int, ...], num_groups: int, format: BlockFormat) -> tuple[int, ...]:
-    """Of the scales of results [rows, N] or [G, M_max, N]: where ragged and blocked, rows of atoms for any sizes."""
+    """Returns the shape of the scales of results [rows, N] or [G, M_max, N]; ragged blocked ones have atoms for any sizes."""
     *lead, rows, n = shape
     if lead or format.scale_layout == "rowmajor":
         return (*lead, *format.scale_shape(rows, n))
@@ -601,8 +604,10 @@ def new_device_scale_shape(shape: tuple[int, ...], num_groups: int, format: Bloc
 def new_device_results(
     shape: tuple[int, ...], num_groups: int, dtype: OutDtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Uninitialised results [rows, N] or [G, M_max, N]; of quantized ones data, uint8, and scales, as of
-    ``problem.new_quantized_scale``."""
+    """Allocates results [rows, N] or [G, M_max, N]; for quantized ones, uint8 data and scales.
+
+    The scales are like those of ``problem.new_quantized_scale``.
+    """
     if isinstance(dtype, torch.dtype):
         return [torch.empty(shape, dtype=dtype, device=device)]
     format = RESULT_FORMATS[dtype]
@@ -612,16 +617,16 @@ def new_device_results(
     return [new_quantized_data(shape, device, format), scale]
 
 
-# ---- what both share -------------------------------------------------------------------------------------------
+# ---- shared helpers --------------------------------------------------------------------------------------------
 
 
 def _length(fmt: BlockFormat | None) -> str:
-    """What a row holds, for messages; without a format, 16-bit values."""
+    """Returns the length of a row for messages; without a format, that of 16-bit values."""
     return "K" if fmt is None else fmt.length
 
 
 def _k(fmt: BlockFormat | None, rows: torch.Tensor) -> int:
-    """Values of a row."""
+    """Returns the number of values per row."""
     return rows.shape[-1] if fmt is None else fmt.elements(rows.shape[-1])
 
 
@@ -651,7 +656,7 @@ def _check_same_k(
 def _split(
     gate: Gate | None, first: list[Operand], others: list[list[Operand]]
 ) -> tuple[Gate | None, list[Operand], list[list[Operand]]]:
-    """Concatenated weights are two for a kernel."""
+    """Splits concatenated weights, which are two operands to a kernel."""
     if gate is None or gate.weight_layout != "concatenated":
         return gate, first, others
     upper, lower = zip(*map(rules.halves, first), strict=True)

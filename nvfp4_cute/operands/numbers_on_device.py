@@ -1,8 +1,8 @@
-"""Numbers that callers pass as Python floats, as float32 tensors on the operands' device, without a copy from the host.
+"""Converts Python floats to float32 tensors on the operands' device, without a copy from the host.
 
-A copy from the host waits for the device and fails while a CUDA graph is captured. One number, or the same for all, is a fill
-on the device. Different ones are copied once and kept; those that a capture read are kept for good, since a graph reads them
-whenever it is replayed.
+A copy from the host waits for the device, and fails while a CUDA graph is captured. A single number, or equal numbers, are
+filled in on the device. Different numbers are copied once and cached. Numbers that a capture read are cached for good, because
+the graph reads them in every replay.
 """
 
 from collections import OrderedDict
@@ -23,11 +23,11 @@ _captured: dict[Key, torch.Tensor] = {}
 
 
 def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
-    """float32 [len(numbers)] on ``device``; not to be written to.
+    """Returns float32 [len(numbers)] on ``device``, which callers must not write to.
 
     Raises:
-        TypeError, ValueError: an entry is no number.
-        RuntimeError: different numbers, seen for the first time while a CUDA graph is captured.
+        TypeError, ValueError: an entry is not a number.
+        RuntimeError: different numbers are seen for the first time while a CUDA graph is captured.
     """
     values = tuple(map(float, numbers))
     if device.type != "cuda" or private_api.is_traced():
@@ -57,7 +57,7 @@ def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
 
 
 def one_number_on(given: Any, beside: Any) -> Any:
-    """A number as float32 [1] on the device of a tensor; all else as it is, for the checks to judge."""
+    """Returns a number as float32 [1] on the device of a tensor, and anything else unchanged for later checks."""
     if not isinstance(given, int | float) or not isinstance(beside, torch.Tensor):
         return given
     return numbers_on(beside.device, [given])
@@ -66,10 +66,12 @@ def one_number_on(given: Any, beside: Any) -> Any:
 def numbers_of(
     given: Any, a: Any, offs: Any = None, masked_m: Any = None, *, is_in_result: bool = False
 ) -> Any:
-    """Numbers, one a group, as a tensor on the device of the groups; all else as it is, for the checks to judge.
+    """Returns numbers, one per group, as a tensor on the device of the groups, and anything else unchanged for later checks.
 
     Args:
-        is_in_result: whether a result holds them, which may be written to: then they are its own.
+        given: the numbers.
+        a, offs, masked_m: operands that tell device and number of groups.
+        is_in_result: whether the result will hold the tensor, which callers may write to; it is then a copy.
     """
     if not isinstance(given, list | tuple):
         return given

@@ -1,4 +1,4 @@
-"""One operand of a product after its checks: where its bytes are and what they stand for, whatever form it came in."""
+"""``Operand``: one operand of a product after its checks, in whatever form it was given."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from nvfp4_cute.formats.block_format import BlockFormat
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """Rows of K elements and their block scales; views of the caller's memory but where scales were converted.
+    """Rows of K elements and their block scales: views of the caller's memory, except for converted scales.
 
     Attributes:
-        data: bytes, uint8 ``[rows, row bytes]`` or ``[batches, rows, row bytes]``, unit stride in a row.
-        scale: bytes of the scales as the format lays them out, uint8, 1-D, or ``[batches, bytes]``.
-        format: what the bytes stand for.
+        data: bytes, uint8 ``[rows, row bytes]`` or ``[batches, rows, row bytes]``, unit stride within a row.
+        scale: bytes of the scales in the layout of the format, uint8, 1-D, or ``[batches, bytes]``.
+        format: format of the bytes.
         rows: M or N of one batch.
         k: K in elements.
-        batches: operands of one size in ``data``; 1 where it has two dimensions.
+        batches: number of equally sized operands in ``data``; 1 if it has two dimensions.
     """
 
     data: torch.Tensor
@@ -29,20 +29,20 @@ class Operand:
 
     @property
     def pitch(self) -> int:
-        """Elements from row to row."""
+        """Elements between rows."""
         return self.format.elements(self.data.stride(-2))
 
     @property
     def batch_pitch(self) -> int:
-        """Elements from batch to batch; 0 where there is one."""
+        """Elements between batches; 0 if there is one."""
         return self.format.elements(self.data.stride(0)) if self.data.ndim > 2 else 0
 
     @property
     def atom_row_bytes(self) -> int:
-        """Bytes from one row of scale atoms to the next."""
+        """Bytes between rows of scale atoms."""
         return self.format.atom_row_bytes(self.k)
 
     @property
     def device(self) -> torch.device:
-        """Where the data is."""
+        """Device of the data."""
         return self.data.device

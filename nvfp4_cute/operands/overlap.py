@@ -1,4 +1,4 @@
-"""Whether tensors share bytes: rows of two matrices may interleave in memory without touching."""
+"""Finds tensors that share bytes. Rows of two matrices may interleave in memory without overlap."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -8,7 +8,7 @@ import torch
 
 
 class Region(NamedTuple):
-    """Bytes of a tensor, or of a part of it: intervals of ``row_bytes``, ``pitch`` bytes apart."""
+    """Bytes of a tensor or of a part of it: intervals of ``row_bytes``, ``pitch`` bytes apart."""
 
     start: int
     stop: int
@@ -19,7 +19,7 @@ class Region(NamedTuple):
 
 
 def span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the last element, gaps between rows included."""
+    """Returns the bytes from the first to the last element, including gaps between rows."""
     if tensor.numel() == 0:
         return 0
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -27,10 +27,10 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_overlap(outs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-    """No output shares a byte with an input or another output. Raises ValueError with both names.
+    """Raises ValueError, with both names, if an output shares a byte with an input or another output.
 
     Args:
-        outs, inputs: by the names of messages, of any strides.
+        outs, inputs: tensors of any strides, by their names for messages.
     """
     regions = [region for name, tensor in inputs.items() for region in _regions(name, tensor, False)]
     regions += [region for name, tensor in outs.items() for region in _regions(name, tensor, True)]
@@ -38,7 +38,7 @@ def check_overlap(outs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.T
     for region in sorted(regions):
         live = [other for other in live if other.stop > region.start]
         for other in live:
-            # `region` starts at or after `other`: they are sorted.
+            # `region` starts at or after `other`, because they are sorted.
             if other.name != region.name and (region.is_out or other.is_out) and _share_bytes(region, other):
                 first, second = sorted((region, other), key=lambda r: not r.is_out)
                 raise ValueError(
@@ -49,7 +49,7 @@ def check_overlap(outs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.T
 
 
 def _regions(name: str, tensor: torch.Tensor, is_out: bool) -> Iterator[Region]:
-    """Its rows along the smallest strides, in matrices; one region for each of these."""
+    """Splits a tensor into matrices of rows along the smallest strides, one region per matrix."""
     if tensor.numel() == 0:
         return
     dims = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and s > 0)
@@ -57,7 +57,7 @@ def _regions(name: str, tensor: torch.Tensor, is_out: bool) -> Iterator[Region]:
     if dims:
         step, extent = dims.pop(0)
         length = (extent - 1) * step + 1
-    while dims and dims[0][0] <= length:  # what follows without a gap
+    while dims and dims[0][0] <= length:  # dimensions without gaps
         step, extent = dims.pop(0)
         length += (extent - 1) * step
     pitch, rows = dims.pop(0) if dims else (length, 1)
@@ -70,7 +70,7 @@ def _regions(name: str, tensor: torch.Tensor, is_out: bool) -> Iterator[Region]:
 
 
 def _share_bytes(x: Region, y: Region) -> bool:
-    """Whether rows of x and y meet, x starting at or after y: column slices of one buffer interleave and do not."""
+    """Returns whether rows of x and y overlap; x starts at or after y. Interleaved column slices of a buffer do not."""
     for start in range(x.start, x.stop, x.pitch):
         # The last row of y that starts at or before this row of x, and the one after it.
         below = start - (start - y.start) % y.pitch

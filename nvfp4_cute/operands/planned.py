@@ -1,7 +1,7 @@
-"""Whether this thread only asks which kernels calls take (``compile.cache.planning``): results hold anything then."""
+"""Tells whether this thread only collects the kernels that calls need (``compile.cache.planning``), without valid results."""
 
 from contextvars import ContextVar
 from typing import Any
 
 keys: ContextVar[dict[Any, None] | None] = ContextVar("planned", default=None)
-"""Keys asked for so far; None outside of planning."""
+"""Kernel keys collected so far; None outside of planning."""

@@ -1,6 +1,6 @@
-"""Operands of products of two tensors, or of two batches of them: gemm, gemv, and weight-only products.
+"""Operands of products of two tensors, or of batches of them: gemm, gemv, and weight-only products.
 
-One layout for all: batches come first, ``[L, rows, K]``; a vector is a matrix of one row.
+All use one layout: batches come first, ``[L, rows, K]``, and a vector is a matrix with one row.
 """
 
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ from nvfp4_cute.problem import (
     result_format,
 )
 
-# A lane of the weight-only kernel takes 32 values of K.
+# A lane of the weight-only kernel reads 32 values of K.
 W4A16_K_STEP = 32
-# Kernels for few rows (``kernels/simt/few_rows.py``, ``gemv.py``) do not read the padding columns of scales.
+# Kernels for few rows (``kernels/simt/few_rows.py``, ``gemv.py``) do not read padding columns of scales.
 MOST_FEW_ROWS = 8
 
 
@@ -48,14 +48,14 @@ class Product:
     """Checked operands of ``C[l] = alpha[l] * A[l] @ B[l]^T + bias``.
 
     Attributes:
-        a: of M rows; of a weight-only product float16 or bfloat16 [L, M, K].
-        b: of N rows.
+        a: M rows; for a weight-only product float16 or bfloat16 [L, M, K].
+        b: N rows.
         alpha: float32 [L], or [1] for all batches, or None.
-        out: [L, M, N]; of quantized results data, uint8.
-        out_scale: of quantized results: uint8 [L, bytes], blocked.
-        out_global_scale: of NVFP4 results: float32 [L], or None.
+        out: [L, M, N]; for quantized results uint8 data.
+        out_scale: for quantized results: uint8 [L, bytes], blocked.
+        out_global_scale: for NVFP4 results: float32 [L], or None.
         bias: float16, bfloat16 or float32 [N], or None.
-        quantized_dtype: what quantized results are; None of others, which are of ``out``'s dtype.
+        quantized_dtype: format of quantized results; None for others, which have the dtype of ``out``.
     """
 
     a: Operand | torch.Tensor
@@ -69,16 +69,16 @@ class Product:
 
     @property
     def bias_dtype(self) -> torch.dtype | None:
-        """None where there is no bias."""
+        """Dtype of the bias; None without one."""
         return None if self.bias is None else self.bias.dtype
 
     @property
     def alpha_step(self) -> int:
-        """Bytes from one batch's factor to the next one's; 0 where one serves all."""
+        """Bytes between the factors of batches; 0 if one factor serves all."""
         return 0 if self.alpha is None or len(self.alpha) == 1 else self.alpha.element_size()
 
     def grouped(self) -> tuple[GroupedProblem, GroupedOperands]:
-        """The same as a problem of a group a batch; of one batch it is a list."""
+        """Converts to a problem with one group per batch; a single batch becomes a list."""
         a, b = self.a, self.b
         assert isinstance(a, Operand)
         batches = len(self.out)
@@ -110,13 +110,13 @@ class Product:
 def check_gemm(
     a, b, a_scale, b_scale, alpha, bias, formats, out, out_dtype, out_global_scale, scale_layout
 ) -> tuple[Product, list[torch.Tensor]]:
-    """Check the operands of ``gemm``, whose arguments these are, a number for ``out_global_scale`` as float32 [1].
+    """Checks the operands of ``gemm``, which has the same arguments; a number for ``out_global_scale`` is already float32 [1].
 
     Args:
-        formats: of ``a`` and of ``b``.
+        formats: formats of ``a`` and ``b``.
 
     Returns:
-        The operands, and what is written: the result, or data and scale of a quantized one.
+        The operands, and the tensors that are written: the result, or data and scale of a quantized one.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -182,7 +182,7 @@ def check_gemm(
 def check_gemv(
     a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
 ) -> tuple[Product, torch.Tensor]:
-    """Check the operands of ``gemv``, whose arguments these are. Returns them, and the tensor to return. Raises as above."""
+    """Checks the operands of ``gemv``. Returns them and the tensor to return. Raises as :func:`check_gemm` does."""
     rules.check_result_format(out_dtype, OUT_DTYPES)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
@@ -224,16 +224,20 @@ def check_gemv(
 def check_weight_only(
     x, w, w_scale, alpha, w_format, out, names, out_dtype, scale_layout, bias=None
 ) -> tuple[Product, torch.Tensor]:
-    """Check the operands of ``out[:, :, l] = alpha[l] * X[:, :, l] @ W[:, :, l]^T + bias``.
+    """Checks the operands of ``out[:, :, l] = alpha[l] * X[:, :, l] @ W[:, :, l]^T + bias``.
 
     Args:
         x: float16 or bfloat16 [M, K] or [M, K, L], K-major, rows and batches a multiple of 16 bytes apart.
-        w: bytes of ``w_format``, [N, K/2] or [N, K/2, L] of NVFP4. w_scale: of w. alpha, bias: as of ``gemm``.
+        w: bytes of ``w_format``; for NVFP4 [N, K/2] or [N, K/2, L].
+        w_scale: scales of w.
+        alpha, bias: see ``gemm``.
         out: [M, N] or [M, N, L] of any strides, or None.
-        names: what the caller calls x, w and w_scale.
+        names: the caller's names for x, w and w_scale.
 
     Returns:
-        The operands, and the tensor to return. Raises as above.
+        The operands, and the tensor to return.
+
+    Raises as :func:`check_gemm` does.
     """
     rules.check_result_format(out_dtype, OUT_DTYPES)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
@@ -283,11 +287,15 @@ def check_weight_only(
 def split_dual_gemm(
     a, a_scale, weights: list[Weights], a_format: BlockFormat, out, out_dtype, scale_layout, parts: int
 ) -> tuple[list[Any], list[Any], list[Weights], list[Any], list[torch.Tensor]]:
-    """The operands of ``dual_gemm`` as those of ``grouped_dual_gemm``, a group a batch; ``parts`` rows of b1 make a column.
+    """Converts the operands of ``dual_gemm`` to those of ``grouped_dual_gemm`` with one group per batch.
+
+    ``parts`` rows of b1 belong to one column of the result.
 
     Returns:
-        Lists of a and of a_scale; the weights; a list of outputs; and what is written: the result, or data and scale of a
-        quantized one. Raises as above.
+        Lists of a and of a_scale; the weights; a list of outputs; and the tensors that are written: the result, or data and
+        scale of a quantized one.
+
+    Raises as :func:`check_gemm` does.
     """
     named = {"a": a} | {w.name: w.data for w in given_weights(weights)}
     out_format = result_format(out_dtype)
@@ -325,7 +333,7 @@ def split_dual_gemm(
 
 
 def num_batches(tensor: torch.Tensor) -> int:
-    """L of [rows, K] or [rows, K, L]."""
+    """Returns L of [rows, K] or [rows, K, L]."""
     return tensor.shape[2] if tensor.ndim == 3 else 1
 
 
@@ -339,7 +347,7 @@ def _operand(
     fmt: BlockFormat,
     scale_name: str | None = None,
 ) -> Operand:
-    """[rows, K/2] or [rows, K/2, L] as an operand whose batches come first."""
+    """Converts [rows, K/2] or [rows, K/2, L] to an operand with batches first."""
     rows = rules.packed_rows(name, letter, rules.batches_first(data), fmt)
     num_rows, k = rows.shape[1], rules.check_k(fmt.elements(rows.shape[2]), fmt)
     label = scale_name or f"{name}_scale"
@@ -348,10 +356,10 @@ def _operand(
 
 
 def check_batched_shapes(named: Mapping[str, torch.Tensor], expected: str) -> None:
-    """All are matrices, or all of them matrices with the same last extent L, as the first of them is.
+    """Checks that all tensors are matrices, or all batches of matrices with the same last extent L, like the first of them.
 
     Raises:
-        ValueError: another number of dimensions, or another L; the message says what is ``expected``.
+        ValueError: a number of dimensions, or L, differs. The message includes ``expected``.
     """
     first, model = next(iter(named.items()))
     for name, tensor in named.items():
@@ -363,7 +371,7 @@ def check_batched_shapes(named: Mapping[str, torch.Tensor], expected: str) -> No
 
 
 def for_batches(factor: Any, a: Any) -> Any:
-    """A factor for every batch of ``a`` [M, K/2(, L)], float32 [1] or [L], where one serves all; all else as it is."""
+    """Returns a factor for the batches of ``a`` [M, K/2(, L)] as float32 [1] or [L]; anything else unchanged for later checks."""
     if factor is None or (isinstance(factor, torch.Tensor) and isinstance(a, torch.Tensor) and a.ndim == 2):
         return factor
     factor = one_number_on(factor, a)
@@ -374,12 +382,12 @@ def for_batches(factor: Any, a: Any) -> Any:
 
 
 def split_batches(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A view of every batch of [rows, K(, L)]."""
+    """Returns a view per batch of [rows, K(, L)]."""
     return [tensor] if tensor.ndim == 2 else list(tensor.unbind(2))
 
 
 def split_quantized(tensor: BlockScaledTensor) -> list[BlockScaledTensor]:
-    """A view of every batch of [M, N] or [L, M, N]."""
+    """Returns a view per batch of [M, N] or [L, M, N]."""
     if len(tensor.shape) == 2:
         return [tensor]
     parts = zip(tensor.data, tensor.scale, strict=True)
@@ -390,7 +398,7 @@ def split_quantized(tensor: BlockScaledTensor) -> list[BlockScaledTensor]:
 
 
 def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayout, fmt: BlockFormat) -> Any:
-    """A view of every batch of an operand's scales; what is no tensor is for the checks to judge."""
+    """Returns a view per batch of an operand's scales, and anything but a tensor unchanged for later checks."""
     batches = num_batches(operand)
     if scale is None or batches == 1 or not isinstance(scale, torch.Tensor):
         return None if scale is None else [scale] * batches
@@ -401,16 +409,16 @@ def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayo
             )
         return split_batches(scale)
     k = fmt.elements(operand.shape[1])
-    try:  # addresses are checked with each batch's: a graph that is traced has none
+    try:  # checks of each batch look at addresses; a traced graph has none
         return list(as_blocked_batches(scale, len(operand), k, batches, fmt))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
 
 
 def new_result(a: torch.Tensor, n: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised [M, N(, L)] for ``a`` [M, K(, L)], batch after batch in memory; [M(, L)] where ``n`` is None."""
+    """Allocates [M, N(, L)] for ``a`` [M, K(, L)], batch after batch in memory; [M(, L)] if ``n`` is None."""
     columns = () if n is None else (n,)
-    # Not len(a): in a graph of any number of rows that is the number it was traced with.
+    # Not len(a): in a graph with a dynamic number of rows, that would be the number at tracing.
     result = torch.empty((*a.shape[2:], a.shape[0], *columns), dtype=dtype, device=a.device)
     return result if a.ndim == 2 else result.movedim(0, -1)
 
@@ -418,10 +426,11 @@ def new_result(a: torch.Tensor, n: int | None, dtype: torch.dtype) -> torch.Tens
 def quantized_result(
     out: Any, lead: tuple[int, ...], n: int, device: torch.device, format: BlockFormat
 ) -> BlockScaledTensor:
-    """What quantized results [*lead, N] are written to: the caller's ``out``, or new where it is None.
+    """Returns the tensor for quantized results [*lead, N]: the caller's ``out``, or a new one.
 
     Raises:
-        TypeError: ``out`` is no tensor of the format. ValueError: its shape is another, or its batches' scales are apart.
+        TypeError: ``out`` is not a tensor of the format.
+        ValueError: ``out`` has another shape, or its batches' scales have gaps.
     """
     rules.check_quantized_columns("N", n, format)
     shape = (*lead, n)
@@ -445,7 +454,7 @@ def quantized_result(
 def _quantized_views(
     out: BlockScaledTensor, batches: int
 ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """What is written: as the caller sees it, and as bytes [L, M, N/2] and [L, bytes]."""
+    """Returns the tensors written, as the caller sees them, and as bytes [L, M, N/2] and [L, bytes]."""
     data = out.data if out.data.ndim == 3 else out.data.unsqueeze(0)
     rows = rules.quantized_rows("data of out", data, tuple(data.shape), out.format)
     return [out.data, out.scale], rows, out.scale.view(torch.uint8).view(batches, -1)

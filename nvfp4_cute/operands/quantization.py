@@ -1,4 +1,4 @@
-"""Operands of quantization: float rows, one matrix or groups of rows, and where their elements and scales go."""
+"""Operands of quantization: float rows, as one matrix or in groups, and the memory of their elements and scales."""
 
 from dataclasses import dataclass
 from math import prod
@@ -30,11 +30,11 @@ from nvfp4_cute.operands.group_sizes import check_group_sizes, check_offs
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.problem import INT32_MAX
 
-# What there is a kernel for.
+# Dtypes and formats with kernels.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 GROUPED_FORMATS = (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
 KERNEL_FORMATS = (*GROUPED_FORMATS, FP8_1x128, INT8)
-# Rows of atoms lie along y of the grid, batches along z.
+# Rows of atoms are along y of the grid, batches along z.
 MAX_GRID = 65535
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -44,14 +44,14 @@ class Quantization:
     """Checked operands of a quantization.
 
     Attributes:
-        x, up: [B, M, K] with unit stride in K; ``up`` or None.
-        global_scale: float32 of one element, or [G] where there are groups, or None.
-        offs: int32 [G], the groups' ends (then B is 1), or None.
-        data, scale: of the results, of dtypes of the format, contiguous, in the caller's shapes.
-        scale_layout: of ``scale``.
-        atom_rows: rows of scale atoms a batch.
-        format: of the results.
-        scale_rounding: of scales that are powers of two.
+        x, up: [B, M, K] with unit stride in K; ``up`` may be None.
+        global_scale: float32 with one element, or [G] for groups, or None.
+        offs: int32 [G], the groups' ends (B is then 1), or None.
+        data, scale: results in dtypes of the format, contiguous, in the caller's shapes.
+        scale_layout: layout of ``scale``.
+        atom_rows: rows of scale atoms per batch.
+        format: format of the results.
+        scale_rounding: rounding of scales that are powers of two.
     """
 
     x: torch.Tensor
@@ -69,9 +69,9 @@ class Quantization:
 def global_scale_of(
     x: torch.Tensor, up: torch.Tensor | None, given: Any, inverse: Any
 ) -> torch.Tensor | None:
-    """The global scale of ``quantize`` as float32 on the device of ``x``, without dimensions or one a batch, or None.
+    """Returns the global scale of ``quantize`` as float32 on the device of ``x``, without dimensions or one per batch, or None.
 
-    Raises ValueError as ``formats.quantize``.
+    Raises ValueError for the reasons of ``formats.quantize``.
     """
     if inverse is None and given is None:
         return None
@@ -89,7 +89,7 @@ def global_scale_of(
         and x.is_cuda
         and x.shape[:-2] == (len(given),) != (1,)
     ):
-        given = numbers_on(x.device, given).clone()  # the result's own, which may be written to
+        given = numbers_on(x.device, given).clone()  # the result's own copy, which callers may write to
     if not private_api.is_traced():
         rules.check_memory(x=x, up=up, global_scale=given, global_scale_inv=inverse)
     values = silu_mul(x.detach(), up.detach()) if isinstance(given, str) and up is not None else x.detach()
@@ -97,7 +97,7 @@ def global_scale_of(
 
 
 def check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:
-    """Raises where ``up`` is not like ``x``."""
+    """Raises unless ``up`` has the dtype and shape of ``x``."""
     if up is None:
         return
     check_is_tensor("up", up)
@@ -117,8 +117,9 @@ def check_quantize(
     format: BlockFormat = NVFP4,
     scale_rounding: ScaleRounding = "up",
 ) -> Quantization:
-    """Check the operands of ``quantize`` by a kernel; ``factor`` as of :func:`global_scale_of`, ``up`` as of :func:`check_up`,
-    ``format`` one of ``KERNEL_FORMATS``.
+    """Checks the operands of ``quantize`` for a kernel.
+
+    ``factor`` comes from :func:`global_scale_of`, ``up`` passed :func:`check_up`, and ``format`` is one of ``KERNEL_FORMATS``.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
@@ -148,7 +149,7 @@ def check_grouped_quantize(
     format: BlockFormat = NVFP4,
     scale_rounding: ScaleRounding = "up",
 ) -> Quantization:
-    """Check the operands of ``grouped_quantize``. Raises as above."""
+    """Checks the operands of ``grouped_quantize``. Raises as :func:`check_quantize` does."""
     rules.check_tensors({"x": x, "offs": offs} | rules.given(up=up, global_scale=global_scale))
     rules.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
     if x.ndim != 2:
@@ -173,7 +174,7 @@ def check_grouped_quantize(
 
 @dataclass(frozen=True)
 class Result:
-    """What is made: shape and layout of the scales, format, and how scales are rounded."""
+    """The requested result: shape and layout of the scales, format, and rounding of scales."""
 
     scale_shape: tuple[int, ...]
     scale_layout: ScaleLayout
@@ -205,7 +206,7 @@ def _quantization(x, up, factor, offs, rows, batches, result: Result) -> Quantiz
 
 
 def _rows(x: torch.Tensor, batches: int, rows: int) -> torch.Tensor:
-    """[B, M, K] in rows that vectors of 16 bytes can read, copied where ``x`` is not."""
+    """Returns [B, M, K] in rows that 16-byte vectors can read, copied if those of ``x`` are not."""
     view = x.reshape(batches, rows, x.shape[-1])
     addresses = [view.data_ptr()]
     addresses += [

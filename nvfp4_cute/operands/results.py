@@ -1,6 +1,6 @@
-"""Results as a caller sees them, and as the flat list of tensors that a launch writes.
+"""Converts results between the caller's form and the flat list of tensors that a launch writes.
 
-Flat: a tensor a group, or one of all groups. Quantized: all data, then all scales.
+The flat list has one tensor per group, or one for all groups. For quantized results it has all data, then all scales.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem, result_scale_dtyp
 
 
 def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
-    """The tensors of a caller's outputs, BlockScaledTensors where results are quantized; none where an output is None."""
+    """Flattens a caller's outputs, BlockScaledTensors if quantized; returns an empty list if an output is None."""
     if any(out is None for out in outs):
         return []
     if not is_quantized:
@@ -26,7 +26,7 @@ def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
 
 
 def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torch.Tensor]:
-    """The tensors that the checks allocated for a list."""
+    """Returns the tensors that the checks allocated for a list."""
     format = problem.out_format
     if format is None:
         return list(operands.out)
@@ -39,11 +39,13 @@ def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torc
 def as_results(
     outs: list[torch.Tensor], is_list: bool, format: BlockFormat | None, global_scale: torch.Tensor | None
 ) -> Any:
-    """What the operation returns for what it wrote.
+    """Returns an operation's result from the tensors that it wrote.
 
     Args:
-        format: of quantized results; None of others.
-        global_scale: an entry a group.
+        outs: the tensors.
+        is_list: whether the result is a list.
+        format: format of quantized results; None for others.
+        global_scale: one entry per group.
     """
     if format is None:
         return outs if is_list else outs[0]
@@ -60,14 +62,14 @@ def as_results(
 
 
 def own_outputs(out: Any, is_list: bool) -> Any:
-    """A caller's ``out`` as the operations on parts take it: of all groups' quantized results data and scale."""
+    """Converts ``out`` for the operations on parts: data and scale if one tensor holds all groups' quantized results."""
     return (out.data, out.scale) if not is_list and isinstance(out, BlockScaledTensor) else out
 
 
 def group_tensor(
     parts: tuple[torch.Tensor, torch.Tensor], out: Any, out_dtype: Any, global_scale: Any
 ) -> BlockScaledTensor:
-    """All groups' quantized results, [rows, N] or [G, M_max, N], as one tensor; the caller's ``out`` where there is one."""
+    """Returns all groups' quantized results, [rows, N] or [G, M_max, N], as one tensor: the caller's ``out`` if there is one."""
     if out is not None:
         return out
     data, scale = parts
@@ -80,14 +82,14 @@ def group_tensor(
 
 
 def group_layout(ndim: int, format: BlockFormat) -> ScaleLayout:
-    """Layout of the scales of groups: blocked ones of ragged rows are padded group by group."""
+    """Returns the layout of the scales of groups; blocked scales of ragged rows are padded per group."""
     return "ragged" if ndim == 2 and format.scale_layout == "blocked" else format.scale_layout
 
 
 def one_result(
     outs: list[torch.Tensor], format: BlockFormat | None, global_scale: torch.Tensor | None
 ) -> Any:
-    """What an operation on one pair of operands returns, all of whose batches have one global scale."""
+    """Returns the result of an operation on one pair of operands, whose batches share one global scale."""
     if format is None:
         return outs[0]
     data, scale = outs
@@ -99,14 +101,14 @@ def one_result(
 def _result(
     data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: BlockFormat
 ) -> BlockScaledTensor:
-    """Quantized rows of bytes and their scales."""
+    """Makes a tensor of quantized rows and their scales."""
     shape = (*data.shape[:-1], format.elements(data.shape[-1]))
     data, scale = _stored(data, format.element), _stored(scale, format.scale)
     return block_scaled_tensor(data, scale, global_scale, shape, format.scale_layout, format)
 
 
 def _stored(tensor: torch.Tensor, number: NumberType) -> torch.Tensor:
-    """Bytes as what they are: the dtype that quantization gives; what has another dtype than uint8 is what it is."""
+    """Views bytes in the dtype that quantization returns; tensors of other dtypes are unchanged."""
     if tensor.dtype != torch.uint8 or number.quantized_dtype == "uint8":
         return tensor
     return tensor.view(getattr(torch, number.quantized_dtype))
@@ -120,15 +122,15 @@ def block_scaled_tensor(
     scale_layout: ScaleLayout = "blocked",
     format: BlockFormat = NVFP4_FORMAT,
 ) -> BlockScaledTensor:
-    """A tensor of what a launch writes, whose parts fit each other: without the checks, which take as long as a launch.
+    """Makes a tensor from the parts that a launch wrote, without the checks, which take as long as a launch.
 
-    A graph that is traced has them: torch before 2.13 traces constructors alone.
+    Traced graphs run the checks, because torch before 2.13 can only trace constructors.
     """
     if torch.compiler.is_compiling():
         return quantized_tensor(data, scale, global_scale, shape, format, scale_layout)
     made = object.__new__(NVFP4Tensor if format == NVFP4_FORMAT else BlockScaledTensor)
     parts = {"data": data, "scale": scale, "global_scale": global_scale, "shape": shape}
     vars(made).update(parts, scale_layout=scale_layout)
-    if format != NVFP4_FORMAT:  # of NVFP4 the class says it
+    if format != NVFP4_FORMAT:  # an NVFP4Tensor has it in its class
         vars(made).update(format=format)
     return made

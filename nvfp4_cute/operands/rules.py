@@ -1,4 +1,4 @@
-"""Rules that one tensor keeps, and the view of it that launches take. Nothing waits for a GPU: of data there nothing is read."""
+"""Rules for single tensors, and the views of them that launches take. No check reads data on a GPU or waits for it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -34,20 +34,20 @@ from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.problem import INT32_MAX, NVFP4, OUT_DTYPES, RESULT_FORMATS, OutDtype, dtype_name
 
-# What 32-bit offsets of the kernels in ``kernels/simt`` reach: into the scales of one row of atoms, over an atom's 128 rows.
+# Reach of 32-bit offsets of the kernels in ``kernels/simt``: into the scales of one row of atoms, over its 128 rows.
 MAX_PITCH = 2**24
 MAX_K = 2 * MAX_PITCH
 MAX_BATCHES = 65535
-# Of activations that are not quantized.
+# Dtypes of activations that are not quantized.
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
-# Of what is added to every column of results, whatever their dtype is.
+# Dtypes of a bias, whatever the dtype of the results is.
 BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_tensors(
     named: Mapping[str, Any], optional: Mapping[str, Any] = MappingProxyType({})
 ) -> torch.device:
-    """All are tensors, on one device, without gradients to record; returns the device. ``optional`` ones may be None."""
+    """Checks for tensors on one device without gradients to record; returns the device. ``optional`` ones may be None."""
     named = {**named, **given(**optional)}
     check_quantized(named)
     for label, tensor in named.items():
@@ -68,7 +68,7 @@ def check_tensors(
 
 
 def check_quantized(named: Mapping[str, Any]) -> None:
-    """Raise TypeError for values that nobody quantized: floats, or a list of such, and None as their scale."""
+    """Raises TypeError for unquantized values: floats, or a list of them, with None as their scale."""
     for label, scale in named.items():
         name = label.removesuffix("_scale")
         if scale is not None or name == label or named.get(name) is None:
@@ -81,7 +81,7 @@ def check_quantized(named: Mapping[str, Any]) -> None:
 
 
 def check_memory(**named: Any) -> None:
-    """Values of tensors lie in memory as their strides say. Raises TypeError or ValueError for others; none is read."""
+    """Raises TypeError or ValueError for tensors whose memory does not hold their values at their strides. Reads no values."""
     for label, tensor in tensors_in(named).items():
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise TypeError(
@@ -105,24 +105,24 @@ def check_memory(**named: Any) -> None:
 
 
 def given(**named: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """Returns the entries that are not None."""
     return {name: value for name, value in named.items() if value is not None}
 
 
 def tensors_in(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Those that are tensors: factors may be numbers."""
+    """Returns the entries that are tensors, since factors may be numbers."""
     return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
 
 
 def check_integers(**counts: Any) -> None:
-    """Raise TypeError for what is no whole number."""
+    """Raises TypeError for values that are not integers."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool):
             raise TypeError(f"{name}={count!r} is no int; pass how many there are")
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Raise TypeError for what is no whole number, ValueError for a negative one."""
+    """Raises TypeError for values that are not integers, ValueError for negative ones."""
     check_integers(**sizes)
     for name, size in sizes.items():
         if size < 0:
@@ -130,25 +130,25 @@ def check_sizes(**sizes: Any) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """One of a few values; TypeError for dtypes, ValueError for the rest."""
+    """Raises unless ``value`` is one of ``choices``: TypeError for dtypes, ValueError otherwise."""
     if value not in choices:
         error = TypeError if isinstance(value, torch.dtype) else ValueError
         raise error(f"{name}={value!r} is not supported; use {' or '.join(map(repr, choices))}")
 
 
 def check_scale_layout(scale_layout: Any) -> None:
-    """Raises ValueError for a layout that there is not."""
+    """Raises ValueError for an unknown layout."""
     check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
 
 
 def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
-    """Formats of operands that products take.
+    """Checks formats of operands of products.
 
     Args:
-        takes_rows: whether scales may be rows, not blocked ones.
-        formats: by the names of the arguments that tell them.
+        takes_rows: whether scales may have rows instead of blocks.
+        formats: by the names of the arguments that give them.
 
-    Raises TypeError for what is no format, UnsupportedProblem where scales are rows and may not be.
+    Raises TypeError for a value that is not a format, and UnsupportedProblem for scales with rows if they may not have them.
     """
     for name, fmt in formats.items():
         if not isinstance(fmt, BlockFormat):
@@ -162,14 +162,14 @@ def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
 
 
 def check_extent(name: str, extent: int, most: int) -> int:
-    """A number of rows, batches or bytes that an index or the grid can hold."""
+    """Checks a number of rows, batches or bytes against what an index or the grid can hold, and returns it."""
     if extent > most:
         raise UnsupportedProblem(f"{name}={extent} exceeds {most}; split the problem")
     return extent
 
 
 def check_k(k: int, fmt: BlockFormat = NVFP4_FORMAT) -> int:
-    """K of an operand: whole blocks, and no more than 32-bit offsets reach."""
+    """Checks that K is a whole number of blocks within the reach of 32-bit offsets, and returns it."""
     fmt.num_k_blocks(k)
     if k > MAX_K:
         raise UnsupportedProblem(f"K={k} exceeds {MAX_K}, what 32-bit offsets reach; split the sum")
@@ -177,14 +177,14 @@ def check_k(k: int, fmt: BlockFormat = NVFP4_FORMAT) -> int:
 
 
 def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
-    """For messages."""
+    """Joins the names of dtypes for messages."""
     return " or ".join(dtype_name(d) for d in dtypes)
 
 
 def check_aligned(
     label: str, tensor: torch.Tensor, align_bytes: int = TMA_ALIGN_BYTES, pitches: Iterable[int] = ()
 ) -> None:
-    """Address and ``pitches`` in bytes are multiples: of 16, which TMA and vector loads ask for, or of an element's size."""
+    """Checks address and ``pitches`` in bytes for alignment: 16, for TMA and vector loads, or an element's size."""
     if not tensor.numel():
         return
     for pitch in pitches:
@@ -206,7 +206,7 @@ def check_aligned(
 
 
 def without_batch(label: str, tensor: torch.Tensor, shape: str) -> torch.Tensor:
-    """[X, Y] or [X, Y, 1] -> [X, Y]."""
+    """Converts [X, Y] or [X, Y, 1] to [X, Y]."""
     if tensor.ndim == 3 and tensor.shape[2] == 1:
         return tensor.squeeze(2)
     if tensor.ndim != 2:
@@ -215,12 +215,12 @@ def without_batch(label: str, tensor: torch.Tensor, shape: str) -> torch.Tensor:
 
 
 def batches_first(tensor: torch.Tensor) -> torch.Tensor:
-    """[X, Y] or [X, Y, L] -> [L, X, Y]."""
+    """Converts [X, Y] or [X, Y, L] to [L, X, Y]."""
     return tensor.unsqueeze(0) if tensor.ndim == 2 else tensor.permute(2, 0, 1)
 
 
 def as_bytes(label: str, tensor: torch.Tensor, fmt: BlockFormat = NVFP4_FORMAT) -> torch.Tensor:
-    """The uint8 view of packed elements. Raises TypeError for another dtype."""
+    """Returns the uint8 view of packed elements. Raises TypeError for another dtype."""
     if tensor.dtype not in fmt.data_dtypes:
         raise TypeError(
             f"{label} has dtype {tensor.dtype}; expected {dtype_names(fmt.data_dtypes)} "
@@ -230,7 +230,7 @@ def as_bytes(label: str, tensor: torch.Tensor, fmt: BlockFormat = NVFP4_FORMAT) 
 
 
 def packed_rows(label: str, letter: str, data: torch.Tensor, fmt: BlockFormat = NVFP4_FORMAT) -> torch.Tensor:
-    """The rows of an operand [rows, bytes] or [batches, rows, bytes], uint8, as tensor maps describe them."""
+    """Returns the rows of an operand, uint8 [rows, bytes] or [batches, rows, bytes], as tensor maps describe them."""
     rows = as_bytes(label, data, fmt)
     num_rows, row_bytes = rows.shape[-2:]
     k = fmt.elements(row_bytes)
@@ -251,7 +251,7 @@ def packed_rows(label: str, letter: str, data: torch.Tensor, fmt: BlockFormat = 
 
 
 def check_sums(k: int, fmt: BlockFormat) -> None:
-    """Raises UnsupportedProblem where sums of ``k`` products of integers may not fit int32."""
+    """Raises UnsupportedProblem if sums of ``k`` products of integers might not fit in int32."""
     if fmt.has_integer_sums and k > MAX_INTEGER_K:
         raise UnsupportedProblem(
             f"K={k} exceeds {MAX_INTEGER_K}: sums of so many products of {fmt.title} values, up to 2^14 each, may exceed int32; "
@@ -260,7 +260,7 @@ def check_sums(k: int, fmt: BlockFormat) -> None:
 
 
 def activation_rows(label: str, letter: str, x: torch.Tensor) -> torch.Tensor:
-    """Rows [(batches,) rows, K] of float16 or bfloat16 values, which have no scales, as tensor maps describe them."""
+    """Returns rows [(batches,) rows, K] of float16 or bfloat16 values, which have no scales, as tensor maps describe them."""
     if x.dtype in NVFP4_FORMAT.data_dtypes:
         raise TypeError(
             f"{label} has dtype {x.dtype} and no scales: pass those of its NVFP4 values as a_scale, or "
@@ -279,9 +279,9 @@ def activation_rows(label: str, letter: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def k_major_rows(title: str, label: str, rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` [(batches,) rows, length] with canonical strides where an extent is 1: torch leaves those arbitrary.
+    """Returns ``rows`` [(batches,) rows, length] with canonical strides in dimensions of extent 1, where torch allows any.
 
-    Raises ValueError where elements of a row do not follow each other, or rows or batches are no multiple of 16 bytes apart.
+    Raises ValueError unless elements of a row are adjacent, and rows and batches are a multiple of 16 bytes apart.
     """
     *batches, num_rows, length = rows.shape
     size = rows.element_size()
@@ -322,10 +322,16 @@ def blocked_scales(
     batches: int | None = None,
     fmt: BlockFormat = NVFP4_FORMAT,
 ) -> torch.Tensor:
-    """Scales as their format has them, uint8 [bytes], or [L, bytes] of ``batches``; others are converted, which allocates.
+    """Returns scales in their format's layout, uint8 [bytes], or [L, bytes] for ``batches``; converting others allocates.
 
     Args:
-        layout: of what is given, in formats with blocked scales; others have rows.
+        label: name of the operand in messages.
+        letter: M or N.
+        scale: the given scales.
+        rows, k: extents of one batch.
+        layout: layout of ``scale``, in formats with blocked scales; others have rows.
+        batches: number of batches; None for a single operand.
+        fmt: format of the operand.
     """
     if fmt.scale_layout == "rowmajor":
         return _row_scales(label, scale, fmt.scale_shape(rows, k), batches, fmt)
@@ -347,12 +353,18 @@ def blocked_scales(
 
 
 def check_padding_columns(label: str, scale: torch.Tensor, rows: int, k: int, fmt: BlockFormat) -> None:
-    """Raise ValueError where blocked scales of rows have NaN beyond the blocks of K, on the CPU; on a GPU nothing is read.
+    """Raises ValueError if blocked scales of rows have NaN in padding columns.
 
-    Kernels multiply these scales by zeros, which gives NaN in all of a row's results. Padding rows may hold anything.
+    Checks on the CPU only; data on a GPU is not read.
+
+    Kernels multiply these scales by zeros, and NaN would make all of a row's results NaN. Padding rows may hold anything.
 
     Args:
-        scale: bytes of one operand, or [batches, bytes]. rows: of one batch.
+        label: name of the operand in messages.
+        scale: bytes of one operand, or [batches, bytes].
+        rows: rows of one batch.
+        k: K in elements.
+        fmt: format of the operand.
     """
     columns = fmt.num_k_blocks(k) % fmt.scale_atom[1] if fmt.scale_layout == "blocked" else 0
     if (
@@ -380,7 +392,7 @@ def check_padding_columns(label: str, scale: torch.Tensor, rows: int, k: int, fm
 def _row_scales(
     label: str, scale: torch.Tensor, one: tuple[int, ...], batches: int | None, fmt: BlockFormat
 ) -> torch.Tensor:
-    """Scales [*one], or [*one, L], in rows: those that lie otherwise, such as column by column, are copied."""
+    """Returns scales [*one], or [*one, L], in rows; copies other layouts, such as column by column."""
     _check_scale_dtype(label, scale, fmt)
     accepted = [[*one], [*one, 1]] if batches in (None, 1) else [[*one, batches]]
     if list(scale.shape) not in accepted:
@@ -388,7 +400,7 @@ def _row_scales(
             f"{label} has shape {list(scale.shape)}; expected {accepted[0]}: a scale for {fmt.blocks} values"
         )
     rows = batches_first(scale).contiguous()
-    # Of an extent of 1 torch leaves any stride.
+    # A dimension of extent 1 may have any stride in torch.
     flat = rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)
     return flat if batches is None else flat.view(batches, -1)
 
@@ -424,11 +436,11 @@ def scales_of_groups(
     *,
     is_read: bool = True,
 ) -> torch.Tensor:
-    """Blocked scales of any contiguous shape as uint8 [G, bytes]; as [bytes] of groups padded one by one, where None.
+    """Returns blocked scales of any contiguous shape as uint8 [G, bytes], or as [bytes] if ``groups`` is None.
 
-    Groups whose rows are no multiple of 128 have a dimension of their own: [G, ...].
-
-    Those of a format with rows are [G, row blocks, k blocks], or [row blocks, k blocks], of any strides: others are copied.
+    None means groups that are padded one by one. Scales of groups whose rows are not a multiple of 128 must have a dimension of
+    groups: [G, ...]. Formats with row-major scales have [G, row blocks, k blocks], or [row blocks, k blocks], of any strides;
+    other strides than the canonical ones are copied.
     """
     row_blocks, k_blocks = fmt.scale_atoms(rows, k)
     row_bytes = fmt.atom_row_bytes(k)
@@ -465,7 +477,7 @@ def scales_of_groups(
 
 
 def halves(operand: Operand) -> tuple[Operand, Operand]:
-    """Concatenated weights as two: rows of whole scale blocks each (``problem.concatenated_rows``)."""
+    """Splits concatenated weights in two: rows of whole scale blocks each (``problem.concatenated_rows``)."""
     n, half = (extent // 2 for extent in (operand.rows, operand.scale.shape[-1]))
 
     def part(i: int) -> Operand:
@@ -488,12 +500,16 @@ def factors(
     allows_one: bool = False,
     allows_list: bool = True,
 ) -> torch.Tensor | None:
-    """float32 [count] on the device, or [1] where one may serve all; None where there is none.
+    """Returns factors as float32 [count] on the device, or [1] if one may serve all; None without factors.
 
     Args:
-        alpha: None, such a tensor, whose device was checked, or numbers.
-        of: what there is one factor for, in messages.
-        allows_one: whether one number, or a tensor of one element, is taken. allows_list: whether numbers are.
+        name: name of the argument.
+        alpha: None, a float32 tensor on the checked device, or numbers.
+        count: number of factors.
+        device: device of the operands.
+        of: unit that each factor belongs to, for messages.
+        allows_one: whether one number, or a tensor with one element, may serve all.
+        allows_list: whether numbers are allowed.
     """
     if alpha is None:
         return None
@@ -529,7 +545,7 @@ def _checked_factors(name: str, alpha: torch.Tensor, count: int, of: str, allows
 def global_scales(
     name: str, scales: Any, count: int, device: torch.device, **options: Any
 ) -> torch.Tensor | None:
-    """:func:`factors` that results are divided by: positive, normal float32 numbers. On a GPU that is not read, nor checked."""
+    """Returns :func:`factors` that divide results: positive, normal float32 numbers. Values on a GPU are not checked."""
     found = factors(name, scales, count, device, **options)
     index = None if found is None else first_wrong(found)
     if found is not None and index is not None:
@@ -541,7 +557,7 @@ def global_scales(
 
 
 def check_bias(bias: torch.Tensor | None, n: int) -> None:
-    """Raises TypeError or ValueError unless it is contiguous float16, bfloat16 or float32 [n], naturally aligned, or None."""
+    """Raises TypeError or ValueError unless the bias is None or contiguous, aligned float16, bfloat16 or float32 [n]."""
     if bias is None:
         return
     if bias.dtype not in BIAS_DTYPES:
@@ -558,14 +574,14 @@ def check_bias(bias: torch.Tensor | None, n: int) -> None:
 
 
 def addable_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """A bias of any floats and strides as ``check_bias`` takes it, copied where it lies otherwise; float64 as float32."""
+    """Returns a bias that passes ``check_bias``: copied if its strides differ, and converted from float64 to float32."""
     if bias is None:
         return None
     return (bias if bias.dtype in BIAS_DTYPES else bias.float()).contiguous()
 
 
 def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
-    """Checked factors as float32 [count]: one that serves all is copied."""
+    """Expands checked factors to float32 [count], by a copy if one served all."""
     return alpha if alpha is None or len(alpha) == count else alpha.expand(count).contiguous()
 
 
@@ -573,12 +589,12 @@ def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
 
 
 def out_dtypes(formats: Formats) -> tuple[torch.dtype, ...]:
-    """Of results of ``a`` and ``b`` of these formats, quantized ones aside: of integers their sums, too."""
+    """Returns the dtypes of unquantized results for operands in these formats; integers also allow their sums."""
     return (*OUT_DTYPES, torch.int32) if formats == INT8_PAIR else OUT_DTYPES
 
 
 def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats) -> None:
-    """Raises TypeError for a dtype that no kernel writes, ValueError for what is none, or a global scale that nothing uses."""
+    """Raises TypeError for a dtype that no kernel writes, ValueError for an unknown name or an unused global scale."""
     check_result_format(out_dtype)
     check_choice("out_dtype", out_dtype, (*out_dtypes(formats), *RESULT_FORMATS))
     check_out_global_scale(out_dtype, out_global_scale)
@@ -593,7 +609,7 @@ def check_out_global_scale(out_dtype: OutDtype, out_global_scale: Any) -> None:
 
 
 def check_no_factor(out_dtype: OutDtype, alpha: Any, bias: Any = None) -> None:
-    """Raises ValueError for a factor or a bias of results that are sums of integers."""
+    """Raises ValueError for a factor or a bias if results are sums of integers."""
     for name, value, done in (("alpha", alpha, "multiplied with"), ("bias", bias, "added to")):
         if out_dtype == torch.int32 and value is not None:
             raise ValueError(
@@ -603,10 +619,11 @@ def check_no_factor(out_dtype: OutDtype, alpha: Any, bias: Any = None) -> None:
 
 
 def check_result_format(out_dtype: Any, dtypes: Iterable[Any] = RESULT_FORMATS) -> None:
-    """Raises UnsupportedProblem for a format to which no kernel quantizes results, by its name, TypeError for a record.
+    """Raises UnsupportedProblem for the name of a format to which no kernel quantizes results, TypeError for a record.
 
     Args:
-        dtypes: of results that there are.
+        out_dtype: the requested dtype or format.
+        dtypes: the supported ones.
     """
     if isinstance(out_dtype, BlockFormat):
         raise TypeError(f"out_dtype={out_dtype!r} is a record; pass its name, out_dtype={out_dtype.name!r}")
@@ -619,20 +636,23 @@ def check_result_format(out_dtype: Any, dtypes: Iterable[Any] = RESULT_FORMATS) 
 
 
 def may_be_of_rows(result: BlockFormat | None) -> bool:
-    """Whether results of this format, None of others than quantized ones, may be of operands whose scales have rows."""
+    """Returns whether operands with row-major scales can have results in this format, or unquantized ones for None."""
     return result is None or result.scale_layout == "rowmajor"
 
 
 def check_result_of_pair(out_dtype: Any, formats: Formats | None) -> None:
-    """Raises UnsupportedProblem for quantized results of 16-bit rows, of which ``formats`` is None, and of operands with float32
-    scales where results have none, or have them where operands do not."""
+    """Raises UnsupportedProblem for quantized results that no kernel makes from such operands.
+
+    These are results of 16-bit rows, for which ``formats`` is None, and results and operands of which only one has float32
+    scales.
+    """
     if formats is None:
         if out_dtype in RESULT_FORMATS:
             raise UnsupportedProblem(f'out_dtype="{out_dtype}" with 16-bit a: call quantize on the result')
         return
     asked = RESULT_FORMATS.get(out_dtype)
     if asked is None or not all(isinstance(format, BlockFormat) for format in formats):
-        return  # what is no format is refused by ``check_formats``
+        return  # ``check_formats`` refuses values that are not formats
     is_fp8 = formats == (FP8_1x128, FP8_128x128)
     of = " x ".join(format.title for format in formats)
     if out_dtype == FP8_1x128.name and not is_fp8:
@@ -652,21 +672,22 @@ def check_result_of_pair(out_dtype: Any, formats: Formats | None) -> None:
 def check_result(
     out_dtype: Any, out_global_scale: Any, formats: Formats, has_scales: bool = True, *, is_dual: bool = False
 ) -> None:
-    """Whether products of such operands have results of a dtype.
+    """Checks that products of such operands can have results of a dtype.
 
     Args:
-        out_dtype, out_global_scale: as of ``gemm``.
-        formats: of ``a`` and ``b``. has_scales: of ``a``; False where it has 16-bit values.
-        is_dual: whether activations are results, which are no sums of integers.
+        out_dtype, out_global_scale: see ``gemm``.
+        formats: formats of ``a`` and ``b``.
+        has_scales: whether ``a`` has scales; False for 16-bit values.
+        is_dual: whether results are activations, which cannot be sums of integers.
 
-    Raises as ``check_out_dtype`` and ``check_result_of_pair``.
+    Raises as ``check_out_dtype`` and ``check_result_of_pair`` do.
     """
     check_out_dtype(out_dtype, out_global_scale, NVFP4_PAIR if is_dual else formats)
     check_result_of_pair(out_dtype, formats if has_scales else None)
 
 
 def check_written_scales(label: str, scale: torch.Tensor, format: BlockFormat) -> None:
-    """Raises ValueError where a caller's scales in rows, which a launch is to write, have gaps."""
+    """Raises ValueError if a caller's row-major scales, which a launch will write, have gaps."""
     if format.scale_layout == "rowmajor" and not scale.is_contiguous():
         raise ValueError(
             f"{label} has strides {scale.stride()}; the kernel writes rows without gaps: allocate it as "
@@ -675,7 +696,7 @@ def check_written_scales(label: str, scale: torch.Tensor, format: BlockFormat) -
 
 
 def check_quantized_columns(label: str, n: int, format: BlockFormat) -> None:
-    """Raises ValueError where rows of ``n`` results are not whole blocks."""
+    """Raises ValueError unless rows of ``n`` results are whole blocks."""
     block = format.k_multiple
     if n == 0 or n % block:
         raise ValueError(
@@ -687,7 +708,7 @@ def check_quantized_columns(label: str, n: int, format: BlockFormat) -> None:
 def check_out(
     label: str, out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, letters: str = ""
 ) -> None:
-    """Dtype, shape and natural alignment of a caller's output. ``letters``: shapes that are taken, for the message."""
+    """Checks dtype, shape and alignment of a caller's output. ``letters`` describes accepted shapes in messages."""
     if out.dtype != dtype:
         raise TypeError(
             f"{label} has dtype {dtype_name(out.dtype)} and out_dtype is {dtype_name(dtype)}; "
@@ -699,7 +720,7 @@ def check_out(
 
 
 def check_apart(label: str, out: torch.Tensor) -> None:
-    """An output of any strides whose elements lie apart. Raises ValueError where they may share memory."""
+    """Raises ValueError if elements of an output, which may have any strides, might share memory."""
     reach = 0
     for stride, extent in sorted((s, n) for s, n in zip(out.stride(), out.shape, strict=True) if n > 1):
         if stride <= reach and out.numel():
@@ -711,14 +732,14 @@ def check_apart(label: str, out: torch.Tensor) -> None:
 
 
 def is_m_major(outs: Iterable[torch.Tensor]) -> bool:
-    """Whether columns of [(batches,) M, N] are contiguous. One matrix with several rows and columns decides for all."""
+    """Returns whether columns of [(batches,) M, N] are contiguous. One matrix with several rows and columns decides for all."""
     return any(min(t.shape[-2:]) > 1 and t.stride(-2) == 1 and t.stride(-1) != 1 for t in outs if t.ndim > 1)
 
 
 def out_lines(label: str, out: torch.Tensor, m_major: bool) -> torch.Tensor:
-    """A checked output [(batches,) M, N] with canonical strides: unit in N or, where ``m_major``, in M.
+    """Returns a checked output [(batches,) M, N] with canonical strides: unit in N or, if ``m_major``, in M.
 
-    Raises ValueError where elements of a line are apart, or lines or batches share memory.
+    Raises ValueError if elements of a line have gaps, or lines or batches share memory.
     """
     *_, m, n = out.shape
     if m_major:
@@ -727,7 +748,7 @@ def out_lines(label: str, out: torch.Tensor, m_major: bool) -> torch.Tensor:
 
 
 def _lines(label: str, out: torch.Tensor, letter: str, line: str, fix: str) -> torch.Tensor:
-    """``out`` [.., lines, length] with unit stride along its lines, which must not overlap."""
+    """Returns ``out`` [.., lines, length] with unit stride along its lines, which must not overlap."""
     *batches, lines, length = out.shape
     pitch = max(length, 1)
     if out.numel() and length > 1 and out.stride(-1) != 1:
@@ -748,7 +769,7 @@ def _lines(label: str, out: torch.Tensor, letter: str, line: str, fix: str) -> t
 def quantized_rows(
     label: str, data: torch.Tensor, shape: tuple[int, ...], format: BlockFormat
 ) -> torch.Tensor:
-    """The uint8 [.., M, N/2] view of a caller's quantized output, aligned like an operand, as which the next layer reads it."""
+    """Returns the uint8 [.., M, N/2] view of a caller's quantized output, aligned like an operand of the next layer."""
     if tuple(data.shape) != shape:
         raise ValueError(
             f"{label} has shape {list(data.shape)}; expected [M, {format.length.replace('K', 'N')}] = {list(shape)}"

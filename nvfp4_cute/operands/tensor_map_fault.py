@@ -1,9 +1,9 @@
-"""A fault of CUDA drivers that a launch must not meet: tensor maps of matrices with gaps, in small allocations, on Blackwell.
+"""A fault of CUDA drivers on Blackwell: wrong tensor maps of matrices with gaps in small allocations.
 
-``cuTensorMapEncodeTiled`` sets a bit wrongly where a tensor is not dense and its allocation has less than 128 KiB: accesses
-fail, or rows beyond its end are not zeros (release notes of driver 595.71.05, known issues). CuTe DSL clears the bit for
-drivers up to CUDA 13.1; later ones still have the fault (triton-lang/triton pull request 11011). torch's caching allocator
-asks for 2 MiB and more, so that few tensors are concerned: those that other libraries allocated.
+``cuTensorMapEncodeTiled`` sets a bit wrongly if a tensor is not dense and its allocation has less than 128 KiB: accesses fail,
+or rows beyond its end are not zeros (release notes of driver 595.71.05, known issues). CuTe DSL clears the bit for drivers up
+to CUDA 13.1, and later ones still have the fault (triton-lang/triton pull request 11011). torch's caching allocator allocates
+at least 2 MiB at a time, so only tensors that other libraries allocated are affected.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ LAST_CLEARED = 13010
 
 
 def check(operands: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Raise UnsupportedProblem where the driver would encode a map of one of ``operands`` wrongly.
+    """Raises UnsupportedProblem if the driver would encode a map of one of ``operands`` wrongly.
 
     Args:
-        operands: by name: bytes of rows that tensor maps describe, [rows, bytes] or [batches, rows, bytes].
-        device: of all of them.
+        operands: by name, the bytes of rows that tensor maps describe, [rows, bytes] or [batches, rows, bytes].
+        device: device of all of them.
     """
     suspects = {name: tensor for name, tensor in operands.items() if has_gaps(tensor)}
     if not suspects or not _has_fault(device):
@@ -40,12 +40,12 @@ def check(operands: Mapping[str, torch.Tensor], device: torch.device) -> None:
 
 
 def concerns(tensors: list[torch.Tensor]) -> bool:
-    """Whether every call with operands of these shapes has to be checked, since addresses decide."""
+    """Returns whether every call with operands of these shapes has to be checked, because the fault depends on addresses."""
     return any(map(has_gaps, tensors)) and tensors[0].is_cuda and _has_fault(tensors[0].device)
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Whether rows of bytes have gaps between them, and all fit an allocation that is small."""
+    """Returns whether rows of bytes have gaps, and all of them fit in a small allocation."""
     if tensor.element_size() != 1 or tensor.dim() < 2 or tensor.is_contiguous() or not tensor.numel():
         return False
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -62,7 +62,7 @@ def _has_fault(device: torch.device) -> bool:
 
 
 def _allocated_bytes(address: int) -> int:
-    """Of the allocation that holds ``address``; as if large where the driver does not say."""
+    """Returns the size of the allocation that holds ``address``; a large number if the driver does not tell."""
     import cuda.bindings.driver as cuda
 
     error, _, nbytes = cuda.cuMemGetAddressRange(address)

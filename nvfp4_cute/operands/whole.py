@@ -1,4 +1,4 @@
-"""Block-scaled tensors that a call is given whole, without scales beside them: their parts, and the factor that they stand for.
+"""Splits block-scaled tensors, given whole without separate scales, into their parts and a factor.
 
 Nothing is copied from the host: factors are multiplied on the device.
 """
@@ -15,7 +15,7 @@ from nvfp4_cute.problem import OutDtype, check_early_weights
 
 
 class Parts(NamedTuple):
-    """Of one operand: data, scale, global scale (of a list float32 [G]) or None, and what the bytes stand for."""
+    """Parts of one operand: data, scale, global scale (for a list float32 [G]) or None, and format."""
 
     data: Any
     scale: Any
@@ -24,10 +24,10 @@ class Parts(NamedTuple):
 
 
 def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
-    """Of a whole tensor, its scale in a layout; else what was given, which is of ``format``.
+    """Returns the parts of a whole tensor, with its scale in ``layout``, or the given parts, which have format ``format``.
 
-    Whole tensors are those without a ``scale`` beside them. A list of them has one format. Raises ValueError where it does not,
-    and where ``format`` is given and another one.
+    A tensor without a ``scale`` argument is whole. A list of whole tensors has one format. Raises ValueError if it does not, or
+    if ``format`` is given and differs.
     """
     if scale is not None:
         return Parts(given, scale, None, format)
@@ -68,7 +68,7 @@ def _check_own_format(whole: BlockScaledTensor, format: BlockFormat) -> None:
 
 
 def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> None:
-    """Raise ValueError where a format is given for 16-bit rows, of which ``scale`` is None: they have none."""
+    """Raises ValueError if a format is given for 16-bit rows, which have no ``scale`` and no format."""
     as_format(f"{name}_format", format)
     first = rows[0] if isinstance(rows, list | tuple) and rows else rows
     is_plain = scale is None and isinstance(first, torch.Tensor) and first.dtype in ACTIVATION_DTYPES
@@ -80,10 +80,14 @@ def check_rows_format(name: str, rows: Any, scale: Any, format: BlockFormat) -> 
 
 
 def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockFormat, k_axis: int = 1) -> Any:
-    """``scale``; where none is given and results are sums of integers, room for one, which nothing reads.
+    """Returns ``scale``, or unused memory for one if it is None and results are sums of integers, which read no scale.
 
     Args:
-        data: of one operand, or a list. k_axis: of K in a tensor of three dimensions.
+        scale: the given scale.
+        data: data of one operand, or a list.
+        out_dtype: dtype of the results.
+        format: format of the operand.
+        k_axis: dimension of K in a tensor with three dimensions.
     """
     if scale is not None or out_dtype != torch.int32 or format != INT8:
         return scale
@@ -97,14 +101,14 @@ def scale_or_room(scale: Any, data: Any, out_dtype: OutDtype, format: BlockForma
 
 
 def _scale_of(given: BlockScaledTensor, layout: ScaleLayout) -> torch.Tensor:
-    """In a layout, if the format has several."""
+    """Returns the scale in ``layout`` if the format has several layouts."""
     if given.scale_layout in (layout, "ragged"):
         return given.scale
     return (given if given.format.scale_layout == "rowmajor" else given.with_scale_layout(layout)).scale
 
 
 def early_weights_beside(early_weights: Any, layout: ScaleLayout, *weights: Any) -> bool:
-    """The promise ``early_weights``; False where ``parts`` converts the scales of whole weights, in a launch right before.
+    """Returns ``early_weights``, or False if ``parts`` converts scales of whole weights in the launch before.
 
     Raises TypeError unless it is a bool.
     """
@@ -119,7 +123,7 @@ def early_weights_beside(early_weights: Any, layout: ScaleLayout, *weights: Any)
 
 
 def batched_parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
-    """The same of a matrix, or of batches [L, rows, K], whose data become [rows, K/2, L] as operations on batches take them."""
+    """Returns the parts of a matrix, or of batches [L, rows, K], whose data become [rows, K/2, L] for batched operations."""
     found = parts(given, scale, layout, format)
     if isinstance(given, BlockScaledTensor) and scale is None and found.data.ndim == 3:
         is_blocked = "blocked" == layout == found.format.scale_layout
@@ -129,7 +133,7 @@ def batched_parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockForm
 
 
 def same_format(first: Parts, second: Parts, given_second: Any) -> BlockFormat:
-    """Of both weights of a dual GEMM, the second of which may be absent. Raises ValueError where they differ."""
+    """Returns the format of both weights of a dual GEMM; the second may be absent. Raises ValueError if they differ."""
     if given_second is not None and first.format != second.format:
         raise ValueError(
             f"b1 is {first.format.title} and b2 {second.format.title}; both weights have one format: quantize them alike"
@@ -138,9 +142,9 @@ def same_format(first: Parts, second: Parts, given_second: Any) -> BlockFormat:
 
 
 def times(alpha: Any, *factors: torch.Tensor | None) -> Any:
-    """``alpha`` (a number, numbers, a tensor, or None for 1) times the factors that there are, on their device.
+    """Multiplies ``alpha`` (a number, numbers, a tensor, or None for 1) by the factors that are not None, on their device.
 
-    Raises ValueError where alpha is not one a group.
+    Raises ValueError unless alpha has one value per group.
     """
     there = [factor for factor in factors if factor is not None]
     if not there:

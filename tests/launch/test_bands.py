@@ -1,4 +1,4 @@
-"""launch.bands: large groups as several ones to the kernel. The same bits, less traffic; nothing where nothing is gained."""
+"""launch.bands: large groups divided for the kernel give the same bits with less traffic, and stay whole without a gain."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_views_of_the_callers_memory(small):
 
 
 def test_a_prepared_call_finds_bands_in_other_memory(small):
-    """Every place of the table is a tensor of the call, or lies in one."""
+    """Every place of the table holds a tensor of the call, or one inside it."""
     problem, whole, _ = task_on(small.gpu)
     task = GroupedTask(problem, whole)
     launch = task.launch(small.gpu, for_emulator=True)

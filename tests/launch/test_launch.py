@@ -1,4 +1,4 @@
-"""Plans: what they remember, and the table that they pass to the compiled host code."""
+"""Plans: what they cache, and the table that they pass to the compiled host code."""
 
 import cases
 import pytest
@@ -80,7 +80,7 @@ def test_a_problem_without_tiles_is_not_launched(launchable):
     empty = make_plan(
         GroupedProblem(((0, 64, 256),) * 3, has_alpha=True, out_dtype=torch.float16), "sm_100a", 148
     )
-    empty.launch(operands)  # there is no device: a launch would fail
+    empty.launch(operands)  # there is no device, so a launch would fail
 
 
 def test_more_groups_than_parameters_hold_are_refused():
@@ -90,7 +90,7 @@ def test_more_groups_than_parameters_hold_are_refused():
 
 
 def test_a_config_is_estimated_once_for_equal_problems(monkeypatch):
-    """Calls that are not prepared, such as those with concatenated weights, ask for it every time."""
+    """Calls that are not prepared, such as those with concatenated weights, look up the estimate every time."""
     estimated = []
     monkeypatch.setattr(plan, "config_for_mean", lambda *args: estimated.append(args) or KernelConfig())
     plan.config_of.cache_clear()

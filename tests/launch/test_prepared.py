@@ -1,4 +1,4 @@
-"""Calls that were checked once: what a signature tells apart, and which addresses send a call the long way again."""
+"""Prepared calls: what a signature distinguishes, and which addresses make a call run all checks again."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def launch_of(plan, operands):
 
 
 def make_call(sizes=SIZES):
-    """A prepared call with its lists and its plan."""
+    """Returns a prepared call with its lists and its plan."""
     prepare_cutlass()
     lists = make_lists(sizes)
     problem, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
@@ -117,7 +117,7 @@ def test_a_lookup_tells_calls_apart_as_signatures_do(nothing_prepared, call):
 
 @pytest.mark.skipif(prepared.TensorGuards is None, reason="this torch has no guards")
 def test_calls_that_alternate_are_found_without_signatures(nothing_prepared, monkeypatch):
-    """As those of a model's layers, the latest of them; what is found is the call of these shapes."""
+    """Alternating calls, like those of a model's layers, find the latest call with their shapes."""
     many = [[torch.zeros(rows, 16)] for rows in range(1, prepared.MAX_RECENT + 2)]
     prepared._local.calls.update({signature(tensors, "auto"): len(tensors[0]) for tensors in many})
     for tensors in many:
@@ -143,7 +143,7 @@ def test_what_has_to_be_refused_has_no_signature():
 
 
 def at(tensor, offset):
-    """Bytes like a tensor's, that far from where a tensor starts."""
+    """Returns bytes like a tensor's, at an offset from a tensor's start."""
     memory = torch.zeros(tensor.numel() + offset, dtype=torch.uint8)
     return memory[offset:].view(tensor.shape)
 
@@ -183,7 +183,7 @@ def test_shared_weights_are_accepted(call):
 
 
 def test_the_table_holds_the_addresses_of_the_call():
-    """The launch table of other operands of the same kind is what a plan would make of them."""
+    """The launch table for other operands of the same kind equals the one that a plan would make."""
     call, plan = make_call()
     lists = make_lists()
     _, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
@@ -192,7 +192,7 @@ def test_the_table_holds_the_addresses_of_the_call():
 
 
 def test_a_call_goes_to_the_current_stream_and_computes(monkeypatch):
-    """Two launches of one call, on other addresses: both outputs are the reference's."""
+    """Two launches of one call, with other addresses, both give the reference's output."""
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     sizes = ((8, 72, 128), (0, 64, 128), (3, 128, 128))
@@ -222,7 +222,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_new_outputs_are_like_the_checked_ones(kind):
-    """Three come in one allocation, lines of memory apart; no write to one is seen in another."""
+    """Three outputs share an allocation, at separate cache lines; writing to one does not change another."""
     outs = LAYOUTS[kind]
     made = prepared._allocator(outs)()
     assert len(made) == len(outs)
@@ -266,14 +266,14 @@ def test_a_call_with_converted_operands_is_not_kept():
 
 @pytest.fixture
 def gpu(nothing_prepared, monkeypatch):
-    """CPU tensors take the way of CUDA tensors, to an emulated B200."""
+    """CPU tensors take the path of CUDA tensors, to an emulated B200."""
     with emulated_gpu(monkeypatch) as emulator:
         yield emulator
 
 
 @pytest.mark.parametrize("name", ["quantize", "gemm"])
 def test_rows_that_are_not_aligned_take_the_long_way(gpu, name):
-    """16-bit rows that kernels read 16 bytes at a time: the first call's were aligned."""
+    """Kernels read 16-bit rows 16 bytes at a time; the first call's rows were aligned."""
     w = quantize(torch.randn(128, 64).bfloat16())
     give = {
         "quantize": lambda x: quantize(x).data,
@@ -310,7 +310,7 @@ def arguments_of(form):
 @pytest.mark.parametrize("form", ["list", "ragged", "masked"])
 @pytest.mark.parametrize("own_out", [True, False])
 def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_out):
-    """The kernel's outputs are those of the reference, with which the first call was made here."""
+    """The kernel's outputs equal those of the reference, which computed the first call."""
     alpha = torch.tensor([0.5, 2.0])
     grouped_gemm(**arguments_of(form), alpha=alpha)
     out = grouped_gemm(**arguments_of(form), alpha=alpha) if own_out else None
@@ -330,7 +330,7 @@ def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", ["packed", "16-bit"])
 def test_the_second_gemm_adds_its_own_bias(gpu, monkeypatch, rows):
-    """Not the first one's, wherever that lies. One of another dtype is of another kind."""
+    """It does not add the first call's bias, at any address. A bias of another dtype makes the call another kind."""
     x, w = quantize(torch.randint(-2, 3, (2, 16, 64)).bfloat16()).dequantize(torch.float32)
     x, w = x.bfloat16() if rows == "16-bit" else quantize(x), quantize(w)
     biases = torch.arange(-20, 28).bfloat16().view(3, 16)
@@ -396,7 +396,7 @@ def test_an_output_that_touches_the_matrix_is_refused_after_a_prepared_gemv(gpu)
 
 
 def dual_arguments(form, layout):
-    """The same of a dual GEMM: 64 columns of each product, or twice 128 where one tensor holds both."""
+    """Arguments of a dual GEMM: 64 columns of each product, or twice 128 where one tensor holds both."""
     arguments = arguments_of(form)
     if layout == "separate":
         second = arguments_of(form)
@@ -425,7 +425,7 @@ def dual_arguments(form, layout):
     ],
 )
 def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form, layout):
-    """But where one product's factor is made up."""
+    """The exception is a call that needs a factor for only one product."""
     options = {"weight_layout": layout, "activation": "relu2"}
     factors = {"alpha1": torch.tensor([0.5, 2.0]), "alpha2": torch.tensor([0.25, 1.0])}
     grouped_dual_gemm(**dual_arguments(form, layout), **factors, **options)
@@ -443,7 +443,7 @@ def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form,
         torch.testing.assert_close(ours, right, rtol=2**-7, atol=0)
     del factors["alpha2"]
     for _ in range(2):
-        grouped_dual_gemm(**again, **factors, **options)  # takes the checks' way
+        grouped_dual_gemm(**again, **factors, **options)  # runs all checks
     for name in checks:
         monkeypatch.setattr(grouped, name, None)
     with pytest.raises(TypeError):
@@ -462,7 +462,7 @@ def quantized(*shape):
 
 
 def repeated(name):
-    """A call on operands of its own each time, the same of the reference, and the check that the second one does without."""
+    """Returns a call with new operands each time, its reference, and the check that the second call skips."""
     x, up = torch.randn(2, 5, 64).bfloat16()
     w, u = quantized(40, 64), quantized(40, 64)
     a, factor = quantized(5, 64), torch.tensor(0.03)
@@ -535,7 +535,7 @@ def test_the_second_call_of_every_operation_is_launched_without_checks(gpu, monk
 
 
 def test_a_call_refused_at_first_is_refused_again(gpu):
-    """What was not remembered is checked every time."""
+    """Calls that were not stored are checked every time."""
     x = torch.randn(4, 24).bfloat16()
     for _ in range(2):
         with pytest.raises(ValueError, match="K=24 is not a positive multiple of 16"):
@@ -543,7 +543,7 @@ def test_a_call_refused_at_first_is_refused_again(gpu):
 
 
 def concatenated(arch, activations):
-    """The launch of a ragged dual GEMM whose weights are in one tensor, and what the call is given and writes."""
+    """Returns the launch of a ragged dual GEMM with weights in one tensor, its arguments, and what it writes."""
     generator = torch.Generator().manual_seed(len(arch))
     rows, groups, n, k = 12, 3, 256, 128
     b, b_scale = (
@@ -572,7 +572,7 @@ def concatenated(arch, activations):
 
 @pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
 def test_halves_of_concatenated_weights_move_with_them(activations):
-    """A later call with other tensors has the table that checking it would give."""
+    """A later call with other tensors has the table that the checks would make."""
     prepare_cutlass()
     launch, given, results = concatenated("sm_90a", activations)
     parts = prepared.parts_of(launch, given + results)
@@ -599,7 +599,7 @@ def test_an_address_that_belongs_to_no_tensor_is_no_part():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("bias", [False, True], ids=["fused", "activated"])
 def test_the_second_layer_of_experts_makes_no_table(gpu, monkeypatch, bias):
-    """Route, order, rows, products and sum of other tokens: launched by what the first call prepared."""
+    """Routing, order, rows, products and sum for other tokens are launched from what the first call prepared."""
     layer = some_layer(40, 2, 4, 64, 128, seed=1)
     if bias:
         layer.options["bias13"] = torch.randint(-2, 3, (4, 256)).bfloat16()
@@ -628,7 +628,7 @@ def test_tasks_that_differ_in_a_number_are_told_apart():
 
 
 def test_a_tensor_that_comes_twice_is_known_without_a_signature():
-    """Such as the factor of gate and up."""
+    """The factor of gate and up is such a tensor."""
     if prepared.TensorGuards is None:
         pytest.skip("this torch has no guards")
     prepared.forget()

@@ -1,4 +1,4 @@
-"""Memory that the launches of a call hand on: whose it is, how it grows, and which kernels have any."""
+"""Memory between the launches of a call: who owns it, how it grows, and which kernels need it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ def test_it_grows_by_doubling_and_stays():
 
 
 def test_what_is_kept_is_allocated_by_another_thread(monkeypatch):
-    """On the stream of this one: torch routes what a thread allocates to a pool of cudagraph trees, or of use_mem_pool."""
+    """It is for this thread's stream: torch routes a thread's allocations to a pool of cudagraph trees, or of use_mem_pool."""
     current, seen = threading.local(), []
 
     @contextmanager

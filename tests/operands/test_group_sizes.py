@@ -1,4 +1,4 @@
-"""Values of offs and masked_m: refused on the CPU, and on a GPU inside of debug()."""
+"""Values of offs and masked_m: checked on the CPU, and on a GPU inside of debug()."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_ends_with_a_leading_zero_and_int64_are_named():
 
 
 class OnGPU:
-    """What the check asks of sizes, as if they were on a GPU."""
+    """Sizes that appear to be on a GPU to the check."""
 
     is_cuda = True
     device = torch.device("cuda:0")

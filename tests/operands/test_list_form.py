@@ -1,4 +1,4 @@
-"""problem: sizes, bytes, operands normalised; every bad input refused by rule, value and fix, `out` untouched."""
+"""The list form: sizes, bytes, normalized operands; every bad input is refused by rule, value and fix, `out` untouched."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ SIZES = ((200, 96, 128), (40, 72, 256))
 
 
 def checked(**args):
-    """The problem, and the operands that launches take, by name: tensors of all groups."""
+    """Returns the problem, and the operands of launches by name: tensors of all groups."""
     problem, operands = check_list_operands(**args)
     sides = {"a": operands.a, "b": operands.b}
     tensors = {name: [x.data for x in side] for name, side in sides.items()}
@@ -32,7 +32,7 @@ def blocked(rows, k):
 
 
 def arguments(sizes=SIZES, out_dtype=torch.float16):
-    """Keyword arguments that pass every check, with poisoned outputs."""
+    """Returns keyword arguments that pass every check, with poisoned outputs."""
     return {
         "a": [fp4(m, k) for m, _, k in sizes],
         "b": [fp4(n, k) for _, n, k in sizes],
@@ -45,14 +45,14 @@ def arguments(sizes=SIZES, out_dtype=torch.float16):
 
 
 def replaced(name, change, group=1):
-    """Arguments in which ``change`` has made one tensor of group 1 into something else."""
+    """Returns arguments in which ``change`` replaced one tensor of a group."""
     args = arguments()
     args[name][group] = change(args[name][group])
     return args
 
 
 def refused(args, error, *facts):
-    """The check raises ``error``, its message holds every fact, and the outputs given at first are untouched."""
+    """Checks that ``error`` is raised, that its message contains every fact, and that the given outputs are untouched."""
     outs = [t for t in (args["out"] if args["out"] is not None else ()) if t.device.type == "cpu"]
     before = [bits(t).clone() for t in outs]
     with pytest.raises(error) as caught:
@@ -116,7 +116,7 @@ def test_operands_are_normalised():
 
 
 def test_sizes_of_one_may_have_any_stride():
-    """Strides of extents 1 are never used: torch leaves them arbitrary, tensor maps do not."""
+    """Strides of dimensions of extent 1 are never used. torch leaves them arbitrary, but tensor maps do not."""
     args = arguments(((1, 1, 256),))
     args["a"][0] = torch.zeros(300, dtype=torch.uint8)[:256].as_strided((1, 128, 1), (7, 1, 3))
     args["out"][0] = poisoned(64, dtype=torch.float16)[:1].as_strided((1, 1, 1), (5, 9, 2))
@@ -299,7 +299,7 @@ def test_out_pointer_alignment():
 
 @pytest.mark.parametrize("name, rows", [("a_scale", 40), ("b_scale", 72)])
 def test_scale_count(name, rows):
-    """40 and 72 rows are padded to 128, K=256 to 16 columns: 2048 scales."""
+    """40 and 72 rows are padded to 128, and K=256 to 16 columns: 2048 scales."""
     args = replaced(name, lambda t: t[:1024])
     refused(
         args, ValueError, f"group 1: {name}", f"{rows} rows", "K=256", "[2048]", "1, 4, 32, 4, 4", "(1024,)"
@@ -446,7 +446,7 @@ def test_outs_overlap():
 
 def test_outs_overlap_with_different_pitches():
     args, store = arguments(((4, 8, 64),) * 2), poisoned(100, dtype=torch.float16)
-    # Rows at 0, 20, 40, 60 and rows at 8, 39, 70, 101 (of 8 each) meet nowhere but at 39 to 41.
+    # Rows at 0, 20, 40, 60 and rows at 8, 39, 70, 101 (8 long each) overlap only at 39 to 41.
     args["out"] = [store.as_strided((4, 8), (20, 1)), store.as_strided((3, 8), (31, 1), 8)]
     args["a"][1], args["a_scale"][1] = fp4(3, 64), blocked(3, 64)
     refused(args, ValueError, "out[0]", "out[1]", "overlaps")

@@ -1,4 +1,4 @@
-"""Numbers given as Python floats: never copied from the host a second time, nor while a graph is captured."""
+"""Numbers given as Python floats are copied from the host at most once, and never while a graph is captured."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Tensors of a GPU that is not there, on the CPU; what was made how, and whether a capture is under way."""
+    """Makes CPU tensors appear to be on a GPU; records how tensors are made, and can simulate a capture."""
     made, state = [], {"captures": False}
     full, tensor = torch.full, torch.tensor
 
@@ -56,7 +56,7 @@ def test_different_numbers_are_copied_once(gpu):
 
 
 def test_what_a_result_holds_is_its_own(gpu):
-    """A global scale that is written to is none of the next call's, nor of another result's."""
+    """Writing to a result's global scale changes neither the next call's nor another result's."""
     groups = [type("OnGpu", (torch.Tensor,), {"device": CUDA})() for _ in range(2)]
     held, other = (numbers_of([1.0, 2.0], groups, is_in_result=True) for _ in range(2))
     held.mul_(2)

@@ -1,4 +1,4 @@
-"""Results whose elements share memory, and operands that look right and lie elsewhere, are refused before anything is written."""
+"""Results whose elements share memory, and operands with misleading strides, are refused before anything is written."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ BACKENDS = ("reference", "emulator", "emulator:sm_90a")
 
 
 def shared(*shape, dtype=BF):
-    """The first extent has stride 0."""
+    """Returns a tensor whose first dimension has stride 0."""
     return torch.zeros(1, *shape[1:], dtype=dtype).expand(shape)
 
 
@@ -47,7 +47,7 @@ def test_groups_of_a_quantized_result_share_no_memory():
 @pytest.mark.parametrize("is_flat", [False, True])
 @pytest.mark.parametrize(("n", "groups"), [(200, 2), (120, 4)])
 def test_scales_of_one_matrix_are_not_those_of_its_groups(n, groups, is_flat):
-    """[G N] rows are padded at the end, groups of N rows each; the shape has to say which of the two they are."""
+    """[G N] rows are padded at the end, groups of N rows each; the shape has to tell which is meant."""
     experts, offs = nv.quantize(torch.randn(groups * n, 128)), torch.tensor([40] + [47] * (groups - 1)).int()
     data, scale = nv.grouped_quantize(torch.randn(47, 128).bfloat16(), offs)
     given = experts.scale.flatten() if is_flat else experts.scale
@@ -59,7 +59,7 @@ def test_scales_of_one_matrix_are_not_those_of_its_groups(n, groups, is_flat):
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3"])
 def test_a_nan_in_padding_columns_is_refused(format):
-    """Kernels multiply it by zeros; the reference would not read it."""
+    """Kernels multiply padding by zeros; the reference does not read it."""
     x, w = nv.quantize(torch.randn(9, 96), format=format), nv.quantize(torch.randn(128, 96), format=format)
     nv.gemm(x, w)
     w.scale.view(torch.uint8)[..., -1] = 0xFF

@@ -1,4 +1,4 @@
-"""Operands with gaps in small allocations, where the driver would encode their tensor maps wrongly."""
+"""Operands with gaps in small allocations, for which the driver would encode wrong tensor maps."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ PITCHED = torch.zeros(40, 512, dtype=torch.uint8)[:, :256]
 
 @pytest.fixture
 def fault(monkeypatch):
-    """A Blackwell GPU with a driver that has the fault; returns the bytes that every allocation is said to have."""
+    """Fakes a Blackwell GPU with a faulty driver; returns the reported size of every allocation, which tests may change."""
     monkeypatch.setattr(tensor_map_fault, "_has_fault", lambda device: True)
     allocated = {"bytes": 64 * 1024}
     monkeypatch.setattr(tensor_map_fault, "_allocated_bytes", lambda address: allocated["bytes"])
@@ -48,10 +48,10 @@ def test_other_drivers_and_gpus_take_everything(monkeypatch):
         (
             torch.zeros(300, 512, dtype=torch.uint8)[:, :256],
             False,
-        ),  # spans more than a small allocation holds
-        (torch.zeros(3, 8, 64, dtype=torch.uint8)[::2], True),  # batches apart
+        ),  # spans more than a small allocation
+        (torch.zeros(3, 8, 64, dtype=torch.uint8)[::2], True),  # gaps between batches
         (torch.zeros(0, 64, dtype=torch.uint8), False),
-        (torch.zeros(4, 64)[:, :32], False),  # results are no operands of tensor maps
+        (torch.zeros(4, 64)[:, :32], False),  # results have no tensor maps
     ],
 )
 def test_what_has_gaps(tensor, expected):
@@ -59,7 +59,7 @@ def test_what_has_gaps(tensor, expected):
 
 
 def test_calls_that_addresses_decide_are_not_remembered(monkeypatch):
-    """The next call with operands of these shapes may find them in another allocation."""
+    """The next call with operands of these shapes may find them in other allocations."""
     monkeypatch.setattr(tensor_map_fault, "concerns", lambda tensors: True)
     kept = []
     monkeypatch.setattr(prepared, "PreparedCall", lambda *arguments: kept.append(arguments))
