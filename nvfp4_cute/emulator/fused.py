@@ -4,7 +4,7 @@ A run is a sequence of instructions of one basic block that only read and write 
 addresses from values that all lanes share. Others are rows of one instruction on different registers, as in an
 epilogue. After a run has been executed a few times, a function is generated for the classes of its inputs (one value
 for all lanes, or 32 values). Shared values become plain Python expressions, and independent instructions of one form
-become one NumPy call. The order of instructions changes only where no register depends on it. A run executes its steps
+become one call. The order of instructions changes only where no register depends on it. A run executes its steps
 one by one if it has no such function, for example while waiting lanes still need a register that it overwrites.
 """
 
@@ -16,25 +16,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.isa import Builder, Step
-from nvfp4_cute.emulator.isa.convert import nearest_words
 from nvfp4_cute.emulator.isa.moves import INTEGER_COMPARE
 from nvfp4_cute.emulator.ptx import TYPE_BYTES, Imm, Inst, Operand, Reg, Vector
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
 
-TRIALS = 24
-"""Executions of a run, step by step, before a function is generated. Generation takes as long as hundreds of steps."""
+TRIALS, LONG, LONG_TRIALS = 24, 32, 6
+"""Executions of a run, step by step, before a function is generated: of any, and of one of many instructions, which gains more.
+
+Generation takes as long as hundreds of steps.
+"""
 
 LEAST_ROWS = 3
-"""Least number of instructions of one form that become one NumPy call."""
+"""Least number of instructions of one form that become one call."""
+
+MOST_LANES = 512
+"""Of one instruction: warps in lockstep gain nothing from more."""
 
 INTEGERS = ("u32", "s32", "b32", "u64", "s64", "b64")
 SYMBOLS = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^"}
 COMPARISONS = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
 }  # fmt: skip
-FLOAT_STEPS = ("add", "sub", "mul", "fma", "neg", "abs", "min", "max", "ex2", "rcp", "tanh")
+PURE = frozenset(
+    "mov add sub mul mad fma min max neg abs and or xor not shl shr shf lop3 prmt bfe bfi popc selp setp cvt ex2 lg2 rcp rsqrt "
+    "sqrt tanh".split()
+)
+"""Opcodes of instructions that only compute, and never fail."""
 
 ONE, BOOL, LANES, UNKNOWN = "one", "bool", "lanes", "unknown"
 """Contents of a register: an int or a bool for all lanes, an array of 32 lanes, or any of these."""
@@ -63,8 +72,9 @@ class Plain:
         sources: operands of the expression: slots, or literals as text.
         predicate: the expression is a bool.
         choice: the result is one of its first two operands, or its only one, whatever these hold.
-        rows: how to execute several instructions of its form at once, or "".
-        parts: slots of its operands, in the order of the form.
+        form: what several instructions that become one call have in common, or None.
+        parts: slots of its operands, destinations first, each once.  targets: how many of them are destinations.
+        template: initial registers of a warp.
     """
 
     pc: int
@@ -75,8 +85,15 @@ class Plain:
     sources: tuple[int | str, ...] = ()
     predicate: bool = False
     choice: bool = False
-    rows: str = ""
+    form: Any = None
     parts: tuple[int, ...] = ()
+    targets: int = 0
+    template: "Sequence[Any]" = ()
+
+    @property
+    def columns(self) -> list[int]:
+        """Positions in `parts` of the slots that it reads."""
+        return [i for i, slot in enumerate(self.parts) if slot in self.reads]
 
 
 class _Form:
@@ -118,45 +135,56 @@ def plain(
     inst: Inst, b: Builder, pc: int, step: Step, reads: Sequence[int], writes: Sequence[int]
 ) -> Plain | None:
     """Returns the instruction as part of a run, or None if it does more than compute or has an uncommon form."""
-    if inst.pred is not None or not writes:
+    if inst.pred is not None or not writes or inst.opcode not in PURE or "cc" in inst.mods:
         return None
     form = _Form(inst, b)
+    common, parts, targets = _alike(inst, b)
+    text, given, predicate = "", (), False
     found = _expression(form)
     if found is not None:
-        text, operands, result = found
+        expression, operands, result = found
         sources = [form.source(operand, type_) for operand, type_ in operands]
         if form.is_register(inst.operands[0], result) and all(s is not None for s in sources):
+            text, predicate = expression, result == "pred"
             given = tuple(s for s in sources if s is not None)
-            choice = inst.opcode in ("mov", "selp")
-            return Plain(pc, step, tuple(reads), tuple(writes), text, given, result == "pred", choice)
-        return None
-    rows, parts = _rows(form)
-    if rows or (inst.opcode in FLOAT_STEPS and form.type == "f32" and isinstance(inst.operands[0], Reg)):
-        return Plain(pc, step, tuple(reads), tuple(writes), rows=rows, parts=parts)
-    return None
+    choice = bool(text) and inst.opcode in ("mov", "selp")
+    return Plain(
+        pc,
+        step,
+        tuple(reads),
+        tuple(writes),
+        text,
+        given,
+        predicate,
+        choice,
+        common,
+        parts,
+        targets,
+        b.template,
+    )
 
 
-def _rows(form: _Form) -> tuple[str, tuple[int, ...]]:
-    """Returns how to execute several instructions of the form at once, and the slots: (word, low, high) or (word, high, low)."""
-    inst = form.inst
-    if len(inst.operands) < 2:
-        return "", ()
-    dest, source = inst.operands[:2]
-    word = half = "b32"
-    operands = inst.operands
-    rows = ""
-    if inst.opcode == "mov" and form.type == "b64":
-        word = "b64"
-        if isinstance(dest, Vector) and len(dest.items) == 2:
-            rows, operands = "unpack", (source, *dest.items)
-        elif isinstance(source, Vector) and len(source.items) == 2:
-            rows, operands = "pack", (dest, *source.items[::-1])
-    if inst.opcode == "cvt" and inst.mods in (("rn", "f16x2", "f32"), ("rn", "bf16x2", "f32")):
-        rows = inst.mods[1]
-    types = (word, half, half)
-    if not rows or not all(form.is_register(o, t) for o, t in zip(operands, types, strict=True)):
-        return "", ()
-    return rows, tuple(form.b.slot(o, t) for o, t in zip(operands, types, strict=True))
+def _alike(inst: Inst, b: Builder) -> tuple[Any, tuple[int, ...], int]:
+    """Returns the form of an instruction, the slots of its operands, and the number of destinations; (None, (), 0) if unknown."""
+    words: list[Any] = [inst.opcode, *inst.mods]
+    slots: dict[int, int] = {}
+    targets = 0
+    for number, operand in enumerate(inst.operands):
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        words.append(len(items))
+        for item in items:
+            if isinstance(item, Reg):
+                slot = b.slot(item, "b32")
+                words += [slots.setdefault(slot, len(slots)), b.dtypes[slot].str]
+            elif isinstance(item, Imm):
+                words.append(item)
+            else:
+                return None, (), 0
+        if not number:
+            targets = len(slots)
+    if inst.opcode == "mov" and not any(isinstance(operand, Vector) for operand in inst.operands):
+        return None, (), 0  # an assignment
+    return tuple(words), tuple(slots), targets
 
 
 def _expression(form: _Form) -> tuple[str, list[tuple[Operand, str]], str] | None:
@@ -215,31 +243,42 @@ def _shift(
 
 
 # ---- several instructions at once ---------------------------------------------------------------------------------
-def unpack(values: list[np.ndarray]) -> np.ndarray:
-    """uint64 (32,) each -> uint32 (2 n, 32): the low halves of all, then the high halves."""
-    halves = np.concatenate(values).view(np.uint32).reshape(-1, 2)
-    return np.ascontiguousarray(halves.T).reshape(-1, len(values[0]))
+class Rows:
+    """Instructions of one form as one: the step of the first one takes the lanes of all.
 
+    Attributes:
+        regs, active, num_active, all_active, protected, warps: what steps ask a warp for.
+    """
 
-def pack(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
-    """uint32 (32,) each -> uint64 (n, 32)."""
-    width = len(high[0])
-    bits = np.empty((len(high) * width, 2), np.uint32)
-    bits[:, 0], bits[:, 1] = np.concatenate(low), np.concatenate(high)
-    return bits.view(np.uint64).reshape(-1, width)
+    num_active, all_active, warps = 0, True, 1
+    protected: frozenset[int] = frozenset()
 
+    def __init__(self, group: Sequence[Plain], columns: Sequence[int], shared: Sequence[int]):
+        """`columns`: positions in `parts` of the sources with lanes.  `shared`: slots of those that are one value."""
+        first = group[0]
+        self._step, self._group = first.step, group
+        self._targets = first.parts[: first.targets]
+        self._columns, self._shared = [first.parts[i] for i in columns], shared
+        self.regs = list(first.template)
+        self.active = np.ones(0, bool)
 
-def pack_f16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
-    """float32 (32,) each, as words -> uint32 (n, 32), rounded as by `cvt.rn.f16x2.f32`."""
-    return nearest_words(pack(high, low).reshape(-1).view(np.float32), False).reshape(-1, len(high[0]))
-
-
-def pack_bf16(high: list[np.ndarray], low: list[np.ndarray]) -> np.ndarray:
-    """float32 (32,) each, as words -> uint32 (n, 32), rounded as by `cvt.rn.bf16x2.f32`."""
-    return nearest_words(pack(high, low).reshape(-1).view(np.float32), True).reshape(-1, len(high[0]))
-
-
-ROWS = {"unpack": unpack, "pack": pack, "f16x2": pack_f16, "bf16x2": pack_bf16}
+    def __call__(self, warp: "Warp", columns: Sequence[Sequence[np.ndarray]]) -> list[Any]:
+        """Returns the results: those of the first destination of all instructions, then those of the second one."""
+        count, width = len(columns[0]), len(columns[0][0])
+        if width > MOST_LANES:
+            for one in self._group:
+                one.step(warp)
+            return [warp.regs[one.parts[i]] for i in range(len(self._targets)) for one in self._group]
+        regs = self.regs
+        for slot, column in zip(self._columns, columns, strict=True):
+            regs[slot] = np.concatenate(column)
+        for slot in self._shared:
+            regs[slot] = warp.regs[slot]
+        if self.active.size != count * width:
+            self.active = np.ones(count * width, bool)
+            self.num_active = count * width
+        self._step(self)  # type: ignore[arg-type]
+        return [row for slot in self._targets for row in regs[slot].reshape(count, width)]
 
 
 # ---- generation ----------------------------------------------------------------------------------------------------
@@ -271,6 +310,7 @@ class Run:
                 contain them.
         """
         inputs, writes, functions = self.inputs, self.writes, self.functions
+        trials = TRIALS if len(self.instructions) < LONG else LONG_TRIALS
 
         def run(warp: "Warp") -> None:
             regs = warp.regs
@@ -278,7 +318,7 @@ class Run:
                 classes = tuple([regs[slot].__class__ for slot in inputs])
                 function = functions.get(classes, 0)
                 if function.__class__ is int:
-                    functions[classes] = function + 1 if function < TRIALS else self.generate(classes)
+                    functions[classes] = function + 1 if function < trials else self.generate(classes)
                 elif function is not None:
                     for active, calls in looks:
                         if active(warp):
@@ -300,7 +340,7 @@ class Run:
         if not source.gains:
             return None
         names: dict[str, Any] = {f"s{one.pc}": one.step for one in self.instructions}
-        names |= ROWS
+        names |= source.calls
         exec("def run(warp, regs):\n  " + "\n  ".join(source.lines), names)
         found: Callable[[Warp, list[Any]], None] = names["run"]
         return found
@@ -318,8 +358,7 @@ class Run:
                     *(max(level_of.get(s, 0), read_at[s]) for s in one.writes),
                 ]
             )
-            lanes = bool(one.rows) and all(holds.get(slot) == LANES for slot in one.reads)
-            levels[level].setdefault(one.rows if lanes else one.pc, []).append(one)
+            levels[level].setdefault(_together(one, holds) or one.pc, []).append(one)
             kind = result_of(one, holds)
             for slot in one.reads:
                 read_at[slot] = max(read_at[slot], level + 1)
@@ -331,6 +370,16 @@ class Run:
             for group in groups
             for part in ([group] if len(group) >= LEAST_ROWS else [[one] for one in group])
         ]
+
+
+def _together(one: Plain, holds: dict[int, str]) -> Any:
+    """What instructions that become one call have in common: form, and sources without lanes. None for an instruction alone."""
+    sources = [(one.parts[i], holds.get(one.parts[i])) for i in one.columns]
+    if one.form is None or not any(kind == LANES for _, kind in sources):
+        return None
+    if not all(kind in (LANES, ONE, BOOL) for _, kind in sources):
+        return None
+    return (one.form, *(None if kind == LANES else slot for slot, kind in sources))
 
 
 def _one_by_one(warp: "Warp", steps: "Sequence[tuple[int, Any]]") -> None:
@@ -368,6 +417,7 @@ class _Source:
 
     def __init__(self, holds: dict[int, str]):
         self.holds = holds
+        self.calls: dict[str, Rows] = {}
         self.lines: list[str] = []
         self.named: set[int] = set()
         self.gains = False
@@ -401,12 +451,14 @@ class _Source:
         self.gains = True
 
     def _rows(self, group: list[Plain]) -> None:
-        words, first, second = (", ".join(f"regs[{one.parts[i]}]" for one in group) for i in range(3))
-        rows = group[0].rows
-        if rows == "unpack":
-            self.lines.append(f"{first}, {second} = unpack([{words}])")
-        else:
-            self.lines.append(f"{words} = {rows}([{first}], [{second}])")
+        first = group[0]
+        columns = [i for i in first.columns if self.holds[first.parts[i]] == LANES]
+        shared = [first.parts[i] for i in first.columns if i not in columns]
+        name = f"rows{first.pc}"
+        self.calls[name] = Rows(group, columns, shared)
+        targets = ", ".join(f"regs[{one.parts[i]}]" for i in range(first.targets) for one in group)
+        texts = ("[" + ", ".join(f"regs[{one.parts[i]}]" for one in group) + "]" for i in columns)
+        self.lines.append(f"{targets} = {name}(warp, ({', '.join(texts)},))")
         for one in group:
             self.named.difference_update(one.writes)
         self.gains = True

@@ -1,5 +1,7 @@
 """Runs of plain instructions: the function made for them gives the registers that the steps give one by one."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -56,12 +58,27 @@ ROWS = "\n".join(
 )
 
 
+COMMON = [
+    "fma.rn.ftz.f32x2 %rd{40}, %rd{20}, %rd{20}, %rd{40};", "add.rn.f32x2 %rd{50}, %rd{20}, %rd{40};", "ex2.approx.ftz.f32 %r{30}, %r{40};",
+    "max.f32 %r{50}, %r{40}, %r{30};", "max.f32 %r{60}, %r{50}, %r{40}, %r{30};", "cvt.rn.satfinite.e4m3x2.f32 %h{20}, %r{30}, %r{40};",
+    "fma.rn.f32 %r{70}, %r{30}, %r1, %r{40};", "prmt.b32 %r{50}, %r{50}, %r{40}, 0x5410;", "shl.b32 %r{60}, %r{60}, 3;", "mul.f32 %r{70}, %r{70}, %r{70};",
+    "lop3.b32 %r{60}, %r{60}, %r{50}, %r{40}, 0x96;", "setp.lt.f32 %p{1}, %r{30}, %r{40};", "selp.f32 %r{50}, %r{40}, 0f3F800000, %p{1};",
+    "add.s32 %r{60}, %r{60}, %r2;", "fma.rn.bf16x2 %r{70}, %r{30}, %r{50}, %r{60};", "cvt.rn.f16x2.e4m3x2 %r{80}, %h{20};",
+]  # fmt: skip
+"""Instructions, each of which is repeated with every number in braces counted up."""
+FORMS = ROWS + "\n" + "\n".join(
+    [f"add.f32 %r{30 + i}, %r1, %r{60 + i};\nadd.f32 %r{40 + i}, %r{60 + i}, %r3;\nmov.b64 %rd{40 + i}, {{%r{30 + i}, %r{40 + i}}};" for i in range(5)]
+    + [re.sub(r"\{(\d+)\}", lambda found, i=i: str(int(found[1]) + i), line) for line in COMMON for i in range(5)]
+)  # fmt: skip
+
+
 TEXT = """.version 8.8
 .target sm_100a
 .address_size 64
 .visible .entry k()
 {{
 .reg .pred %p<16>;
+.reg .b16 %h<64>;
 .reg .b32 %r<99>;
 .reg .b32 %many<160>;
 .reg .b64 %rd<64>;
@@ -101,7 +118,7 @@ def _quiet():
         yield
 
 
-@pytest.mark.parametrize("body", [SHARED, ROWS], ids=["shared", "rows"])
+@pytest.mark.parametrize("body", [SHARED, ROWS, FORMS], ids=["shared", "rows", "forms"])
 @pytest.mark.parametrize("lanes", range(8))
 def test_a_function_gives_what_the_steps_give(body, lanes):
     """Each of the three inputs is one value, or 32."""
