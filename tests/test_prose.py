@@ -14,7 +14,6 @@ PENDING = {
     "kernels/simt": 45,
     "nvfp4_cute": 18,
     "nvfp4_cute/cli": 8,
-    "nvfp4_cute/competition": 10,
     "nvfp4_cute/emulator": 30,
     "nvfp4_cute/gpus": 2,
     "nvfp4_cute/planning": 4,

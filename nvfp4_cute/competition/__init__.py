@@ -1,1 +1,1 @@
-"""Kernel competitions: one-file submissions, a harness of our own, the genuine one, and submitting."""
+"""Kernel competitions: one-file submissions, our own harness, the genuine one, and submitting."""

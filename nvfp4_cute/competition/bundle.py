@@ -1,13 +1,15 @@
-"""One readable file out of modules: what a root module needs, in the order of its dependencies, comments kept.
+"""Bundles modules into one readable file: the definitions that a root module needs, in dependency order, with comments.
 
 Works on syntax trees and source lines; nothing is imported or executed. Every line of the result is a line of a source
-file, unchanged or with named edits, or was generated for a named reason: :class:`Line` says which.
+file, unchanged or with named edits, or was generated for a named reason. :class:`Line` states which.
 
-- Imports between our modules are resolved; the definitions that the root reaches are kept, all others are dropped, and so
-  are methods and properties that nothing kept mentions by name.
-- Two definitions of one name are told apart by the name of their module: ``_copy`` of load.py becomes ``_load_copy``.
-- ``stream=`` arguments are dropped, so that launches go to the default queue, and parameters that served nothing else;
-  in comments and docstrings the word, which competition servers refuse anywhere in a submission, is replaced, and names
+- Imports between our modules are resolved. Definitions that the root reaches are kept; all others are dropped, and so
+  are methods and properties whose names occur in no kept code.
+- Two definitions of one name are distinguished by the name of their module: ``_copy`` of load.py becomes
+  ``_load_copy``.
+- ``stream=`` arguments are dropped, so that launches use the default queue, as are parameters that served nothing else.
+  The word, which competition servers refuse anywhere in a submission, is replaced in comments and docstrings, and names
+  that contain it are replaced everywhere.
   that hold it are replaced everywhere.
 """
 
@@ -32,7 +34,7 @@ from nvfp4_cute.competition.sources import (
 )
 
 FORBIDDEN_WORD = "stream"
-# What comments and docstrings say instead, the longest word first.
+# Replacements in comments and docstrings, the longest word first.
 REPLACEMENTS = (
     ("custream", "queue handle"),
     ("streaming", "one-pass"),
@@ -40,7 +42,7 @@ REPLACEMENTS = (
     ("streams", "queues"),
     ("stream", "queue"),
 )
-# Our names that hold the word, and what a submission calls them.
+# Our names that contain the word, and their names in a submission.
 RENAMED = {"stream_k": "deal_k"}
 SECTION_WIDTH = 110
 
@@ -51,11 +53,11 @@ class Recipe:
 
     Attributes:
         root: module whose public functions the submission offers.
-        entry_points: those functions, and what else of the root is wanted.
-        left_out: methods whose calls are dropped where they are statements, and arguments that are dropped: not every
-            version of the runners has them.
+        entry_points: these functions, and other required definitions of the root.
+        left_out: methods whose calls are dropped if they are statements, and arguments that are dropped, because not
+            every version of the runners has them.
         moved: external modules, and members in full (``cutlass.cute.arch.inline_ptx``), that not every version of the
-            runners has: a module of ours that has them instead.
+            runners has, with the module of ours that replaces them.
         frozen: constants of the root that get another value: name to Python expression.
     """
 
@@ -71,10 +73,10 @@ class Line:
     """A line of the result.
 
     Attributes:
-        text: without its end.
-        source: file as the repository knows it; empty for a generated line.
-        number: line of that file, from 1; 0 for a generated line.
-        reasons: why it differs from the source line, or why it was generated; empty for an unchanged line.
+        text: the line without its end.
+        source: path of the file in the repository; empty for a generated line.
+        number: line number in that file, from 1; 0 for a generated line.
+        reasons: reasons for the difference from the source line, or for generating it; empty for an unchanged line.
     """
 
     text: str
@@ -91,11 +93,11 @@ class Bundle:
 
     @property
     def text(self) -> str:
-        """The file."""
+        """Content of the file."""
         return "".join(f"{line.text}\n" for line in self.lines)
 
     def map_text(self) -> str:
-        """Where every line comes from: number, source, reasons, separated by tabs."""
+        """Returns the origin of every line: number, source, reasons, separated by tabs."""
         return "".join(
             f"{number}\t{line.source + ':' + str(line.number) if line.source else '-'}\t{'; '.join(line.reasons)}\n"
             for number, line in enumerate(self.lines, start=1)
@@ -103,10 +105,10 @@ class Bundle:
 
 
 def assemble(recipe: Recipe, reads: Callable[[], object] = lambda: None) -> Bundle:
-    """Assemble a file.
+    """Assembles a file.
 
     Args:
-        reads: called after each source file that was read.
+        reads: called after each read of a source file.
 
     Raises:
         BundleError: a source uses something that cannot be put into one file; the message names the place.
@@ -133,11 +135,11 @@ class _Assembly:
         self.order: list[str] = []  # modules, dependencies first
         self.kept: set[tuple[str, int]] = set()  # module, index of the definition
         self.mentioned: set[str] = set()  # attribute names in what is kept
-        self.external: dict[str, Target] = {}  # name in the file -> what it is
+        self.external: dict[str, Target] = {}  # name in the file -> its meaning
         self.names: dict[Target, str] = {}
         self._references: dict[tuple[str, int, int], list[tuple[ast.expr, Target, Use]]] = {}
 
-    # ---- what is kept --------------------------------------------------------------------------
+    # ---- kept definitions ----------------------------------------------------------------------
     def module(self, name: str) -> Module:
         if name not in self.modules:
             self.modules[name] = load(name)
@@ -145,7 +147,7 @@ class _Assembly:
         return self.modules[name]
 
     def resolve(self, target: Target) -> Target:
-        """Follow re-exports and moved modules to the definition."""
+        """Follows re-exports and moved modules to the definition."""
         if target.name is not None:
             moved = self.recipe.moved
             source = moved.get(target.module) or moved.get(f"{target.module}.{target.name}")
@@ -160,7 +162,7 @@ class _Assembly:
         raise BundleError(f"{module.label} has no {target.name}")
 
     def nodes(self, module: Module, definition: Definition) -> list[ast.stmt]:
-        """The definition's statements without the methods that are dropped."""
+        """Returns the definition's statements without the dropped methods."""
         node = definition.nodes[0]
         if not isinstance(node, ast.ClassDef):
             return definition.nodes
@@ -170,7 +172,10 @@ class _Assembly:
         return [ast.copy_location(thin, node), *definition.nodes[1:]]
 
     def dropped_members(self, node: ast.ClassDef) -> list[ast.stmt]:
-        """Methods and properties that nothing mentions. A class with bases may be called from outside: all are kept."""
+        """Returns methods and properties that nothing mentions.
+
+        Classes with bases keep all, because outside code may call them.
+        """
         if node.bases:
             return []
         return [
@@ -181,7 +186,7 @@ class _Assembly:
         ]
 
     def binding(self, module: Module, definition: Definition, use: Use) -> Target | None:
-        """What a used name means, or None for a builtin."""
+        """Returns the meaning of a used name, or None for a builtin."""
         name = use.node.id
         for node in definition.local_imports:
             if name in module.targets(node) and not isinstance(definition.nodes[0], ast.Try):
@@ -193,13 +198,13 @@ class _Assembly:
         return None
 
     def references(self, module: Module, definition: Definition) -> list[tuple[ast.expr, Target, Use]]:
-        """Every reference to something outside of the definition: the expression that names it, and what it is.
+        """Returns every reference to something outside of the definition: the naming expression, and its target.
 
-        ``sm100.resolve`` with a module of ours is one expression, and its target the function.
+        ``sm100.resolve`` with a module of ours is one expression, and its target is the function.
         """
         node = definition.nodes[0]
         dropped = len(self.dropped_members(node)) if isinstance(node, ast.ClassDef) else 0
-        key = module.name, definition.first_line, dropped  # members are only ever taken back
+        key = module.name, definition.first_line, dropped  # members are only ever restored
         if key not in self._references:
             self._references[key] = self._find_references(module, definition)
         return self._references[key]
@@ -207,7 +212,7 @@ class _Assembly:
     def _find_references(self, module: Module, definition: Definition) -> list[tuple[ast.expr, Target, Use]]:
         nodes = self.nodes(module, definition)
         if self.is_frozen(module, definition):
-            nodes = []  # what its value would need
+            nodes = []  # requirements of its value
         owners = {
             id(child): node for top in nodes for node in ast.walk(top) for child in ast.iter_child_nodes(node)
         }
@@ -247,7 +252,7 @@ class _Assembly:
     def _moved_member(
         self, module: Module, expression: ast.expr, target: Target, owners: dict[int, ast.AST]
     ) -> tuple[ast.expr, Target]:
-        """A member of an external module that comes from a module of ours instead, or what was given."""
+        """Returns the replacement in a module of ours for a member of an external module, or the given target."""
         path, longest = ".".join(filter(None, [target.module, target.name])), expression
         while not target.is_ours and isinstance(owner := owners.get(id(longest)), ast.Attribute):
             path, longest = f"{path}.{owner.attr}", owner
@@ -257,7 +262,7 @@ class _Assembly:
         return expression, target
 
     def collect(self) -> None:
-        """Fill ``kept``, ``mentioned`` and ``external``: what is kept mentions more, until nothing is added."""
+        """Fills ``kept``, ``mentioned`` and ``external``. Kept definitions mention more; repeats until nothing is added."""
         root = self.module(self.recipe.root)
         wanted = [self.resolve(Target(root.name, name)) for name in self.recipe.entry_points]
         before = None
@@ -284,7 +289,7 @@ class _Assembly:
         self.kept.add((module.name, module.definitions.index(definition)))
 
     def order_modules(self, name: str) -> None:
-        """Depth first: what a module refers to comes before it."""
+        """Orders modules depth first: a module's references come before it."""
         done: set[str] = set()
 
         def visit(current: str) -> None:
@@ -313,7 +318,7 @@ class _Assembly:
 
     # ---- names ---------------------------------------------------------------------------------
     def choose_names(self) -> None:
-        """Give every kept definition a name of its own, and every external name one meaning."""
+        """Gives every kept definition a unique name, and every external name one meaning."""
         shadowed: dict[Target, set[str]] = {}
         for name in self.order:
             module = self.modules[name]
@@ -350,7 +355,7 @@ class _Assembly:
         return Bundle(tuple(_without_forbidden_word(lines)))
 
     def import_lines(self) -> list[Line]:
-        """Imports of what is not ours: Python's own, then the others."""
+        """Returns imports of external modules: Python's own, then the others."""
         plain: dict[bool, list[str]] = {True: [], False: []}
         members: dict[str, list[str]] = {}
         for bound, target in self.external.items():
@@ -373,7 +378,7 @@ class _Assembly:
         return [Line(text, reasons=("imports of all sources",)) for text in texts]
 
     def module_lines(self, module: Module) -> list[Line]:
-        """A section: the module's docstring as a comment, then its kept definitions."""
+        """Returns a section: the module's docstring as a comment, then its kept definitions."""
         lines = [Line("", reasons=("space",))] * 2
         title = f"# ---- {module.label} "
         lines.append(Line(title.ljust(SECTION_WIDTH, "-"), reasons=("section",)))
@@ -427,11 +432,11 @@ class _Assembly:
         return _without_double_space(lines)
 
     def is_frozen(self, module: Module, definition: Definition) -> bool:
-        """Whether a definition is a constant that gets another value."""
+        """Whether a definition is a constant with a replaced value."""
         return module.name == self.recipe.root and definition.names[0] in self.recipe.frozen
 
     def frozen_lines(self, module: Module, definition: Definition) -> list[Line]:
-        """The lines of a constant that gets another value; empty for all else."""
+        """Returns the lines of a constant with a replaced value; empty for all other definitions."""
         if not self.is_frozen(module, definition):
             return []
         node = definition.nodes[0]
@@ -454,7 +459,7 @@ class _Assembly:
                     yield expression, name, f"{ast.unparse(expression)} is {target.name} of {target.module}"
 
     def header_edits(self, module: Module, definition: Definition) -> Iterable[tuple[int, _Edit]]:
-        """The places where a renamed definition binds its name."""
+        """Yields the places where a renamed definition binds its name."""
         node = definition.nodes[0]
         for bound in definition.names:
             name = self.names[Target(module.name, bound)]
@@ -495,7 +500,7 @@ class _Assembly:
         return removed
 
     def is_dropped(self, node: ast.AST) -> TypeGuard[ast.keyword]:
-        """Whether a node is an argument that the file goes without."""
+        """Whether a node is an argument that the file drops."""
         return (
             isinstance(node, ast.keyword)
             and node.arg is not None
@@ -505,7 +510,7 @@ class _Assembly:
     def idle_parameters(
         self, module: Module, definition: Definition
     ) -> Iterable[tuple[ast.FunctionDef, ast.arg]]:
-        """Last parameters of functions whose only use is a dropped ``stream=`` argument."""
+        """Returns trailing parameters of functions whose only use is a dropped ``stream=`` argument."""
         for function in ast.walk(ast.Module(self.nodes(module, definition), [])):
             if not isinstance(function, ast.FunctionDef) or not function.args.args:
                 continue
@@ -517,7 +522,7 @@ class _Assembly:
 
 
 def _mentions(node: ast.AST) -> set[str]:
-    """Attribute names, and texts that could be some."""
+    """Returns attribute names, and strings that could be attribute names."""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute):
@@ -528,12 +533,12 @@ def _mentions(node: ast.AST) -> set[str]:
 
 
 def _is_called_by_python(method: str) -> bool:
-    """Whether a method is one that statements call without naming it; texts for people are not needed."""
+    """Whether statements call a method without naming it. Methods that return text for people are not needed."""
     return bool(re.fullmatch(r"__\w+__", method)) and method not in ("__str__", "__repr__")
 
 
 def _qualified(name: str, module: str) -> str:
-    """``_copy`` of module load: ``_load_copy``; ``WorkTile`` of group_table: ``GroupTableWorkTile``."""
+    """Qualifies a name: ``_copy`` of module load becomes ``_load_copy``; ``WorkTile`` of group_table ``GroupTableWorkTile``."""
     private = "_" if name.startswith("_") else ""
     bare = name.lstrip("_")
     if bare.isupper():
@@ -548,7 +553,7 @@ def _is_plain(definition: Definition) -> bool:
 
 
 def _member_lines(module: Module, owner: ast.ClassDef, member: ast.stmt) -> range:
-    """A method with its decorators, the comment above it, and the blank line above that."""
+    """Returns the lines of a method with its decorators, the comment above it, and the blank line above that."""
     decorators = getattr(member, "decorator_list", [])
     first = min([member.lineno, *(decorator.lineno for decorator in decorators)])
     while first - 1 > owner.lineno and module.lines[first - 2].strip().startswith("#"):
@@ -559,7 +564,7 @@ def _member_lines(module: Module, owner: ast.ClassDef, member: ast.stmt) -> rang
 
 
 def _whole_lines(module: Module, node: ast.stmt | ast.keyword, what: str) -> range:
-    """The lines of something that shares them with nothing else."""
+    """Returns the lines of a node that shares them with no other node."""
     end = node.end_lineno or node.lineno
     before = module.lines[node.lineno - 1].encode()[: node.col_offset].decode().strip()
     after = module.lines[end - 1].encode()[node.end_col_offset :].decode().split("#")[0].strip()
@@ -569,7 +574,7 @@ def _whole_lines(module: Module, node: ast.stmt | ast.keyword, what: str) -> ran
 
 
 def _described(module: Module, function: ast.FunctionDef, argument: ast.arg) -> range:
-    """The docstring line about a parameter."""
+    """Returns the docstring lines about a parameter."""
     first = function.body[0]
     for number in range(first.lineno, (first.end_lineno or first.lineno) + 1):
         if re.match(rf"\s*{argument.arg}: ", module.lines[number - 1]):
@@ -585,7 +590,7 @@ def _edited(line: str, edits: list[_Edit]) -> tuple[str, tuple[str, ...]]:
 
 
 def _without_double_space(lines: list[Line]) -> list[Line]:
-    """Blank lines that met because what was between them is gone become one; none at the start of a body."""
+    """Merges blank lines that became neighbours, and removes those at the start of a body."""
     kept: list[Line] = []
     for line in lines:
         gap = kept and line.number - kept[-1].number > 1
@@ -598,10 +603,10 @@ def _without_double_space(lines: list[Line]) -> list[Line]:
 
 
 def _without_forbidden_word(lines: list[Line]) -> list[Line]:
-    """Replace names of ours that hold the word, and the word in comments and docstrings.
+    """Replaces our names that contain the word, and the word in comments and docstrings.
 
     Raises:
-        BundleError: it is in other code, named with its place.
+        BundleError: it occurs in other code; the message names the place.
     """
     lines = [_renamed(line) for line in lines]
     text = "".join(f"{line.text}\n" for line in lines)
@@ -625,7 +630,7 @@ def _without_forbidden_word(lines: list[Line]) -> list[Line]:
 
 
 def _renamed(line: Line) -> Line:
-    """The line with names of ours that a submission calls otherwise."""
+    """Returns the line with the submission's names for ours."""
     text = re.sub(r"\w+", lambda match: RENAMED.get(match[0], match[0]), line.text)
     if text == line.text:
         return line
@@ -633,7 +638,7 @@ def _renamed(line: Line) -> Line:
 
 
 def _prose(text: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """(line, column) spans of comments and of strings that are statements by themselves."""
+    """Returns the (line, column) spans of comments and of strings that are statements."""
     spans = []
     starts_line = True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -1,6 +1,7 @@
-"""Bounds for the processes that run a submission: they end with their parent, write to few folders and reach no other process.
+"""Limits for processes that run a submission: they end with their parent, write to few folders, and reach no other process.
 
-Linux offers these to unprivileged users: `prctl`, sessions, resource limits and Landlock. GUIDE.md lists what they leave open.
+Linux offers these limits to unprivileged users: `prctl`, sessions, resource limits and Landlock. GUIDE.md lists the
+gaps.
 """
 
 import contextlib
@@ -43,24 +44,24 @@ class _Beneath(ctypes.Structure):
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, the process that started it, ends."""
+    """Makes the kernel kill this process when `parent`, the process that started it, ends."""
     _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
 def be_readable() -> None:
-    """Let the parent read this process's memory, even where a parent of it is not readable."""
+    """Lets the parent read this process's memory, even if another ancestor is not readable."""
     _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def confine(folders: Iterable[Path]) -> bool:
-    """Let this process and its children write below `folders` and /dev only.
+    """Lets this process and its children write only below `folders` and /dev.
 
-    They can also no longer signal, trace or read processes that are not among them.
+    They can also no longer signal, trace or read processes outside of their own.
 
     Returns:
-        Whether the kernel does so: Linux 5.13 and later with Landlock enabled; signals from Linux 6.12 on.
+        Whether the kernel supports it: Linux 5.13 and later with Landlock enabled; signals from Linux 6.12 on.
     """
     version = _libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
     if version < 1:
@@ -86,7 +87,7 @@ def confine(folders: Iterable[Path]) -> bool:
 
 
 def limit_resources() -> None:
-    """Write no core files, and be the first process that the kernel ends when memory runs out."""
+    """Disables core files, and makes this process the first that the kernel ends when memory runs out."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -94,9 +95,9 @@ def limit_resources() -> None:
 
 @contextlib.contextmanager
 def descendants_end() -> Iterator[None]:
-    """When the block is left, end every process that was started inside it, by whatever descendant.
+    """Context manager that ends every process that was started inside it, by whatever descendant.
 
-    Processes whose parents ended become children of this one meanwhile, so that a new session hides none.
+    Orphans become children of this process in the meantime, so a new session hides none of them.
     """
     adopts = ctypes.c_int()
     _libc.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
@@ -110,18 +111,18 @@ def descendants_end() -> Iterator[None]:
 
 
 def end_session(leader: int) -> None:
-    """Kill the processes of a session that `leader` began."""
+    """Kills the processes of a session that `leader` started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Becomes the parent of every descendant whose own parent ends."""
     _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants(spared: set[int]) -> None:
-    """Kill children of this process that lie in other sessions, and what their deaths hand down; `spared` stay."""
+    """Kills children of this process in other sessions, and the orphans of these; `spared` stay."""
     own = os.getsid(0)
     while True:
         ours = [child for child in _children() if child not in spared and _session(child) != own]
@@ -136,7 +137,7 @@ def end_descendants(spared: set[int]) -> None:
 
 
 def _children() -> list[int]:
-    """Process ids of this process's children, all threads counted."""
+    """Returns the process ids of the children of all threads of this process."""
     found = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):

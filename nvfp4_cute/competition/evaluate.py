@@ -1,7 +1,7 @@
-"""`nvfp4-cute eval`: what a competition's runner does with a submission, here.
+"""`nvfp4-cute eval`: does locally what a competition's runner does with a submission.
 
-Preflight rules, the import step, then a harness in a process of its own with a pipe for its results and a time limit: our
-harness (``evaluator``), or the genuine files of a checkout (``genuine``).
+It checks the preflight rules, runs the import step, and then a harness in a separate process with a pipe for its
+results and a time limit: our harness (``evaluator``), or the genuine files of a checkout (``genuine``).
 """
 
 import json
@@ -22,30 +22,30 @@ from nvfp4_cute.problems.harness_rules import GIB
 from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.problems.task_file import Task, find_task, read_task
 
-# What --low-memory stands for: four times the largest L2, and as many inputs as show that they are not one.
+# Values of --low-memory: four times the largest L2, and enough inputs to show that they differ.
 LOW_MEMORY_L2_BYTES = GIB // 2
 LOW_MEMORY_INPUTS = 2
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to try, and how.
+    """A submission to evaluate, with options.
 
     Attributes:
         submission: the file.
-        problem: its problem; None takes the one that the file's header names.
+        problem: its problem; None means the one in the file's header.
         mode: test, benchmark, leaderboard, or profile.
-        device: "cuda", "emulator", or "auto": the GPU of this machine where torch sees one.
-        seed: the runner's secret seed, mixed into every case's; None for none.
+        device: "cuda", "emulator", or "auto": this machine's GPU if torch sees one.
+        seed: the runner's secret seed, mixed into every case's seed; None for no seed.
         strict: whether to look for answers that are not computed.
-        harness: checkout of gpu-mode/reference-kernels whose files are run instead of ours.
-        task: task.yml with the cases; None takes the problem's.
-        case: only this one, counted from 0; None takes all, but the first where ``mode`` is profile.
-        inputs: inputs of a timing; None takes the harness's number, 1 on the emulator.
-        l2_gib: memory that is written before a timing, in GiB; None takes the harness's.
-        low_memory: what there is room for on a small GPU where ``inputs`` and ``l2_gib`` say nothing.
-        timeout_s: limit of the mode; None takes the harness's on a GPU and none on the emulator.
-        ignore_rules: only warn of what a server would refuse.
+        harness: checkout of gpu-mode/reference-kernels whose files run instead of ours.
+        task: task.yml with the cases; None means the problem's own.
+        case: number of the only case to run, from 0; None runs all, or the first if ``mode`` is profile.
+        inputs: inputs of a timing; None means the harness's number, 1 on the emulator.
+        l2_gib: memory that is written before a timing, in GiB; None means the harness's amount.
+        low_memory: defaults for ``inputs`` and ``l2_gib`` that fit a small GPU.
+        timeout_s: time limit of the mode; None means the harness's on a GPU and none on the emulator.
+        ignore_rules: only warn about broken server rules.
     """
 
     submission: Path
@@ -65,22 +65,22 @@ class Request:
 
     @property
     def num_inputs(self) -> int | None:
-        """Inputs of a timing, if not the harness's number."""
+        """Inputs of a timing, unless it is the harness's number."""
         return self.inputs or (LOW_MEMORY_INPUTS if self.low_memory else None)
 
     @property
     def l2_clear_bytes(self) -> int | None:
-        """Bytes to write before a timing, if not the harness's."""
+        """Bytes to write before a timing, unless it is the harness's amount."""
         if self.l2_gib is not None:
             return int(self.l2_gib * GIB)
         return LOW_MEMORY_L2_BYTES if self.low_memory else None
 
 
 def run(request: Request, *, as_json: bool = False) -> int:
-    """Try a submission and print what came of it; 0 if everything was accepted, else 1.
+    """Evaluates a submission and prints the results. Returns 0 if everything was accepted, else 1.
 
     Raises:
-        ValueError: no such file, problem, or case, or options that do not go together.
+        ValueError: no such file, problem, or case, or contradicting options.
     """
     if refused(request) and not request.ignore_rules:
         print("a server refuses this file; --ignore-rules tries it all the same", file=sys.stderr)
@@ -97,9 +97,9 @@ def run(request: Request, *, as_json: bool = False) -> int:
 
 
 def refused(request: Request) -> bool:
-    """Whether a server would refuse the file; says why.
+    """Whether a server would refuse the file. Prints the reasons.
 
-    Servers ask KernelGuard in every mode but test; here it is asked in every mode, and a test only warns.
+    Servers run KernelGuard in every mode except test. Here it runs in every mode, but a test only warns.
     """
     findings = check_file(request.submission)
     for finding in findings:
@@ -113,10 +113,10 @@ def refused(request: Request) -> bool:
 
 
 def problem_name(request: Request) -> str:
-    """The problem that a request names, or its submission's header.
+    """Returns the problem that a request names, or its submission's header.
 
     Raises:
-        ValueError: neither does, or there is no such problem here and no ``--harness`` that may have it.
+        ValueError: neither names one, or there is no such problem here and no ``--harness`` that may have it.
     """
     name = request.problem or read_header(request.submission.read_text(encoding="utf-8")).leaderboard
     if name is None:
@@ -129,10 +129,10 @@ def problem_name(request: Request) -> str:
 
 
 def evaluate(request: Request) -> protocol.Results:
-    """Run a submission through a harness.
+    """Runs a submission through a harness.
 
     Raises:
-        ValueError: as :func:`run`.
+        ValueError: see :func:`run`.
     """
     name = problem_name(request)
     arch = emulated_arch(request.device)
@@ -141,7 +141,7 @@ def evaluate(request: Request) -> protocol.Results:
     failure = _import_step(request, task if problem is None else None, arch)
     if failure is not None:
         return failure
-    # New folders: the import step may have written anything into its own.
+    # New folders, because the import step may have written anything into its own.
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_eval_") as base:
         place, folder = Path(base, "submission"), Path(base, "harness")
         folder.mkdir()
@@ -166,7 +166,7 @@ def evaluate(request: Request) -> protocol.Results:
 
 
 def _import_step(request: Request, genuine_task: Task | None, arch: str | None) -> protocol.Results | None:
-    """The import step, with the files of a genuine harness where one is used; what failed, or None."""
+    """Runs the import step, with the files of a genuine harness if one is used. Returns the failure, or None."""
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_import_") as base:
         folder, variables = Path(base), dict[str, str]()
         if genuine_task is not None:
@@ -175,7 +175,7 @@ def _import_step(request: Request, genuine_task: Task | None, arch: str | None) 
         failure = runner.import_step(folder, arch, variables)
     if failure is None:
         return None
-    # The user knows the file by its own name.
+    # The user knows the file by its original name.
     error = (
         failure.log["error"].replace(f"{base}/submission.py", str(request.submission)).replace(f"{base}/", "")
     )
@@ -183,19 +183,19 @@ def _import_step(request: Request, genuine_task: Task | None, arch: str | None) 
 
 
 def named(results: protocol.Results, submission: Path) -> protocol.Results:
-    """Messages with the file's own name where they name a line of its copy."""
+    """Returns results whose messages name the original file where they name a line of its copy."""
     own = lambda text: text.replace("submission.py, line ", f"{submission.name}, line ")
     return replace(results, cases=tuple(replace(case, message=own(case.message)) for case in results.cases))
 
 
 def _without_times(results: protocol.Results) -> protocol.Results:
-    """The genuine harness reads clocks, and those of a virtual GPU tell how long this machine emulated."""
+    """Removes the genuine harness's times, which on a virtual GPU measure the emulation on this machine."""
     cases = tuple(replace(case, stats=None, source="not timed") for case in results.cases)
     return replace(results, cases=cases)
 
 
 def emulated_arch(device: str) -> str | None:
-    """Architecture of the virtual GPU to run on; None for the GPU of this machine.
+    """Returns the architecture of the virtual GPU to use; None for this machine's GPU.
 
     Raises:
         ValueError: "cuda" without a GPU.
@@ -207,7 +207,7 @@ def emulated_arch(device: str) -> str | None:
 
 
 def timing_remarks(request: Request) -> list[str]:
-    """In what a timing on a GPU is not the official one."""
+    """Returns the differences of a timing on a GPU from the official one."""
     if emulated_arch(request.device) is not None:
         return []
     changes = []
@@ -219,7 +219,7 @@ def timing_remarks(request: Request) -> list[str]:
 
 
 def _task(request: Request, name: str) -> Task | None:
-    """The task.yml that says which cases there are; None takes ours."""
+    """Returns the task.yml with the cases; None means ours."""
     if request.task:
         return read_task(request.task)
     return read_task(find_task(request.harness, name)) if request.harness else None
@@ -228,9 +228,9 @@ def _task(request: Request, name: str) -> Task | None:
 def _own_harness(
     request: Request, problem: Problem, arch: str | None, place: Path | None = None
 ) -> Callable[[str], list[str]]:
-    """Mode -> the command that runs our harness on the submission in `place`.
+    """Returns the command that runs our harness on the submission in `place`, by mode.
 
-    No module is looked for in the working directory: it might hold files of a submission's.
+    It imports no module from the working directory, which might hold files of a submission.
     """
     options: list[str] = ["--arch", arch] if arch else []
     options += ["--strict"] if request.strict else []
@@ -248,7 +248,7 @@ def _own_harness(
 
 
 def _case_lines(request: Request, problem: Problem | None, task: Task | None) -> Sequence[str]:
-    """The case file: tests in test mode, else benchmarks."""
+    """Returns the lines of the case file: tests in test mode, else benchmarks."""
     cases: Sequence[dict[str, Any]] = []
     if task:
         cases = task.cases(request.mode)

@@ -1,9 +1,9 @@
-"""Our harness: the program that a runner calls as ``eval.py MODE CASES``, here with the problem's name before them.
+"""Our harness: the program that a runner calls as ``eval.py MODE CASES``, here preceded by the problem's name.
 
-Inputs, reference and judgement are made in this process. A second one (``worker``) starts a third one for the submission
-(``player``), places inputs in memory that the two share, and reads the answers. The harness is stricter than the official
-ones: it checks every output, not the last one of a timing, and an exit code of 0 means that everything was accepted, also in
-leaderboard mode.
+This process makes inputs and references, and judges answers. A second process (``worker``) starts a third one for the
+submission (``player``), places inputs in memory that the two share, and reads the answers. The harness is stricter than
+the official ones: it checks every output instead of the last one of a timing, and an exit code of 0 means that
+everything was accepted, even in leaderboard mode.
 """
 
 import argparse
@@ -27,33 +27,33 @@ from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.roofline.speed_of_light import competition_us
 
-# Inputs of a case in strict mode, and how often each is called.
+# Inputs per case in strict mode, and calls per input.
 STRICT_INPUTS = 3
 STRICT_CALLS = 2
 # Least possible share of the published speed of light, which assumes 96 % of a B200's bandwidth.
 POSSIBLE = 0.9
-# Characters of a value that a log keeps.
+# Characters of a value that a log stores.
 MOST_SHOWN = 1 << 20
 # Seed of the order of strict calls.
 ORDER_SEED = 7
 
 
 class Log:
-    """``key: value`` lines on the descriptor that the runner reads."""
+    """Writes ``key: value`` lines to the descriptor that the runner reads."""
 
     def __init__(self, file: TextIO):
         """`file`: open for writing."""
         self.file = file
 
     def __call__(self, key: str, value: Any) -> None:
-        """Write a line at once. Further lines of a value are indented, so that none is read as a key."""
+        """Writes a line at once. Further lines of a value are indented, so that none looks like a key."""
         text = "\n ".join(printable(value, MOST_SHOWN).splitlines())
         print(f"{key}: {text}", file=self.file, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Of one case: what is wrong with it, if anything, and its times."""
+    """Verdict on one case: what is wrong with it, if anything, and its times."""
 
     message: str = ""
     stats: Stats | None = None
@@ -62,25 +62,25 @@ class Verdict:
 
 
 class Harness:
-    """One mode over the cases of one problem.
+    """Runs one mode over the cases of one problem.
 
     Args:
-        problem: what is tried.
+        problem: the problem.
         pool: the process that starts the submission's.
         strict: whether to look for answers that are not computed.
-        modelled: whether the submission runs on a virtual GPU, whose times are modelled; one call gives them.
+        modelled: whether the submission runs on a virtual GPU with modelled times; one call gives them.
         num_inputs: inputs of a timing.
     """
 
     def __init__(self, problem: Problem, pool: Any, *, strict: bool, modelled: bool, num_inputs: int):
         self.problem, self.pool = problem, pool
         self.strict, self.modelled, self.num_inputs = strict, modelled, num_inputs
-        # By identity of the inputs, which are kept so that it stays theirs.
+        # By identity of the inputs, which are kept alive so that the identity stays theirs.
         self._known: dict[int, tuple[Any, Any]] = {}
 
     # ---- modes ---------------------------------------------------------------------------------
     def run(self, mode: str, cases: Sequence[tuple[str, Any]], log: Log) -> int:
-        """Run a mode over (spec, case) pairs; the exit code."""
+        """Runs a mode over (spec, case) pairs. Returns the exit code."""
         rules = self.problem.harness
         if mode == "test":
             return self._all(cases, log, "test", self.test)
@@ -135,16 +135,16 @@ class Harness:
 
     # ---- cases ---------------------------------------------------------------------------------
     def test(self, case: Any) -> Verdict:
-        """One call, or in strict mode several on inputs of other seeds."""
+        """Makes one call, or in strict mode several calls on inputs with other seeds."""
         if self.strict:
             return Verdict(self._strict_fault(case))
         data = self._data(case, [case.seed])
         return Verdict(self._fault(data, self._ask(worker.answer_each, _packed(data))))
 
     def benchmark(self, case: Any, repeats: int, seconds: float, *, recheck: bool) -> Verdict:
-        """Check every input, then time; ``recheck``: and check every output of every timing.
+        """Checks every input, then times. ``recheck``: also checks every output of every timing.
 
-        A model times the checked calls themselves: nothing of it varies from one repeat to the next.
+        A model times the checked calls themselves, because its times do not vary between repeats.
         """
         rules = self.problem.harness
         data = self._data(case, [case.seed + rules.seed_step * (1 + i) for i in range(self.num_inputs)])
@@ -164,13 +164,13 @@ class Harness:
         return Verdict(message) if message else _verdict(case, answer, 1)
 
     def profile(self, case: Any) -> Verdict:
-        """One call in the range that a profiler looks for; what a model says of it."""
+        """Makes one call in the range that a profiler looks for. Returns the model's report."""
         data = self._data(case, [case.seed])
         answer = self._ask(worker.profile_call, _packed(data)[0])
         return Verdict(self._fault(data, answer), report=answer.report)
 
     def _strict_fault(self, case: Any) -> str:
-        """What is wrong with answers to several inputs of one shape in shuffled order; empty if nothing."""
+        """Returns what is wrong with answers to several inputs of one shape in shuffled order; empty if nothing."""
         # Seeds that no list of the competition implies.
         data = self._data(case, [protocol.combine_seeds(case.seed, 1009 + i) for i in range(STRICT_INPUTS)])
         order = list(range(STRICT_INPUTS)) * STRICT_CALLS
@@ -178,7 +178,7 @@ class Harness:
         return self._fault(data, self._ask(worker.answer_strictly, _packed(data), order))
 
     def _single_call_fault(self, data: list[Any], packed: list[bytes], together: worker.Answer) -> str:
-        """Whether calls by themselves take much longer than in a row: then a row computes something else."""
+        """Returns a fault if single calls take much longer than calls in a row, because then a row computes something else."""
         single = self._ask(worker.time_single_calls, packed)
         message = self._fault(data, single)
         mean_ns = Stats.of(together.durations_ns).mean
@@ -196,7 +196,7 @@ class Harness:
         return self.pool.submit(request, *args).result()
 
     def _fault(self, data: list[Any], answer: worker.Answer) -> str:
-        """The first thing that is wrong with answers; empty if nothing."""
+        """Returns the first fault of the answers; empty if there is none."""
         if answer.faults:
             return "; ".join(answer.faults)
         for index, packed in zip(answer.indices, answer.outputs, strict=True):
@@ -206,21 +206,21 @@ class Harness:
                 RuntimeError,
                 TypeError,
                 ValueError,
-            ) as error:  # dtypes that do not subtract, among others
+            ) as error:  # for example dtypes that do not support subtraction
                 return f"an output that cannot be compared: {type(error).__name__}: {error}"
             if not passed:
                 return message
         return ""
 
     def _reference(self, data: Any) -> Any:
-        """The right answer, computed once for every input of a case."""
+        """Returns the right answer, computed once for every input of a case."""
         if id(data) not in self._known:
             self._known[id(data)] = data, self.problem.reference(data)
         return self._known[id(data)][1]
 
 
 def _verdict(case: Any, answer: worker.Answer, least: int) -> Verdict:
-    """Accepted, with times if there are at least `least`, unless no GPU could be that fast."""
+    """Accepts a case, with times if there are at least `least`, unless no GPU could be that fast."""
     if len(answer.durations_ns) < least:
         return Verdict()
     stats = Stats.of(answer.durations_ns)
@@ -237,10 +237,10 @@ def _packed(data: list[Any]) -> list[bytes]:
 
 
 def read_cases(problem: Problem, path: Path, seed: int | None) -> list[tuple[str, Any]]:
-    """(line, case) of a case file, seeds mixed with the runner's.
+    """Returns (line, case) of a case file, with seeds mixed with the runner's.
 
     Raises:
-        ValueError: a line that is no case of the problem.
+        ValueError: a line that is not a case of the problem.
     """
     cases = []
     for line in path.read_text().splitlines():
@@ -255,7 +255,7 @@ def read_cases(problem: Problem, path: Path, seed: int | None) -> list[tuple[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the harness; the exit code of the protocol."""
+    """Runs the harness. Returns the exit code of the protocol."""
     parser = argparse.ArgumentParser(prog="nvfp4_cute.competition.evaluator", description=__doc__)
     parser.add_argument("problem", choices=registry.names())
     parser.add_argument("mode", choices=protocol.MODES)
@@ -292,7 +292,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_inputs = args.inputs or (1 if virtual else problem.harness.num_inputs)
     os.set_inheritable(descriptor, False)
     with os.fdopen(descriptor, "w") as file:
-        # An executor, not a Pool: the workers of a Pool may have no children, and the emulator divides a launch among some.
+        # An executor instead of a Pool, whose workers may not have children; the emulator divides a launch among
+        # children.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, worker.start, (settings,)) as pool:
             harness = Harness(problem, pool, strict=args.strict, modelled=modelled, num_inputs=num_inputs)

@@ -1,4 +1,4 @@
-"""`nvfp4-cute export`: a problem's kernel as one readable file that its server accepts."""
+"""`nvfp4-cute export`: writes a problem's kernel as one readable file that its server accepts."""
 
 import importlib
 import importlib.util
@@ -19,10 +19,10 @@ from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.terminal import Progress
 
 GPU_MODE, ENTRY_POINT = "gpumode", "custom_kernel"
-# What older versions of CuTe DSL have elsewhere, or not at all.
+# Members that older versions of CuTe DSL have elsewhere, or not at all.
 VERSIONS = "nvfp4_cute.kernels.common.versions"
 MOVED = {"cutlass.memory": VERSIONS, "cutlass.cute.arch.inline_ptx": VERSIONS}
-# Version 4.3.5 cannot launch a kernel that was renamed, and 4.5.2 has no say in how L1 and shared memory divide.
+# Version 4.3.5 cannot launch a renamed kernel, and in 4.5.2 the division of L1 and shared memory cannot be set.
 NOT_EVERYWHERE = ("set_name_prefix", "preferred_smem_carveout")
 LICENCE = """\
 #
@@ -43,7 +43,7 @@ TITLE = "{formats} block-scaled {what} for Blackwell {how}, from nvfp4_cute."
 
 @dataclass(frozen=True)
 class Kind:
-    """What answers the problem: the module of its folder, and what the file says of it."""
+    """Kind of answer to a problem: the module in its folder, and the file's description."""
 
     module: str
     how: str
@@ -65,19 +65,20 @@ def run(
     overwrite: bool = False,
     formats: Formats = NVFP4_PAIR,
 ) -> int:
-    """Write the submission, and say what it is; 0.
+    """Writes the submission and describes it. Returns 0.
 
     Args:
-        problem: name of a folder under problems/.  output: the file to write.
-        gpu: runner that the header names; None takes the problem's first.
+        problem: name of a folder under problems/.
+        output: the file to write.
+        gpu: runner that the header names; None means the problem's first.
         config: name of a KernelConfig for every shape, instead of the chosen ones.
-        map_path: also write where every line comes from.
-        kind: what answers the problem.
-        overwrite: whether files that exist are replaced.
-        formats: of the operands, as :func:`make_submission` takes them.
+        map_path: also write the origin of every line to this file.
+        kind: kind of the answer.
+        overwrite: whether existing files are replaced.
+        formats: formats of the operands, see :func:`make_submission`.
 
     Raises:
-        ValueError: no such problem, config, or runner, or the problem has no kernel; a file exists. Then nothing is written.
+        ValueError: no such problem, config, or runner; the problem has no kernel; or a file exists. Nothing is written.
     """
     existing = [str(p) for p in (output, map_path) if p and p.exists() and not overwrite]
     if existing:
@@ -113,14 +114,14 @@ def make_submission(
     formats: Formats = NVFP4_PAIR,
     reads: Callable[[], object] = lambda: None,
 ) -> Bundle:
-    """The submission, line by line.
+    """Returns the submission, line by line.
 
     Args:
-        formats: of the operands. The problem's own inputs are NVFP4; the caller makes those of other formats.
-        reads: called after each source file that was read.
+        formats: formats of the operands. The problem's own inputs are NVFP4; the caller makes inputs of other formats.
+        reads: called after each read of a source file.
 
     Raises:
-        ValueError: as :func:`run`; or the result breaks a rule of the harness.
+        ValueError: see :func:`run`; or the result breaks a rule of the harness.
     """
     found = registry.load(problem)
     root = f"{registry.PACKAGE}.{problem}.{kind.module}"
@@ -146,7 +147,7 @@ def make_submission(
 
 
 def _frozen(problem: Problem, config: str | None, kind: Kind, formats: Formats) -> dict[str, str]:
-    """Constants that get another value: name to Python expression."""
+    """Returns constants with replaced values: name to Python expression."""
     names = ",".join(format.name for format in formats)
     if kind is not OURS:
         if formats != NVFP4_PAIR:

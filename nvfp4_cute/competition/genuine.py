@@ -1,7 +1,7 @@
-"""The genuine harness: a user's checkout of gpu-mode/reference-kernels, run as its server would, on a GPU or the emulator.
+"""The genuine harness: a user's checkout of gpu-mode/reference-kernels, run as on its server, on a GPU or the emulator.
 
-Its files are copied into a temporary folder as task.yml says and run unmodified. Every Python process of that run, the
-spawned worker included, first passes through ``genuine_process``, which provides what newer versions of CuTe DSL removed
+Its files are copied into a temporary folder by task.yml and run unmodified. Every Python process of that run, including
+the spawned worker, first executes ``genuine_process``, which provides members that newer versions of CuTe DSL removed
 and, on request, a virtual GPU.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from nvfp4_cute import env
 from nvfp4_cute.problems.task_file import Task
 
-# Named so, in a folder of PYTHONPATH, it is imported by every Python process before anything else.
+# With this name, in a folder of PYTHONPATH, every Python process imports it before anything else.
 HOOK_FILE = "sitecustomize.py"
 HOOK = """\
 from nvfp4_cute.competition.genuine_process import activate
@@ -25,11 +25,11 @@ activate({arch!r}, {l2_clear_bytes!r})
 def prepare(
     task: Task, folder: Path, arch: str | None, l2_clear_bytes: int | None
 ) -> tuple[Callable[[str], list[str]], dict[str, str]]:
-    """Fill ``folder`` with the harness's files.
+    """Copies the harness's files to ``folder``.
 
     Args:
-        arch: of a virtual GPU; None runs on the GPU of this machine.
-        l2_clear_bytes: what is written before a timing there; None leaves it to the harness.
+        arch: architecture of a virtual GPU; None uses this machine's GPU.
+        l2_clear_bytes: bytes to write before a timing there; None leaves it to the harness.
 
     Returns:
         (mode -> command that runs the harness there, environment variables of that command).

@@ -1,16 +1,17 @@
-"""What every process of the genuine harness passes through before it runs anything else."""
+"""Code that every process of the genuine harness executes before anything else."""
 
 import importlib
 from contextlib import ExitStack
 
-# Closed when the process ends: the virtual GPU lasts as long as it.
+# Closed when the process ends, so the virtual GPU lasts as long as the process.
 _stack = ExitStack()
 
 
 def activate(arch: str | None, l2_clear_bytes: int | None) -> None:
-    """Provide what the harness's files expect; with ``arch``, a virtual GPU for this process.
+    """Provides what the harness's files expect; with ``arch``, a virtual GPU for this process.
 
-    The harness writes up to 62.5 GiB to clear L2: nothing of it on a virtual GPU, elsewhere ``l2_clear_bytes`` unless None.
+    The harness writes up to 62.5 GiB to clear L2. On a virtual GPU it writes nothing, elsewhere ``l2_clear_bytes``
+    unless None.
     """
     provide_op_error()
     if arch is not None:
@@ -23,7 +24,7 @@ def activate(arch: str | None, l2_clear_bytes: int | None) -> None:
 
 
 def provide_op_error() -> None:
-    """``cutlass.cute.nvgpu.common.OpError``, which CuTe DSL no longer has, as a class that nothing raises."""
+    """Provides ``cutlass.cute.nvgpu.common.OpError``, which CuTe DSL removed, as a class that nothing raises."""
     import cutlass.cute.nvgpu.common as common
 
     if not hasattr(common, "OpError"):
@@ -31,9 +32,9 @@ def provide_op_error() -> None:
 
 
 def replace_l2_clears(num_bytes: int) -> None:
-    """Have the harness write ``num_bytes`` before a timing."""
+    """Makes the harness write ``num_bytes`` before a timing."""
     try:
-        utils = importlib.import_module("utils")  # of the harness: its folder is on the path
+        utils = importlib.import_module("utils")  # the harness's module: its folder is on the path
     except ImportError:
         return
 

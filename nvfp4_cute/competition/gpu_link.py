@@ -1,7 +1,8 @@
-"""A virtual GPU in another process than the submission that uses it.
+"""A virtual GPU in a different process from the submission that uses it.
 
-The submission's process compiles kernels and asks for launches; the judge's side executes them on the memory that both share,
-models their times and keeps the record. Nothing in the submission's process can take a launch back or change its time.
+The submission's process compiles kernels and requests launches. The judge's process executes them on memory that both
+share, models their times and keeps the record. Code in the submission's process cannot undo a launch or change its
+time.
 """
 
 import itertools
@@ -23,16 +24,16 @@ Ask = Callable[[dict[str, Any], bytes], dict[str, Any]]
 
 
 class LinkedGpu(VirtualGpu):
-    """The GPU that a submission sees. Its memory lies in an arena; its launches run on the other side."""
+    """The GPU that a submission sees. Its memory lies in an arena; its launches run in the judge's process."""
 
     def __init__(self, arch: str, arena: Arena, ask: Ask):
-        """`ask`: sends a message with bytes to the other side and returns the answer."""
+        """`ask`: sends a message with bytes to the judge's process and returns the answer."""
         super().__init__(arch)
         self._arena, self._ask = arena, ask
         self._numbers: dict[int, int] = {}
 
     def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
-        """Make kernels known on both sides."""
+        """Registers kernels on both sides."""
         names = super().register(ptx, cubin)
         text = ptx.encode()
         answer = self._tell({"do": "register", "text": len(text)}, text + (cubin or b""))
@@ -40,11 +41,11 @@ class LinkedGpu(VirtualGpu):
         return names
 
     def new_bytes(self, nbytes: int) -> np.ndarray:
-        """Memory that both sides see."""
+        """Returns memory that both sides see."""
         return self._arena.allocate(nbytes)
 
     def new_stream(self) -> int:
-        """A number for a stream; the other side notes that one was made."""
+        """Returns a number for a stream, and tells the other side that it was made."""
         self._tell({"do": "queue", "name": "torch.cuda.Stream"})
         return super().new_stream()
 
@@ -72,13 +73,13 @@ class LinkedGpu(VirtualGpu):
 
 
 class GpuServer:
-    """The virtual GPU itself, on the judge's side.
+    """The virtual GPU itself, in the judge's process.
 
     Attributes:
-        gpu: it executes launches; its `timings` are those that count.
-        queues: names of what made a queue of the submission's own.
-        failure: what the last launch that failed said.
-        operands: addresses of inputs, which launches need not be watched on: the judge compares them.
+        gpu: executes launches; its `timings` are those that count.
+        queues: origins of the submission's own queues.
+        failure: message of the last failed launch.
+        operands: addresses of inputs, on which launches need not be watched, because the judge compares them.
     """
 
     def __init__(self, arch: str, arena: Arena, *, modelled: bool):
@@ -100,7 +101,7 @@ class GpuServer:
         self._ranges: list[tuple[str, int, int]] = []
 
     def answer(self, message: dict[str, Any], attached: bytes) -> dict[str, Any]:
-        """Do what a message asks for; whatever goes wrong is said in the answer."""
+        """Executes the request of a message. Errors become part of the answer."""
         actions = {"register": self._register, "launch": self._launch, "queue": self._queue}
         try:
             return actions[message["do"]](message, attached)
@@ -109,7 +110,7 @@ class GpuServer:
             return {"error": self.failure}
 
     def take_failure(self) -> str:
-        """What a launch failed with, once."""
+        """Returns the failure of a launch, once."""
         failure, self.failure = self.failure, ""
         return failure
 
@@ -135,7 +136,7 @@ class GpuServer:
         shared_bytes, attributes = int(message["shared_bytes"]), int(message["attributes"])
         launch = gpu.launch_of(code, grid, block, cluster, shared_bytes, params, attributes)
         ranges = [(printable(name, 200), int(at), int(nbytes)) for name, at, nbytes in message["ranges"]]
-        # The machine touches what is declared, and this process has no other memory at these addresses.
+        # The machine accesses declared memory, and this process has no other memory at these addresses.
         if not all(self._arena.holds(at, nbytes) for _, at, nbytes in ranges):
             raise Refused("a launch with memory outside the shared one")
         self._ranges = ranges or [("no memory", self._arena.address, 1)]
@@ -148,7 +149,7 @@ class GpuServer:
         return self._arena.view(address - self._arena.address, nbytes).copy()
 
     def _note_writes(self, before: dict[int, np.ndarray]) -> None:
-        """Remember which bytes launches wrote; what the host changed between launches is no longer theirs."""
+        """Notes which bytes launches wrote. Bytes that the host changed between launches no longer count."""
         written = {}
         for address, old in before.items():
             made, last = self._written.get(address, (None, None))
@@ -163,12 +164,12 @@ class GpuServer:
     def made_by_launches(
         self, address: int, shape: Sequence[int], strides: Sequence[int], item: int
     ) -> float:
-        """Share of a tensor's elements that a launch wrote last; 0 where memory is none that launches saw.
+        """Returns the share of a tensor's elements that a launch wrote last; 0 for memory that launches did not see.
 
         Args:
-            address: of its first element.
-            strides: in elements.
-            item: bytes of an element.
+            address: address of its first element.
+            strides: strides in elements.
+            item: bytes per element.
         """
         if not all(shape):
             return 1.0

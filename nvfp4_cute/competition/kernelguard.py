@@ -1,7 +1,7 @@
-"""KernelGuard, the filter that GPU MODE's service runs before it times a submission, where it is installed.
+"""KernelGuard, the filter that GPU MODE's service runs before it times a submission, if it is installed here.
 
-`pip install kernelguard` (https://github.com/gpu-mode/kernelguard); it reads a submission from its input and says in JSON
-whether the service would filter it. It executes nothing.
+`pip install kernelguard` (https://github.com/gpu-mode/kernelguard). It reads a submission from its input and prints as
+JSON whether the service would filter it. It executes nothing.
 """
 
 import json
@@ -15,12 +15,12 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Opinion:
-    """What it says of a file.
+    """KernelGuard's opinion of a file.
 
     Attributes:
         classification: "valid" or worse.
         filtered: whether the service refuses to time the file.
-        patterns: what it recognized, a line each.
+        patterns: recognized patterns, one line each.
     """
 
     classification: str
@@ -28,14 +28,14 @@ class Opinion:
     patterns: tuple[str, ...]
 
     def __str__(self) -> str:
-        """One line, and one for each pattern."""
+        """Returns one line, and one more per pattern."""
         verdict = "the service filters this file" if self.filtered else "not filtered"
         lines = [f"KernelGuard: {self.classification}, {verdict}", *(f"  {line}" for line in self.patterns)]
         return "\n".join(lines)
 
 
 def ask(text: str) -> Opinion | None:
-    """KernelGuard's opinion of a submission; None where it is not installed.
+    """Returns KernelGuard's opinion of a submission; None if it is not installed.
 
     Raises:
         ValueError: it failed.

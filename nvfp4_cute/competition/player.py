@@ -1,7 +1,7 @@
-"""The process of a submission: it imports the submission, calls it on inputs in shared memory and describes its answers.
+"""The process of a submission: imports the submission, calls it on inputs in shared memory and describes its answers.
 
-Forked from the judge's side (`worker`), which sends a request at a time. Nothing that is decided here decides a verdict: the
-other side reads answers, compares inputs, counts launches and looks at this process's memory itself.
+Forked from the judge's side (`worker`), which sends one request at a time. No decision in this process affects a
+verdict: the other side itself reads answers, compares inputs, counts launches and reads this process's memory.
 """
 
 import contextlib
@@ -34,25 +34,25 @@ from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
 from nvfp4_cute.problems.trace_schema import Solution
 
 MOST_KEPT_BYTES = 1 << 30
-"""Outputs of timed calls that wait on the GPU before they are copied."""
+"""Largest total size of outputs of timed calls that wait on the GPU before they are copied."""
 
 SOURCE = ""
-"""Path of that module's file, found before it is imported."""
+"""Path of the submission module's file, found before its import."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The function of a submission, and how it is called.
+    """The function of a submission, and how to call it.
 
     Attributes:
         module: its module in the submission's folder.
-        name: its name there.
+        name: its name in that module.
         on_cpu: entries of an input that stay on the CPU.
-        spread: whether the entries of an input are its arguments; else their tuple is the only one.
-        written: last entries of an input, which are outputs that it writes; 0: it returns its outputs.
+        spread: whether the entries of an input are separate arguments; otherwise their tuple is the only argument.
+        written: number of last entries of an input that are outputs it writes; 0: it returns its outputs.
         outputs: names of outputs that it may return as a mapping.
-        keeps_inputs: whether a call that changes another entry is refused in strict mode.
-        native: the solution to build where it is C++ or CUDA; None imports `module`.
+        keeps_inputs: whether strict mode refuses a call that changes another entry.
+        native: the solution to build if it is C++ or CUDA; None imports `module`.
     """
 
     module: str = "submission"
@@ -66,7 +66,7 @@ class Entry:
 
 
 def watched() -> list[tuple[Any, str]]:
-    """What timing and copying rely on. Asked for late: the virtual GPU has an Event class of its own."""
+    """Returns the functions that timing and copying rely on. Called late, because the virtual GPU has its own Event class."""
     names = (
         (threading, ("_active",)),
         (time, ("perf_counter", "perf_counter_ns", "monotonic", "time")),
@@ -79,17 +79,17 @@ def watched() -> list[tuple[Any, str]]:
 
 
 def record_queues(note: Callable[[str], None]) -> None:
-    """Call `note` with a name for every queue that is made from now on through torch or cuda-python.
+    """Calls `note` with a name for every queue that is made from now on through torch or cuda-python.
 
-    What runs on another queue than the default one is not between the events of a timing.
+    Work on queues other than the default one is not between the events of a timing.
     """
     original = torch.cuda.Stream
 
     class Queue(original):  # type: ignore[misc, valid-type]
-        """A queue whose making is noted."""
+        """A queue whose creation is noted."""
 
         def __init__(self, *args: Any, **options: Any):
-            if "stream_id" not in options:  # else torch names one that exists, as events do
+            if "stream_id" not in options:  # otherwise torch names an existing one, as for events
                 note("torch.cuda.Stream")
             if original.__init__ is not object.__init__:
                 super().__init__(*args, **options)
@@ -119,16 +119,19 @@ class NotLoaded(Exception):
 
 
 class Player:
-    """Answers requests of the judge's side."""
+    """Answers requests of the judge's process."""
 
     def __init__(self, arena: Arena, judge: socket.socket, gpu: socket.socket, settings: Any):
-        """`judge`: for requests. `gpu`: for what a submission does to the GPU meanwhile. `settings`: of the worker."""
+        """`judge`: socket for requests.
+
+        `gpu`: socket for the submission's GPU work meanwhile. `settings`: settings of the worker.
+        """
         self.arena, self.judge, self.settings = arena, judge, settings
         self._gpu_socket, self._lock = gpu, threading.Lock()
         self._stack = ExitStack()
         self._kernel: Callable[[Any], Any] | None = None
         self._data: Any = None
-        self._output: Any = None  # of the last call: the other side reads where it lies
+        self._output: Any = None  # output of the last call, whose memory the other side reads
         self._kept: dict[int, Any] = {}
         self._packed: list[Any] = []
         self._gpu: LinkedGpu | None = None
@@ -138,7 +141,7 @@ class Player:
             record_queues(self._note_queue)
 
     def ask(self, message: dict[str, Any], attached: bytes = b"") -> dict[str, Any]:
-        """Send something to the GPU's side and return the answer."""
+        """Sends a message to the GPU's side and returns the answer."""
         with self._lock:
             wire.send(self._gpu_socket, message, attached)
             return wire.receive(self._gpu_socket)[0]
@@ -147,7 +150,7 @@ class Player:
         self.ask({"do": "queue", "name": name})
 
     def serve(self) -> None:
-        """Answer requests until the judge's side closes."""
+        """Answers requests until the judge's side closes the connection."""
         wire.send(self.judge, {"noted": witness.note(watched())})
         while True:
             try:
@@ -161,13 +164,13 @@ class Player:
     def do_call(
         self, data: wire.Tree, on_cpu: list[int], number: int | None = None, same: bool = False
     ) -> dict[str, Any]:
-        """One call, waited for.
+        """Makes one call and waits for it.
 
         Args:
-            data: where the inputs lie.
+            data: places of the inputs.
             on_cpu: entries of the argument that stay on the CPU.
-            number: under which the output is kept for `do_look`; None forgets it.
-            same: pass the argument of the call before, whose tensors hold these inputs now.
+            number: key under which the output is kept for `do_look`; None forgets it.
+            same: pass the argument of the previous call, whose tensors now hold these inputs.
         """
         self._packed.clear()
         try:
@@ -182,23 +185,23 @@ class Player:
         return {"output": wire.to_tree(output, self._place)}
 
     def do_look(self, number: int) -> dict[str, Any]:
-        """An output that was kept, as it is now."""
+        """Returns the current content of an output that was kept."""
         self._packed.clear()
         return {"output": wire.to_tree(self._kept[number], self._place)}
 
     def do_inputs(self) -> dict[str, Any]:
-        """On a real GPU: the inputs of the last call, as they are now."""
+        """Returns the current inputs of the last call, on a real GPU."""
         self._packed.clear()
         return {"output": wire.to_tree(self._data, self._place)}
 
     def do_forget(self) -> dict[str, Any]:
-        """Let go of every output."""
+        """Forgets all kept outputs."""
         self._kept.clear()
         self._packed.clear()
         return {}
 
     def do_profile(self, data: wire.Tree, on_cpu: list[int]) -> dict[str, Any]:
-        """One call inside an NVTX range `custom_kernel`, for a profiler that watches this process."""
+        """Makes one call inside an NVTX range `custom_kernel`, for a profiler that watches this process."""
         with torch.cuda.nvtx.range("custom_kernel"):
             return self.do_call(data, on_cpu)
 
@@ -210,7 +213,7 @@ class Player:
         max_seconds: float,
         keep_outputs: bool,
     ) -> dict[str, Any]:
-        """Timings of one call on each input, back to back after one clear of L2; a duration is their mean."""
+        """Times one call on each input, back to back after one clear of L2. A duration is their mean."""
         self._packed.clear()
         durations: list[float] = []
         answers: list[Any] = []
@@ -243,7 +246,7 @@ class Player:
         return {"durations": durations, "outputs": answers}
 
     def do_time_single(self, data: wire.Tree, on_cpu: list[int]) -> dict[str, Any]:
-        """Duration of one call by itself after a clear of L2."""
+        """Returns the duration of one single call after a clear of L2."""
         self._packed.clear()
         try:
             inputs = self._inputs(data, on_cpu, False)
@@ -260,7 +263,7 @@ class Player:
             return self._raised(error)
 
     def do_time_fresh(self, data: wire.Tree, on_cpu: list[int], warm_ups: int, calls: int) -> dict[str, Any]:
-        """Durations of single calls on copies of one input, each after a clear of L2, and the output of each."""
+        """Returns the durations of single calls on copies of one input, each after a clear of L2, and their outputs."""
         self._packed.clear()
         events: list[tuple[Any, Any]] = []
         answers: list[Any] = []
@@ -288,12 +291,12 @@ class Player:
             return self._raised(error)
         return {"durations": durations, "outputs": answers}
 
-    # ---- inside ---------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------
     def _load(self) -> None:
-        """Import or build the function when it is first asked for.
+        """Imports or builds the function on first use.
 
         Raises:
-            NotLoaded: that failed; the cause is what it failed with.
+            NotLoaded: it failed; the cause is the original error.
         """
         if self._kernel is not None:
             return
@@ -312,7 +315,7 @@ class Player:
             raise NotLoaded from error
 
     def _call(self, data: tuple[Any, ...]) -> Any:
-        """The outputs of one call of the function, which has been loaded."""
+        """Returns the outputs of one call of the loaded function."""
         assert self._kernel is not None
         entry = self.settings.entry
         if not entry.spread:
@@ -328,7 +331,7 @@ class Player:
             torch.cuda.synchronize()
 
     def _inputs(self, data: wire.Tree, on_cpu: list[int], same: bool) -> Any:
-        """Inputs where the problem has them: on the GPU, but for entries that it leaves on the CPU."""
+        """Returns the inputs in the problem's places: on the GPU, except entries that the problem keeps on the CPU."""
 
         def take(record: dict[str, Any]) -> torch.Tensor:
             dtype, shape, strides, nbytes = wire.layout(record)
@@ -340,7 +343,7 @@ class Player:
             entries.append(entry if index in on_cpu else _mapped(entry, self._to_gpu))
         if not same or self._data is None:
             return tuple(entries)
-        if self._gpu is None and self.settings.on_gpu:  # elsewhere the other side has written them there
+        if self._gpu is None and self.settings.on_gpu:  # otherwise the other side has already written them
             for place, tensor in zip(tensors_in(self._data), tensors_in(entries), strict=True):
                 bits(place).copy_(bits(tensor))
         return self._data
@@ -351,7 +354,7 @@ class Player:
         return tensor.cuda() if self.settings.on_gpu else tensor
 
     def _place(self, tensor: torch.Tensor) -> dict[str, Any]:
-        """Say where a tensor lies if the other side sees it there, else copy it to where it does."""
+        """Returns a tensor's place if the other side can see it, or copies it to such a place."""
         tensor = tensor.detach()
         address = tensor.data_ptr()
         if (self._gpu or not self.settings.on_gpu) and self.arena.holds(
@@ -370,12 +373,12 @@ class Player:
         return wire.describe(plain, self.arena.offset_of(view))
 
     def _clear_l2(self) -> None:
-        """Fill L2 with something else, if that is asked for; queued, not waited for."""
+        """Fills L2 with other data, if requested; queued, not waited for."""
         if self.settings.l2_clear_bytes:
             torch.empty(self.settings.l2_clear_bytes, dtype=torch.int8, device="cuda").fill_(42)
 
     def _raised(self, error: BaseException) -> dict[str, Any]:
-        """What was raised, and the submission's lines that led to it. Launches may work again afterwards."""
+        """Returns the exception with the submission's lines that led to it. Launches may work again afterwards."""
         if self._gpu:
             self._gpu.take_failure()
         loading = isinstance(error, NotLoaded)
@@ -388,7 +391,7 @@ class Player:
 
 
 def _lines_of(error: BaseException) -> str:
-    """Lines of the files in the submission's folder, outermost first."""
+    """Returns lines of the files in the submission's folder, outermost first."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}, line {error.lineno}: {(error.text or '').strip()}"
     folder = os.path.dirname(SOURCE or os.path.abspath("submission.py"))
@@ -401,7 +404,7 @@ def _lines_of(error: BaseException) -> str:
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply `function` to every tensor of a nesting."""
+    """Applies `function` to every tensor of a nested value."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, list | tuple):
@@ -410,7 +413,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor in a dtype that can be copied and compared: packed fp4 cannot."""
+    """Returns a view of a tensor in a dtype that can be copied and compared, which packed fp4 cannot."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
@@ -422,7 +425,7 @@ def _at_new_address(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def linked_process(arch: str, arena: Arena, ask: Any, stack: ExitStack) -> LinkedGpu:
-    """Make a linked GPU the GPU of this process until `stack` is closed."""
+    """Makes a linked GPU the GPU of this process until `stack` is closed."""
     from nvfp4_cute.emulator.fronts.script import answers
 
     gpu = LinkedGpu(arch, arena, ask)
@@ -434,7 +437,7 @@ def linked_process(arch: str, arena: Arena, ask: Any, stack: ExitStack) -> Linke
 def main(
     arena: Arena, judge: socket.socket, gpu: socket.socket, output: int, parent: int, settings: Any
 ) -> None:
-    """Be a submission's process; never returns."""
+    """Runs a submission's process; never returns."""
     try:
         os.setsid()
         contain.die_with(parent)
@@ -444,7 +447,7 @@ def main(
         keep = {judge.fileno(), gpu.fileno(), output}
         os.dup2(output, 1)
         os.dup2(output, 2)
-        # A fork has its parent's files: results of other processes among them.
+        # A fork has its parent's files, including results of other processes.
         for number in range(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 4096 else 4096):
             if number not in keep:
                 with contextlib.suppress(OSError):

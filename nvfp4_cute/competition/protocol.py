@@ -1,7 +1,7 @@
-"""What travels between a competition's runner and its harness: case files in, ``key: value`` lines out, exit codes.
+"""The protocol between a competition's runner and its harness: case files, ``key: value`` result lines, exit codes.
 
-A case file has a case a line, ``m: 128; k: 256; l: 1; seed: 1111``; extents of groups are lists, ``m: [96, 128]``. The
-harness writes its results to the inherited file descriptor that POPCORN_FD names, times in nanoseconds.
+A case file has one case per line, ``m: 128; k: 256; l: 1; seed: 1111``; extents of groups are lists, ``m: [96, 128]``.
+The harness writes its results to the inherited file descriptor that POPCORN_FD names, with times in nanoseconds.
 """
 
 import base64
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# What the emulator stands for: all of the servers' GPUs that these problems are for.
+# Architecture of the emulator: that of all of the servers' GPUs for these problems.
 EMULATED_ARCH = "sm_100a"
 # Exit codes of a harness; TIMEOUT is the runner's.
 OK, BAD_ARGUMENTS = 0, 2
@@ -33,22 +33,22 @@ _PART = re.compile(r"\s*([a-zA-Z_]+)\s*:\s*(\[[^\]]*\]|\([^)]*\)|[a-zA-Z_]+|[+-]
 
 
 def combine_seeds(public: int, secret: int) -> int:
-    """Cantor's pairing, shifted by ``public``: large if ``secret`` is, however small the published seed."""
+    """Combines seeds by Cantor's pairing, shifted by ``public``: large if ``secret`` is, however small the published seed."""
     return public + (public + secret) * (public + secret + 1) // 2
 
 
 def format_case(arguments: dict[str, Any]) -> str:
-    """A line of a case file."""
+    """Returns a line of a case file."""
     return "; ".join(
         f"{key}: {list(value) if isinstance(value, tuple) else value}" for key, value in arguments.items()
     )
 
 
 def parse_case(line: str) -> dict[str, Any]:
-    """Arguments of a line of a case file; lists become tuples.
+    """Parses the arguments of a line of a case file; lists become tuples.
 
     Raises:
-        ValueError: a part that is no ``key: value``.
+        ValueError: a part that is not ``key: value``.
     """
     arguments: dict[str, Any] = {}
     for part in line.split(";"):
@@ -67,7 +67,7 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Stats:
-    """Of durations in nanoseconds: their number, mean, standard deviation, standard error of the mean, extremes."""
+    """Statistics of durations in nanoseconds: number, mean, standard deviation, standard error of the mean, extremes."""
 
     runs: int
     mean: float
@@ -78,7 +78,7 @@ class Stats:
 
     @classmethod
     def of(cls, durations: Sequence[float]) -> "Stats":
-        """Statistics of at least one duration; a single one has no deviation."""
+        """Computes the statistics of at least one duration; a single one has no deviation."""
         runs = len(durations)
         mean = sum(durations) / runs
         variance = sum((duration - mean) ** 2 for duration in durations) / max(runs - 1, 1)
@@ -87,20 +87,20 @@ class Stats:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The score of a list of benchmarks: (product) ** (1 / count)."""
+    """Returns the score of a list of benchmarks: (product) ** (1 / count)."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What a harness said of one case.
+    """A harness's result for one case.
 
     Attributes:
         spec: the line of the case file.
         passed: whether it was accepted.
-        message: why not, or a remark.
-        stats: of its timings, or None.
+        message: the reason if not, or a remark.
+        stats: statistics of its timings, or None.
         source: "measured", "modelled", or "not timed".
         report: text of a profile.
     """
@@ -115,12 +115,12 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that a harness wrote.
+    """All results of a harness.
 
     Attributes:
-        cases: one a case that it got to.
-        passed: what it wrote as ``check``; False if it never came to that.
-        exit_code: of its process.
+        cases: one result per case that it reached.
+        passed: its value of ``check``; False if it never wrote one.
+        exit_code: exit code of its process.
     """
 
     cases: tuple[CaseResult, ...]
@@ -130,9 +130,10 @@ class Results:
 
 
 def parse_results(text: str, exit_code: int) -> Results:
-    """Read what a harness wrote to its descriptor.
+    """Parses the text that a harness wrote to its descriptor.
 
-    A ranked run of the official harness ends with exit code 0 even if it failed, so ``check`` decides, not the code.
+    A ranked run of the official harness ends with exit code 0 even if it failed, so ``check`` decides instead of the
+    code.
     """
     log: dict[str, str] = {}
     key = ""

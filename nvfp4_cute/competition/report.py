@@ -1,4 +1,4 @@
-"""What came of a submission, as a table and as JSON: times beside the speed of light, marked measured or modelled."""
+"""Results of a submission as a table and as JSON: times and the speed of light, marked measured or modelled."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,10 +32,10 @@ class Row:
     """One case.
 
     Attributes:
-        name: of the case.
-        result: what the harness said.
-        sol_us: speed of light in microseconds: the published one, or by the same formula; None if it is unknown.
-        work: what the case moves and computes; None if it is unknown.
+        name: name of the case.
+        result: the harness's result.
+        sol_us: speed of light in microseconds, published or by the same formula; None if unknown.
+        work: traffic and operations of the case; None if unknown.
     """
 
     name: str
@@ -55,17 +55,17 @@ class Row:
 
     @property
     def gb_per_s(self) -> float | None:
-        """Least traffic over mean."""
+        """Least traffic over mean duration."""
         return self.work.bytes / self.mean_us / 1e3 if self.work and self.mean_us else None
 
     @property
     def tflop_per_s(self) -> float | None:
-        """Operations over mean."""
+        """Operations over mean duration."""
         return self.work.flops / self.mean_us / 1e6 if self.work and self.mean_us else None
 
 
 def rows(problem: Problem | None, results: Results) -> list[Row]:
-    """A row for each case that the harness got to; of a problem that is not ours nothing is known but its cases' lines."""
+    """Returns one row per case that the harness reached. For problems of others only the lines of the cases are known."""
     return [_row(problem, result) for result in results.cases]
 
 
@@ -78,13 +78,13 @@ def _row(problem: Problem | None, result: CaseResult) -> Row:
 
 
 def geomean_us(found: Sequence[Row]) -> float | None:
-    """The score: None unless every case was timed."""
+    """Returns the score, or None unless every case was timed."""
     means = [row.mean_us for row in found]
     return geometric_mean(mean for mean in means if mean) if means and all(means) else None
 
 
 def text(mode: str, results: Results, found: Sequence[Row], remarks: Sequence[str] = ()) -> str:
-    """A table, and a line for each failure; ``remarks`` about the timing below the table."""
+    """Returns a table, a line for each failure, and ``remarks`` about the timing below the table."""
     header, cells = ["case", "status"], [[row.name, "pass" if row.result.passed else "FAIL"] for row in found]
     if mode in TIMED_MODES:
         header += [
@@ -126,7 +126,7 @@ def text(mode: str, results: Results, found: Sequence[Row], remarks: Sequence[st
 
 
 def notes(found: Sequence[Row]) -> list[str]:
-    """What the times of the table are not."""
+    """Returns notes on what the times of the table do not include."""
     sources = {row.result.source for row in found if row.result.passed}
     return [NOTES[source] for source in NOTES if source in sources]
 
@@ -134,7 +134,7 @@ def notes(found: Sequence[Row]) -> list[str]:
 def as_dict(
     problem: str, mode: str, results: Results, found: Sequence[Row], remarks: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Everything, for machines; times in microseconds."""
+    """Returns everything for machines, with times in microseconds."""
     return {
         "problem": problem,
         "mode": mode,
@@ -168,7 +168,7 @@ def _microseconds(result: CaseResult) -> dict[str, float | None]:
     times = {
         name: value if name == "runs" else value / NS_PER_US for name, value in asdict(result.stats).items()
     }
-    # One value, as a model gives it, says nothing of a deviation.
+    # A single value, as from a model, has no deviation.
     return times if result.stats.runs > 1 else {**times, "std": None, "err": None}
 
 

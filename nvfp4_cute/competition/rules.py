@@ -1,8 +1,9 @@
-"""What a competition server demands of a submission file before it runs it.
+"""Requirements of a competition server for a submission file, checked before it runs the file.
 
-The rules are those of GPU MODE's service as of 2026-07: one UTF-8 file of at most 1,000,000 bytes named ``*.py``, options
-in its first comment block (``#!POPCORN leaderboard NAME``, ``#!POPCORN gpu NAME``), and nowhere, in any case, the word
-that work on side queues would need. Imports are a rule of our own exports: a runner has nothing else installed for sure.
+The rules are those of GPU MODE's service of 2026-07: one UTF-8 file of at most 1,000,000 bytes named ``*.py``; options
+in its first comment block (``#!POPCORN leaderboard NAME``, ``#!POPCORN gpu NAME``); and nowhere, in upper or lower
+case, the word for side queues. Imports are a rule of our own exports, because a runner is not guaranteed to have other
+packages.
 """
 
 import ast
@@ -29,7 +30,7 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        """``line 12: ...``."""
+        """Returns ``line 12: ...``."""
         return f"line {self.line}: {self.message}" if self.line else self.message
 
 
@@ -42,15 +43,15 @@ class Header:
 
 
 def header_text(leaderboard: str, gpu: str) -> str:
-    """The option lines that a server reads."""
+    """Returns the option lines that a server reads."""
     return f"#!POPCORN leaderboard {leaderboard}\n#!POPCORN gpu {gpu}\n"
 
 
 def read_header(text: str) -> Header:
-    """Options of the first comment block.
+    """Reads the options of the first comment block.
 
     Raises:
-        ValueError: an option that is unknown or given twice; a server refuses the file.
+        ValueError: an unknown or repeated option, for which a server refuses the file.
     """
     found: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -70,7 +71,7 @@ def read_header(text: str) -> Header:
 
 
 def check_server_rules(data: bytes, name: str = "submission.py") -> list[Finding]:
-    """What a server would refuse, whoever wrote the file."""
+    """Returns the reasons for which a server would refuse any file."""
     findings = []
     if not name.endswith(".py"):
         findings.append(Finding(0, f"the file is called {name}; its name must end in .py"))
@@ -91,7 +92,7 @@ def check_server_rules(data: bytes, name: str = "submission.py") -> list[Finding
 
 
 def check_export_rules(text: str, allowed: Sequence[str] = ()) -> list[Finding]:
-    """What we demand of our own exports besides: plain code that imports only what a runner has, and what is ``allowed``."""
+    """Returns broken rules of our own exports: plain code that imports only modules of a runner and the ``allowed`` ones."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
@@ -100,7 +101,7 @@ def check_export_rules(text: str, allowed: Sequence[str] = ()) -> list[Finding]:
 
 
 def check_file(path: Path) -> list[Finding]:
-    """Server rules for a file on disk. Raises ValueError where there is none."""
+    """Checks the server rules for a file on disk. Raises ValueError if it does not exist."""
     if not path.is_file():
         raise ValueError(f"there is no file `{path}`")
     return check_server_rules(path.read_bytes(), path.name)

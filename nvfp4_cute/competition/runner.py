@@ -1,4 +1,4 @@
-"""What a competition's runner does around a harness: the import step, the process with a pipe for its results, the limit."""
+"""The part of a competition's runner around a harness: the import step, the process with a pipe for its results, the limit."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from nvfp4_cute.terminal import Progress
 IMPORT_TIMEOUT_S = 120
 # The runner's seed in its import step.
 IMPORT_SEED = 1
-# Characters of what a failed import step printed.
+# Characters of a failed import step's output that are shown.
 MOST_SHOWN = 4000
-# Submissions take the names of the argument and the result from task.py; nothing reads them.
-# Starts a judge without the working directory on the path, whatever put it there (`-c` does, and PYTHONPATH may).
+# Submissions import the names of the argument and the result from task.py; nothing reads them. Starts a judge without
+# the working directory on the path, whatever put it there (`-c` does, and PYTHONPATH may).
 START = """\
 import os, sys
 sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != os.getcwd()]
@@ -30,15 +30,14 @@ TASK_PY = "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t 
 
 
 def judge_command(module: str) -> list[str]:
-    """The command that runs ``main`` of a module of ours and takes no other module from its working directory."""
+    """Returns the command that runs ``main`` of a module of ours without importing modules from its working directory."""
     return [sys.executable, "-c", START, module]
 
 
 def import_step(folder: Path, arch: str | None, variables: dict[str, str]) -> protocol.Results | None:
-    """Run the submission in ``folder`` as a program, as the runner does before any mode; what failed, or None.
+    """Runs the submission in ``folder`` as a program, as the runner does before any mode. Returns the failure, or None.
 
-    ``folder`` is for this step alone: what the submission leaves there, and the processes that it leaves, are not there when
-    a harness starts.
+    ``folder`` is only for this step. Files and processes that the submission leaves are gone when a harness starts.
     """
     script = [sys.executable, "submission.py"]
     if arch is not None and not variables:
@@ -72,7 +71,7 @@ def import_step(folder: Path, arch: str | None, variables: dict[str, str]) -> pr
 
 
 def _bounds(writable: list[Path] | None) -> Callable[[], None]:
-    """What a child does before it becomes another program: it ends with this process and writes to `writable` alone."""
+    """Returns a function for a child before exec: it ends with this process and writes only to `writable`."""
     parent = os.getpid()
 
     def bound() -> None:
@@ -91,10 +90,10 @@ def run_harness(
     timeout_s: int | None,
     writable: list[Path] | None = None,
 ) -> protocol.Results:
-    """Start a harness in ``folder``, and read its results while it runs.
+    """Starts a harness in ``folder``, and reads its results while it runs.
 
     Args:
-        writable: folders besides ``folder`` that the harness and the submission may write to; None sets no bounds.
+        writable: folders besides ``folder`` that the harness and the submission may write to; None sets no limits.
     """
     lines, code = run_judge(command, folder, variables, timeout_s, writable, passed=_with_progress)
     results = protocol.parse_results("".join(lines), code)
@@ -114,14 +113,14 @@ def run_judge(
     passed: Callable[[Iterable[str]], Iterable[str]] = iter,
     output: int | None = None,
 ) -> tuple[list[str], int]:
-    """Start a program that judges in ``folder``, with a pipe for what it finds.
+    """Starts a program that judges in ``folder``, with a pipe for its results.
 
-    When it ends, by itself or by the limit, every process that it or the submission started ends as well.
+    When it ends, by itself or by the limit, every process that it or the submission started also ends.
 
     Args:
-        writable: as :func:`run_harness`.
-        passed: is given the lines as they come and passes them on.
-        output: descriptor of the program's standard output; None leaves it this process's.
+        writable: see :func:`run_harness`.
+        passed: receives the lines as they arrive and passes them on.
+        output: descriptor of the program's standard output; None means this process's.
 
     Returns:
         (lines from the pipe, exit code: ``protocol.TIMED_OUT`` after the limit).
@@ -150,14 +149,14 @@ def run_judge(
         finally:
             contain.end_session(process.pid)
             process.wait()
-        # What the submission left may hold the pipe open.
+        # Processes that the submission left may keep the pipe open.
         contain.end_descendants(set())
         thread.join(10)
     return lines, code
 
 
 def _with_progress(lines: Iterable[str]) -> Iterable[str]:
-    """Pass lines on, and show on a terminal how many cases are done."""
+    """Passes lines on, and shows the number of finished cases on a terminal."""
     with Progress(desc="eval", unit="case") as bar:
         for line in lines:
             if count := re.match(r"(?:test|benchmark)-count: (\d+)", line):

@@ -1,6 +1,6 @@
-"""What a competition's server says before one submits: is the leaderboard open, does it have the GPU.
+"""Queries a competition's server before a submission: whether the leaderboard is open and has the GPU.
 
-One public address is read, ``/leaderboards``; nobody is identified.
+Reads only the public address ``/leaderboards``; nobody is identified.
 """
 
 import json
@@ -17,7 +17,7 @@ TRY_LOCALLY = "try the file with `nvfp4-cute eval`"
 
 @dataclass(frozen=True)
 class Board:
-    """A leaderboard as its server describes it; ``deadline`` is None where it has none."""
+    """A leaderboard as described by its server; ``deadline`` is None if it has none."""
 
     name: str
     deadline: datetime | None
@@ -25,10 +25,10 @@ class Board:
 
 
 def objections(leaderboard: str, gpu: str, now: datetime | None = None) -> tuple[list[str], bool]:
-    """Why a submission to ``leaderboard`` on ``gpu`` would be refused.
+    """Returns why a submission to ``leaderboard`` on ``gpu`` would be refused.
 
     Returns:
-        (what stands against it, whether the server was asked). Without the server only deadlines that we know count.
+        (objections, whether the server was queried). Without the server only known deadlines count.
     """
     now = now or datetime.now(timezone.utc)
     boards = fetch_boards()
@@ -47,13 +47,13 @@ def objections(leaderboard: str, gpu: str, now: datetime | None = None) -> tuple
 
 
 def known_objections(leaderboard: str, now: datetime | None = None) -> list[str]:
-    """Why a submission would be refused as far as the deadlines that we know say; no server is asked."""
+    """Returns why a submission would be refused by the deadlines that we know, without querying a server."""
     known = registry.load(leaderboard).deadline if leaderboard in registry.names() else None
     return [_closed(leaderboard, known)] if known and known < (now or datetime.now(timezone.utc)) else []
 
 
 def fetch_boards() -> list[Board] | None:
-    """Every leaderboard of the server that POPCORN_API_URL names; None where it cannot be read."""
+    """Returns every leaderboard of the server that POPCORN_API_URL names; None if it cannot be read."""
     try:
         with urllib.request.urlopen(f"{env.popcorn_api_url()}/leaderboards", timeout=TIMEOUT_S) as answer:
             return [_board(entry) for entry in json.load(answer)]

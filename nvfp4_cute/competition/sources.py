@@ -1,4 +1,4 @@
-"""Our modules as text and syntax: what each defines and imports at its top level, and which names a piece of it uses."""
+"""Our modules as text and syntax: their top-level definitions and imports, and the names that a part of them uses."""
 
 import ast
 import importlib.util
@@ -21,14 +21,14 @@ class BundleError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a name means: ``name`` of ``module``; the module itself where ``name`` is None."""
+    """Meaning of a name: ``name`` of ``module``; the module itself if ``name`` is None."""
 
     module: str
     name: str | None = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether the module is one of this project."""
+        """Whether the module belongs to this project."""
         return self.module.split(".")[0] == PACKAGE
 
 
@@ -38,8 +38,8 @@ class Definition:
 
     Attributes:
         nodes: the statement, and the string below it that documents it.
-        names: what it binds.
-        first_line, last_line: source lines, from 1, comments directly above and decorators included.
+        names: names that it binds.
+        first_line, last_line: source lines, from 1, including decorators and comments directly above.
     """
 
     nodes: list[ast.stmt]
@@ -61,7 +61,7 @@ class Module:
         name: dotted import name.
         path: the file.
         definitions: in source order.
-        imports: what the top-level imports bind.
+        imports: names that the top-level imports bind.
     """
 
     name: str
@@ -73,22 +73,22 @@ class Module:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Source lines without their ends."""
+        """Source lines without their line ends."""
         return self.text.splitlines()
 
     @property
     def label(self) -> str:
-        """Path as a reader of the repository knows it, for example ``kernels/sm100/load.py``."""
+        """Path in the repository, for example ``kernels/sm100/load.py``."""
         parts = self.name.split(".")
         folder = "/".join(parts[1:] if parts[1:2] and parts[1] in MAPPED_FOLDERS else parts)
         return folder + ("/__init__.py" if self.path.name == "__init__.py" else ".py")
 
     def definition_of(self, name: str) -> Definition | None:
-        """The statement that binds ``name``."""
+        """Returns the statement that binds ``name``."""
         return next((found for found in self.definitions if name in found.names), None)
 
     def targets(self, node: ast.Import | ast.ImportFrom) -> dict[str, Target]:
-        """What an import statement of this module binds."""
+        """Returns the names that an import statement of this module binds."""
         if isinstance(node, ast.Import):
             return {
                 alias.asname or alias.name.split(".")[0]: Target(
@@ -105,7 +105,7 @@ class Module:
 
 
 def _member(module: str, name: str) -> Target:
-    """``from module import name``: a submodule of ours, or a member."""
+    """Resolves ``from module import name``: a submodule of ours, or a member."""
     if module.split(".")[0] == PACKAGE and _is_module(f"{module}.{name}"):
         return Target(f"{module}.{name}")
     return Target(module, name)
@@ -116,7 +116,7 @@ def _is_module(name: str) -> bool:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """Where a module of ours is. Packages on the way are not executed: kernels need a compiler that may be another."""
+    """Finds a module of ours. Parent packages are not executed, because kernels need a compiler that may be another version."""
     package, *rest = name.split(".")
     path = ".".join([package, *rest[:1]])
     spec = importlib.util.find_spec(path)
@@ -129,10 +129,10 @@ def _find(name: str) -> ModuleSpec | None:
 
 
 def load(name: str) -> Module:
-    """Read and take apart the module ``name``.
+    """Reads and analyses the module ``name``.
 
     Raises:
-        BundleError: there is none, or it has a top-level statement that is neither definition nor import.
+        BundleError: it does not exist, or has a top-level statement that is neither definition nor import.
     """
     spec = _find(name)
     if spec is None or spec.origin is None:
@@ -168,7 +168,7 @@ def _last_line(node: ast.stmt) -> int:
 
 
 def _first_line(lines: list[str], node: ast.stmt, end: int) -> int:
-    """First line with decorators, and with the comment that ends directly above."""
+    """Returns the first line including decorators and the comment that ends directly above."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     while first - 1 > end and lines[first - 2].startswith("#"):
@@ -177,7 +177,7 @@ def _first_line(lines: list[str], node: ast.stmt, end: int) -> int:
 
 
 def bound_names(nodes: list[ast.stmt]) -> list[str]:
-    """Names that statements bind in their own scope, in order: assignments, definitions, imports, loops."""
+    """Returns the names that statements bind in their own scope, in order: assignments, definitions, imports, loops."""
     found: list[str] = []
 
     def visit(node: ast.AST) -> None:
@@ -211,9 +211,9 @@ class Use:
 
 
 def global_uses(nodes: list[ast.stmt]) -> list[Use]:
-    """Every load of a name that no enclosing function or comprehension binds.
+    """Returns every load of a name that no enclosing function or comprehension binds.
 
-    Imports inside functions count as global: what they bind is looked up like a module's own imports.
+    Imports inside functions count as global: their names are looked up like a module's own imports.
     """
     uses: list[Use] = []
 
@@ -238,7 +238,7 @@ def global_uses(nodes: list[ast.stmt]) -> list[Use]:
         elif isinstance(node, ast.ClassDef):
             for part in [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)]:
                 visit(part, scope, in_class)
-            # A class body sees what it has bound, its functions do not.
+            # A class body sees its own bindings; its functions do not.
             bound_here: set[str] = set()
             for part in node.body:
                 visit(part, scope, frozenset(bound_here))
@@ -267,7 +267,7 @@ def _arguments(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def _local_names(body: list[ast.stmt]) -> list[str]:
-    """Names that a function body binds other than by import or as a global."""
+    """Returns the names that a function body binds other than by import or as a global."""
     declared = {
         name
         for node in body
@@ -280,12 +280,12 @@ def _local_names(body: list[ast.stmt]) -> list[str]:
 
 
 def local_imports(nodes: list[ast.stmt]) -> list[ast.Import | ast.ImportFrom]:
-    """Import statements inside functions."""
+    """Returns the import statements inside functions."""
     return [
         part for node in nodes for part in ast.walk(node) if isinstance(part, ast.Import | ast.ImportFrom)
     ]
 
 
 def is_stdlib(module: str) -> bool:
-    """Whether a module belongs to Python."""
+    """Whether a module belongs to Python's standard library."""
     return module.split(".")[0] in sys.stdlib_module_names

@@ -1,6 +1,6 @@
-"""`nvfp4-cute submit`: hands a submission to popcorn-cli, and keeps what came back.
+"""`nvfp4-cute submit`: passes a submission to popcorn-cli, and stores the result.
 
-popcorn-cli knows who submits (~/.popcorn.yaml, written by `popcorn register`); nothing here reads, prints, or stores that.
+popcorn-cli knows the user (~/.popcorn.yaml, written by `popcorn register`); nothing here reads, prints, or stores that.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ INSTALL = (
     "popcorn-cli is not installed: curl -fsSL "
     "https://raw.githubusercontent.com/gpu-mode/popcorn-cli/main/install.sh | bash, then `popcorn register discord`"
 )
-# What a ranked run is preceded by: each must pass before the next is submitted.
+# Modes that precede a ranked run: each must pass before the next is submitted.
 GATES = {"leaderboard": ("test", "benchmark", "leaderboard")}
 RATE_LIMIT = r"\b429\b|rate limit|too many"
-# How long to wait, one time after the other, where the server limits how often one submits.
+# Successive waiting times, in seconds, if the server limits the rate of submissions.
 WAITS_S = (30, 60, 120, 300)
-# What a server's refusal says -> what to do about it.
+# Text in a server's refusal -> advice.
 REFUSALS = (
     (
         r"deadline|closed|has ended",
@@ -52,18 +52,18 @@ REFUSALS = (
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for.
+    """A requested submission.
 
     Attributes:
         path: the file.
-        leaderboard, gpu: None takes what the file's header says.
-        mode: of popcorn-cli; a leaderboard run comes after a test and a benchmark.
-        repeat: how often to submit: runners differ by up to half, so one time says little.
-        ungated: leave out what comes before a leaderboard run.
+        leaderboard, gpu: None means the values in the file's header.
+        mode: mode of popcorn-cli; a leaderboard run comes after a test and a benchmark.
+        repeat: number of submissions. Runners differ by up to half, so one time means little.
+        ungated: skip the runs before a leaderboard run.
         dry_run: only print the commands.
         yes: do not ask before a ranked run.
-        force: submit although the server's own list, or its deadline, says that it will refuse.
-        history: file of JSON lines; None takes the default.
+        force: submit even if the server's own list, or its deadline, implies a refusal.
+        history: file of JSON lines; None means the default.
     """
 
     path: Path
@@ -79,20 +79,20 @@ class Order:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What is submitted, in this order."""
+        """Modes to submit, in order."""
         gates = (self.mode,) if self.ungated else GATES.get(self.mode, (self.mode,))
         return gates[:-1] + (self.mode,) * self.repeat
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One hand-over, as the history keeps it.
+    """One submission in the history.
 
     Attributes:
         when: UTC, ISO 8601.
-        sha256: of the file.
-        exit_code: of popcorn-cli.
-        times_us: mean of each benchmark, as far as the result names them.
+        sha256: hash of the file.
+        exit_code: exit code of popcorn-cli.
+        times_us: mean of each benchmark, if the result names it.
     """
 
     when: str
@@ -106,10 +106,10 @@ class Submission:
 
 
 def run(order: Order) -> int:
-    """Submit a file; popcorn-cli's exit code, or 1.
+    """Submits a file. Returns popcorn-cli's exit code, or 1.
 
     Raises:
-        ValueError: no such file, rules of the server that it breaks, nobody says where to, or the leaderboard is closed.
+        ValueError: no such file, broken server rules, an unknown destination, or a closed leaderboard.
     """
     leaderboard, gpu = _destination(order)
     if order.repeat < 1:
@@ -140,7 +140,7 @@ def run(order: Order) -> int:
 
 
 def _destination(order: Order) -> tuple[str, str]:
-    """Leaderboard and GPU of a file that a server accepts."""
+    """Returns leaderboard and GPU of a file that a server accepts."""
     findings = check_file(order.path)
     if findings:
         raise ValueError("a server refuses this file:\n" + "\n".join(f"  {finding}" for finding in findings))
@@ -153,7 +153,7 @@ def _destination(order: Order) -> tuple[str, str]:
 
 
 def _preflight(order: Order, leaderboard: str, gpu: str) -> None:
-    """Everything that would be found out later, and slower, by submitting."""
+    """Checks everything that a submission would find out later and more slowly."""
     if shutil.which(TOOL) is None:
         raise ValueError(INSTALL)
     opinion = kernelguard.ask(order.path.read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def _preflight(order: Order, leaderboard: str, gpu: str) -> None:
 
 
 def _hand_over(path: Path, leaderboard: str, gpu: str, mode: str) -> Submission:
-    """Have popcorn-cli submit once; where the server limits how often one may, wait and try again."""
+    """Makes popcorn-cli submit once. If the server limits the rate, waits and tries again."""
     for wait_s in (*WAITS_S, None):
         with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
             output = Path(folder) / "results.txt"
@@ -207,7 +207,7 @@ def _keep(entry: Submission, history: Path | None) -> None:
 
 
 def command(path: Path, leaderboard: str, gpu: str, mode: str, output: Path) -> list[str]:
-    """popcorn-cli's command line."""
+    """Returns popcorn-cli's command line."""
     options = [
         "--no-tui",
         "--leaderboard",
@@ -223,7 +223,7 @@ def command(path: Path, leaderboard: str, gpu: str, mode: str, output: Path) -> 
 
 
 def explain(message: str) -> str:
-    """What to do about a refusal."""
+    """Returns advice on a refusal."""
     for pattern, advice in REFUSALS:
         if re.search(pattern, message, re.IGNORECASE):
             return advice
@@ -231,14 +231,14 @@ def explain(message: str) -> str:
 
 
 def read_times_us(text: str) -> list[float]:
-    """Means of a result's benchmarks in microseconds: numbers before a unit of time and a plus-minus sign."""
+    """Returns the means of a result's benchmarks in microseconds: numbers before a unit of time and a plus-minus sign."""
     units = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
     found = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*±\s*[0-9.]+\s*(ns|µs|us|ms|s)\b", text)
     return [float(number) * units[unit] for number, unit in found]
 
 
 def summary(runs: Sequence[Sequence[float]]) -> str:
-    """What repeated runs say of each benchmark, measured by the server's runners, and of their geometric mean."""
+    """Summarizes repeated runs, measured by the server's runners: each benchmark, and their geometric mean."""
     timed = [run for run in runs if run]
     count = max((len(run) for run in timed), default=0)
     whole = [run for run in timed if len(run) == count]
@@ -258,7 +258,7 @@ def summary(runs: Sequence[Sequence[float]]) -> str:
 
 
 def _confirmed(path: Path, leaderboard: str, gpu: str) -> bool:
-    """Ask; anything but "yes" is no, and so is a closed input."""
+    """Asks the user; anything but "yes" means no, and so does a closed input."""
     try:
         answer = input(f"Submit {path} to leaderboard {leaderboard} on {gpu}, ranked and public? Type yes: ")
     except EOFError:

@@ -1,6 +1,6 @@
-"""What crosses between the judge's side and a submission's process: messages of JSON, and tensors as bytes in shared memory.
+"""Messages between the judge's side and a submission's process: JSON, and tensors as bytes in shared memory.
 
-Nothing is unpickled. The receiver checks every number, since the process on the other side may write anything.
+Nothing is unpickled. The receiver checks every number, because the other process may write anything.
 """
 
 import json
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 MOST_MESSAGE_BYTES = 1 << 28
-"""Longest message or attachment that is read."""
+"""Largest size of a message or attachment that is read."""
 
 ALIGN = 512
-"""Alignment in bytes of everything in an arena, as device memory has it."""
+"""Alignment in bytes of everything in an arena, equal to that of device memory."""
 
 _HEADER = struct.Struct("<QQ")
-_NORESERVE = 0x4000  # mmap(2); mmap has the name from Python 3.13 on
+_NORESERVE = 0x4000  # mmap(2); Python's mmap has the name from 3.13 on
 _PAGE_BYTES = 1 << 16
 
 
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 def send(connection: socket.socket, message: dict[str, Any], attached: bytes = b"") -> None:
-    """Send a message and bytes with it."""
+    """Sends a message with bytes."""
     text = json.dumps(message).encode()
     connection.sendall(_HEADER.pack(len(text), len(attached)) + text)
     if attached:
@@ -42,10 +42,10 @@ def send(connection: socket.socket, message: dict[str, Any], attached: bytes = b
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """A message and the bytes with it.
+    """Receives a message and its bytes.
 
     Raises:
-        EOFError: the other side has closed.
+        EOFError: the other side has closed the connection.
         Refused: the message is too long or is not an object of JSON.
     """
     sizes = _HEADER.unpack(_read(connection, _HEADER.size))
@@ -73,7 +73,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def printable(text: Any, most: int = 4000) -> str:
-    """A text of a submission's that may be shown: no escape sequences, line separators or other control characters."""
+    """Returns a submission's text in printable form, without escape sequences, line separators or other control characters."""
     text = re.sub(
         r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)", "", str(text)[: 4 * most]
     )
@@ -85,16 +85,16 @@ def printable(text: Any, most: int = 4000) -> str:
 
 
 class Arena:
-    """Memory that this process shares with those that it forks, at the same addresses. Untouched pages take no room.
+    """Memory that this process shares with its forks, at equal addresses. Untouched pages take no memory.
 
-    The first half belongs to the judge's side, which places inputs there; the second one to the submission's process.
+    The first half belongs to the judge's side, which places inputs there; the second half to the submission's process.
     """
 
     def __init__(self, nbytes: int = 1 << 38):
-        """Reserve `nbytes`, or what the system lets one reserve.
+        """Reserves `nbytes`, or as much as the system allows.
 
         Raises:
-            OSError: it does not even let one reserve 16 MiB.
+            OSError: it does not even allow 16 MiB.
         """
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
         while True:
@@ -112,12 +112,12 @@ class Arena:
         self._free: dict[int, list[int]] = {}
 
     def take_second_half(self) -> None:
-        """Allocate there from now on: called by the submission's process."""
+        """Allocates in the second half from now on; called by the submission's process."""
         self._next = self.nbytes // 2
         self._free.clear()
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 view of memory that is given back when the view is gone.
+        """Returns a uint8 view of memory that is freed with the view.
 
         Raises:
             MemoryError: the half is full.
@@ -143,18 +143,18 @@ class Arena:
         self._free.setdefault(size, []).append(offset)
 
     def offset_of(self, view: np.ndarray) -> int:
-        """Where a view lies."""
+        """Returns the offset of a view."""
         return int(view.ctypes.data) - self.address
 
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether a range of addresses lies in it."""
+        """Whether a range of addresses lies in the arena."""
         return self.address <= address and 0 <= nbytes and address + nbytes <= self.address + self.nbytes
 
     def view(self, offset: Any, nbytes: int) -> np.ndarray:
-        """uint8 view of a place that a message names.
+        """Returns a uint8 view of a place that a message names.
 
         Raises:
-            Refused: it lies outside.
+            Refused: the place lies outside.
         """
         if not _is_count(offset) or not self.holds(self.address + offset, nbytes):
             raise Refused(f"{nbytes} bytes at {offset!r}, outside the shared memory")
@@ -164,14 +164,14 @@ class Arena:
 # ---- nested values ---------------------------------------------------------------------------------
 
 Tree = Any
-"""A nested value in JSON: null, a number, a text, or an object with one of "list", "tuple", "tensor" and "other"."""
+"""A nested value in JSON: null, a number, a string, or an object with one of "list", "tuple", "tensor" and "other"."""
 
 
 def to_tree(value: Any, place: Callable[[torch.Tensor], dict[str, Any]], depth: int = 8) -> Tree:
-    """Describe nested lists and tuples of numbers, texts and plain tensors. Anything else is described by the name of its type.
+    """Describes nested lists and tuples of numbers, strings and plain tensors. Any other value becomes the name of its type.
 
     Args:
-        place: puts a tensor's bytes somewhere and says where.
+        place: stores a tensor's bytes and returns their place.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -184,10 +184,10 @@ def to_tree(value: Any, place: Callable[[torch.Tensor], dict[str, Any]], depth: 
 
 
 def from_tree(tree: Tree, take: Callable[[dict[str, Any]], torch.Tensor], depth: int = 8) -> Any:
-    """Inverse of :func:`to_tree`.
+    """Inverts :func:`to_tree`.
 
     Raises:
-        Refused: a type that does not cross, by its name, or what no tree is.
+        Refused: an unsupported type, by its name, or a value that is not a tree.
     """
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
@@ -205,7 +205,7 @@ def from_tree(tree: Tree, take: Callable[[dict[str, Any]], torch.Tensor], depth:
 
 
 def describe(tensor: torch.Tensor, offset: int) -> dict[str, Any]:
-    """Where a tensor's storage lies, and how it is laid out there."""
+    """Returns the place of a tensor's storage, and its layout."""
     return {
         "offset": offset,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -215,10 +215,10 @@ def describe(tensor: torch.Tensor, offset: int) -> dict[str, Any]:
 
 
 def layout(record: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]:
-    """dtype, shape, strides and bytes of a described tensor.
+    """Returns dtype, shape, strides and bytes of a described tensor.
 
     Raises:
-        Refused: no dtype of torch's, or numbers that no tensor has.
+        Refused: not a dtype of torch, or numbers that no tensor has.
     """
     dtype = getattr(torch, str(record.get("dtype")), None)
     shape, strides = record.get("shape"), record.get("strides")
@@ -240,7 +240,7 @@ def layout(record: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...], tuple[
 def tensor_over(
     data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    """A tensor on the memory of a uint8 array."""
+    """Returns a tensor on the memory of a uint8 array."""
     if not data.size:
         return torch.empty(shape, dtype=dtype)
     storage = torch.from_numpy(data).untyped_storage()

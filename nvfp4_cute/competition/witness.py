@@ -1,8 +1,8 @@
-"""Whether a submission's process replaced what its harness relies on, read from that process's memory by its parent.
+"""Detects, from a submission's process memory, whether it replaced functions that its harness relies on.
 
-A check inside the process would depend on objects that the submission can reach. CPython keeps the value of a name next to
-the name in a dictionary's table: the parent reads the table and looks for the pair of addresses that stood there before the
-submission was imported.
+A check inside the process would depend on objects that the submission can reach. CPython stores the value of a name
+next to the name in a dictionary's table. The parent process reads the table and looks for the pair of addresses that it
+held before the submission was imported.
 """
 
 import gc
@@ -22,7 +22,7 @@ _POINTER = struct.Struct("<Q")
 
 
 def note(watched: Iterable[tuple[Any, str]]) -> list[dict[str, Any]]:
-    """What is in place now, for :func:`replaced` to compare with: called in the submission's process before its import.
+    """Records the current values, for comparison by :func:`replaced`. Called in the submission's process before its import.
 
     Args:
         watched: (module or class, name of an attribute of it).
@@ -53,31 +53,33 @@ def _note(owner: Any, name: str) -> dict[str, Any]:
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The dictionary of a module or class itself, not a proxy of it."""
+    """Returns the dictionary of a module or class itself, not a proxy of it."""
     if not isinstance(owner, type):
         return vars(owner)
     return next(found for found in gc.get_referents(owner.__dict__) if isinstance(found, dict))
 
 
 class Memory:
-    """The memory of a process that lets this one read it."""
+    """The memory of another process that this one may read."""
 
     def __init__(self, process: int):
-        """Raises:
-        OSError: the system does not let this process read it.
+        """Opens the memory of a process.
+
+        Raises:
+            OSError: the system does not let this process read it.
         """
         self._file = os.open(f"/proc/{process}/mem", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Read no more."""
+        """Closes the memory."""
         os.close(self._file)
 
     def replaced(self, noted: list[dict[str, Any]]) -> list[str]:
-        """Labels of what is no longer in place."""
+        """Returns the labels of replaced values."""
         return [entry["label"] for entry in noted if not self._is_in_place(entry)]
 
     def length(self, address: int) -> int:
-        """Entries of the dict at an address."""
+        """Returns the number of entries of the dict at an address."""
         return int(_POINTER.unpack(self._read(address + _LENGTH_OFFSET, 8).ljust(8, b"\0"))[0])
 
     def _is_in_place(self, entry: dict[str, Any]) -> bool:
@@ -89,7 +91,7 @@ class Memory:
         return not entry["code"] or _POINTER.pack(entry["code"]) in self._read(entry["value"], entry["size"])
 
     def _table(self, address: int) -> bytes:
-        """The entries of a dict: addresses of names and values, in a newer CPython without hashes between them."""
+        """Returns the entries of a dict: addresses of names and values, in newer CPython versions without hashes between them."""
         (keys,) = _POINTER.unpack(self._read(address + _KEYS_OFFSET, 8).ljust(8, b"\0"))
         head = self._read(keys, 40)
         if len(head) < 40:
@@ -111,7 +113,7 @@ class Memory:
         found = b""
         while len(found) < nbytes:
             at = address + len(found)
-            # Up to the end of a page: the next one may not be there.
+            # Up to the end of a page, because the next page may not exist.
             try:
                 piece = os.pread(self._file, min(nbytes - len(found), 4096 - at % 4096), at)
             except OSError:

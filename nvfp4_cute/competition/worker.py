@@ -1,9 +1,9 @@
-"""The judge's side of a submission's process: it places inputs, asks for calls and reads the answers.
+"""The judge's side of a submission's process: places inputs, requests calls and reads the answers.
 
-The submission runs in a process forked from this one (`player`), which it does not share objects with. This side holds the
+The submission runs in a process forked from this one (`player`), with which it shares no objects. This side has the
 virtual GPU with its times, compares inputs with its own copies, and reads the other process's memory to see whether the
-submission replaced what the harness relies on. On a real GPU the times come from the submission's process: GUIDE.md says what
-that leaves open.
+submission replaced functions that the harness relies on. On a real GPU the times come from the submission's process;
+GUIDE.md lists the gaps that this leaves.
 """
 
 import contextlib
@@ -31,30 +31,30 @@ from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR, constan
 from nvfp4_cute.problems import registry
 
 LEAST_MADE = 0.5
-"""Share of an answer's elements that launches must have written for their time to be the answer's."""
+"""Least share of an answer's elements that launches must have written for their time to count as the answer's."""
 
 LOADING, RAISED, CHEATED = "loading", "raised", "cheated"
 """Kinds of faults: the submission could not be imported or built; it raised or ended; it broke a rule."""
 
 MOST_OUTPUT_BYTES = 1 << 20
-"""How much of what a submission prints is shown."""
+"""Largest part of a submission's output that is shown."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the worker runs things.
+    """Settings of the worker.
 
     Attributes:
-        problem: name of a competition's problem, which says what of its inputs is output and what stays on the CPU; None where
-            `entry` says so.
-        arch: of the virtual GPU; None for the GPU of the machine.
+        problem: name of a competition's problem, which states which inputs are outputs and which stay on the CPU; None
+            if `entry` states it.
+        arch: architecture of the virtual GPU; None for the machine's GPU.
         modelled: whether the virtual GPU models the time of every launch.
         l2_clear_bytes: memory written before each timing.
         strict: watch for side queues and changed inputs.
-        folder: where submission.py lies; None looks for it on the path.
+        folder: folder of submission.py; None searches the path.
         writable: folders that the submission may write to, besides its own and the temporary one.
         entry: its function.
-        on_gpu: whether its tensors are on a GPU, virtual or real; else they are on the CPU.
+        on_gpu: whether its tensors are on a GPU, virtual or real; otherwise they are on the CPU.
     """
 
     problem: str | None
@@ -70,16 +70,16 @@ class Settings:
 
 @dataclass
 class Answer:
-    """What the calls of one request gave.
+    """Results of the calls of one request.
 
     Attributes:
         outputs: packed result of every call.
-        indices: which input each is an answer to.
-        faults: what was wrong with the calls themselves, each said once.
-        durations_ns: of one call each; empty where a model has no time for them.
-        source: where the durations come from: "measured" or "modelled"; empty without durations.
-        report: what took the time, of a modelled profile.
-        kind: of the first fault: `LOADING`, `RAISED` or `CHEATED`.
+        indices: index of the input of each output.
+        faults: faults of the calls themselves, without repeats.
+        durations_ns: durations of single calls; empty if a model has no time for them.
+        source: source of the durations: "measured" or "modelled"; empty without durations.
+        report: report of a modelled profile.
+        kind: kind of the first fault: `LOADING`, `RAISED` or `CHEATED`.
     """
 
     outputs: list[bytes] = field(default_factory=list)
@@ -91,19 +91,19 @@ class Answer:
     kind: str = ""
 
     def add(self, index: int, packed: bytes) -> None:
-        """Note the output for an input."""
+        """Adds the output for an input."""
         self.indices.append(index)
         self.outputs.append(packed)
 
     def fault(self, message: str, kind: str = CHEATED) -> None:
-        """Note a fault once."""
+        """Adds a fault unless it is known."""
         self.kind = self.kind or kind
         if message not in self.faults:
             self.faults.append(message)
 
 
 class Ended(Exception):
-    """The submission's process is gone."""
+    """Raised when the submission's process is gone."""
 
 
 @dataclass
@@ -111,35 +111,35 @@ class Placed:
     """One input in shared memory.
 
     Attributes:
-        tree: where its tensors lie.
-        pieces: (view, bytes that were put there, whether it is output) of every storage.
+        tree: places of its tensors.
+        pieces: (view, original bytes, whether it is output) of every storage.
     """
 
     tree: wire.Tree
     pieces: list[tuple[np.ndarray, np.ndarray, bool]]
 
     def rewrite(self, other: "Placed") -> None:
-        """Put the bytes of another input of the same shape at these addresses."""
+        """Writes the bytes of another input of the same shape to these addresses."""
         for index, (view, _, is_output) in enumerate(self.pieces):
             view[:] = other.pieces[index][1]
             self.pieces[index] = view, other.pieces[index][1], is_output
 
     def poison(self) -> None:
-        """NaN into C: all bits set are NaN in every float format that has one."""
+        """Fills C with NaN: all bits set mean NaN in every float format that has one."""
         for view, _, is_output in self.pieces:
             if is_output:
                 view[:] = 0xFF
 
     def is_unchanged(self) -> bool:
-        """Whether everything but C is as it was put there."""
+        """Whether everything but C still has its original bytes."""
         return all(is_output or np.array_equal(view, before) for view, before, is_output in self.pieces)
 
 
 class Host:
-    """The one submission of this process, and what it runs on."""
+    """The submission of this process, and its GPU."""
 
     def __init__(self, settings: Settings):
-        """Nothing is started before the first request."""
+        """Starts nothing before the first request."""
         self.settings = settings
         self.problem = registry.load(settings.problem) if settings.problem else None
         self.on_cpu = list(self.problem.cpu_entries) if self.problem else list(settings.entry.on_cpu)
@@ -175,7 +175,7 @@ class Host:
             self._memory = witness.Memory(self._process)
 
     def close(self) -> None:
-        """End the submission's process and everything that it started."""
+        """Ends the submission's process and everything that it started."""
         if not self._process:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -194,10 +194,10 @@ class Host:
             self._memory.close()
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """Send a request and return the answer; what it does to the GPU meanwhile is answered.
+        """Sends a request and returns the answer. Answers the process's GPU requests in the meantime.
 
         Raises:
-            Ended: the process ended instead, or said what the protocol does not know.
+            Ended: the process ended, or sent a message outside of the protocol.
         """
         if not self._process:
             self._start()
@@ -236,7 +236,7 @@ class Host:
         return {}
 
     def _show(self, poll: Any) -> None:
-        """Pass on what the submission prints, without what a terminal would obey."""
+        """Passes on the submission's output, without control sequences that a terminal would obey."""
         text = os.read(self._output, 1 << 16)
         if not text:
             poll.unregister(self._output)
@@ -260,7 +260,7 @@ class Host:
 
     # ---- inputs --------------------------------------------------------------------------------
     def place(self, packed: bytes) -> Placed:
-        """Put an input into shared memory."""
+        """Puts an input into shared memory."""
         data = unpack(packed)
         outputs = {tensor.untyped_storage().data_ptr() for tensor in self._written(data)}
         pieces: dict[int, tuple[np.ndarray, np.ndarray, bool]] = {}
@@ -280,7 +280,7 @@ class Host:
         return Placed(tree, list(pieces.values()))
 
     def _written(self, data: Any) -> list[torch.Tensor]:
-        """The tensors of an input that a call may write."""
+        """Returns the tensors of an input that a call may write."""
         if self.problem is not None:
             return self.problem.output(data)
         written = self.settings.entry.written
@@ -290,7 +290,7 @@ class Host:
     def call(
         self, placed: Placed, answer: Answer, do: str = "call", **options: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """One call: the output, None after a fault, and what the process said besides."""
+        """Makes one call. Returns the output, None after a fault, and the rest of the process's answer."""
         if self.server is not None:
             self.server.operands = {
                 int(view.ctypes.data) for view, _, is_output in placed.pieces if not is_output
@@ -302,7 +302,7 @@ class Host:
         return output, said
 
     def request(self, answer: Answer, do: str, **request: Any) -> tuple[Any, dict[str, Any]]:
-        """A request about calls: what it gives, and everything that it says."""
+        """Makes a request about calls. Returns its result, and the complete answer."""
         try:
             said = self.ask(do, on_cpu=self.on_cpu, **request)
         except Ended as ended:
@@ -322,7 +322,7 @@ class Host:
         return output, said
 
     def read(self, tree: wire.Tree, answer: Answer) -> Any:
-        """An output as tensors of this process."""
+        """Returns an output as tensors of this process."""
         try:
             return wire.from_tree(tree, self._tensor)
         except wire.Refused as refused:
@@ -335,7 +335,7 @@ class Host:
         dtype, shape, strides, nbytes = wire.layout(record)
         if not nbytes:
             return torch.empty(shape, dtype=dtype)
-        # NumPy copies: torch would start threads, and a process with threads does not fork well.
+        # NumPy copies, because torch would start threads, and a process with threads does not fork well.
         source = self.arena.view(record["offset"], nbytes)
         steps = [*(stride * dtype.itemsize for stride in strides), 1]
         plain = np.ascontiguousarray(as_strided(source, [*shape, dtype.itemsize], steps)).reshape(-1)
@@ -347,7 +347,7 @@ class Host:
         return wire.tensor_over(plain.copy(), dtype, shape, tuple(contiguous))
 
     def faults(self) -> list[str]:
-        """What the submission has replaced or made since it was imported."""
+        """Returns what the submission has replaced or created since its import."""
         replaced = self._memory.replaced(self._noted) if self._process and self._memory else []
         queues = [*dict.fromkeys(self.queues)] if self.settings.strict else []
         return [
@@ -356,7 +356,7 @@ class Host:
         ]
 
     def threads(self) -> int:
-        """Threads of Python that the submission's process has; 0 where its memory cannot be read."""
+        """Returns the Python threads of the submission's process; 0 if its memory cannot be read."""
         if not self._process or not self._memory:
             return 0
         active = next(entry for entry in self._noted if entry["label"] == "threading._active")
@@ -400,9 +400,9 @@ _host: Host
 
 
 def start(settings: Settings) -> None:
-    """Initializer of the process."""
+    """Initializes the process."""
     global _host
-    torch.set_num_threads(1)  # a fork of a process with a pool of OpenMP threads waits for them for ever
+    torch.set_num_threads(1)  # a fork of a process with a pool of OpenMP threads waits for them forever
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid == os.getppid():
         contain.die_with(os.getppid())
@@ -411,7 +411,7 @@ def start(settings: Settings) -> None:
 
 
 def emulated_process(arch: str, stack: ExitStack, *, modelled: bool = False):
-    """Make a virtual GPU the GPU of this process until ``stack`` is closed; ``modelled``: and time its launches."""
+    """Makes a virtual GPU the GPU of this process until ``stack`` is closed. ``modelled``: model the time of its launches."""
     from nvfp4_cute.emulator.fronts.script import answers
     from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
     from nvfp4_cute.timing.clock import Clock
@@ -426,7 +426,7 @@ def emulated_process(arch: str, stack: ExitStack, *, modelled: bool = False):
 
 
 def answer_each(inputs: list[bytes]) -> Answer:
-    """One call on a copy of each input."""
+    """Makes one call on a copy of each input."""
     answer = Answer()
     for index, packed in enumerate(inputs):
         output, _ = _host.call(_host.place(packed), answer)
@@ -435,11 +435,11 @@ def answer_each(inputs: list[bytes]) -> Answer:
 
 
 def answer_strictly(inputs: list[bytes], order: list[int]) -> Answer:
-    """Calls in a given order, each input at the addresses of the one before, C poisoned; then once more on fresh copies.
+    """Makes calls in a given order, each input at the addresses of the previous one, with C poisoned; then again on fresh copies.
 
-    The first pass defeats answers that are remembered by address, by shape, or by count of calls: what lies at an
-    address changes from call to call, and the next input does not exist yet while a call runs. The second keeps every
-    output until all calls are over and looks at it twice.
+    The first pass defeats answers that are remembered by address, by shape, or by number of calls: the data at an
+    address change from call to call, and the next input does not exist yet while a call runs. The second pass keeps
+    every output until all calls are over and reads it twice.
     """
     answer = Answer()
     memory = _host.place(inputs[order[0]])
@@ -469,12 +469,13 @@ def answer_strictly(inputs: list[bytes], order: list[int]) -> Answer:
 
 
 def time_calls(inputs: list[bytes], max_repeats: int, max_seconds: float, keep_outputs: bool) -> Answer:
-    """Timings of one call on each input, back to back after one clear of L2; a duration is their mean.
+    """Times one call on each input, back to back after one clear of L2; a duration is their mean.
 
-    Stops when the standard error is below 0.1 % of the mean, after ``max_seconds`` of kernel time, or two minutes.
+    Stops when the standard error is below 0.1 % of the mean, after ``max_seconds`` of kernel time, or after two
+    minutes.
 
     Args:
-        keep_outputs: whether the outputs of every timing are handed back, or none.
+        keep_outputs: whether to return the outputs of every timing, or none.
     """
     answer = Answer(source="measured")
     places = [_host.place(packed) for packed in inputs]
@@ -499,7 +500,7 @@ def time_calls(inputs: list[bytes], max_repeats: int, max_seconds: float, keep_o
 
 
 def time_single_calls(inputs: list[bytes]) -> Answer:
-    """Duration of each input's call by itself, C poisoned, L2 cleared: what back-to-back timing hides shows here."""
+    """Times a single call of each input, with C poisoned and L2 cleared. It reveals costs that back-to-back timing hides."""
     answer = Answer(source="measured")
     for index, packed in enumerate(inputs):
         placed = _host.place(packed)
@@ -511,7 +512,7 @@ def time_single_calls(inputs: list[bytes]) -> Answer:
 
 
 def time_fresh_calls(packed: bytes, warm_ups: int, calls: int) -> Answer:
-    """Durations of single calls on copies of an input, L2 cleared before each, and every output that differs from the others."""
+    """Times single calls on copies of an input, with L2 cleared before each. Returns durations and every distinct output."""
     answer = Answer(source="measured")
     placed, threads = _host.place(packed), _host.threads()
     began = time.perf_counter()
@@ -532,24 +533,24 @@ def time_fresh_calls(packed: bytes, warm_ups: int, calls: int) -> Answer:
 
 
 def _durations(said: dict[str, Any]) -> list[float]:
-    """Times that a submission's process reports, as far as they are times."""
+    """Returns the valid durations that a submission's process reports."""
     found = said.get("durations")
     numbers = found if isinstance(found, list) else []
     return [float(n) for n in numbers if isinstance(n, int | float) and 0 < n < 1e15]
 
 
 def model_calls(inputs: list[bytes]) -> Answer:
-    """One call on a copy of each input of a virtual GPU, and its modelled time: that of its kernels, one after the other.
+    """Makes one call on a copy of each input on a virtual GPU. Its modelled time is the sum of its kernels' times.
 
-    Launching them, gaps between them, and torch's own kernels take no time in it; L2 is cold at each launch. A call has no
-    time unless launches wrote most of its output.
+    The time includes neither their launch, gaps between them, nor torch's own kernels; L2 is cold at each launch. A
+    call has no time unless launches wrote most of its output.
     """
     assert _host.server is not None
     gpu = _host.server.gpu
     answer = Answer(source="modelled")
     for index, packed in enumerate(inputs):
         before = len(gpu.timings)
-        placed = _host.place(packed)  # C may be the output, and is looked at below
+        placed = _host.place(packed)  # C may be the output, and is read below
         output, said = _host.call(placed, answer)
         answer.add(index, pack(output))
         timings = gpu.timings[before:]
@@ -559,9 +560,9 @@ def model_calls(inputs: list[bytes]) -> Answer:
 
 
 def profile_call(packed: bytes) -> Answer:
-    """One call inside an NVTX range ``custom_kernel``, for a profiler that watches the submission's process.
+    """Makes one call inside an NVTX range ``custom_kernel``, for a profiler that watches the submission's process.
 
-    On a virtual GPU nothing watches: its model says what took the time of every launch.
+    On a virtual GPU there is no profiler; its model reports where the time of every launch goes.
     """
     answer = Answer()
     server = _host.server
@@ -577,12 +578,12 @@ def profile_call(packed: bytes) -> Answer:
 
 
 def pack(value: Any) -> bytes:
-    """Nested tensors as bytes, with their strides."""
+    """Packs nested tensors as bytes, with their strides."""
     buffer = BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
 def unpack(packed: bytes) -> Any:
-    """Inverse of :func:`pack`, on the CPU."""
+    """Inverts :func:`pack`, on the CPU."""
     return torch.load(BytesIO(packed), weights_only=True)

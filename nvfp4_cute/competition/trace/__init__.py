@@ -1,1 +1,1 @@
-"""Problems of FlashInfer-Bench and SOL-ExecBench: written from folders of sources, and evaluated under their rules."""
+"""Problems of FlashInfer-Bench and SOL-ExecBench: written from folders of sources, and evaluated by their rules."""

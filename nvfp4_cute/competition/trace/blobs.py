@@ -1,4 +1,4 @@
-"""One safetensors file with the inputs of a workload. ``models.checkpoints.tensors`` has the format, and not its packed fp4."""
+"""One safetensors file with the inputs of a workload."""
 
 import json
 import struct
@@ -10,11 +10,11 @@ import torch
 from nvfp4_cute.models.checkpoints.tensors import DTYPE_NAMES, DTYPES
 
 PACKED = torch.float4_e2m1fn_x2
-PACKED_NAME = "F4"  # whose shape counts values, two a byte
+PACKED_NAME = "F4"  # its shape counts values, two per byte
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a file; its folder is made."""
+    """Writes a file, and creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header, offset = {}, 0
     for name, tensor in tensors.items():
@@ -34,10 +34,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor:
-    """One tensor of a file.
+    """Reads one tensor of a file.
 
     Raises:
-        ValueError: there is no such file, or it has no such tensor, or one of an unknown dtype.
+        ValueError: there is no such file or tensor, or its dtype is unknown.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}; a workload reads {name} from it")

@@ -1,7 +1,7 @@
-"""`nvfp4-cute eval DIR`: a problem of FlashInfer-Bench or SOL-ExecBench, tried here under their rules.
+"""`nvfp4-cute eval DIR`: evaluates a problem of FlashInfer-Bench or SOL-ExecBench by their rules.
 
-A folder of JSON (definition.json, workload.jsonl, solution.json), whoever wrote it, or a folder of sources (spec.py,
-reference.py, kernel.py), which is made into one first.
+The input is a folder of JSON of any origin (definition.json, workload.jsonl, solution.json), or a folder of sources
+(spec.py, reference.py, kernel.py), which is first converted to JSON.
 """
 
 import json
@@ -35,17 +35,17 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Request:
-    """What to try, and how.
+    """A folder to evaluate, with options.
 
     Attributes:
-        folder: of JSON or of sources.
-        solution: another solution than the folder's.
-        device: one of ``DEVICES``; "auto" is the GPU of this machine where torch sees one, else the emulator.
-        rules: "sol-execbench" or "flashinfer-bench"; None takes those of whoever wrote the workloads.
-        rounds: inputs of every workload; None takes the rules' number on a GPU, and 1 elsewhere.
-        timed: whether to time what is right.
-        workload: only this one, counted from 0.
-        timeout_s: limit of everything; None takes the rules' on a GPU and none elsewhere.
+        folder: folder of JSON or of sources.
+        solution: a solution to use instead of the folder's.
+        device: one of ``DEVICES``; "auto" is this machine's GPU if torch sees one, else the emulator.
+        rules: "sol-execbench" or "flashinfer-bench"; None means those of the workloads' origin.
+        rounds: inputs per workload; None means the rules' number on a GPU, and 1 elsewhere.
+        timed: whether to time right answers.
+        workload: number of the only workload to run, from 0.
+        timeout_s: total time limit; None means the rules' on a GPU and none elsewhere.
     """
 
     folder: Path
@@ -59,10 +59,10 @@ class Request:
 
 
 def run(request: Request, *, as_json: bool = False) -> int:
-    """Try a folder and print what came of it; 0 if every workload passed, else 1.
+    """Evaluates a folder and prints the results. Returns 0 if every workload passed, else 1.
 
     Raises:
-        ValueError: the folder breaks a rule of the schema, or options do not go together.
+        ValueError: the folder breaks a rule of the schema, or options contradict each other.
     """
     results = evaluate(request)
     if as_json:
@@ -73,10 +73,10 @@ def run(request: Request, *, as_json: bool = False) -> int:
 
 
 def evaluate(request: Request) -> list[Result]:
-    """A result for each workload.
+    """Returns one result per workload.
 
     Raises:
-        ValueError: as :func:`run`.
+        ValueError: see :func:`run`.
     """
     if not sources.is_source(request.folder):
         return _evaluate(request)
@@ -113,7 +113,7 @@ def _evaluate(request: Request) -> list[Result]:
 
 
 def write_sources(solution: Solution, place: Path) -> None:
-    """Write a solution's files below a folder, which is made."""
+    """Writes a solution's files below a folder, which is created."""
     place.mkdir(exist_ok=True)
     for path, text in solution.sources.items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def _device(name: str) -> str:
 
 
 def _rules_of(folder: Path) -> Rules:
-    """FlashInfer-Bench's lines hold a workload in a trace, SOL-ExecBench's are workloads."""
+    """Recognizes the rules: FlashInfer-Bench's lines hold a workload in a trace, SOL-ExecBench's lines are workloads."""
     first = (folder / WORKLOAD_FILE).read_text(encoding="utf-8").partition("\n")[0]
     return FLASHINFER_BENCH if "workload" in json.loads(first or "{}") else SOL_EXECBENCH
 
@@ -149,11 +149,11 @@ def _rules_of(folder: Path) -> Rules:
 def _in_process(
     settings: Settings, folder: Path, count: int, limit: int | None
 ) -> tuple[list[Result], tuple[str, str]]:
-    """Results as far as they came, and status and message of what did not.
+    """Returns the results received so far, with status and message for the missing ones.
 
     Args:
-        folder: for the judge alone.
-        count: workloads.
+        folder: folder for the judge alone.
+        count: number of workloads.
     """
 
     def passed(lines: Iterable[str]) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _in_process(
 
     command = [*runner.judge_command("nvfp4_cute.competition.trace.session"), json.dumps(asdict(settings))]
     writable = [Path(settings.place)]
-    # What a solution or a reference prints goes where errors go: standard output holds the report.
+    # Output of a solution or a reference goes to standard error, because standard output holds the report.
     lines, code = runner.run_judge(command, folder, {}, limit, writable, passed=passed, output=STDERR)
     results = [Result(**json.loads(line)) for line in lines]
     if code == protocol.TIMED_OUT:
@@ -173,7 +173,7 @@ def _in_process(
 
 
 def report(results: list[Result]) -> str:
-    """A table, a note on the times, and what is wrong."""
+    """Returns a table, a note on the times, and the errors."""
     header = [
         "workload",
         "status",
@@ -201,7 +201,7 @@ def report(results: list[Result]) -> str:
         ]
         for result in results
     ]
-    # Without a GPU there is no baseline and no score, without a timing no speed of light: no column for them.
+    # Without a GPU there are no baselines and scores, without timings no speed of light; their columns are left out.
     used = [index for index in range(len(header)) if index < 2 or any(row[index] for row in rows)]
     lines = [text_table([header[i] for i in used], [[row[i] for i in used] for row in rows], left=2)]
     kinds = {result.source for result in results if result.status == PASSED}

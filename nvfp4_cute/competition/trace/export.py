@@ -1,4 +1,4 @@
-"""`nvfp4-cute export --format trace`: a problem for SOL-ExecBench and FlashInfer-Bench."""
+"""`nvfp4-cute export --format trace`: exports a problem for SOL-ExecBench and FlashInfer-Bench."""
 
 import sys
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ def run(
     returns: bool = False,
     overwrite: bool = False,
 ) -> int:
-    """Write a folder, and say how to try it; 0.
+    """Writes a folder, and prints how to evaluate it. Returns 0.
 
     Args:
-        problem, axes, returns: as of ``folder.load``.
+        problem, axes, returns: see ``folder.load``.
         output: the folder.
-        form: "trace", three files whose inputs the reference makes, or "trace-set", FlashInfer-Bench's folders with inputs in
-            safetensors files.
-        overwrite: whether a definition that is there is written again.
+        form: "trace", three files whose inputs the reference makes, or "trace-set", FlashInfer-Bench's folders with
+            inputs in safetensors files.
+        overwrite: whether an existing definition is replaced.
 
     Raises:
-        ValueError: as ``folder.load``, or the definition is there.
+        ValueError: see ``folder.load``; or the definition exists.
     """
     definition, workloads, solution = folder.load(problem, axes, returns=returns)
     place = output / schema.DEFINITION_FILE if form == FOLDER else folder.definition_path(output, definition)

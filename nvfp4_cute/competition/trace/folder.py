@@ -1,4 +1,4 @@
-"""Folders of sources, ``spec.py``, ``reference.py`` and ``kernel.py``, and the JSON files that are made of them."""
+"""Folders of sources (``spec.py``, ``reference.py``, ``kernel.py``), and the JSON files made of them."""
 
 import ast
 import importlib
@@ -23,32 +23,32 @@ from nvfp4_cute.problems import traces
 from nvfp4_cute.problems.trace_schema import GENERATOR, Definition, Solution, Spec, Workload
 
 LIBRARY = "nvfp4-cute"
-"""A dependency of kernels that call this library where it is installed."""
+"""A dependency of kernels that call this library, which must be installed for them."""
 KERNEL_FILE = "kernel.py"
 Triple = tuple[Definition, list[Workload], Solution]
 
 
 def names() -> tuple[str, ...]:
-    """The problems that this project has in the schema."""
+    """Returns the problems that this project has in the schema."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(traces.__path__) if module.ispkg))
 
 
 def is_source(folder: Path) -> bool:
-    """Whether a folder holds sources rather than JSON."""
+    """Whether a folder contains sources instead of JSON."""
     return (folder / "spec.py").is_file()
 
 
 def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool = False) -> Triple:
-    """Definition, workloads, and solution of a problem.
+    """Returns definition, workloads, and solution of a problem.
 
     Args:
         problem: a name of :func:`names`, or the path of a folder of sources.
-        axes: other values of the arguments of its ``spec`` function: sizes of constant axes, and for a variable axis one
-            entry a workload.
-        returns: whether the solution returns its outputs, or writes those that it gets.
+        axes: other values of the arguments of its ``spec`` function: sizes of constant axes, and for a variable axis
+            one entry per workload.
+        returns: whether the solution returns its outputs, instead of writing to given ones.
 
     Raises:
-        ValueError: there is no such problem, or no such axis, or the kernel breaks a rule of exports.
+        ValueError: there is no such problem or axis, or the kernel breaks a rule of exports.
     """
     is_ours = problem in names()
     if not is_ours and not is_source(Path(problem)):
@@ -84,7 +84,7 @@ def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool =
 
 
 def returning(definition: Definition) -> str:
-    """A function that allocates the outputs of ``run``, calls it, and returns them."""
+    """Returns the source of a function that allocates the outputs of ``run``, calls it, and returns them."""
     inputs, outputs = ", ".join(definition.inputs), ", ".join(definition.outputs)
     device = next(name for name, spec in definition.inputs.items() if spec.shape)
     lines = [
@@ -102,7 +102,7 @@ def returning(definition: Definition) -> str:
 
 
 def _extent(definition: Definition, axis: str) -> str:
-    """An axis as code: its constant, or the extent of the first input that has it."""
+    """Returns an axis as code: its constant, or the extent of the first input that has it."""
     value = definition.axes[axis].value
     if value is not None:
         return str(value)
@@ -115,14 +115,14 @@ def _extent(definition: Definition, axis: str) -> str:
 
 
 def definition_path(root: Path, definition: Definition) -> Path:
-    """Where a trace set has a definition."""
+    """Returns the path of a definition in a trace set."""
     return root / "definitions" / definition.op_type / f"{definition.name}.json"
 
 
 def write_trace_set(
     root: Path, definition: Definition, workloads: Sequence[Workload], solution: Solution
 ) -> None:
-    """Write the folders that FlashInfer-Bench reads as a trace set: inputs of the generator go into safetensors files."""
+    """Writes the folders that FlashInfer-Bench reads as a trace set. Generated inputs go into safetensors files."""
     kind = definition.op_type
     plain = replace(definition, generator=None)
     paths = {

@@ -1,4 +1,4 @@
-"""Inputs of a workload, by what its descriptors say: random, a number, a tensor of a file, or made by the reference."""
+"""Inputs of a workload by their descriptors: random values, a number, a tensor from a file, or made by the reference."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e2m1, pack_e2m1
 from nvfp4_cute.problems.trace_schema import DTYPES, Definition, TensorSpec, Workload
 
-# Random integers lie in [-LIMITS, LIMITS), random 8-bit floats in [-2, 2], as both projects have them.
+# Random integers lie in [-LIMITS, LIMITS), random 8-bit floats in [-2, 2], as in both projects.
 INTEGER_LIMITS = {torch.int8: 128, torch.int16: 1024, torch.int32: 1024, torch.int64: 1024}
 FLOAT8_LIMIT = 2.0
 
@@ -23,14 +23,16 @@ def make_inputs(
     device: torch.device,
     generate: Callable[[dict[str, int], torch.device], Mapping[str, Any]] | None,
 ) -> list[Any]:
-    """The arguments of ``run``, tensors on ``device``. Names say nothing here: SOL-ExecBench draws some inputs by their names.
+    """Returns the arguments of ``run``, tensors on ``device``.
+
+    Names do not matter here, although SOL-ExecBench draws some inputs by their names.
 
     Args:
-        folder: that paths of safetensors files are relative to, or that an ancestor of is.
+        folder: folder that paths of safetensors files are relative to, or whose ancestor is.
         generate: the function of the reference that makes inputs of the kind "custom".
 
     Raises:
-        ValueError: a descriptor cannot be followed, or what it leads to has another shape or dtype.
+        ValueError: a descriptor cannot be followed, or its value has another shape or dtype.
     """
     sizes = definition.sizes(workload.axes)
     scalars = {n: source["value"] for n, source in workload.inputs.items() if source["type"] == "scalar"}
@@ -65,8 +67,10 @@ def make_inputs(
 
 
 def random_input(spec: TensorSpec, shape: tuple[int, ...], device: torch.device) -> Any:
-    """A tensor, or a number where the input is one: normal floats, integers in a range of their type, packed fp4 of normal
-    values."""
+    """Returns a random tensor, or a number for a scalar input.
+
+    Values are normal floats, integers in a range of their type, or packed fp4 of normal values.
+    """
     dtype = DTYPES[spec.dtype]
     if dtype is torch.bool:
         value = torch.randint(0, 2, shape, dtype=torch.bool, device=device)
@@ -84,7 +88,7 @@ def random_input(spec: TensorSpec, shape: tuple[int, ...], device: torch.device)
 
 
 def _find(folder: Path, path: str) -> Path:
-    """A path below the folder or below one around it: problem folders lie inside of a data set."""
+    """Returns a path below the folder or one of its ancestors, because problem folders lie inside of a data set."""
     for root in (folder, *folder.resolve().parents):
         if (root / path).is_file():
             return root / path

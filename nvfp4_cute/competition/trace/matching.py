@@ -1,4 +1,4 @@
-"""When an answer is right, by the rules of the two projects."""
+"""Rules of the two projects for correct answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ import torch
 from nvfp4_cute.problems.trace_schema import Tolerance
 
 LOW_BIT, LOW_BIT_RATIO = "moe_fp8_block_scale", 0.95
-"""What is in the names of definitions that FlashInfer-Bench judges more loosely, and the share that must match."""
+"""Part of the names of definitions that FlashInfer-Bench judges more loosely, and the share that must match."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far an output is from the reference.
+    """Errors of an output relative to the reference.
 
     Attributes:
         message: what is wrong; empty for a right answer.
-        max_absolute, max_relative: largest errors; None where they were not computed.
+        max_absolute, max_relative: largest errors; None if they were not computed.
         matched: share of the elements within tolerance.
     """
 
@@ -29,12 +29,12 @@ class Errors:
 
 @dataclass(frozen=True)
 class Rules:
-    """How a project judges.
+    """Rules by which a project judges.
 
     Attributes:
-        rounds: inputs that every workload is tried with.
+        rounds: inputs per workload.
         judge: (output, reference, tolerance of the workload, name of the definition) -> errors.
-        run_timeout_s: of everything.
+        run_timeout_s: time limit of the complete run.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Rules:
 
 
 def sol_execbench(output: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, name: str) -> Errors:
-    """|x - y| <= atol + rtol * |y| of enough elements; no infinity or NaN in either, and not all zeros.
+    """Requires |x - y| <= atol + rtol * |y| for enough elements, no infinity or NaN in either, and not only zeros.
 
     core/bench/correctness.py of NVIDIA/SOL-ExecBench.
     """
@@ -66,7 +66,7 @@ def sol_execbench(output: torch.Tensor, right: torch.Tensor, tolerance: Toleranc
 
 
 def flashinfer_bench(output: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, name: str) -> Errors:
-    """An element is wrong where |x - y| > atol and |x - y| / |y| > rtol; none may be, or 5 % in some mixtures of experts.
+    """Counts an element as wrong if |x - y| > atol and |x - y| / |y| > rtol; allows none, or 5 % in some mixtures of experts.
 
     bench/utils.py and bench/evaluators/ of flashinfer-ai/flashinfer-bench; atol and rtol are 0.01 there.
     """

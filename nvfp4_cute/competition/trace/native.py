@@ -1,4 +1,4 @@
-"""Solutions in C++ and CUDA, built as both projects build them: as an extension of torch, or for tvm-ffi."""
+"""Solutions in C++ and CUDA, built as in both projects: as an extension of torch, or for tvm-ffi."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,7 @@ DEFAULTS = {
     "cudnn": TORCH,
     "cublas": TORCH,
 }
-"""Languages, FlashInfer-Bench's words and then SOL-ExecBench's, with the binding of a solution that names none."""
+"""Languages, in FlashInfer-Bench's and then SOL-ExecBench's terms, with the default binding of a solution."""
 CPP_FILES, CUDA_FILES = (".cpp", ".cc", ".cxx", ".c"), (".cu",)
 NAME = "nvfp4_cute_solution"
 
@@ -28,7 +28,7 @@ def is_native(solution: Solution) -> bool:
 
 
 def check(solution: Solution, device: str) -> None:
-    """Raise ValueError where a solution cannot be built here, or would not run on the device."""
+    """Raises ValueError if a solution cannot be built here, or would not run on the device."""
     name = f"{solution.name} is written in {', '.join(solution.languages)}"
     if device == "emulator":
         raise ValueError(
@@ -45,15 +45,16 @@ def check(solution: Solution, device: str) -> None:
 
 
 def binding_of(solution: Solution) -> str:
-    """The binding that a solution names, or its language's."""
+    """Returns the binding that a solution names, or its language's default."""
     return solution.binding or next(DEFAULTS[name] for name in solution.languages if name in DEFAULTS)
 
 
 def build(solution: Solution, place: Path) -> Callable[..., Any]:
-    """Compile the sources that lie in ``place``, and return the entry point.
+    """Compiles the sources in ``place``, and returns the entry point.
 
     Raises:
-        AttributeError: the library does not offer the entry point. RuntimeError: the compiler refused a source.
+        AttributeError: the library does not have the entry point.
+        RuntimeError: the compiler refused a source.
     """
     cpp, cuda = ([str(place / path) for path in _files(solution, kind)] for kind in (CPP_FILES, CUDA_FILES))
     if binding_of(solution) == TORCH:

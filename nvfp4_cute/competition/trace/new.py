@@ -1,4 +1,4 @@
-"""`nvfp4-cute new KIND DIR`: a problem of your own, from a template: spec, reference, kernel, test."""
+"""`nvfp4-cute new KIND DIR`: creates a problem of your own from a template: spec, reference, kernel, test."""
 
 import importlib
 import inspect
@@ -10,19 +10,19 @@ from nvfp4_cute.competition.trace import folder
 TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".template"
 PLAIN = "elementwise"
-"""The kind whose files are the templates; every other kind is a problem of this project, with sources in files of their own."""
+"""The kind whose files are the templates. Every other kind is a problem of this project, with sources in separate files."""
 
 
 def kinds() -> tuple[str, ...]:
-    """What a problem may begin as."""
+    """Returns the kinds of problems to start from."""
     return (PLAIN, *folder.names())
 
 
 def run(kind: str, target: Path) -> int:
-    """Write the folder, and say what to do with it; 0.
+    """Writes the folder, and prints what to do with it. Returns 0.
 
     Raises:
-        ValueError: there is no such kind, or a file is there.
+        ValueError: there is no such kind, or a file exists.
     """
     if kind not in kinds():
         raise ValueError(f"kind {kind!r} is unknown; there are {', '.join(kinds())}")
@@ -44,7 +44,10 @@ def run(kind: str, target: Path) -> int:
 
 
 def _sources(kind: str) -> dict[str, str]:
-    """Files of a problem of ours, each by itself: what reference and kernel import of this project is in them."""
+    """Returns the files of one of our problems.
+
+    Each is self-contained: reference and kernel include what they need of this project.
+    """
     definition, _, solution = folder.load(kind)
     spec = importlib.import_module(f"{folder.traces.__name__}.{kind}.spec")
     return {

@@ -1,4 +1,4 @@
-"""The least time of a definition, and the score of SOL-ExecBench that is computed from it."""
+"""The least time of a definition, and SOL-ExecBench's score, which is computed from it."""
 
 import math
 from collections.abc import Mapping
@@ -7,15 +7,17 @@ from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.problems.trace_schema import DTYPES, Definition
 from nvfp4_cute.roofline.speed_of_light import Floor, Operand, Product, Work, physical_floor
 
-# The narrowest element of the inputs -> the format whose rate the products are computed at.
+# Narrowest element of the inputs -> format whose rate applies to the products.
 MATH = {"float4_e2m1": "nvfp4", "float4_e2m1fn_x2": "nvfp4", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
 def floor(definition: Definition, sizes: Mapping[str, int], flops: int, target: Target) -> Floor:
-    """Every input and output moved once, the reference's products at the rate of the narrowest input.
+    """Returns the least time of a definition.
+
+    Every input and output moves once, and the reference's products run at the rate of the narrowest input.
 
     Args:
-        sizes: of every axis.
+        sizes: size of every axis.
         flops: operations of the matrix products that the reference computed.
     """
 
@@ -31,10 +33,10 @@ def floor(definition: Definition, sizes: Mapping[str, int], flops: int, target: 
 
 
 def score(us: float, base_us: float, sol_us: float) -> float:
-    """S = 1 / (1 + (t - t_SOL) / (t_base - t_SOL)): 1 at the speed of light, 0.5 at the baseline.
+    """Computes S = 1 / (1 + (t - t_SOL) / (t_base - t_SOL)): 1 at the speed of light, 0.5 at the baseline.
 
-    arXiv 2603.19173, sol_score.py of NVIDIA/SOL-ExecBench. Where the baseline is no slower than the speed of light: 1 for a
-    time that is not slower than that either, else 0.
+    arXiv 2603.19173, sol_score.py of NVIDIA/SOL-ExecBench. If the baseline is not slower than the speed of light, the
+    score is 1 for a time that is not slower either, and 0 otherwise.
     """
     if base_us <= sol_us:
         return 1.0 if us <= sol_us else 0.0

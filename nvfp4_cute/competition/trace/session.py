@@ -1,7 +1,7 @@
-"""The judge of a solution: makes inputs, computes references, compares answers, and writes a line of JSON for every workload.
+"""The judge of a solution: makes inputs, computes references, compares answers, and writes one line of JSON per workload.
 
-The solution runs in a process of its own (`player`), which a second one (`worker`) starts and asks, as in a competition. Lines go
-to the descriptor that POPCORN_FD names as soon as they are known.
+The solution runs in a separate process (`player`), which a second process (`worker`) starts and queries, as in a
+competition. Lines go to the descriptor that POPCORN_FD names as soon as they are known.
 """
 
 import gc
@@ -43,22 +43,22 @@ PASSED, WRONG_SHAPE, WRONG_DTYPE = "PASSED", "INCORRECT_SHAPE", "INCORRECT_DTYPE
 WRONG_NUMBERS, RUNTIME_ERROR, COMPILE_ERROR = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "COMPILE_ERROR"
 BAD_REFERENCE, CHEATS, TIMEOUT = "INVALID_REFERENCE", "REWARD_HACK", "TIMEOUT"
 STATUS_OF = {worker.LOADING: COMPILE_ERROR, worker.RAISED: RUNTIME_ERROR, worker.CHEATED: CHEATS}
-"""Kinds of faults -> the status of a workload."""
+"""Kind of fault -> status of a workload."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run.
+    """Options of a run.
 
     Attributes:
-        folder: of definition.json and workload.jsonl, for the files that workloads read.
-        solution: a solution's file; None takes the folder's.
+        folder: folder of definition.json and workload.jsonl, for the files that workloads read.
+        solution: a solution's file; None means the folder's.
         place: folder with the solution's sources; the solution may write there.
         device: "cuda", "emulator", or "cpu".
         rules: a name of ``matching.RULES``.
-        rounds: inputs of every workload.
-        timed: whether a workload that is right is timed.
-        workload: only this one, counted from 0.
+        rounds: inputs per workload.
+        timed: whether to time a right workload.
+        workload: number of the only workload to run, from 0.
     """
 
     folder: str
@@ -73,14 +73,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one workload: a status of the schema, and with it what is known. Times in microseconds.
+    """Result of one workload: a status of the schema, and the known figures. Times in microseconds.
 
     Attributes:
-        us: of the solution: the median of ``ITERATIONS`` calls on a GPU with a cold L2, or modelled.
+        us: time of the solution: the median of ``ITERATIONS`` calls on a GPU with a cold L2, or modelled.
         source: "measured", "modelled", or "not timed".
-        base_us: of the reference, measured the same way; None where it was not.
-        sol_us, bound: the least possible time on the GPU, and what decides it.
-        score: of SOL-ExecBench, with the reference as its baseline.
+        base_us: time of the reference, measured in the same way; None if it was not.
+        sol_us, bound: the least possible time on the GPU, and its deciding term.
+        score: SOL-ExecBench's score, with the reference as its baseline.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Result:
 
 
 class Refused(Exception):
-    """A workload that is not passed: its status, what is wrong, and the errors where numbers are wrong."""
+    """Raised for a workload that does not pass, with its status, the reason, and the errors of wrong numbers."""
 
     def __init__(self, status: str, message: str, errors: Errors | None = None):
         super().__init__(message)
@@ -109,7 +109,7 @@ class Session:
     """One solution of one definition.
 
     Args:
-        pool: the process that starts the solution's.
+        pool: the process that starts the solution's process.
     """
 
     def __init__(self, settings: Settings, definition: Definition, solution: Solution, pool: Executor):
@@ -119,12 +119,12 @@ class Session:
 
     @property
     def home(self) -> torch.device:
-        """Where inputs and references are computed: on the GPU, or on the CPU for the emulator."""
+        """Device on which inputs and references are computed: the GPU, or the CPU for the emulator."""
         return torch.device("cuda" if self.settings.device == "cuda" else "cpu")
 
     # ---- one workload ----------------------------------------------------------------------------
     def run(self, workload: Workload) -> Result:
-        """Judge and time one workload."""
+        """Judges and times one workload."""
         try:
             return self._run(workload)
         except Refused as refused:
@@ -161,7 +161,7 @@ class Session:
             raise Refused(RUNTIME_ERROR, f"inputs: {type(error).__name__}: {error}") from None
 
     def _reference(self, inputs: list[Any], known_flops: int) -> tuple[list[torch.Tensor], int]:
-        """The right outputs, and the operations of the products in them."""
+        """Returns the right outputs, and the operations of the products in them."""
         try:
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 result = self.reference.run(*inputs)
@@ -174,13 +174,13 @@ class Session:
         return self._as_list(result), max(known_flops, counter.get_total_flops())
 
     def _packed(self, inputs: list[Any], sizes: Mapping[str, int]) -> bytes:
-        """The arguments of the solution: inputs, and outputs to write where it writes them."""
+        """Returns the arguments of the solution: inputs, and the outputs if the solution writes them."""
         outputs = self._new_outputs(sizes) if self.solution.writes_outputs else []
         on_cpu = [value.cpu() if isinstance(value, torch.Tensor) else value for value in inputs]
         return worker.pack((*on_cpu, *outputs))
 
     def _new_outputs(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Outputs to write, every byte 0xFF: what is not written shows."""
+        """Returns outputs to write, with every byte 0xFF, so that unwritten parts show."""
         made = []
         for spec in self.definition.outputs.values():
             tensor = torch.empty(self.definition.shape(spec, sizes), dtype=DTYPES[spec.dtype])
@@ -190,10 +190,10 @@ class Session:
 
     # ---- answers ---------------------------------------------------------------------------------
     def _ask(self, request: Callable[..., worker.Answer], *args: Any) -> worker.Answer:
-        """An answer without faults.
+        """Returns an answer without faults.
 
         Raises:
-            Refused: it has faults.
+            Refused: the answer has faults.
         """
         answer = self.pool.submit(request, *args).result()
         if answer.faults:
@@ -201,10 +201,10 @@ class Session:
         return answer
 
     def _judged(self, answer: worker.Answer, right: list[torch.Tensor], workload: Workload) -> Errors:
-        """The largest errors of the outputs of an answer.
+        """Returns the largest errors of the outputs of an answer.
 
         Raises:
-            Refused: one of them is wrong.
+            Refused: an output is wrong.
         """
         worst = Errors(max_absolute=0.0, max_relative=0.0, matched=1.0)
         for packed in answer.outputs:
@@ -220,7 +220,7 @@ class Session:
         return worst
 
     def _as_list(self, result: Any) -> list[torch.Tensor]:
-        """Outputs in the order of the definition; numbers become tensors."""
+        """Returns outputs in the order of the definition; numbers become tensors."""
         outputs = self.definition.outputs
         values: Sequence[Any] = result if isinstance(result, list | tuple) else [result]
         if len(values) != len(outputs):
@@ -245,7 +245,7 @@ class Session:
         sizes: Mapping[str, int],
         flops: int,
     ) -> Result:
-        """A result with times, once every output of the timed calls is right as well."""
+        """Returns a result with times, after a check of every output of the timed calls."""
         fields: dict[str, Any] = {}
         if self.settings.device == "emulator":
             target: Target | None = DEFAULT_TARGETS[EMULATED_ARCH]
@@ -269,7 +269,10 @@ class Session:
         return Result(**{**asdict(found), **fields})
 
     def _reference_us(self, inputs: list[Any]) -> float:
-        """Median time of one call of the reference between two events, L2 cleared before it, tensors copied for every call."""
+        """Returns the median time of one call of the reference between two events.
+
+        L2 is cleared and tensors are copied before each.
+        """
         clear = torch.empty(L2_CLEAR_BYTES, dtype=torch.int8, device="cuda")
         events = []
         for number in range(WARM_UPS + ITERATIONS):
@@ -286,7 +289,7 @@ class Session:
 
 
 def _module_of(reference: str) -> ModuleType:
-    """A definition's reference as a module of a file in the working directory: some decorators read their source."""
+    """Returns a definition's reference as a module of a file in the working directory, since some decorators read sources."""
     path = Path(REFERENCE_FILE).resolve()
     path.write_text(reference, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -318,7 +321,7 @@ def _worse(one: Errors, other: Errors) -> Errors:
 
 
 def entry_of(definition: Definition, solution: Solution) -> player.Entry:
-    """How a solution's function is called."""
+    """Returns how to call a solution's function."""
     return player.Entry(
         solution.entry_file.removesuffix(".py").replace("/", "."),
         solution.entry_name,
@@ -331,10 +334,10 @@ def entry_of(definition: Definition, solution: Solution) -> player.Entry:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run every workload, a line of JSON each.
+    """Runs every workload, and writes one line of JSON for each.
 
     Args:
-        arguments: one: the settings as JSON.
+        arguments: one element: the settings as JSON.
     """
     descriptor = env.take_popcorn_fd()
     assert descriptor is not None
@@ -354,7 +357,7 @@ def main(arguments: Sequence[str]) -> int:
         entry=entry_of(definition, solution),
         on_gpu=settings.device != "cpu",
     )
-    # The worker is forked before this process makes threads or a CUDA context, neither of which a fork has.
+    # The worker is forked before this process makes threads or a CUDA context, which a fork does not get.
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), worker.start, (host,)) as pool:
         pool.submit(os.getpid).result()
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
