@@ -262,17 +262,24 @@ class Player:
         except BaseException as error:
             return self._raised(error)
 
-    def do_time_fresh(self, data: wire.Tree, on_cpu: list[int], warm_ups: int, calls: int) -> dict[str, Any]:
-        """Returns the durations of single calls on copies of one input, each after a clear of L2, and their outputs."""
+    def do_time_fresh(
+        self, data: list[wire.Tree], on_cpu: list[int], order: list[int], warm_ups: int
+    ) -> dict[str, Any]:
+        """Returns the durations of single calls on copies of inputs, each after a clear of L2, and their outputs.
+
+        Args:
+            order: the input of every call.
+            warm_ups: number of first calls, which are not timed.
+        """
         self._packed.clear()
         events: list[tuple[Any, Any]] = []
         answers: list[Any] = []
         waiting: list[Any] = []
         try:
-            inputs = self._inputs(data, on_cpu, False)
+            inputs = [self._inputs(one, on_cpu, False) for one in data]
             self._load()
-            for number in range(warm_ups + calls):
-                fresh = _mapped(inputs, _at_new_address)
+            for number, index in enumerate(order):
+                fresh = _mapped(inputs[index], _at_new_address)
                 self._clear_l2()
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()

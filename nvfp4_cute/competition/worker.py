@@ -511,12 +511,19 @@ def time_single_calls(inputs: list[bytes]) -> Answer:
     return answer
 
 
-def time_fresh_calls(packed: bytes, warm_ups: int, calls: int) -> Answer:
-    """Times single calls on copies of an input, with L2 cleared before each. Returns durations and every distinct output."""
-    answer = Answer(source="measured")
-    placed, threads = _host.place(packed), _host.threads()
+def time_fresh_calls(inputs: list[bytes], order: list[int], warm_ups: int) -> Answer:
+    """Times single calls on copies of inputs, with L2 cleared before each. Returns durations and every distinct output.
+
+    Args:
+        order: the input of every call: a submission that remembers one answer gives it to another input as well.
+        warm_ups: number of first calls, which are not timed.
+    """
+    answer, timed = Answer(source="measured"), order[warm_ups:]
+    places, threads = [_host.place(packed) for packed in inputs], _host.threads()
     began = time.perf_counter()
-    _, said = _host.request(answer, "time_fresh", data=placed.tree, warm_ups=warm_ups, calls=calls)
+    _, said = _host.request(
+        answer, "time_fresh", data=[placed.tree for placed in places], order=order, warm_ups=warm_ups
+    )
     elapsed_ns = 1e9 * (time.perf_counter() - began)
     if _host.threads() > threads:
         answer.fault("threads were started after the first call; what they do is not timed")
@@ -525,10 +532,12 @@ def time_fresh_calls(packed: bytes, warm_ups: int, calls: int) -> Answer:
         answer.fault("the times that the submission's process reports are longer than the whole request took")
     trees = said.get("outputs")
     outputs = [pack(_host.read(tree, answer)) for tree in (trees if isinstance(trees, list) else [])]
-    if not answer.faults and not len(answer.durations_ns) == len(outputs) == calls:
-        answer.fault(f"{calls} timed calls gave {len(answer.durations_ns)} times and {len(outputs)} outputs")
-    for output in dict.fromkeys(outputs):
-        answer.add(0, output)
+    if not answer.faults and not len(answer.durations_ns) == len(outputs) == len(timed):
+        answer.fault(
+            f"{len(timed)} timed calls gave {len(answer.durations_ns)} times and {len(outputs)} outputs"
+        )
+    for index, output in dict.fromkeys(zip(timed, outputs, strict=False)):
+        answer.add(index, output)
     return answer
 
 

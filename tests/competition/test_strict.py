@@ -6,7 +6,9 @@ import pytest
 import torch
 from cheats import CHEATS, HONEST, UNNOTICED_BY_ONE_CALL
 
-from nvfp4_cute.competition import player, protocol
+from nvfp4_cute.competition import player, protocol, wire, worker
+
+threads: list[int] = []
 
 
 @pytest.mark.sampled(3)
@@ -50,6 +52,57 @@ def test_a_queue_that_torch_only_names_is_not_a_new_one(monkeypatch):
     assert made == []
     torch.cuda.Stream()
     assert made == ["torch.cuda.Stream"]
+
+
+class FakeEvent:
+    """Between two of these a microsecond passes."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        """Nothing waits."""
+
+    def elapsed_time(self, end):
+        return 1e-3
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda x, y: y.copy_(2 * x), ""),
+        (lambda x, y: None, "NaN"),
+        (lambda x, y: y.fill_(2.0), "the other input's"),
+        (lambda x, y: [y.copy_(2 * x), threads.append(1)], "threads were started"),
+    ],
+)
+def test_every_timed_call_has_an_output_of_its_own_input(monkeypatch, run, message):
+    """Of two inputs, ones and twos, the outputs of all calls but the warm-ups, equal ones once."""
+    threads.clear()
+    arena = wire.Arena(1 << 24)
+    settings = worker.Settings(None, None, entry=player.Entry(spread=True, written=1), on_gpu=False)
+    theirs = player.Player(arena, None, None, settings)
+    theirs._kernel = run
+    host = worker.Host(settings)
+    host.arena = arena
+    monkeypatch.setattr(host, "ask", lambda do, **request: getattr(theirs, f"do_{do}")(**request))
+    monkeypatch.setattr(host, "threads", lambda: len(threads))
+    monkeypatch.setattr(worker, "_host", host, raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    inputs = [worker.pack((torch.full((3,), value), torch.full((3,), torch.nan))) for value in (1.0, 2.0)]
+    answer = worker.time_fresh_calls(inputs, [1, 0, 1, 0, 0, 1], 2)
+    assert message.startswith("threads") == bool(answer.faults) and len(answer.durations_ns) == 4
+    found = {
+        (index, *worker.unpack(output)[0].tolist())
+        for index, output in zip(answer.indices, answer.outputs, strict=True)
+    }
+    if not message:
+        assert found == {(0, 2.0, 2.0, 2.0), (1, 4.0, 4.0, 4.0)} and len(answer.outputs) == 2
+    elif "NaN" in message:
+        assert all(value != value for _, value, *_ in found)
+    elif "other" in message:
+        assert (1, 2.0, 2.0, 2.0) in found
 
 
 def test_what_a_submission_raises_is_a_verdict(verdict):

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import random
 import statistics
 import sys
 import traceback
@@ -141,17 +142,17 @@ class Session:
     def _run(self, workload: Workload) -> Result:
         sizes = self.definition.sizes(workload.axes)
         worst, flops = Errors(max_absolute=0.0, max_relative=0.0, matched=1.0), 0
-        inputs, right, packed = list[Any](), list[torch.Tensor](), b""
+        inputs, kept = list[Any](), list[tuple[bytes, list[torch.Tensor]]]()
         for _ in range(self.settings.rounds):
             inputs = self._inputs(workload)
             right, flops = self._reference(inputs, flops)
-            packed = self._packed(inputs, sizes)
-            answer = self._ask(worker.answer_each, [packed])
-            worst = _worse(worst, self._judged(answer, right, workload))
+            kept = [*kept[-1:], (self._packed(inputs, sizes), right)]
+            answer = self._ask(worker.answer_each, [kept[-1][0]])
+            worst = _worse(worst, self._judged(answer, [right], workload))
         found = Result(workload.name, PASSED, "", worst.max_absolute, worst.max_relative, worst.matched)
         if not self.settings.timed or self.settings.device == "cpu":
             return found
-        return self._timed(found, workload, inputs, packed, right, sizes, flops)
+        return self._timed(found, workload, inputs, kept, sizes, flops)
 
     def _inputs(self, workload: Workload) -> list[Any]:
         generate = getattr(self.reference, self.definition.generator or "", None)
@@ -200,16 +201,19 @@ class Session:
             raise Refused(STATUS_OF[answer.kind], "; ".join(answer.faults))
         return answer
 
-    def _judged(self, answer: worker.Answer, right: list[torch.Tensor], workload: Workload) -> Errors:
+    def _judged(self, answer: worker.Answer, rights: list[list[torch.Tensor]], workload: Workload) -> Errors:
         """Returns the largest errors of the outputs of an answer.
+
+        Args:
+            rights: right outputs of every input.
 
         Raises:
             Refused: an output is wrong.
         """
         worst = Errors(max_absolute=0.0, max_relative=0.0, matched=1.0)
-        for packed in answer.outputs:
+        for index, packed in zip(answer.indices, answer.outputs, strict=True):
             outputs = self._as_list(worker.unpack(packed))
-            for name, output, expected in zip(self.definition.outputs, outputs, right, strict=True):
+            for name, output, expected in zip(self.definition.outputs, outputs, rights[index], strict=True):
                 _check_kind(name, output, expected)
                 errors = self.rules.judge(
                     output.to(self.home), expected, workload.tolerance, self.definition.name
@@ -240,27 +244,34 @@ class Session:
         found: Result,
         workload: Workload,
         inputs: list[Any],
-        packed: bytes,
-        right: list[torch.Tensor],
+        kept: list[tuple[bytes, list[torch.Tensor]]],
         sizes: Mapping[str, int],
         flops: int,
     ) -> Result:
-        """Returns a result with times, after a check of every output of the timed calls."""
+        """Returns a result with times, after a check of every output of the timed calls.
+
+        Args:
+            inputs: the input of the last round.
+            kept: packed inputs and right outputs of the last two rounds, or of the only one.
+        """
         fields: dict[str, Any] = {}
+        packed, rights = [one for one, _ in kept], [right for _, right in kept]
         if self.settings.device == "emulator":
             target: Target | None = DEFAULT_TARGETS[EMULATED_ARCH]
-            answer = self._ask(worker.model_calls, [packed])
+            answer = self._ask(worker.model_calls, packed[-1:])
+            rights = rights[-1:]
             if answer.durations_ns:
                 fields = {"us": answer.durations_ns[0] / 1e3, "source": "modelled"}
         else:
             target = targets.detect("cuda")
-            answer = self._ask(worker.time_fresh_calls, packed, WARM_UPS, ITERATIONS)
+            order = random.SystemRandom().choices(range(len(packed)), k=WARM_UPS + ITERATIONS)
+            answer = self._ask(worker.time_fresh_calls, packed, order, WARM_UPS)
             fields = {
                 "us": statistics.median(answer.durations_ns) / 1e3,
                 "source": "measured",
                 "base_us": self._reference_us(inputs),
             }
-        self._judged(answer, right, workload)
+        self._judged(answer, rights, workload)
         if target is not None:
             least = floor(self.definition, sizes, flops, target)
             fields |= {"sol_us": least.us, "bound": least.bound}
