@@ -1,7 +1,8 @@
-"""NVFP4 block-scaled grouped GEMM in CuTe DSL: operations, emulator, schedule, and formats.
+"""CuTe DSL kernels for block-scaled GEMM, grouped GEMM and layers of experts (NVFP4, MX formats, FP8, INT8, int4).
 
-Importing registers the custom ops, which loaded and compiled graphs refer to, as soon as torch is imported as well; a public
-name's module is imported when the name is first used.
+The package also has a PTX emulator on which the kernels are proven. Importing the package registers custom ops with torch as
+soon as torch is imported, because loaded and compiled graphs refer to them. A public name's module is imported when the name is
+first used.
 """
 
 from importlib import import_module
@@ -51,21 +52,21 @@ if TYPE_CHECKING:
     from nvfp4_cute.tuning.autotune import tune as tune
 
 NVFP4: "BlockFormat"
-"""A block-scaled format: e2m1 elements, ue4m3 scales of blocks of 16, a global scale."""
+"""NVFP4: e2m1 elements, one ue4m3 scale per 16 values, one global scale."""
 MXFP4: "BlockFormat"
-"""A block-scaled format: e2m1 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
+"""MXFP4: e2m1 elements, one ue8m0 scale per 32 values (OCP Microscaling Formats v1.0)."""
 MXFP8_E4M3: "BlockFormat"
-"""A block-scaled format: e4m3 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
+"""MXFP8 with e4m3 elements, one ue8m0 scale per 32 values (OCP Microscaling Formats v1.0)."""
 MXFP8_E5M2: "BlockFormat"
-"""A block-scaled format: e5m2 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
+"""MXFP8 with e5m2 elements, one ue8m0 scale per 32 values (OCP Microscaling Formats v1.0)."""
 FP8_1x128: "BlockFormat"
-"""A block-scaled format: e4m3 elements, a float32 scale for 128 values of a row (DeepSeek-V3's activations)."""
+"""FP8 activations: e4m3 elements, one float32 scale per 128 values of a row (DeepSeek-V3)."""
 FP8_128x128: "BlockFormat"
-"""A block-scaled format: e4m3 elements, a float32 scale for 128 values of each of 128 rows (DeepSeek-V3's weights)."""
+"""FP8 weights: e4m3 elements, one float32 scale per 128 x 128 values (DeepSeek-V3)."""
 INT8: "BlockFormat"
-"""A block-scaled format: int8 elements, a float32 scale for a whole row, a token's or an output channel's (SmoothQuant)."""
+"""INT8: int8 elements, one float32 scale per row, that is per token or per output channel (SmoothQuant)."""
 
-# Public name -> its module. The imports above say the same to type checkers.
+# Public name -> its module. The imports above repeat this for type checkers.
 _MODULES = {
     "Activation": "ops.options",
     "BlockFormat": "formats.block_format",
@@ -114,7 +115,7 @@ _MODULES = {
     "route": "experts.routing",
     "tune": "tuning.autotune",
 }
-# What other packages have to be installed for; `import *` leaves it out.
+# Names that need other packages; `import *` leaves them out.
 _NEEDS_TRANSFORMERS = ("load",)
 __all__ = [name for name in _MODULES if name not in _NEEDS_TRANSFORMERS]
 __version__: str
@@ -123,7 +124,7 @@ __version__: str
 _register_with_torch()
 
 
-if not TYPE_CHECKING:  # a type checker that sees it takes every name for one of the package
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":

@@ -1,6 +1,7 @@
-"""What makes custom ops of ``torch.library``, and registers those of this package as soon as torch is imported.
+"""Makes custom ops of ``torch.library``, and registers those of this package as soon as torch is imported.
 
-Nothing here imports torch, nor may it: a module that is imported halfway when torch comes would lack what the ops need of it.
+This module must not import torch, not even indirectly: a module that was half imported when torch arrives would lack names that
+the ops need.
 """
 
 import importlib.util
@@ -15,13 +16,13 @@ from typing import Any
 
 from nvfp4_cute.errors import UnsupportedProblem
 
-Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
+Operation = Callable[..., Any]  # schemas have str where an operation has a Literal
 REGISTERED = ("experts.library", "formats.pickling", "nn.library", "ops.library")
-"""Modules that register something with torch when they are imported."""
+"""Modules that register something with torch on import."""
 
 
 class _OfThread(threading.local):
-    """runs_op: whether a custom op of this package runs."""
+    """runs_op: whether this thread is inside a custom op of this package."""
 
     runs_op = False
 
@@ -30,7 +31,7 @@ of_thread = _OfThread()
 
 
 def custom_op(name: str, mutates_args: str | Iterable[str]) -> Callable[[Operation], Any]:
-    """``torch.library.custom_op``, inside of whose function ``is_traced`` is False: it runs, whatever else records the call."""
+    """Wraps ``torch.library.custom_op``. Inside the op ``is_traced`` is False, whatever else records the call."""
     import torch
 
     def register(function: Operation) -> Any:
@@ -48,7 +49,7 @@ def custom_op(name: str, mutates_args: str | Iterable[str]) -> Callable[[Operati
 
 
 def refuse_backward(context, *gradients):
-    """The backward pass of operations that have none.
+    """Replaces the backward pass of operations that have none.
 
     Raises:
         UnsupportedProblem: always.
@@ -57,9 +58,10 @@ def refuse_backward(context, *gradients):
 
 
 def register_with_torch() -> None:
-    """Register the custom ops: now where torch is imported already, else right after it is.
+    """Registers the custom ops, now or right after torch is imported.
 
-    So graphs that name them can be loaded, and the command line answers `--help` without the seconds that torch takes.
+    Graphs that name them can then be loaded, while the command line answers `--help` without importing torch, which takes
+    seconds.
     """
     if sys.modules.get("torch") is not None:
         _register()
@@ -73,7 +75,7 @@ def _register() -> None:
 
 
 class _AfterTorch(MetaPathFinder):
-    """Finds torch as the other finders do, and has its loader register the ops when it is done."""
+    """Finds torch like the other finders, and makes its loader register the ops when torch is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""The only reader of the process environment: every variable, its default, and its effect.
+"""The only reader of the process environment: every variable with its default and effect.
 
 Variables are read when they are used, not at import, so a test or a caller can set them at any time.
 """
@@ -13,12 +13,12 @@ BACKENDS = ("auto", "cuda", "emulator", "reference")
 
 
 def _get(name: str) -> str | None:
-    """The value of a variable, as ``os.environ.get``, which takes ten times as long where there is none: every launch asks."""
+    """Returns a variable or None. Ten times as fast as ``os.environ.get`` for missing names, which every launch looks up."""
     value = _environ.get(os.environ.encodekey(name))
     return None if value is None else os.environ.decodevalue(value)
 
 
-# What os.environ keeps, encoded; it tells a missing name by an exception.
+# The encoded dict inside os.environ.
 _environ: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 
 
@@ -27,9 +27,9 @@ class Variable:
     """One environment variable.
 
     Attributes:
-        name, effect: for people.
-        default: the value when it is unset or empty.
-        choices: what it may hold; empty for what ``kind`` names.
+        name, effect: shown to users.
+        default: the value if it is unset or empty.
+        choices: possible values; empty for free text of a ``kind``.
         kind: "a path" or "an address".
     """
 
@@ -40,7 +40,7 @@ class Variable:
     kind: str = "a path"
 
     def read(self) -> str:
-        """Return the value in force.
+        """Returns the value in force.
 
         Raises: ValueError if the environment holds something that is not one of `choices`.
         """
@@ -63,7 +63,7 @@ CUTLASS = Variable(
     default="",
     effect="folder of a CUTLASS checkout, whose examples the long tests then run on the emulator",
 )
-# Every launch asks for it.
+# Encoded once, because every launch looks it up.
 _BACKEND_KEY = os.environ.encodekey(BACKEND.name)
 PREFIX = "NVFP4_CUTE_"
 CACHE_OFF = "off"
@@ -88,15 +88,15 @@ VARIABLES = (BACKEND, CUTLASS, CACHE_DIR, ACTIVATIONS, POPCORN_API)
 
 
 def backend() -> str:
-    """Return the backend that backend="auto" stands for: "auto" unless NVFP4_CUTE_BACKEND names another.
+    """Returns the backend for backend="auto": "auto" unless NVFP4_CUTE_BACKEND names another one.
 
-    Raises: ValueError if NVFP4_CUTE_BACKEND names no backend.
+    Raises: ValueError if NVFP4_CUTE_BACKEND is not a backend.
     """
     return BACKEND.default if _environ.get(_BACKEND_KEY) is None else BACKEND.read()
 
 
 def activations() -> str:
-    """Return what NVFP4_CUTE_ACTIVATIONS holds, "" where it is unset.
+    """Returns the value of NVFP4_CUTE_ACTIVATIONS, "" if unset.
 
     Raises: ValueError if it holds another word.
     """
@@ -104,40 +104,40 @@ def activations() -> str:
 
 
 def vllm_plugins() -> list[str] | None:
-    """Return the plug-ins that vLLM is told to load (VLLM_PLUGINS), None where it loads all."""
+    """Returns the plug-ins that vLLM should load (VLLM_PLUGINS); None if it loads all."""
     value = _get("VLLM_PLUGINS")
     return None if value is None else [name.strip() for name in value.split(",")]
 
 
 def with_variables(values: dict[str, str]) -> dict[str, str]:
-    """Return this process's environment with other values in it, for a child."""
+    """Returns this process's environment with some values replaced, for a child."""
     return {**os.environ, **values}
 
 
 def disable_torch_caching() -> None:
-    """Have every CUDA tensor of this process lie in an allocation of its own; before torch makes the first one."""
+    """Gives every CUDA tensor of this process its own allocation. Call it before torch makes the first one."""
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 
 def disable_multicast() -> None:
-    """Have torch's symmetric memory of this process use pointers alone; before it makes the first."""
+    """Makes torch's symmetric memory in this process use only pointers. Call it before the first allocation."""
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
 def python_path(folders: list[str]) -> str:
-    """Return PYTHONPATH with folders in front of what it is."""
+    """Returns PYTHONPATH with folders prepended."""
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def user_data_dir() -> Path:
-    """Return the folder for what this program keeps of its user's: in XDG_DATA_HOME, or ~/.local/share."""
+    """Returns the folder for user data: in XDG_DATA_HOME, or ~/.local/share."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "nvfp4_cute"
 
 
 def cache_dir() -> Path | None:
-    """Return the folder that compiled kernels are kept in, None where they are not to be kept.
+    """Returns the folder of compiled kernels; None if they are not stored.
 
-    Unless NVFP4_CUTE_CACHE_DIR names one it is in XDG_CACHE_HOME, or ~/.cache.
+    Unless NVFP4_CUTE_CACHE_DIR names a folder, it is in XDG_CACHE_HOME, or ~/.cache.
     """
     value = CACHE_DIR.read()
     if value == CACHE_OFF:
@@ -147,12 +147,12 @@ def cache_dir() -> Path | None:
         return Path(caches) / "nvfp4_cute"
     try:
         return Path(value).expanduser()
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home
         return None
 
 
 def folders_below(folder: Path) -> dict[str, str]:
-    """Return variables by which temporary files, and caches of torch, Triton and CUDA, lie below a folder; the first is made."""
+    """Returns variables that put temporary files, and caches of torch, Triton and CUDA, below a folder; creates the first."""
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     places = ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
@@ -160,46 +160,46 @@ def folders_below(folder: Path) -> dict[str, str]:
 
 
 def become_submission(folder: Path | None) -> None:
-    """Give this process the environment of a submission: no variable of a competition's runner, files below `folder`."""
+    """Gives this process the environment of a submission: without variables of a competition's runner, files below `folder`."""
     for name in [name for name in os.environ if name.startswith("POPCORN_")]:
         del os.environ[name]
     if folder is not None:
         os.environ.update(folders_below(folder))
-        tempfile.tempdir = None  # asked for again
+        tempfile.tempdir = None  # recomputed on the next use
 
 
 def hub_cache() -> Path:
-    """Return the folder where the Hugging Face hub's own library keeps downloads (huggingface_hub, constants.py)."""
+    """Returns the folder of downloads of the Hugging Face hub's own library (huggingface_hub, constants.py)."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 def take_popcorn_fd() -> int | None:
-    """Return the descriptor that a competition's runner wants results on, or None; forget it, so that children do not see it."""
+    """Returns the descriptor for results to a competition's runner, or None, and removes it, so that children do not see it."""
     value = os.environ.pop("POPCORN_FD", "")
     return int(value) if value else None
 
 
 def take_popcorn_seed() -> int | None:
-    """Return the secret seed of a competition's runner, or None; forget it, so that a submission cannot read it."""
+    """Returns the secret seed of a competition's runner, or None, and removes it, so that a submission cannot read it."""
     value = os.environ.pop("POPCORN_SEED", "")
     return int(value) if value else None
 
 
 def popcorn_api_url() -> str:
-    """Return the address of the competitions' server, without a slash at its end."""
+    """Returns the address of the competitions' server, without a trailing slash."""
     return POPCORN_API.read().rstrip("/")
 
 
 def cutlass_checkout() -> Path | None:
-    """Return the folder that NVFP4_CUTE_CUTLASS names, None if it is not set."""
+    """Returns the folder that NVFP4_CUTE_CUTLASS names; None if it is not set."""
     value = CUTLASS.read()
     return Path(value).expanduser() if value else None
 
 
 def describe() -> str:
-    """Describe every variable for people: name, what it is set to, choices, default, and effect; and misspelt ones."""
+    """Describes every variable for users: name, current value, choices, default, and effect; also misspelled ones."""
     lines = []
     for variable in VARIABLES:
         setting = os.environ.get(variable.name)
@@ -213,7 +213,7 @@ def describe() -> str:
 
 
 def unknown() -> list[str]:
-    """Return a line for each variable that is set, looks like one of ours, and is not."""
+    """Returns one line per set variable with our prefix that does not exist."""
     known = {variable.name for variable in VARIABLES}
     names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     return [

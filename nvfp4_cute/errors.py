@@ -2,22 +2,22 @@
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape what could control a terminal: every character that is not printable, except those in ``keep``."""
+    """Escapes characters that might control a terminal: every unprintable one except those in ``keep``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 class UnsupportedProblem(ValueError):
-    """The operands are well formed but describe something no kernel here computes."""
+    """The operands are well formed but describe something that no kernel here computes."""
 
 
 class UnsupportedTarget(RuntimeError):
-    """There is no kernel for the GPU (or the architecture name) that was asked for."""
+    """There is no kernel for the requested GPU or architecture."""
 
 
 class ConfigError(ValueError):
-    """A KernelConfig that cannot be built: it breaks a hardware limit or contradicts itself."""
+    """A KernelConfig that cannot be built, because it breaks a hardware limit or contradicts itself."""
 
 
 class CacheError(RuntimeError):
@@ -27,7 +27,7 @@ class CacheError(RuntimeError):
 class CheckpointError(ValueError):
     """A checkpoint's tensor is missing, damaged, of another size, or unknown to its reader.
 
-    The message holds names from files, so control characters in it are escaped.
+    The message contains names from files, so control characters in it are escaped.
     """
 
     def __init__(self, message: str):
@@ -35,8 +35,8 @@ class CheckpointError(ValueError):
 
 
 class EmulatorError(RuntimeError):
-    """The emulated program broke a rule of the machine, hung, or used an instruction we do not model."""
+    """The emulated program broke a rule of the machine, hung, or used an instruction that is not modelled."""
 
 
 class RankError(RuntimeError):
-    """A rank of a process group refused its operands, passed others than the other ranks, or did not come in time."""
+    """A rank of a process group refused its operands, passed others than the other ranks, or did not call in time."""

@@ -1,9 +1,9 @@
-"""What a launch passes from Python to the kernel's compiled host code: one int64 table in host memory.
+"""The launch table: one int64 array in host memory that passes a launch from Python to a kernel's compiled host code.
 
-One pointer crosses the language border however many groups there are; the compiled host code reads sizes and addresses
-from the table, encodes the tensor maps, and launches. It has returned before the table may be freed.
+Only one pointer crosses the language boundary, for any number of groups. The compiled host code reads sizes and addresses from
+the table, encodes the tensor maps, and launches. The table may be freed after it returns.
 
-Row 0 is the header. In list form row 1 + slot describes the group at that slot of the schedule; in the other forms row 1
+Row 0 is the header. In list form, row 1 + slot describes the group at that slot of the schedule. In other forms, row 1
 describes the operands of all groups.
 """
 
@@ -12,33 +12,33 @@ from enum import IntEnum
 
 
 def float32_bits(value: float) -> int:
-    """Bits of ``value`` rounded to float32, as a signed integer."""
+    """Returns the bits of ``value``, rounded to float32, as a signed integer."""
     return struct.unpack("=i", struct.pack("=f", value))[0]
 
 
 class Header(IntEnum):
     """Columns of row 0."""
 
-    NUM_TILES = 0  # work tiles of all groups; unused where the device counts them
+    NUM_TILES = 0  # work tiles of all groups; unused if the device counts them
     NUM_CTA = 1  # persistent CTAs to launch
-    ALPHA = 2  # address of the fp32 factors; unused where the kernel has none
+    ALPHA = 2  # address of the fp32 factors; unused if the kernel has none
     GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list and batched form
-    NUM_GROUPS = 4  # groups of row 1; unused in list form
-    ALPHA2 = 5  # address of a dual GEMM's second product's factors
+    NUM_GROUPS = 4  # groups described by row 1; unused in list form
+    ALPHA2 = 5  # address of the factors of a dual GEMM's second product
     OUT_GLOBAL_SCALE = 6  # address of the fp32 global scales of NVFP4 outputs; 0 for none
     LIMIT = (
         7  # bits of the fp32 number that a dual GEMM's products are cut to; unused where the kernel has none
     )
     CHAIN = 8  # address of the int32 counters of a chain
-    WORKSPACE = 9  # address of what one launch hands to the next; unused where there is one
-    BIAS = 10  # address of a number a column; unused where the kernel has none
-    COUNTERS = 11  # address of numbers that are 0 before and after a launch; unused where the kernel has none
+    WORKSPACE = 9  # address of the workspace between launches; unused if there is one launch
+    BIAS = 10  # address of one number per column; unused if the kernel has none
+    COUNTERS = 11  # address of counters that are 0 before and after a launch; unused if the kernel has none
 
 
 class Group(IntEnum):
     """Columns of a group's row: addresses, pitches in elements, extents in elements, and its place.
 
-    A batch is a group's part of an operand of all groups. There is one batch in list form, and of ragged ``a``.
+    A batch is a group's part of an operand for all groups. There is one batch in list form, and for ragged ``a``.
     """
 
     A = 0
@@ -46,27 +46,27 @@ class Group(IntEnum):
     SFA = 2
     SFB = 3
     OUT = 4
-    A_PITCH = 5  # from row to row
+    A_PITCH = 5  # between rows
     B_PITCH = 6
-    OUT_PITCH = 7  # from row to row, or from column to column of an M-major output; of NVFP4 ones, in bytes
+    OUT_PITCH = 7  # between rows, or between columns of an M-major output; for NVFP4 in bytes
     A_BATCH_PITCH = 8
     B_BATCH_PITCH = 9
     OUT_BATCH_PITCH = 10
-    B2 = 11  # of a dual GEMM: the second b, whose extents are the first one's
+    B2 = 11  # the second b of a dual GEMM, with the extents of the first
     SFB2 = 12
     B2_PITCH = 13
     B2_BATCH_PITCH = 14
-    M = 15  # extents are at least 1, so that an unused tensor map is well formed
+    M = 15  # extents are at least 1, so that unused tensor maps are well formed
     N = 16
     K = 17
     A_BATCH = 18  # batches
     B_BATCH = 19
-    SFA_ROW_BLOCKS = 20  # 128-row blocks of scales in a batch
+    SFA_ROW_BLOCKS = 20  # 128-row blocks of scales per batch
     SFB_ROW_BLOCKS = 21
     TILE_OFFSET = 22  # tiles of all earlier slots
-    GROUP_IDX = 23  # the group's index in the caller's lists: where its alpha lies
-    OUT_SCALE = 24  # of NVFP4 outputs: the first scale block
-    SFB_BATCH_BLOCKS = 25  # 128-row blocks of scales from batch to batch of every b
+    GROUP_IDX = 23  # index of the group in the caller's lists and among the alphas
+    OUT_SCALE = 24  # first scale block of an NVFP4 output
+    SFB_BATCH_BLOCKS = 25  # 128-row blocks of scales between batches of every b
 
 
 NUM_COLUMNS = len(Group)
@@ -80,7 +80,7 @@ class Gemv(IntEnum):
     SFA = 2
     SFB = 3
     OUT = 4
-    ALPHA = 5  # address of the fp32 factors; unused where the kernel has none
+    ALPHA = 5  # address of the fp32 factors; unused if the kernel has none
     A_PITCH = 6
     A_BATCH = 7
     B_BATCH = 8
@@ -88,15 +88,18 @@ class Gemv(IntEnum):
     SFB_BATCH = 10
     OUT_PITCH = 11
     OUT_BATCH = 12
-    ALPHA_BATCH = 13  # 0 where one factor serves every batch
+    ALPHA_BATCH = 13  # 0 if one factor serves every batch
     M = 14
     K = 15
     L = 16
-    NUM_SMS = 17  # of the GPU; unused where CTAs are not persistent
+    NUM_SMS = 17  # number of SMs of the GPU; unused if CTAs are not persistent
 
 
 class GemvBias(IntEnum):
-    """What follows the entries of a gemv whose rows have a bias each. Apart, as exports have all entries of a table."""
+    """Entries after those of a gemv whose rows have a bias each.
+
+    Separate, because exports have exactly the entries of a table.
+    """
 
     BIAS = len(Gemv)  # address
 
@@ -110,18 +113,18 @@ class Quantize(IntEnum):
     GLOBAL_SCALE = (
         3  # address of one fp32 factor, or of one a group; where one is found, of where it is stored
     )
-    OFFS = 4  # address of the groups' ends, int32; unused where there is one group
+    OFFS = 4  # address of the groups' ends, int32; unused if there is one group
     X_PITCH = 5
     X_BATCH = 6
     M = 7
     K = 8
     BATCHES = 9
     GROUPS = 10
-    ATOM_ROWS = 11  # rows of scale atoms that are written
-    UP = 12  # second input; unused where there is one
+    ATOM_ROWS = 11  # rows of scale atoms to write
+    UP = 12  # second input; unused if there is one
     UP_PITCH = 13
     UP_BATCH = 14
-    TIMES_0 = 15  # where a global scale is found, as of ``GlobalScale``; else unused
+    TIMES_0 = 15  # used if a global scale is found; see ``GlobalScale``
     TIMES_1 = 16
     PRODUCT_0 = 17
     PRODUCT_1 = 18
@@ -132,7 +135,7 @@ class Dequantize(IntEnum):
 
     DATA = 0
     SCALE = 1
-    GLOBAL_SCALE = 2  # address of one fp32 factor; unused where the kernel has none
+    GLOBAL_SCALE = 2  # address of one fp32 factor; unused if the kernel has none
     OUT = 3
     PITCH = 4
     BATCH = 5
@@ -143,18 +146,18 @@ class Dequantize(IntEnum):
 
 
 class GlobalScale(IntEnum):
-    """Entries of the table of a global scale that is found, one row: addresses, a stride in bytes, extents."""
+    """Entries of the table of a kernel that finds a global scale, one row: addresses, a stride in bytes, extents."""
 
     X = 0
     OUT = 1  # fp32
-    PARTIALS = 2  # a word a CTA; unused where there is one
-    TIMES_0 = 3  # addresses of fp32 factors, and of where they are stored, times the scale; unused where there are fewer
+    PARTIALS = 2  # one word per CTA; unused if there is one
+    TIMES_0 = 3  # addresses of fp32 factors and of their products with the scale; unused if there are fewer
     TIMES_1 = 4
     PRODUCT_0 = 5
     PRODUCT_1 = 6
     PITCH = 7
     ROWS = 8
-    ROW_UNITS = 9  # of 16 bytes
+    ROW_UNITS = 9  # units of 16 bytes per row
     CTAS = 10
 
 
@@ -166,22 +169,22 @@ class FewRows(IntEnum):
     SFA = 2
     SFB = 3
     OUT = 4
-    ALPHA = 5  # address of the fp32 factors; unused where the kernel has none
+    ALPHA = 5  # address of the fp32 factors; unused if the kernel has none
     A_PITCH = 6
     B_PITCH = 7
     A_BATCH = 8
     B_BATCH = 9
     SFA_BATCH = 10
     SFB_BATCH = 11
-    OUT_ROW = 12  # from row to row of a
-    OUT_COLUMN = 13  # from row to row of b
+    OUT_ROW = 12  # between rows of a
+    OUT_COLUMN = 13  # between rows of b
     OUT_BATCH = 14
-    ALPHA_BATCH = 15  # 0 where one factor serves every batch
+    ALPHA_BATCH = 15  # 0 if one factor serves every batch
     M = 16
     N = 17
     K = 18
     L = 19
-    BIAS = 20  # address of a number a row of b; unused where the kernel has none
+    BIAS = 20  # address of one number per row of b; unused if the kernel has none
 
 
 class W4A16(IntEnum):
@@ -191,21 +194,21 @@ class W4A16(IntEnum):
     B = 1  # weights
     SFB = 2
     OUT = 3
-    ALPHA = 4  # address of the fp32 factors; unused where the kernel has none
+    ALPHA = 4  # address of the fp32 factors; unused if the kernel has none
     X_PITCH = 5
     B_PITCH = 6
     X_BATCH = 7
     B_BATCH = 8
     SFB_BATCH = 9
-    OUT_ROW = 10  # from row to row of the activations
-    OUT_COLUMN = 11  # from row to row of the weights
+    OUT_ROW = 10  # between rows of the activations
+    OUT_COLUMN = 11  # between rows of the weights
     OUT_BATCH = 12
-    ALPHA_BATCH = 13  # 0 where one factor serves every batch
+    ALPHA_BATCH = 13  # 0 if one factor serves every batch
     M = 14
     N = 15
     K = 16
     L = 17
-    BIAS = 18  # address of a number a row of the weights; unused where the kernel has none
+    BIAS = 18  # address of one number per row of the weights; unused if the kernel has none
 
 
 class WarpMma(IntEnum):
@@ -215,18 +218,18 @@ class WarpMma(IntEnum):
     B = 1  # weights
     SFB = 2
     OUT = 3
-    ALPHA = 4  # address of an fp32 factor a group; unused where the kernel has none
-    SIZES = 5  # address of the int32 offs or masked_m; unused where groups have all rows
-    PARTIALS = 6  # address of sums that CTAs hand over
+    ALPHA = 4  # address of one fp32 factor per group; unused if the kernel has none
+    SIZES = 5  # address of the int32 offs or masked_m; unused if groups have all rows
+    PARTIALS = 6  # address of partial sums that CTAs exchange
     COUNTERS = 7  # address of int32 counters, 0 before and after a launch
     X_PITCH = 8
-    X_BATCH = 9  # from group to group; unused where groups follow each other
+    X_BATCH = 9  # between groups; unused if groups follow each other
     B_PITCH = 10
     B_BATCH = 11
     SFB_BATCH = 12
     OUT_PITCH = 13
     OUT_BATCH = 14
-    M = 15  # rows of all groups that follow each other, else of each at most
+    M = 15  # rows of all groups that follow each other, otherwise the largest number per group
     N = 16
     K = 17
     GROUPS = 18
@@ -237,15 +240,15 @@ class Route(IntEnum):
     """Entries of a routing's table, one row: addresses, a stride in bytes, extents, and a number's bits."""
 
     LOGITS = 0
-    BIAS = 1  # fp32, added to the logits; unused where the kernel has none
-    CORRECTION = 2  # fp32, added to the scores for the choice alone; unused where the kernel has none
+    BIAS = 1  # fp32, added to the logits; unused if the kernel has none
+    CORRECTION = 2  # fp32, added to the scores only for the choice; unused if the kernel has none
     IDS = 3
     WEIGHTS = 4
-    PITCH = 5  # of the logits
+    PITCH = 5  # between rows of the logits
     TOKENS = 6
     EXPERTS = 7
     TOP_K = 8
-    NUM_GROUPS = 9  # of experts; unused where the kernel has none
+    NUM_GROUPS = 9  # groups of experts; unused if the kernel has none
     TOPK_GROUPS = 10
     SCALE = 11  # float32_bits of the factor of all weights
 
@@ -258,14 +261,14 @@ class Permute(IntEnum):
     SLOTS = 2
     ROWS = 3
     PLACES = 4
-    COUNTS = 5  # int32 [CTAS, EXPERTS], what CTAs tell each other; unused where there is one
-    ID_BYTES = 6  # of an id: 4 or 8
+    COUNTS = 5  # int32 [CTAS, EXPERTS], exchanged between CTAs; unused if there is one
+    ID_BYTES = 6  # bytes per id: 4 or 8
     NUM_SLOTS = 7
     FIRST_EXPERT = 8
     EXPERTS = 9
     CTAS = 10
     SLOTS_PER_CTA = 11
-    HEADER = 12  # PeerHeader; this and what follows is used where the kernel waits for other ranks' ids
+    HEADER = 12  # PeerHeader; used from here on if the kernel waits for other ranks' ids
     HOST_FAULT = 13
     RANK = 14
     NUM_RANKS = 15
@@ -273,16 +276,16 @@ class Permute(IntEnum):
 
 
 class GatherQuantize(IntEnum):
-    """Entries of a gathering quantization's table, one row: addresses, a stride in bytes, extents."""
+    """Entries of a gather's table, one row: addresses, a stride in bytes, extents."""
 
     X = 0
-    IDS = 1  # read where every expert has a global scale, or where the kernel finds the order
+    IDS = 1  # read if every expert has a global scale, or if the kernel finds the order
     ROWS = 2
     PLACES = 3
-    GLOBAL_SCALE = 4  # address of one fp32 factor, or of one an expert; unused where the kernel has none
+    GLOBAL_SCALE = 4  # address of one fp32 factor, or of one per expert; unused if the kernel has none
     DATA = 5
     SCALE = 6
-    OFFS = 7  # written where the kernel finds the order, as are ROWS and SLOTS
+    OFFS = 7  # written if the kernel finds the order; so are ROWS and SLOTS
     SLOTS = 8
     X_PITCH = 9
     ID_BYTES = 10
@@ -297,21 +300,21 @@ class Activate(IntEnum):
     """Entries of an activation's table, one row: addresses, a stride in bytes, extents, and a number's bits."""
 
     H = 0
-    BIAS = 1  # of H's dtype, a row an expert; unused where the kernel has none
+    BIAS = 1  # in H's dtype, one row per expert; unused if the kernel has none
     IDS = 2
     SLOTS = 3
     PLACES = 4
     OFFS = 5
-    GLOBAL_SCALE = 6  # fp32, one an expert; unused where the kernel has none
+    GLOBAL_SCALE = 6  # fp32, one per expert; unused if the kernel has none
     DATA = 7
     SCALE = 8
     H_PITCH = 9
     ID_BYTES = 10
-    ROWS = 11  # at most
+    ROWS = 11  # upper bound
     N = 12  # columns of the result
     FIRST_EXPERT = 13
     EXPERTS = 14
-    LIMIT = 15  # float32_bits; unused where the kernel has none
+    LIMIT = 15  # float32_bits; unused if the kernel has none
 
 
 class Finalize(IntEnum):
@@ -320,9 +323,9 @@ class Finalize(IntEnum):
     H = 0
     ROWS = 1
     WEIGHTS = 2
-    SHARED = 3  # unused where the kernel has none
-    BIAS = 4  # of H's dtype, a row an expert; unused where the kernel has none
-    IDS = 5  # read where there is a bias
+    SHARED = 3  # unused if the kernel has none
+    BIAS = 4  # in H's dtype, one row per expert; unused if the kernel has none
+    IDS = 5  # read if there is a bias
     Y = 6
     H_PITCH = 7
     SHARED_PITCH = 8
@@ -332,7 +335,7 @@ class Finalize(IntEnum):
     TOP_K = 12
     N = 13
     FIRST_EXPERT = 14
-    HEADER = 15  # PeerHeader; this and what follows is used where the kernel waits for other ranks' rows
+    HEADER = 15  # PeerHeader; used from here on if the kernel waits for other ranks' rows
     HOST_FAULT = 16
     RANK = 17
     NUM_RANKS = 18
@@ -342,15 +345,15 @@ class Finalize(IntEnum):
 class Probe(IntEnum):
     """Entries of a probe's table, one row."""
 
-    OUT = 0  # address of what it writes
-    DATA = 1  # address of what it reads, or reads and writes
-    ARG0 = 2  # two numbers whose meaning is the probe's
+    OUT = 0  # address of the output
+    DATA = 1  # address of data that it reads, or reads and writes
+    ARG0 = 2  # two numbers with a meaning of the probe's own
     ARG1 = 3
-    CTAS = 4  # of the grid
+    CTAS = 4  # CTAs in the grid
 
 
 class RankChoices(IntEnum):
-    """Entries of a table of choices over ranks, one row: addresses, extents."""
+    """Entries of the table of choices over ranks, one row: addresses, extents."""
 
     IDS = 0
     TO_RANK = 1
@@ -367,29 +370,29 @@ class RankChoices(IntEnum):
 
 
 class PackRows(IntEnum):
-    """Entries of a table of rows to send, one row: addresses, a stride in bytes, extents, offsets in bytes."""
+    """Entries of the table of rows to send, one row: addresses, a stride in bytes, extents, offsets in bytes."""
 
     X = 0
-    GLOBAL_SCALE = 1  # one fp32 factor; unused where the kernel has none
+    GLOBAL_SCALE = 1  # one fp32 factor; unused if the kernel has none
     RANKS = 2
     LOCALS = 3
     PAIRS = 4
-    OFFS = 5  # read where there is a capacity
+    OFFS = 5  # read if there is a capacity
     SENT = 6
-    RESULTS = 7  # written where there is a capacity
+    RESULTS = 7  # written if there is a capacity
     X_PITCH = 8
     TOKENS = 9
     TOP_K = 10
     K = 11
     NUM_RANKS = 12
-    CAPACITY = 13  # 0: none
+    CAPACITY = 13  # 0 for none
     VALUES = 14
     SCALES = 15
     ROW_BYTES = 16
 
 
 class UnpackRows(IntEnum):
-    """Entries of a table of rows that have come, one row: addresses, extents, offsets in bytes."""
+    """Entries of the table of received rows, one row: addresses, extents, offsets in bytes."""
 
     CAME = 0
     ROWS = 1
@@ -402,11 +405,11 @@ class UnpackRows(IntEnum):
     VALUES = 8
     SCALES = 9
     ROW_BYTES = 10
-    IDS = 11  # this and the next three are used where the kernel finds the order of rows
+    IDS = 11  # this and the next three are used if the kernel finds the order of rows
     OFFS = 12
     SLOTS = 13
     EXPERTS = 14
-    HEADER = 15  # PeerHeader; this and what follows is used where the kernel waits for other ranks
+    HEADER = 15  # PeerHeader; used from here on if the kernel waits for other ranks
     HOST_FAULT = 16
     RANK = 17
     NUM_RANKS = 18
@@ -414,34 +417,34 @@ class UnpackRows(IntEnum):
 
 
 class CollectRows(IntEnum):
-    """Entries of a table of rows to copy, one row: addresses, extents."""
+    """Entries of the table of rows to copy, one row: addresses, extents."""
 
     H = 0
     ROWS = 1
-    GOALS = 2  # read where the kernel has them
+    GOALS = 2  # read if the kernel has them
     BACK = 3
     SLOTS = 4
-    ROW_WORDS = 5  # of 16 bytes
+    ROW_WORDS = 5  # 16-byte units per row
 
 
-# Ranks whose buffers a launch writes: GPUs of one host.
+# Largest number of ranks whose buffers a launch writes: GPUs of one host.
 MAX_PEERS = 8
 
 
 class PeerHeader(IntEnum):
     """int32 words at the beginning of every rank's buffer of symmetric memory."""
 
-    DISPATCHED = 0  # a counter a rank: CTAs that have stored tokens here
-    COMBINED = 8  # a counter a rank: CTAs that have stored results here
-    FAULT = 16  # 0, or 1 and the number of a rank that did not signal in time
-    WORDS = 32  # of the header
+    DISPATCHED = 0  # one counter per rank: CTAs that have stored tokens here
+    COMBINED = 8  # one counter per rank: CTAs that have stored results here
+    FAULT = 16  # 0, or 1 + the number of a rank that did not signal in time
+    WORDS = 32  # size of the header
 
 
 class PushRows(IntEnum):
-    """Entries of a table of tokens into peers' buffers, one row: addresses, a stride in bytes, extents, offsets in bytes."""
+    """Entries of the table of tokens for peers' buffers, one row: addresses, a stride in bytes, extents, offsets in bytes."""
 
     X = 0
-    GLOBAL_SCALE = 1  # one fp32 factor; unused where the kernel has none
+    GLOBAL_SCALE = 1  # one fp32 factor; unused if the kernel has none
     IDS = 2
     TO_RANK = 3
     TO_LOCAL = 4
@@ -463,15 +466,15 @@ class PushRows(IntEnum):
     CAPACITY = 20
     EXPERTS = 21
     PERIOD = 22  # columns of TO_RANK
-    IDS_AT = 23  # in a buffer
+    IDS_AT = 23  # offset in a buffer
     ROWS_AT = 24
-    SCALES = 25  # in a row
+    SCALES = 25  # offset in a row
     ROW_BYTES = 26
     CTAS = 27
 
 
 class PushResults(IntEnum):
-    """Entries of a table of results into peers' buffers, one row: addresses, extents, an offset in bytes."""
+    """Entries of the table of results for peers' buffers, one row: addresses, extents, an offset in bytes."""
 
     H = 0
     ROWS = 1
@@ -484,7 +487,7 @@ class PushResults(IntEnum):
     PEER_6 = 8
     PEER_7 = 9
     RANK = 10
-    SLOTS = 11  # of each rank
-    ROW_WORDS = 12  # of 16 bytes
-    RESULTS_AT = 13  # in a buffer
+    SLOTS = 11  # slots per rank
+    ROW_WORDS = 12  # 16-byte units per row
+    RESULTS_AT = 13  # offset in a buffer
     CTAS = 14

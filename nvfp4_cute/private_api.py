@@ -1,8 +1,8 @@
-"""What this package uses of torch and of CuTe DSL that their makers do not document, each under a name of ours.
+"""Undocumented interfaces of torch and of CuTe DSL that this package uses, each under a name of ours.
 
-``tests/test_private_api.py`` asks the installed versions whether all of it is there, with the parameters that are used. The
-fronts of the emulator, which answer in the place of torch, CUDA and the DSL, keep theirs. Looked up at each call: a front may
-have put its own in the place of torch's.
+``tests/test_private_api.py`` checks that the installed versions have all of them, with the required parameters. The fronts of
+the emulator, which replace torch, CUDA and the DSL, have their own list. Names are looked up in each call, because a front may
+have replaced torch's.
 """
 
 import warnings
@@ -17,17 +17,17 @@ from nvfp4_cute.errors import UnsupportedProblem
 
 TensorGuards: Any
 try:
-    # (*, dynamic_dims_sizes, dynamic_dims_strides): what torch.compile compares tensors with; check(*tensors) -> bool.
+    # Signature (*, dynamic_dims_sizes, dynamic_dims_strides): torch.compile's comparison of tensors; check(*tensors) -> bool.
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:
     TensorGuards = None
 
 
 def is_traced() -> bool:
-    """Whether torch records what is called, which sees custom ops, but no launch: compile, export, make_fx, modes of dispatch.
+    """Returns whether torch records the call, and so sees custom ops but no launches: compile, export, make_fx, dispatch modes.
 
-    False where what it records is a custom op and the op itself runs, on real tensors, as in ``torch.export.draft_export``.
-    Raises UnsupportedProblem inside of torch.func's transforms, forward_ad.dual_level and torch.jit.trace, which see neither.
+    Returns False if torch records a custom op while the op itself runs on real tensors, as in ``torch.export.draft_export``.
+    Raises UnsupportedProblem inside torch.func's transforms, forward_ad.dual_level and torch.jit.trace, which see neither.
     """
     if torch.compiler.is_compiling():
         return torch.compiler.is_dynamo_compiling() or not of_thread.runs_op
@@ -48,12 +48,12 @@ def is_traced() -> bool:
 
 
 def current_stream(device_index: int) -> int:
-    """Address of the current stream: ``torch.cuda.current_stream(index).cuda_stream``, without making a Stream."""
+    """Returns the handle ``torch.cuda.current_stream(index).cuda_stream`` without making a Stream."""
     return torch._C._cuda_getCurrentRawStream(device_index)
 
 
 def capture_id(stream: int) -> int | None:
-    """Number of the capture that a stream is in: of all captures of the process, each has its own. None where none is known."""
+    """Returns the number of the capture that a stream is part of, unique in the process; None if it is unknown."""
     from cuda.bindings import driver
 
     error, _, number, *_ = driver.cuStreamGetCaptureInfo(stream)
@@ -61,20 +61,20 @@ def capture_id(stream: int) -> int | None:
 
 
 def current_device() -> int:
-    """Index of the current device, without the checks of ``torch.cuda.current_device``."""
+    """Returns the index of the current device without the checks of ``torch.cuda.current_device``."""
     return torch._C._cuda_getDevice()
 
 
 def spin(cycles: int) -> None:
-    """Enqueue a kernel that spins for so many cycles."""
+    """Enqueues a kernel that spins for ``cycles`` cycles."""
     torch.cuda._sleep(cycles)
 
 
 def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> tuple[list[torch.Tensor], Any]:
-    """uint8 [nbytes] a rank of a group, each in the memory of its GPU and mapped into this process; and what keeps them there.
+    """Allocates uint8 [nbytes] per rank on its GPU, maps them all into this process, and returns them with their owner.
 
-    By peer pointers of the "CUDA" backend; NVLink multicast stays off. All ranks call it. Raises RuntimeError where a GPU is not
-    reached.
+    Uses peer pointers of the "CUDA" backend; NVLink multicast stays off. All ranks make this call. Raises RuntimeError if a GPU
+    cannot be reached.
     """
     import torch.distributed._symmetric_memory as symmetric
 
@@ -83,7 +83,7 @@ def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> tuple[lis
     if backend_of is not None and backend_of(device) != "CUDA":
         symmetric.set_backend("CUDA")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # later versions of torch do it by themselves
+        warnings.simplefilter("ignore", FutureWarning)  # later versions of torch do this themselves
         symmetric.enable_symm_mem_for_group(group.group_name)
     own = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
     handle = symmetric.rendezvous(own, group.group_name)
@@ -94,33 +94,33 @@ def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> tuple[lis
 
 
 def has_torch_kernel(name: str, key: str) -> bool:
-    """Whether torch's operator ``aten::name`` has a kernel for a dispatch key, such as "CUDA"."""
+    """Returns whether torch's operator ``aten::name`` has a kernel for a dispatch key, such as "CUDA"."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
 def dsl_settings() -> Any:
-    """What CuTe DSL read of its environment; ``arch`` is the architecture that it takes this machine's GPU to have."""
+    """Returns the settings that CuTe DSL read from its environment; ``arch`` is its idea of this machine's GPU."""
     from cutlass.cutlass_dsl import CuTeDSL
 
     return CuTeDSL._get_dsl().envar
 
 
 def dsl_runtime_libraries() -> list[str]:
-    """Paths of the libraries that CuTe DSL's host code calls."""
+    """Returns the paths of the libraries that CuTe DSL's host code calls."""
     from cutlass.cutlass_dsl import CuTeDSL
 
     return CuTeDSL._get_dsl().get_shared_libs()
 
 
 def dump_folder(folder: str) -> Any:
-    """The option of ``cute.compile`` that has kept files lie in a folder."""
+    """Returns the option of ``cute.compile`` for the folder of kept files."""
     from cutlass.base_dsl.compiler import DumpDir
 
     return DumpDir(folder)
 
 
 def dsl_archs() -> set[str]:
-    """Names of the architectures that CuTe DSL knows."""
+    """Returns the names of the architectures that CuTe DSL knows."""
     from cutlass.base_dsl.enums import Arch
 
     return {arch.name for arch in Arch}

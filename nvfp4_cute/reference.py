@@ -1,6 +1,6 @@
-"""The oracle: what every operation must compute, in float64 torch on any device. Slow, plain, and exact where it says.
+"""The reference of every operation in float64 torch, on any device: slow and plain, and exact where the docstring says so.
 
-No kernel is called and no scale padding is read, so garbage there (NaN included) cannot reach a result.
+It calls no kernel and reads no padding of scales, so garbage there, including NaN, cannot reach a result.
 """
 
 import math
@@ -18,12 +18,12 @@ OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER_DTYPES = (*OUT_DTYPES, torch.int32)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
-    # Not through tanh, which rounds to -1 where the result is small.
+    # Without tanh, which rounds to -1 where the result is small.
     "gelu_tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     "relu2": lambda x: x.clamp(min=0).square(),
     "swiglu_oai": lambda x: x * torch.sigmoid(1.702 * x),
 }
-# Rows of B are expanded to float64 in pieces of at most this many elements (128 MiB).
+# B is expanded to float64 in pieces of at most this many elements (128 MiB).
 CHUNK_ELEMS = 1 << 24
 
 
@@ -40,38 +40,39 @@ def grouped_gemm_reference(
     a_format: BlockFormat = NVFP4,
     b_format: BlockFormat = NVFP4,
 ) -> list[torch.Tensor]:
-    """``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T + bias`` for every group ``g``, list form.
+    """Computes ``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T + bias`` for every group ``g``, in list form.
 
-    Roundings, in this order and no others: the sum over K, formed in float64, is rounded to float32; times ``alpha``
-    in float32; plus ``bias`` in float32; to ``out_dtype``; each to nearest even. A sum of zeros is +0. Of NVFP4, the sum in
-    float64 is exact, and so independent of its order, while the magnitudes of the products add up to less than 2^33: they
-    are multiples of 2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
+    The roundings, each to nearest even, are these, in this order: the sum over K, computed in float64, is rounded to float32;
+    ``alpha`` multiplies in float32; ``bias`` is added in float32; the result is rounded to ``out_dtype``. A sum of zeros is +0.
+    For NVFP4, the float64 sum is exact, and so independent of its order, while the magnitudes of the products add up to less
+    than 2^33, because they are multiples of 2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to
+    measure errors.
 
-    A kernel accumulates in float32 and must give the same bits where float32 holds every partial sum exactly;
-    elsewhere it may differ by its own roundings.
+    A kernel accumulates in float32. It must give the same bits where float32 holds every partial sum exactly, and may differ by
+    its own roundings elsewhere.
 
-    Of INT8 the scales are a row's, and sums of products of integers are exact in kernels, too. So are these roundings all that
-    there are, and every kernel gives these bits: the sum is rounded to float32; times ``b_scale`` of its column in float32; times
-    ``a_scale`` of its row in float32 (the order of CUTLASS's epilogue in vLLM); times ``alpha``; plus ``bias``; to ``out_dtype``.
-    With ``out_dtype=torch.int32`` the sums themselves are the result: scales are not read.
+    INT8 has one scale per row, and sums of products of integers are exact also in kernels. The roundings are then the only
+    ones, and every kernel gives the same bits: the sum is rounded to float32; ``b_scale`` of its column multiplies in float32;
+    ``a_scale`` of its row multiplies in float32 (the order of CUTLASS's epilogue in vLLM); then ``alpha``, ``bias`` and
+    ``out_dtype`` follow. With ``out_dtype=torch.int32`` the sums themselves are the result, and scales are not read.
 
     Args:
-        a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0. Of other formats, their bytes.
-        b: the same, ``[N_g, K_g/2]``.
-        a_scale: uint8 or float8_e4m3fn (sign bit ignored), for "blocked" in a form of ``scale_layout.as_blocked``,
-            for "rowmajor" ``[M_g, K_g/16]``. Of other formats, their scales, as many as their blocks.
-        b_scale: the same for ``b``.
-        alpha: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
-        bias: ``[N]``, of every group, whose N is the same then. None adds nothing.
-        out_dtype: float16, bfloat16, float32 or float64; of INT8 int32, too.
-        scale_layout: of both scales, where formats have blocked ones; others have rows.
-        a_format, b_format: what the bytes of ``a`` and ``b`` stand for; any two records.
+        a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0. For other formats, their bytes.
+        b: ``[N_g, K_g/2]`` in the same layout.
+        a_scale: uint8 or float8_e4m3fn (sign bit ignored), for "blocked" in a form of ``scale_layout.as_blocked``, for
+            "rowmajor" ``[M_g, K_g/16]``. For other formats, one scale per block.
+        b_scale: scales of ``b`` in the same layout.
+        alpha: one factor per group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
+        bias: ``[N]`` for every group; all groups then have the same N. None adds nothing.
+        out_dtype: float16, bfloat16, float32 or float64; for INT8 also int32.
+        scale_layout: layout of both scales, in formats with blocked ones; others have rows.
+        a_format, b_format: formats of ``a`` and ``b``; any two records.
 
     Returns:
-        One ``[M_g, N_g]`` tensor of ``out_dtype`` a group, on the device of its operands.
+        One ``[M_g, N_g]`` tensor of ``out_dtype`` per group, on the device of its operands.
 
     Raises:
-        TypeError, ValueError: lengths, shapes or dtypes that do not fit each other.
+        TypeError, ValueError: lengths, shapes or dtypes do not fit each other.
     """
     dtypes = INTEGER_DTYPES if (a_format, b_format) == INT8_PAIR else OUT_DTYPES
     if out_dtype not in dtypes:
@@ -98,7 +99,7 @@ def grouped_gemm_reference(
 def _finished(
     acc: torch.Tensor, alpha: float | torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Sums [M, N] times a factor, plus a bias [N], each in the dtype of the sums; then rounded."""
+    """Multiplies sums [M, N] by a factor and adds a bias [N], each in the dtype of the sums; then rounds."""
     if alpha is not None:
         acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc.dtype)
     if bias is not None:
@@ -126,35 +127,37 @@ def grouped_dual_gemm_reference(
     a_format: BlockFormat = NVFP4,
     b_format: BlockFormat = NVFP4,
 ) -> list[torch.Tensor]:
-    """``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
+    """Computes ``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
 
-    silu(x) = x / (1 + exp(-x)); gelu_tanh(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2; relu2(x) =
-    max(x, 0)^2; swiglu_oai(x) = x / (1 + exp(-1.702 x)), and 1 is added to the second factor.
+    silu(x) = x / (1 + exp(-x)). gelu_tanh(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2. relu2(x) = max(x, 0)^2.
+    swiglu_oai(x) = x / (1 + exp(-1.702 x)), with 1 added to the second factor.
 
-    What a kernel of silu may differ by, beyond its accumulation, in units of u = 2^-24 relative to the result: it forms
-    x = alpha1 * a @ b1^T (1), -x * log2(e) (2, from factor and product, of the exponent), ex2.approx (4, and 2 |x| from
-    its argument), 1 + that (1), rcp.approx (2), times x (1), alpha2 times the second sum (1), the product (1); the error
-    of x reaches silu 1 + |x| times. Together at most (3 |x| + 11) * 2^-24, then half a unit of ``out_dtype``. Where
-    exp(-x) exceeds 2^126 the reciprocal is 0: there the result is 0 instead of less than 2^-119 times the second factor.
-    ex2.approx and rcp.approx err by 2^-22 and 2^-23 at most (PTX ISA 9.7.3).
+    A kernel with silu may differ from this, beyond its accumulation, by these errors in units of u = 2^-24 relative to the
+    result: x = alpha1 * a @ b1^T (1); -x * log2(e) (2 of the exponent, from factor and product); ex2.approx (4, and 2 |x| from
+    its argument); 1 + that (1); rcp.approx (2); times x (1); alpha2 times the second sum (1); the product (1). The error of x
+    reaches silu 1 + |x| times. Together these are at most (3 |x| + 11) * 2^-24, plus half a unit of ``out_dtype``. Where
+    exp(-x) exceeds 2^126, the reciprocal is 0; the result is then 0 instead of less than 2^-119 times the second factor.
+    ex2.approx and rcp.approx have errors of at most 2^-22 and 2^-23 (PTX ISA 9.7.3).
 
     Args:
-        a, b1, b2, a_scale, b1_scale, b2_scale: as in :func:`grouped_gemm_reference`.
-        alpha1, alpha2: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
+        a, b1, b2, a_scale, b1_scale, b2_scale: see :func:`grouped_gemm_reference`.
+        alpha1, alpha2: one factor per group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
-        limit: the first product is cut to at most that before its activation, the second to that on both sides.
-        weight_layout: "separate"; else ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the first
-            product's) and ``b2`` and ``b2_scale`` are None: "concatenated" gate above up, "interleaved_64_up_first" 64 rows
-            of up, 64 of the gate and so on, "interleaved_32_gate_first" 32 of the gate, 32 of up and so on.
-        scale_layout: of all scales.
-        a_format: of ``a``. b_format: of both weights.
+        limit: before the activation, clamps the first product to at most ``limit`` and the second to [-limit, limit].
+        weight_layout: "separate", or the order in which ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the
+            first product's); ``b2`` and ``b2_scale`` are then None. "concatenated": gate, then up. "interleaved_64_up_first":
+            64 rows of up, 64 of the gate and so on. "interleaved_32_gate_first": 32 of the gate, 32 of up and so on.
+        scale_layout: layout of all scales.
+        a_format: format of ``a``.
+        b_format: format of both weights.
 
     Returns:
-        One ``[M_g, N_g]`` tensor of ``out_dtype`` a group.
+        One ``[M_g, N_g]`` tensor of ``out_dtype`` per group.
 
     Raises:
-        TypeError, ValueError: as :func:`grouped_gemm_reference`; KeyError: an unknown activation.
+        TypeError, ValueError: for the reasons of :func:`grouped_gemm_reference`.
+        KeyError: the activation is unknown.
     """
     if weight_layout == "separate":
         products = list(zip(b1, b1_scale, strict=True)), list(zip(b2 or (), b2_scale or (), strict=True))
@@ -175,7 +178,7 @@ def grouped_dual_gemm_reference(
 
 
 def _combined(gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None) -> torch.Tensor:
-    """``activation(gate) * up``, where ``limit`` cuts both, and "swiglu_oai" adds 1 to ``up``."""
+    """Computes ``activation(gate) * up``; ``limit`` clamps both, and "swiglu_oai" adds 1 to ``up``."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return ACTIVATIONS[activation](gate) * (up + 1 if activation == "swiglu_oai" else up)
@@ -188,13 +191,14 @@ def separate_weights(
     scale_layout: ScaleLayout = "blocked",
     format: BlockFormat = NVFP4,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and scales of the gate and of the up projection, copied out of one operand that has both.
+    """Copies rows and scales of the gate and of the up projection out of one operand that holds both.
 
     Args:
-        b: [2 N, K/2]. scale: of ``b``.
-        weight_layout: as of :func:`grouped_dual_gemm_reference`, but "separate".
-        scale_layout: of ``scale`` and of what is returned.
-        format: of ``b``, with a scale for blocks of one row.
+        b: [2 N, K/2].
+        scale: scales of ``b``.
+        weight_layout: see :func:`grouped_dual_gemm_reference`; not "separate".
+        scale_layout: layout of ``scale`` and of the returned scales.
+        format: format of ``b``, whose blocks have one row.
     """
     rows = len(b)
     width = {"concatenated": rows // 2, "interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}[
@@ -224,16 +228,19 @@ def gemv_reference(
     a_format: BlockFormat = NVFP4,
     b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
-    """``alpha * (a * a_scale) @ (b * b_scale)``: a grouped GEMM of one group with N = 1, rounded as that is.
+    """Computes ``alpha * (a * a_scale) @ (b * b_scale)``, with the roundings of a grouped GEMM with one group and N = 1.
 
     Args:
-        a: uint8 or float4_e2m1fn_x2, ``[M, K/2]``. b: the same, ``[K/2]``.
-        a_scale: of ``a``, and b_scale: of a matrix with one row; as in :func:`grouped_gemm_reference`.
-        alpha: a number, or a float32 tensor of one element, or None.
-        a_format, b_format: what the bytes of ``a`` and ``b`` stand for.
+        a: uint8 or float4_e2m1fn_x2, ``[M, K/2]``.
+        b: ``[K/2]`` in the same type.
+        a_scale: scales of ``a``; see :func:`grouped_gemm_reference`.
+        b_scale: scales of ``b``, like those of a matrix with one row.
+        alpha: a number, a float32 tensor with one element, or None.
+        out_dtype, scale_layout: see :func:`grouped_gemm_reference`.
+        a_format, b_format: formats of ``a`` and ``b``.
 
     Returns:
-        ``[M]`` of ``out_dtype``.
+        ``[M]`` in ``out_dtype``.
     """
     alphas = (
         None if alpha is None else torch.as_tensor(alpha, dtype=torch.float32, device=a.device).reshape(1)
@@ -255,20 +262,22 @@ def weight_only_reference(
     scale_layout: ScaleLayout = "blocked",
     b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
-    """``alpha * a @ (b * b_scale)^T + bias`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
+    """Computes ``alpha * a @ (b * b_scale)^T + bias`` for 16-bit ``a``, with the roundings of :func:`grouped_gemm_reference`.
 
-    Integers of 4 bits times their scales are rounded to float32, which is exact for 16-bit scales, and to the dtype of ``a``.
-    Of INT8 the sum of products with integers is rounded to float32, then times the scale of its column in float32.
+    4-bit integers times their scales are rounded to float32, which is exact for 16-bit scales, then to the dtype of ``a``. For
+    INT8, the sum of products with integers is rounded to float32, and the scale of its column multiplies in float32.
 
     Args:
-        a: float16 or bfloat16, ``[M, K]``. b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
-        b_scale: of ``b``, as in :func:`grouped_gemm_reference`.
-        alpha: a number, or a float32 tensor of one element, or None.
+        a: float16 or bfloat16, ``[M, K]``.
+        b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
+        b_scale: scales of ``b``; see :func:`grouped_gemm_reference`.
+        alpha: a number, a float32 tensor with one element, or None.
         bias: ``[N]``, or None.
-        b_format: of ``b``.
+        out_dtype, scale_layout: see :func:`grouped_gemm_reference`.
+        b_format: format of ``b``.
 
     Returns:
-        ``[M, N]`` of ``out_dtype``.
+        ``[M, N]`` in ``out_dtype``.
     """
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
     of_columns, (b, b_format) = None, in_rows(b, b_format)
@@ -300,13 +309,13 @@ def weight_only_dual_reference(
     scale_layout: ScaleLayout = "blocked",
     b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
-    """``activation(alpha1 * a @ b1^T) * (alpha2 * a @ b2^T)`` of 16-bit ``a`` in float64, rounded once.
+    """Computes ``activation(alpha1 * a @ b1^T) * (alpha2 * a @ b2^T)`` for 16-bit ``a`` in float64, rounded once.
 
     Args:
-        a: float16 or bfloat16, ``[M, K]``; all else of one group as in :func:`grouped_dual_gemm_reference`.
+        a: float16 or bfloat16, ``[M, K]``. Other arguments are those of :func:`grouped_dual_gemm_reference`, for one group.
 
     Returns:
-        ``[M, N]`` of ``out_dtype``.
+        ``[M, N]`` in ``out_dtype``.
     """
     (b1, plain), b2 = in_rows(b1, b_format), None if b2 is None else in_rows(b2, b_format)[0]
     products: list[Any] = [(b1, b1_scale), (b2, b2_scale)]
@@ -323,24 +332,24 @@ def weight_only_dual_reference(
 def expand_operand(
     data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat = NVFP4
 ) -> torch.Tensor:
-    """``value * scale`` of one operand in float64, exactly.
+    """Computes ``value * scale`` of one operand in float64, exactly.
 
     Args:
-        data: uint8 or float4_e2m1fn_x2, ``[rows, K/2]``, or what ``format`` says.
-        scale: uint8 or float8_e4m3fn, blocked (any form of ``scale_layout.as_blocked``) or row-major ``[rows, K/16]``, or
-            what ``format`` says.
+        data: uint8 or float4_e2m1fn_x2, ``[rows, K/2]``, or the format's own dtype and size.
+        scale: uint8 or float8_e4m3fn, blocked (any form of ``scale_layout.as_blocked``) or row-major ``[rows, K/16]``, or the
+            format's own dtype and size.
         scale_layout: "blocked" or "rowmajor".
-        format: of the operand.
+        format: format of the operand.
 
     Returns:
-        float64 ``[rows, K]``. A NaN scale makes the values of its block NaN, 16 of NVFP4.
+        float64 ``[rows, K]``. A NaN scale makes all values of its block NaN.
     """
     data, format = in_rows(data, format)
     return _expand(data, _rowmajor_scale(data, scale, scale_layout, format), format)
 
 
 def _integer_products(a, b, a_scale, b_scale, out_dtype: torch.dtype) -> torch.Tensor:
-    """``[M, N]``: sums of products of integers as int32, or times both scales in float32."""
+    """Returns ``[M, N]``: sums of products of integers as int32, or times both scales in float32."""
     one_a, one_b = (torch.ones(len(x), 1, dtype=torch.float32, device=x.device) for x in (a, b))
     # Sums under 2^53 are exact in float64, in any order.
     sums = _accumulate(a, b, one_a, one_b, "rowmajor", INT8, INT8)
@@ -356,7 +365,7 @@ def _integer_products(a, b, a_scale, b_scale, out_dtype: torch.dtype) -> torch.T
 def _accumulate(
     a, b, a_scale, b_scale, scale_layout: ScaleLayout, a_format: BlockFormat, b_format: BlockFormat
 ) -> torch.Tensor:
-    """Float64 ``[M, N]``; B is expanded a piece at a time, so that the copy stays small."""
+    """Returns float64 ``[M, N]``. Expands B piece by piece, so that the copy stays small."""
     b, b_format = in_rows(b, b_format)
     if a.ndim != 2 or b.ndim != 2 or a_format.elements(a.shape[1]) != b_format.elements(b.shape[1]):
         raise ValueError(
@@ -370,7 +379,7 @@ def _accumulate(
     for start in range(0, b.shape[0], step):
         scales = b_scale[start // unit : (start + step) // unit]
         acc[:, start : start + step] = a_values @ _expand(b[start : start + step], scales, b_format).T
-    # BLAS may leave -0 where every product is -0; an accumulator that starts at +0 does not.
+    # BLAS may return -0 where every product is -0. An accumulator that starts at +0 does not.
     return acc.add_(0.0)
 
 
@@ -384,9 +393,9 @@ def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor, format: BlockForma
 def _rowmajor_scale(
     data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat
 ) -> torch.Tensor:
-    """Uint8, or scales of more bits, ``[rows, K/16]`` (a row and a column a block) without padding.
+    """Returns scales ``[rows, K/16]`` (one row and column per block) without padding, as uint8 or wider scales.
 
-    Scales of a format that has rows are that in any layout; of more than 8 bits their bytes do, too.
+    Scales of a format with row-major scales already have this layout. Scales of more than 8 bits are bytes as well.
     """
     rows, k = data.shape[0], format.elements(data.shape[1])
     k_blocks = format.num_k_blocks(k)

@@ -1,4 +1,4 @@
-"""What commands say on a terminal: tables, and how far long work is."""
+"""Terminal output of commands: tables, and the progress of long work."""
 
 import shutil
 import sys
@@ -12,24 +12,24 @@ SECONDS_BETWEEN_LINES = 30
 
 
 def bar(steps: Iterable[Any] | None = None, **options: Any) -> tqdm:
-    """A bar of tqdm on stderr, removed when it is full; nothing where stderr is no terminal, as in loops of the library.
+    """Returns a tqdm bar on stderr, removed when it is full, or nothing if stderr is not a terminal, for loops in the library.
 
-    Its size is asked for here: tqdm draws nothing in a terminal that does not know its own.
+    Queries the terminal's size itself, because tqdm draws nothing in a terminal of unknown size.
     """
     size = shutil.get_terminal_size()
     return tqdm(steps, leave=False, disable=None, ncols=size.columns, nrows=size.lines, **options)
 
 
 class Progress(tqdm):
-    """A bar of tqdm, removed when it is full. Where stderr is no terminal, lines take its place.
+    """A tqdm bar, removed when it is full. Prints lines instead if stderr is not a terminal.
 
-    The first line comes when the work begins, or with the first step where the number of steps is not known before. Another
-    one comes with a step that ends ``SECONDS_BETWEEN_LINES`` or more after the last line.
+    The first line appears when the work begins, or with the first step if the number of steps is unknown. Another one appears
+    with a step that ends ``SECONDS_BETWEEN_LINES`` or more after the last line.
     """
 
     def __init__(self, steps: Iterable[Any] | None = None, *, desc: str, unit: str, total: int | None = None):
-        """`steps`: what is iterated over. `desc`: what is done. `unit`: of a step, in the singular. `total`: steps in all."""
-        size = shutil.get_terminal_size()  # as of ``bar``
+        """`steps`: iterable of steps. `desc`: the activity. `unit`: name of one step. `total`: number of steps."""
+        size = shutil.get_terminal_size()  # see ``bar``
         given = {"desc": desc, "unit": unit, "total": total, "ncols": size.columns, "nrows": size.lines}
         super().__init__(steps, leave=False, disable=None, **given)
         self._what, self._unit = desc, unit
@@ -39,7 +39,7 @@ class Progress(tqdm):
             self._say_first()
 
     def __iter__(self) -> Iterator[Any]:
-        """The steps; each counts when the next one is asked for."""
+        """Iterates over the steps; each counts as done when the next one is requested."""
         if not self.disable:
             yield from super().__iter__()
             return
@@ -48,7 +48,7 @@ class Progress(tqdm):
             self.update()
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Count `n` steps more."""
+        """Counts `n` more steps as done."""
         if not self.disable:
             return super().update(n)
         self.n += n or 0
@@ -73,7 +73,9 @@ class Progress(tqdm):
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns of one width, two spaces apart: the first ``left`` at the left, the others, numbers, at the right; "" without rows.
+    """Formats columns of equal width, two spaces apart; "" without rows.
+
+    The first ``left`` columns are left-aligned; the others, which are numbers, are right-aligned.
 
     Raises:
         ValueError: a row has another number of cells than the header.

@@ -1,6 +1,6 @@
-"""Public name of ``models.torch_api``: torch's scaled products, answered by this library.
+"""Public name of ``models.torch_api``: torch's scaled products, computed by this library.
 
-Call :func:`scaled_mm` and :func:`scaled_grouped_mm` directly, or put them behind torch's own functions with :func:`enable`.
+Call :func:`scaled_mm` and :func:`scaled_grouped_mm` directly, or let :func:`enable` replace torch's own functions.
 """
 
 from nvfp4_cute.models.torch_api import (

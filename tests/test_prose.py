@@ -12,13 +12,10 @@ FOLDERS = ("nvfp4_cute", "kernels", "problems", "bench", "tests")
 PENDING = {
     "bench": 61,
     "kernels/simt": 45,
-    "nvfp4_cute": 18,
     "nvfp4_cute/cli": 8,
     "nvfp4_cute/emulator": 30,
-    "nvfp4_cute/gpus": 2,
     "nvfp4_cute/planning": 4,
     "nvfp4_cute/timing": 1,
-    "nvfp4_cute/tuning": 4,
     "problems": 18,
     "tests": 9,
     "tests/backends": 4,

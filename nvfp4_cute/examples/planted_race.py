@@ -1,7 +1,7 @@
 """A kernel with a race, for the checker to find: nvfp4-cute emulate --check planted_race.py
 
-Each warp writes its row of shared memory and then reads its neighbour's row. The barrier between the two is missing, so the
-read may come first. `--fixed` puts the barrier back, and the checker is silent.
+Each warp writes its row of shared memory and then reads its neighbor's row. The barrier between the two is missing, so the read
+may come first. With `--fixed` the barrier is there, and the checker reports nothing.
 """
 
 import sys

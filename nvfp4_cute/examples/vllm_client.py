@@ -1,10 +1,10 @@
-"""Asks a model that vLLM serves with our kernels.
+"""Sends a prompt to a model that vLLM serves with our kernels.
 
     pip install "nvfp4-cute[vllm]" openai
     vllm serve FOLDER-NVFP4 --port 8000
     python -m nvfp4_cute.examples.vllm_client --url http://localhost:8000/v1 "Why is the sky blue?"
 
-vLLM finds the plug-in by itself; `nvfp4-cute doctor` says whether it is active.
+vLLM finds the plug-in by itself; `nvfp4-cute doctor` tells whether it is active.
 """
 
 import argparse

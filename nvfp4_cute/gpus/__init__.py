@@ -1,1 +1,1 @@
-"""What each GPU is and what has run on it."""
+"""Figures of each GPU, and what has run on it."""

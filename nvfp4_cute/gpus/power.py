@@ -1,10 +1,10 @@
-"""What a GPU draws, and how long a kernel takes that runs again and again at the power limit.
+"""The power that a GPU draws, and the time of a kernel that is repeated at the power limit.
 
-A launch of its own, or a few milliseconds of them, run at the clock that ``timing_figures`` says. Longer runs meet the power
-limit, and the GPU slows its clock until it draws no more. What matrix pipes draw follows the products that they compute. It
-hardly follows the clock: on an H100 (``bench/probes/h100_power.txt``) a cycle of an SM's matrix pipes on random data costs 3.7
-to 3.9 nJ in bf16 and 4.0 in fp8, between 1.3 and 1.8 GHz, beside 100 W that are always drawn. So a launch takes at least its
-energy over the power that is left for it. Zeros cost two fifths to a half of that, small integers nine tenths.
+A single launch, or a few milliseconds of launches, runs at the clock of ``timing_figures``. Longer runs reach the power limit,
+and the GPU lowers its clock until it draws no more. The energy of matrix pipes depends on the products that they compute, and
+hardly on the clock: on an H100 (``bench/probes/h100_power.txt``), one cycle of an SM's matrix pipes on random data takes 3.7 to
+3.9 nJ in bf16 and 4.0 nJ in fp8, between 1.3 and 1.8 GHz, in addition to a constant 100 W. A launch therefore takes at least
+its energy divided by the remaining power. Zeros take two fifths to one half of that energy, small integers nine tenths.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ QUICKRUN = (
 
 @dataclass(frozen=True)
 class Power:
-    """Figures of one GPU.
+    """Power figures of one GPU.
 
     Attributes:
-        limit: in watts, that it keeps.
-        base: watts that are drawn besides.
-        matrix_cycle: joules of a cycle of one SM's matrix pipes on random data.
-        source: of the figures.
+        limit: power limit in watts.
+        base: watts that are always drawn.
+        matrix_cycle: joules per cycle of one SM's matrix pipes on random data.
+        source: origin of the figures.
     """
 
     limit: float
@@ -49,11 +49,12 @@ POWER = {
 
 
 def least_us(flops: int, math: str, target: Target) -> float | None:
-    """Least time of so many operations that are repeated for seconds on random data; None where power or the rate is not known.
+    """Returns the least time of operations that are repeated for seconds on random data; None if power or rate is unknown.
 
     Args:
-        flops: two a multiply-add.
-        math: the format that tensor cores multiply in, of ``target.rates``.
+        flops: operations, two per multiply-add.
+        math: the format in which tensor cores multiply, a key of ``target.rates``.
+        target: the GPU.
     """
     power, rate = POWER.get(target.name), target.rates.get(math)
     if power is None or rate is None:
@@ -62,7 +63,7 @@ def least_us(flops: int, math: str, target: Target) -> float | None:
 
 
 def sustained_us(timing: Timing, target: Target) -> float | None:
-    """Time of a modelled launch that is repeated for seconds on random data; None for a GPU whose power is not known."""
+    """Returns the time of a modelled launch that is repeated for seconds on random data; None if the GPU's power is unknown."""
     power = POWER.get(target.name)
     if power is None:
         return None

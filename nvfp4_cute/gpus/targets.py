@@ -1,11 +1,11 @@
-"""GPUs by name: what each has, how fast it is at most, and where every figure comes from.
+"""GPUs by name: their features, their peak speeds, and the source of every figure.
 
-A figure that nobody has published or measured is None, and whoever uses it says so. ``Target.sources`` names the origin
-of each figure that is there; ``str(target)`` prints them side by side.
+A figure that nobody has published or measured is None, and its users say so. ``Target.sources`` has the origin of every known
+figure; ``str(target)`` prints them side by side.
 
-Two kinds of speed stand next to each other. *Published* ones (``bandwidth_bytes_per_s``, ``peaks``) are what the vendor
-states; they were computed at some clock and hold for dense operands. *Reached* ones (``reached_bandwidth_bytes_per_s``,
-``rates`` times ``clock_hz``) are the best that a microbenchmark got, so that a time computed from them is a floor.
+There are two kinds of speed. *Published* speeds (``bandwidth_bytes_per_s``, ``peaks``) are the vendor's statements, computed at
+some clock for dense operands. *Reached* speeds (``reached_bandwidth_bytes_per_s``, ``rates`` times ``clock_hz``) are the best
+of a microbenchmark, so a time computed from them is a floor.
 """
 
 import difflib
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     import torch
 
 KIB, MIB = 1 << 10, 1 << 20
-# "fp8" is e4m3 with block scales (mxfp8) where there is such an instruction. "fp16" stands for bf16 as well. "int8" counts
+# "fp8" is e4m3 with block scales (mxfp8) where there is such an instruction. "fp16" also stands for bf16. "int8" counts
 # operations on integers.
 MATH_FORMATS = ("nvfp4", "fp8", "int8", "fp16", "tf32")
 
 
 @dataclass(frozen=True)
 class Target:
-    """One GPU product. Bytes, hertz, seconds; rates in floating-point operations, two a multiply-add, dense operands.
+    """One GPU product. Bytes, hertz, seconds; rates in floating-point operations, two per multiply-add, dense operands.
 
     Attributes:
-        name: short name, unique, taken by :func:`lookup`.
-        arch: what code for it is compiled for, with the chip's own features ("sm_100a").
-        device_name: regular expression of the whole name that its driver reports.
-        num_sms: SMs that the product has enabled.
-        boost_clock_hz: highest SM clock that the vendor or the device states.
+        name: short unique name for :func:`lookup`.
+        arch: architecture for which code is compiled, with the chip's own features ("sm_100a").
+        device_name: regular expression for the whole name that its driver reports.
+        num_sms: number of enabled SMs.
+        boost_clock_hz: highest SM clock stated by the vendor or the device.
         load_clock_hz: highest SM clock reported under tensor load.
-        smem_per_sm_bytes: shared memory of an SM that CTAs can use, all together.
+        smem_per_sm_bytes: shared memory per SM for all CTAs together.
         smem_per_cta_bytes: shared memory that one CTA may opt in to.
-        l2_bytes: L2 cache.
-        memory_bytes: device memory.
+        l2_bytes: size of the L2 cache.
+        memory_bytes: size of device memory.
         bandwidth_bytes_per_s: theoretical memory bandwidth.
-        reached_bandwidth_bytes_per_s: highest memory bandwidth that a measurement reached.
-        launch_s: what a kernel that does nothing takes.
+        reached_bandwidth_bytes_per_s: highest measured memory bandwidth.
+        launch_s: time of a kernel that does nothing.
         peaks: published dense FLOP/s by math format.
-        rates: FLOP a clock and SM by math format.
-        sources: origin of every figure above by field name; of a format as "peaks.nvfp4".
+        rates: FLOP per clock and SM by math format.
+        sources: origin of every figure above by field name; formats as "peaks.nvfp4".
     """
 
     name: str
@@ -68,21 +68,21 @@ class Target:
 
     @property
     def gpu(self) -> "Gpu":
-        """What the choice of a config depends on."""
+        """The properties on which the choice of a config depends."""
         return Gpu(self.arch, self.num_sms, self.name)
 
     @property
     def clock_hz(self) -> float:
-        """The highest clock that is known: a floor has to hold for a GPU that runs above its stated boost clock."""
+        """The highest known clock, since a floor has to hold for a GPU that exceeds its stated boost clock."""
         return max(self.boost_clock_hz, self.load_clock_hz or 0.0)
 
     @property
     def floor_bandwidth_bytes_per_s(self) -> float:
-        """The bandwidth that a floor divides by: the highest one reached, else the theoretical one."""
+        """The bandwidth for floors: the highest reached one, otherwise the theoretical one."""
         return self.reached_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
 
     def math_flops_per_s(self, math: str) -> float | None:
-        """FLOP/s of all SMs at :attr:`clock_hz` in a math format, or None where the rate is not known or not there.
+        """Returns FLOP/s of all SMs at :attr:`clock_hz` in a math format; None if the format or its rate is unknown.
 
         Raises:
             ValueError: ``math`` is not one of ``MATH_FORMATS``.
@@ -93,7 +93,7 @@ class Target:
         return None if rate is None else rate * self.num_sms * self.clock_hz
 
     def figures(self) -> Iterator[tuple[str, float | None, str]]:
-        """Yield (field, value, source) of every figure; the source of a missing one is the empty string."""
+        """Yields (field, value, source) of every figure; the source of a missing one is the empty string."""
         for name in FIGURES:
             yield name, getattr(self, name), self.sources.get(name, "")
         for group in ("peaks", "rates"):
@@ -102,7 +102,7 @@ class Target:
                 yield key, getattr(self, group).get(math), self.sources.get(key, "")
 
     def __str__(self) -> str:
-        """A line for each figure, with its source."""
+        """Lists every figure with its source, one per line."""
         rows = [
             (name, "unknown" if value is None else f"{value:.6g}", source)
             for name, value, source in self.figures()
@@ -113,7 +113,7 @@ class Target:
 
 
 class Gpu(NamedTuple):
-    """What the choice of a config depends on: the name is that of a :class:`Target`, or, elsewhere, what the driver says."""
+    """The properties on which the choice of a config depends. The name is that of a :class:`Target`, or else the driver's."""
 
     arch: str
     num_sms: int
@@ -145,7 +145,7 @@ def _target(
     rates: dict[str, Figure],
     **figures: Figure | None,
 ) -> Target:
-    """A target from figures that carry their source; a figure left out is unknown."""
+    """Makes a target from figures with their sources; missing figures are unknown."""
     given = {key: figure for key, figure in figures.items() if figure is not None}
     sources = {key: source for key, (_, source) in given.items()}
     sources |= {f"peaks.{key}": source for key, (_, source) in peaks.items()}
@@ -162,7 +162,7 @@ def _target(
 
 
 def _formats(source: str, **values: float) -> dict[str, Figure]:
-    """Figures by math format that share one source."""
+    """Makes figures by math format with a common source."""
     return {key: (value, source) for key, value in values.items()}
 
 
@@ -205,11 +205,11 @@ SM80_SMEM = {
     "smem_per_sm_bytes": (164 * KIB, GUIDE),
     "smem_per_cta_bytes": (163 * KIB, GUIDE),
 }
-# cycles of one MMA: 64 for 128x128x64 nvfp4, the same for K=32 fp8, K=16 fp16, K=8 tf32.
+# Cycles per MMA: 64 for 128x128x64 nvfp4, and also for K=32 fp8, K=16 fp16, K=8 tf32.
 SM100_RATES = _formats(
     f"tcgen05.mma intervals of {SEMIANALYSIS}", nvfp4=32768, fp8=16384, fp16=8192, tf32=4096
 )
-# The tensor cores of sm_103 multiply no integers.
+# The tensor cores of sm_103 do not multiply integers.
 SM100_INT8 = _formats(INT8_RATE, int8=16384)
 HOPPER_RATES = _formats(HOPPER_RATE, fp8=8192, int8=8192, fp16=4096, tf32=2048)
 A100_RATES = _formats(A100_RATE, int8=4096, fp16=2048, tf32=1024)
@@ -555,22 +555,22 @@ ALIASES = MappingProxyType({"DGX Spark": GB10, "Jetson Thor": THOR, "H100": H100
 
 
 FIRST_SPECIFIC = (9, 0)
-"""From this compute capability on, a chip has features that only code with the suffix "a" uses (PTX ISA 11.1.2, .target)."""
+"""From this compute capability on, chips have features that need code with the suffix "a" (PTX ISA 11.1.2, .target)."""
 
 
 # ---- finding a target ------------------------------------------------------------------------------------------
 
 
 def arch_of_capability(capability: tuple[int, int]) -> str:
-    """The architecture that code for a compute capability is compiled for, with the chip's own features: "sm_100a", "sm_80"."""
+    """Returns the architecture for a compute capability, with the chip's own features: "sm_100a", "sm_80"."""
     major, minor = capability
     return f"sm_{major}{minor}{'a' if capability >= FIRST_SPECIFIC else ''}"
 
 
 def lookup(name: str) -> Target:
-    """The target called ``name``; case, spaces, and punctuation do not matter ("rtx-5090", "dgx spark").
+    """Returns the target called ``name``; case, spaces, and punctuation do not matter ("rtx-5090", "dgx spark").
 
-    An architecture ("sm_120a") stands for the first target in the table that has it.
+    An architecture ("sm_120a") selects its first target in the table.
 
     Raises:
         UnsupportedTarget: there is no such target.
@@ -597,7 +597,7 @@ def _key(name: str) -> str:
 
 
 def match(device_name: str, num_sms: int) -> Target | None:
-    """The target of a GPU that reports this name and SM count; None for another product or a part of one (MIG)."""
+    """Returns the target of a GPU with this name and SM count; None for another product or a part of one (MIG)."""
     for target in TARGETS:
         if re.fullmatch(target.device_name, device_name.strip()) and target.num_sms == num_sms:
             return target
@@ -605,7 +605,7 @@ def match(device_name: str, num_sms: int) -> Target | None:
 
 
 def gpu_of(device: "torch.device") -> Gpu:
-    """The GPU that a CUDA device is, in the table or not."""
+    """Returns the properties of a CUDA device, whether or not it is in the table."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -616,7 +616,7 @@ def gpu_of(device: "torch.device") -> Gpu:
 
 
 def detect(device: "torch.device | int | str | None" = None) -> Target | None:
-    """The target of a CUDA device, by default the current one; None without a GPU or if it is not in the table."""
+    """Returns the target of a CUDA device, by default the current one; None without a GPU or if it is not in the table."""
     import torch
 
     if not torch.cuda.is_available():

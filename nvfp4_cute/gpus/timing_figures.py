@@ -1,4 +1,4 @@
-"""What the timing model knows of each GPU beyond `targets`, each figure with its origin; none is fitted to a kernel."""
+"""Figures of each GPU for the timing model beyond `targets`, each with its origin; none is fitted to a kernel."""
 
 from types import MappingProxyType
 
@@ -187,7 +187,7 @@ NEXT_US = {
     "sm_90a": ((0.86, 0.86, 0.86), f"{NEXT_LAUNCH} programmatic launch"),
     "": ((0.67, 0.67, 0.67), f"10 empty kernels in a graph less one, {QUICKRUN}"),
 }
-"""us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
+"""In us: `next_launch`, `next_programmatic` and `released` of ``Constants``."""
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 6 %, the worst 25 % "
     "(tiles of 64 x 64). Six sets of calls were predicted before an H100 ran them: 24 % in the first, 4 % in the last. No launch "
@@ -208,7 +208,7 @@ CLOCK = {
 FREE_CLOCK = {
     "H100 SXM": (1.92e9, f"{H100_PROBE}: all SMs decode, or stream 64 MB, for 20 us behind a flush of L2"),
 }
-"""Of launches without wgmma, where it was measured; else they have the other."""
+"""Clock of launches without wgmma where it was measured; other GPUs have one clock."""
 MEASURED_AT = 1.98e9
 """Clock at which the probe counted cycles of L2 and memory, whose speeds do not follow the SM clock."""
 
@@ -227,7 +227,7 @@ TILES = {
     "H100 SXM": (0.92, f"{H100_PROBE}: boxes of 128 rows walked along K, 2.90 TB/s"),
     "": (0.94, f"{PROBE}, tiles of 128 rows walked along K"),
 }
-"""Share of the best streaming rate that GEMM-like reads of device memory reach."""
+"""Fraction of the best streaming rate that GEMM-like reads of device memory reach."""
 
 GPCS = {
     "H200": ((18, 18, 18, 18, 18, 16, 16, 10), f"{PROBE}: 66, 30, and 15 clusters of 2, 4, and 8 CTAs fit"),
@@ -252,7 +252,7 @@ _FIGURES = {
 
 
 def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
-    """The timing model's numbers for a GPU. Figures that nobody has published are taken over from the H200, and say so.
+    """Returns the timing model's numbers for a GPU. Unpublished figures are copied from the H200 and marked as such.
 
     Args:
         target: the GPU.
@@ -305,7 +305,7 @@ def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
 
 
 def _even(num_sms: int) -> tuple[int, ...]:
-    """SMs in groups of even size, 18 or less each."""
+    """Divides SMs into groups of even size, at most 18 each."""
     groups = -(-num_sms // 18)
     pairs = [num_sms // 2 // groups + (i < num_sms // 2 % groups) for i in range(groups)]
     return tuple(2 * pair for pair in pairs)
@@ -322,4 +322,4 @@ DEFAULT_TARGETS = {
     "sm_120a": targets.RTX_PRO_6000,
     "sm_121a": targets.GB10,
 }
-"""The GPU that times are modelled for where only the architecture is known."""
+"""The GPU to model if only the architecture is known."""

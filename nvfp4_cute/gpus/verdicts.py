@@ -1,6 +1,6 @@
-"""What `nvfp4-cute prove` found on the GPUs of this user, for whoever plans: which forms were proven on which silicon.
+"""Results of `nvfp4-cute prove` on this user's GPUs, for planning: which forms were proven on which silicon.
 
-Verdicts lie in ``prove/verdicts.json`` in the cache folder. Reading costs a file's status after the first time.
+They are stored in ``prove/verdicts.json`` in the cache folder. After the first time, reading costs one file status.
 """
 
 import json
@@ -19,19 +19,19 @@ FORMS = {
     "mma_n_multiple_of_32": ("mma_n96", "mma_n160", "mma_n224"),
     "chain_without_cooperative_launch": ("spin_two_streams",),
 }
-"""The probes that have to pass before a form counts as proven."""
+"""Probes that must pass before a form counts as proven."""
 
 
 def path() -> Path | None:
-    """The file, None where nothing is kept on disk."""
+    """Returns the file; None if nothing is stored on disk."""
     folder = env.cache_dir()
     return None if folder is None else folder / "prove" / "verdicts.json"
 
 
 def is_proven(arch_or_gpu: str, form: str) -> bool:
-    """Whether every probe of a form passed on a GPU of this name, or on some GPU of this architecture ("sm_120a").
+    """Returns whether every probe of a form passed on a GPU with this name, or on some GPU of this architecture ("sm_120a").
 
-    Raises: ValueError: an unknown form.
+    Raises: ValueError: the form is unknown.
     """
     if form not in FORMS:
         raise ValueError(f"form={form!r} is unknown; use one of {', '.join(FORMS)}")
@@ -44,7 +44,7 @@ def is_proven(arch_or_gpu: str, form: str) -> bool:
 
 
 def store(gpu: str, arch: str, probes: dict[str, str]) -> None:
-    """Keep the verdicts of a GPU's probes by name, on top of those that are known. Does nothing where nothing is kept.
+    """Stores a GPU's verdicts by probe, in addition to the known ones. Does nothing if nothing is stored on disk.
 
     Raises: OSError: the folder cannot be written.
     """
@@ -68,7 +68,7 @@ def _known() -> dict[str, dict[str, Any]]:
 
 @lru_cache(maxsize=2)
 def _read(file: Path, stamp: int) -> dict[str, dict[str, Any]]:
-    """The file's content; ``stamp`` is when it was written. Nothing where it is damaged."""
+    """Returns the file's content, or nothing if it is damaged. ``stamp``: when it was written."""
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError):

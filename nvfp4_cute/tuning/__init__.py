@@ -1,1 +1,1 @@
-"""Measuring configurations and keeping the best."""
+"""Times configs and stores the best."""

@@ -1,7 +1,7 @@
-"""tune: every config that a call may be computed with is timed, and the fastest one kept for later calls.
+"""``tune``: times every possible config of a call, and stores the fastest one for later calls.
 
-On a GPU times are measured: CUDA events around a replayed graph on a cold L2, all configs in turn (``stopwatch``).
-For CPU operands they are those of the timing model (``modelled``), of any GPU.
+On a GPU, times are measured: CUDA events around a replayed graph on a cold L2, alternating between configs (``stopwatch``). For
+CPU operands, times come from the timing model (``modelled``) for any GPU.
 """
 
 import inspect
@@ -31,29 +31,32 @@ Compute = Callable[[KernelConfig], object]
 def tune(
     operation: Callable[..., object], *args: Any, backend: str = "auto", keep: bool = True, **options: Any
 ) -> Tuning:
-    """Find the fastest config of a call, and have every later call of the same problem computed with it.
+    """Find the fastest config of a call, and use it for every later call of the same problem.
 
-    ``tune(grouped_gemm, a, b, offs)``: the arguments are those of the call. CUDA tensors are measured,
-    their results computed again and again. For CPU tensors the GPU that ``backend`` names is modelled, a B200 unless it says
-    ("emulator:RTX 5090"); that takes seconds to minutes, and what it leaves in outputs has no meaning.
+    ``tune(grouped_gemm, a, b, offs)`` has the arguments of the call. With CUDA tensors, it measures, and computes the results
+    many times. With CPU tensors, it models the GPU that ``backend`` names ("emulator:RTX 5090"; a B200 by default). Modelling
+    takes seconds to minutes, and leaves meaningless values in outputs.
 
-    The same problem: the same sizes in the same order, form, width and layout of the output, and activation, on the same
-    product of GPU, with the same kernels and version of CuTe DSL. Where the device reads the sizes, the mean number of rows
-    (masked: of rows there is room for) only has to lie within the same power of two. Only calls without ``config`` are
-    affected, those under ``torch.compile`` and in layers included; bits of a result may depend on the config where it splits
-    K. Calls that other threads repeat, and captured graphs, stay as they are.
+    Calls have the same problem if they agree in sizes and their order, form, width and layout of the output, activation, GPU
+    product, kernels, and CuTe DSL version. If the device reads the sizes, the mean number of rows (masked: M_max) only has to
+    round up to the same power of two. Tuning affects only calls without ``config``, including those under ``torch.compile`` and
+    in layers. Bits of a result may depend on the config if it splits K. Calls that other threads repeat, and captured graphs,
+    do not change.
 
     Args:
         operation: ``gemm``, ``grouped_gemm``, ``dual_gemm`` or ``grouped_dual_gemm``.
-        args, backend, options: of the operation, without a ``config``.
-        keep: whether to keep it, in the folder of compiled kernels (``NVFP4_CUTE_CACHE_DIR``); if that fails, a warning
-            says why.
+        args, backend, options: arguments of the operation, without a ``config``.
+        keep: whether to store the result, in the folder of compiled kernels (``NVFP4_CUTE_CACHE_DIR``). If that fails, a
+            warning says why.
 
     Returns:
         The times of all configs, which prints as a table; its ``config`` is the fastest.
 
     Raises:
-        ValueError: the call has nothing to tune. What the operation raises. EmulatorError: a kernel broke a rule.
+        ValueError: the call has nothing to tune.
+        EmulatorError: a kernel broke a rule.
+
+    Also raises what the operation raises.
     """
     own = options.get("options")
     if options.get("config") is not None or (own is not None and own.config is not None):
@@ -88,11 +91,12 @@ def tune(
 
 
 def candidates(request: Request, check: tuned.Check | None = None) -> list[KernelConfig]:
-    """Every config to try, the one that is chosen without tuning first, those that cannot compute the problem left out.
+    """Returns every config to try, the untuned choice first, without those that cannot compute the problem.
 
     Args:
-        check: of the call (``tuned.asked_by``), which knows what is launched: large products go by bands of rows. None: of the
-            problem as it is.
+        request: the problem on a GPU.
+        check: check of the call (``tuned.asked_by``), which knows what is launched: large products are divided into bands of
+            rows. None checks the problem as it is.
 
     Raises:
         UnsupportedTarget, UnsupportedProblem, ConfigError: there is none.
@@ -119,7 +123,7 @@ def candidates(request: Request, check: tuned.Check | None = None) -> list[Kerne
 def _computable(
     check: tuned.Check, tried: Sequence[KernelConfig]
 ) -> tuple[list[KernelConfig], ConfigError | UnsupportedProblem | None]:
-    """Those that can compute the problem, and why the first of the others cannot."""
+    """Returns the configs that can compute the problem, and the reason why the first of the others cannot."""
     found, refusal = [], None
     for config in dict.fromkeys(tried):
         try:
@@ -131,7 +135,7 @@ def _computable(
 
 
 def measured_us(compute: Compute, tried: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
-    """Median times on the current GPU."""
+    """Returns median times on the current GPU."""
 
     def repeat(config: KernelConfig) -> stopwatch.Call:
         return lambda _: compute(config)
@@ -145,8 +149,8 @@ def measured_us(compute: Compute, tried: Sequence[KernelConfig]) -> dict[KernelC
 def modelled_us(
     compute: Callable[..., object], tried: Sequence[KernelConfig], target: Target
 ) -> dict[KernelConfig, float]:
-    """Modelled times on a GPU. ``compute`` takes a backend and a ``config``."""
-    from nvfp4_cute.roofline import modelled  # with all of the emulator, which takes a while to import
+    """Returns modelled times on a GPU. ``compute`` takes a backend and a ``config``."""
+    from nvfp4_cute.roofline import modelled  # imports all of the emulator, which takes a while
 
     times = {}
     for config in Progress(tried, desc=f"model {target.name}", unit="config"):
@@ -157,6 +161,6 @@ def modelled_us(
 
 
 def _device_of(operand: Any) -> torch.device:
-    """The device of the first operand; of what is none, the CPU: the operation's checks say what is wrong."""
+    """Returns the device of the first operand; the CPU for other values, which the operation's checks refuse."""
     first = operand[0] if isinstance(operand, list | tuple) and operand else operand
     return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")

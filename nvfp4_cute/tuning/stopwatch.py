@@ -1,7 +1,7 @@
-"""Times on a GPU: CUDA events around one call on a cold L2, competitors in turn, inputs that rotate.
+"""Times calls on a GPU: CUDA events around one call on a cold L2, alternating competitors, rotating inputs.
 
-Every call is captured in a CUDA graph for each of its input sets, so that host time stays outside. An interval with
-nothing in it is timed along with the competitors: what two events cost by themselves.
+Every call is captured in one CUDA graph per input set, to exclude host time. An empty interval is timed along with the
+competitors, to show the cost of two events.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from statistics import quantiles
 import torch
 
 Call = Callable[[int], object]
-"""Enqueues one computation on the input set of that number."""
+"""Enqueues one computation on the input set with this index."""
 EMPTY = "an empty interval"
 WARM_UP_ROUNDS = 3
 
@@ -21,9 +21,9 @@ class Sample:
     """Times of one competitor in us.
 
     Attributes:
-        median: the time that is reported.
-        low, high: first and ninth decile: the spread.
-        count: calls that were timed.
+        median: the reported time.
+        low, high: first and ninth decile, the spread.
+        count: number of timed calls.
     """
 
     median: float
@@ -33,7 +33,7 @@ class Sample:
 
     @classmethod
     def of(cls, times_us: list[float]) -> "Sample":
-        """Summary of at least two times."""
+        """Summarizes at least two times."""
         deciles = quantiles(times_us, n=10, method="inclusive")
         return cls(deciles[4], deciles[0], deciles[8], len(times_us))
 
@@ -41,16 +41,16 @@ class Sample:
 def measure(
     calls: Mapping[str, Call], num_sets: int, *, rounds: int = 40, clean: bool = False
 ) -> dict[str, Sample]:
-    """Time competitors on the current device, a round after the other, alternating which one begins.
+    """Times competitors on the current device, round after round, alternating which one begins.
 
     Args:
         calls: by name.
-        num_sets: input sets; round i uses set i % num_sets.
-        rounds: times each is called.
-        clean: as of :func:`cold_l2`.
+        num_sets: number of input sets; round i uses set i % num_sets.
+        rounds: number of timed calls of each.
+        clean: see :func:`cold_l2`.
 
     Returns:
-        A sample for each name, and one for ``EMPTY``.
+        A sample per name, and one for ``EMPTY``.
     """
     replays = {name: [captured(call, index) for index in range(num_sets)] for name, call in calls.items()}
     nothing = [lambda: None] * num_sets
@@ -74,7 +74,7 @@ def measure(
 
 
 def captured(call: Call, index: int) -> Callable[[], None]:
-    """The call as a CUDA graph's replay; its first, uncaptured run compiles and sets up what it needs."""
+    """Captures the call in a CUDA graph and returns its replay. A first, uncaptured run compiles and sets up."""
     call(index)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -84,11 +84,11 @@ def captured(call: Call, index: int) -> Callable[[], None]:
 
 
 def cold_l2(clean: bool = False) -> Callable[[], None]:
-    """A function that fills L2 with other data, and takes long enough for the host to enqueue what follows.
+    """Returns a function that fills L2 with other data, and runs long enough for the host to enqueue the following calls.
 
     Args:
-        clean: whether the data were only read. Else they were just written, as is usual, and go to memory while what is timed
-            reads: on an H200 up to 7 us for 130 MB.
+        clean: whether the data is only read. Otherwise it was just written, as is usual, and moves to memory while the timed
+            call reads: on an H200, up to 7 us for 130 MB.
     """
     l2_bytes = torch.cuda.get_device_properties("cuda").L2_cache_size
     other = torch.empty(4 * l2_bytes, dtype=torch.uint8, device="cuda")
@@ -102,16 +102,16 @@ def cold_l2(clean: bool = False) -> Callable[[], None]:
     return fill
 
 
-# ---- as the competition times ----------------------------------------------------------------------------------
+# ---- timing like the competition -------------------------------------------------------------------------------
 HARNESS_INPUTS = {"gemv": 1, "gemm": 50, "dual_gemm": 50, "grouped_gemm": 15}
-"""Calls between two events, each on inputs of its own, by operation."""
+"""Number of calls between two events, each on its own inputs, by operation."""
 
 
 def measure_like_harness(call: Call, num_inputs: int, *, repeats: int = 100, seconds: float = 10.0) -> Sample:
-    """Time a call as the competition's harness does: eager, L2 cleared once, then ``num_inputs`` calls back to back.
+    """Times a call like the competition's harness: eager, L2 cleared once, then ``num_inputs`` calls back to back.
 
-    Stops after ``repeats``, after ``seconds`` of measured time, or when the standard error is below 0.1 % of the mean.
-    The harness reports means; here the median and the deciles of the same repeats are reported.
+    Stops after ``repeats``, after ``seconds`` of measured time, or when the standard error is below 0.1 % of the mean. The
+    harness reports means; this function returns the median and the deciles of the same repeats.
     """
     for index in range(num_inputs):
         call(index)
@@ -120,7 +120,7 @@ def measure_like_harness(call: Call, num_inputs: int, *, repeats: int = 100, sec
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        for _ in range(20):  # the harness clears with 62 GiB: the queue is full before the clock starts
+        for _ in range(20):  # the harness clears with 62 GiB, so its queue is full before the clock starts
             flush()
         begin.record()
         for index in range(num_inputs):

@@ -77,7 +77,7 @@ def test_a_capture_has_counters_of_its_own(monkeypatch):
 
 
 def test_counters_of_every_gpu_have_room():
-    """Of a CTA as many as it has warps along rows of weights."""
+    """A CTA has one counter per warp along rows of weights."""
     for target in TARGETS:
         for config in warp_mma.candidates():
             num_cta = warp_mma.clusters_at_once(config, target.gpu.num_sms)
