@@ -1,11 +1,11 @@
-"""The middle of a layer of experts where a product's epilogue does not do it: bias, activation, and quantization, in one pass.
+"""The middle of a layer of experts if a product's epilogue does not compute it: bias, activation, and quantization, in one pass.
 
-h (rows, N) fp16 or bf16, or (rows, 2 N) where the layer is gated: gate's columns, then up's, or one of each in turn. Results:
-data (rows, bytes of N) and blocked scales, every expert's rows beginning a block of 128, or (rows, N) of h's type. Every
-operation is one float32 operation, as ``experts.activation`` lists them: the bits are the same everywhere. Rows behind the last
-expert's are not read.
+h (rows, N) fp16 or bf16, or (rows, 2 N) for a gated layer: gate's columns, then up's, or alternating columns. Results:
+data (rows, bytes of N) and blocked scales, with the rows of every expert starting at a block of 128; or (rows, N) of
+h's type. Every operation is one float32 operation, in the order of ``experts.activation``, so the bits are equal
+everywhere. Rows after the last expert's are not read.
 
-Work: a warp takes 512 columns of a row, a lane 16: a block of NVFP4, half of one of MXFP4 and MXFP8.
+Work: a warp takes 512 columns of a row, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ BLOCK_WORDS = BLOCK // 2
 
 @dataclass(frozen=True)
 class ActivateOperands:
-    """Addresses and the byte pitch Int64, extents Int32, the bits of a float Uint32."""
+    """Addresses and the byte pitch are Int64, extents Int32, the bits of a float Uint32."""
 
     h: Int64
     bias: Int64
@@ -59,14 +59,14 @@ class ActivateKernel:
 
     Args:
         is_bf16: whether h and bias are bfloat16, else float16.
-        format: of the results; None where they are of h's type.
+        format: format of the results; None for results of h's type.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
-        gate_layout: "concatenated" or "interleaved"; "none" where there is no gate.
-        has_limit: whether gate and up are cut.
-        has_bias: whether there is a row an expert that is added to its rows.
-        has_global_scale: whether there is a factor an expert.
+        gate_layout: "concatenated" or "interleaved"; "none" without a gate.
+        has_limit: whether gate and up are clamped.
+        has_bias: whether each expert has a row that is added to its rows.
+        has_global_scale: whether each expert has a factor.
         has_fp4_convert: whether e2m1 conversions are instructions.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class ActivateKernel:
         self.has_bias = has_bias
         self.has_global_scale = has_global_scale
         self.encode = None if format is None else Encoding.of(format, has_fp4_convert)
-        # That share a block.
+        # Lanes that share a block.
         self.lanes = 1 if format is None else format.block_k // BLOCK
         self.name = name
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for 32 blocks of a row.
+        """Launches one warp per 32 blocks of a row.
 
         Args:
             table: Int64 in host memory: ``launch_table.Activate``.
@@ -117,9 +117,9 @@ class ActivateKernel:
 
     @cute.kernel
     def kernel(self, operands: ActivateOperands, results: QuantizedRows | PlainRows):
-        """Find the row's expert, load, compute, store."""
+        """Finds the row's expert, loads, computes, and stores."""
         if cutlass.const_expr(compiles_for(PROGRAMMATIC_FROM)):
-            # What comes next may load weights meanwhile.
+            # The next launch may load weights meanwhile.
             cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
@@ -151,7 +151,7 @@ class ActivateKernel:
     def compute(
         self, operands: ActivateOperands, row: Int64, expert: Int64, column: Int32, values: cute.Tensor
     ):
-        """The sixteen results from ``column`` on."""
+        """Returns the sixteen results from ``column`` on."""
         h = operands.h + row * operands.h_pitch
         parts = 1 if self.gate_layout == "none" else 2
         bias = operands.bias + expert * operands.n * (2 * parts)
@@ -170,7 +170,7 @@ class ActivateKernel:
                 values[i] = ptx.mul_f32(self.activate(gate), up)
 
     def load(self, operands: ActivateOperands, h: Int64, bias: Int64, column: Int32) -> list:
-        """What the results are computed from: sixteen values, or of a gated layer sixteen pairs."""
+        """Returns the inputs of the results: sixteen values, or sixteen pairs for a gated layer."""
         if self.gate_layout == "none":
             return self.values(h, bias, column, BLOCK_WORDS)
         if self.gate_layout == "interleaved":
@@ -179,7 +179,7 @@ class ActivateKernel:
         return [value for pair in zip(gate, up, strict=True) for value in pair]
 
     def values(self, h: Int64, bias: Int64, column: Int32, num_words: int) -> list:
-        """Values of a row from ``column`` on, two a word, the bias added."""
+        """Returns values of a row from ``column`` on, two per word, plus the bias."""
         sources = (h, bias) if self.has_bias else (h,)
         loaded = [
             [
@@ -196,7 +196,7 @@ class ActivateKernel:
 
     @cute.jit
     def activate(self, x: Float32) -> Float32:
-        """The activation of one value."""
+        """Returns the activation of one value."""
         result = x
         if cutlass.const_expr(self.activation == "relu2"):
             positive = select(x < 0.0, Float32(0.0), x)

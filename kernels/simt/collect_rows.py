@@ -1,6 +1,6 @@
-"""Rows of experts to where they go back from: back[goal[i]] = h[rows[i]], or back[i], of every choice i that has a row.
+"""Collects rows of experts for their way back: back[goal[i]] = h[rows[i]], or back[i], for every choice i that has a row.
 
-h and back in rows of whole 16 bytes; rows and goals int32 (choices), rows -1 where there is none.
+h and back have rows of full 16 bytes; rows and goals are int32 (choices), with row -1 for none.
 
 Work: a warp takes 2 KB of a row, a lane 16 bytes of each 512.
 """
@@ -23,7 +23,7 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class CollectOperands:
-    """Addresses Int64, extents Int32."""
+    """Addresses are Int64, extents Int32."""
 
     h: Int64
     rows: Int64
@@ -38,7 +38,7 @@ class CollectRowsKernel:
 
     Args:
         has_goals: whether ``goals`` is read.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, has_goals: bool, name: str):
@@ -47,7 +47,7 @@ class CollectRowsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for 2 KB of a row.
+        """Launches one warp per 2 KB of a row.
 
         Args:
             table: Int64 in host memory: ``launch_table.CollectRows``.
@@ -65,7 +65,7 @@ class CollectRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: CollectOperands):
-        """Look up, copy."""
+        """Looks up the rows and copies them."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.row_words, WARP_SIZE * AHEAD)
@@ -84,7 +84,7 @@ class CollectRowsKernel:
 
 @cute.jit
 def copy_vectors(source: Int64, goal: Int64, chunk: Int32, row_words: Int32):
-    """2 KB of a row by a warp: load all of the lane's vectors, then store. Addresses of rows."""
+    """Copies 2 KB of a row by a warp: loads all of a lane's vectors, then stores. ``source``, ``goal``: addresses of rows."""
     first = chunk * (WARP_SIZE * AHEAD) + cute.arch.lane_idx()
     # (WORD, VECTOR)
     words = cute.make_rmem_tensor((VECTOR_WORDS, AHEAD), Uint32)

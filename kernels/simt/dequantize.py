@@ -1,9 +1,11 @@
-"""Block-scaled data to fp16 or bf16 in one pass, bit for bit what ``formats.dequantize`` gives.
+"""Block-scaled data to fp16 or bf16 in one pass, bit for bit equal to ``formats.dequantize``.
 
-data (rows, K) of unit stride, scales blocked or row-major; out (rows, K) contiguous. Every value is ``value * scale``, exact in
-float32 (but for int4 with float32 scales), times the global scale where there is one, rounded once more to the result.
+data (rows, K) of unit stride, scales blocked or row-major; out (rows, K) contiguous. Every value is ``value * scale``,
+exact in float32 (except for int4 with float32 scales), times the global scale if there is one, rounded once to the
+result.
 
-Work: a warp takes 256 columns of ``DEQUANTIZE_ROWS`` rows, a lane eight of each: it stores 16 bytes a row, whatever the format.
+Work: a warp takes 256 columns of ``DEQUANTIZE_ROWS`` rows, a lane eight of each, so it stores 16 bytes per row in every
+format.
 """
 
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from ..common.launch_record import read_record
 from ..common.ue8m0 import power_over
 
 VALUES = 8
-# In the order in which ``decode_word`` gives pairs of e2m1 values.
+# In the order of ``decode_word``'s pairs of e2m1 values.
 E2M1_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ONE_F16 = 0x3C00
 UINTS = {1: cutlass.Uint8, 2: cutlass.Uint16, 4: Uint32}
@@ -32,7 +34,7 @@ UINTS = {1: cutlass.Uint8, 2: cutlass.Uint16, 4: Uint32}
 
 @dataclass(frozen=True)
 class DequantizeOperands:
-    """Addresses and strides in bytes Int64, extents Int32."""
+    """Addresses and strides in bytes are Int64, extents Int32."""
 
     data: Int64
     scale: Int64
@@ -49,11 +51,11 @@ class DequantizeKernel:
     """One compiled variant.
 
     Args:
-        format: of the data: 4 or 8 bits an element, ue4m3 or ue8m0 scales; or int4.
+        format: format of the data: 4 or 8 bits per element with ue4m3 or ue8m0 scales; or int4.
         is_bf16: whether results are bfloat16, else float16.
         has_global_scale: whether a factor is read.
-        is_blocked: the layout of the scales: 128x4 blocked, else row-major.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        is_blocked: layout of the scales: 128x4 blocked, else row-major.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class DequantizeKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: columns along x, rows along y, batches along z.
+        """Launches columns along x, rows along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.Dequantize``.
@@ -87,11 +89,11 @@ class DequantizeKernel:
 
     @cute.kernel
     def kernel(self, operands: DequantizeOperands):
-        """Load of all rows, then decode and store."""
+        """Loads all rows, then decodes and stores them."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, batch, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.k, WARP_SIZE * VALUES)
-        # Neighbouring warps take neighbouring columns of the same rows.
+        # Neighbouring warps take neighbouring columns of one set of rows.
         work = block_idx * DEQUANTIZE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         first_row = work // chunks * DEQUANTIZE_ROWS
         column = (work % chunks * WARP_SIZE + tidx % WARP_SIZE) * VALUES
@@ -122,7 +124,7 @@ class DequantizeKernel:
 
     @cute.jit
     def load_scale(self, operands: DequantizeOperands, scales: Int64, row: Int32, block: Int32) -> Uint32:
-        """A block's scale as stored, in the low bits of a word."""
+        """Returns a block's stored scale, in the low bits of a word."""
         k_blocks, columns, nbytes = (
             operands.k // self.format.block_k,
             self.format.atom_shape[-1],
@@ -136,7 +138,7 @@ class DequantizeKernel:
         return Uint32(global_scalar(UINTS[nbytes], scales + offset)[0])
 
     def results(self, words: list, code: Uint32, factor: Float32) -> list:
-        """Eight results as pairs."""
+        """Returns eight results as pairs."""
         if self.format.is_int4:
             int4 = Int4Decoding(self.format, self.is_bf16)
             scale = int4.block_scale(code, 0)
@@ -148,7 +150,7 @@ class DequantizeKernel:
         return [ptx.pack_16x2(*pair, self.is_bf16) for pair in pairs]
 
     def decode(self, words: list, code: Uint32) -> list:
-        """Eight values times their scale, exactly."""
+        """Returns eight values times their scale, exactly."""
         if self.format.scale.name == "ue4m3":
             return e2m1_values(words[0], decode_scales(code))
         scale = power_over(code, 0)
@@ -161,7 +163,7 @@ class DequantizeKernel:
 
 
 def e2m1_values(word: Uint32, scales: Uint32) -> list:
-    """Eight e2m1 values, times the lower fp16 of ``scales``, in order."""
+    """Returns eight e2m1 values times the lower fp16 of ``scales``, in order."""
     pairs = decode_word(word, scales, False, Uint32(SIGN_BITS))
     values = [value for pair in pairs for value in ptx.unpack_f16x2(pair)]
     ordered = dict(zip(E2M1_ORDER, values, strict=True))

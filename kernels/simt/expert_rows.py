@@ -1,4 +1,4 @@
-"""What kernels that write rows of experts share: where a token's rows go, and how a block of 16 values is stored."""
+"""Common parts of kernels that write rows of experts: the rows of a token, and the storing of a block of 16 values."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ NO_EXPERT = 0x7FFFFFFF
 
 @dataclass(frozen=True)
 class Choices:
-    """Of one token, lane k's choice k: its row and its place (-1 where there is none), and its expert."""
+    """Choices of one token, choice k in lane k: its row, its place (-1 for none), and its expert."""
 
     row: Int32
     place: Int32
@@ -30,11 +30,11 @@ class Choices:
 
 @dataclass(frozen=True)
 class Ids:
-    """What all tokens chose.
+    """Choices of all tokens.
 
     Attributes:
         address, id_bytes: int32 or int64 (tokens, top_k).
-        first_expert, experts: those that count.
+        first_expert, experts: range of the experts that count.
     """
 
     address: Int64
@@ -45,7 +45,7 @@ class Ids:
 
     @cute.jit
     def local_expert(self, slot: Int32, num_slots: Int32) -> Int32:
-        """The expert of a slot, counted from the first; ``NO_EXPERT`` where there is none."""
+        """Returns the expert of a slot, counted from the first one; ``NO_EXPERT`` for none."""
         expert = Int32(NO_EXPERT)
         if slot < num_slots:
             local = global_scalar(Int32, self.address + Int64(slot) * self.id_bytes)[0] - self.first_expert
@@ -60,7 +60,7 @@ class FewIds:
 
     Attributes:
         low, high: experts of the slots ``lane`` and ``lane + 32``.
-        is_first_low, is_first_high: whether no earlier slot chose the same.
+        is_first_low, is_first_high: whether no earlier slot has the same expert.
     """
 
     low: Int32
@@ -71,7 +71,7 @@ class FewIds:
 
 @cute.jit
 def few_ids(ids: Ids, num_slots: Int32) -> FewIds:
-    """Read them."""
+    """Reads the experts of the slots."""
     lane = cute.arch.lane_idx()
     low, high = ids.local_expert(lane, num_slots), ids.local_expert(lane + WARP_SIZE, num_slots)
     earlier = (Uint32(1) << Uint32(lane)) - 1
@@ -85,7 +85,7 @@ def few_ids(ids: Ids, num_slots: Int32) -> FewIds:
 
 @cute.jit
 def few_choices(few: FewIds, token: Int32, top_k: Int32) -> Choices:
-    """The choices of a token: rows by counting the slots that come before; an expert has one block of 128 rows at most."""
+    """Returns the choices of a token: rows by counting earlier slots; an expert has at most one block of 128 rows."""
     lane = cute.arch.lane_idx()
     row, place, chosen = Int32(-1), Int32(-1), Int32(NO_EXPERT)
     for k in cutlass.range(top_k, unroll=1):
@@ -109,7 +109,7 @@ def few_choices(few: FewIds, token: Int32, top_k: Int32) -> Choices:
 
 @cute.jit
 def few_end(few: FewIds, expert: Int32) -> Int32:
-    """Where the rows of a lane's expert end."""
+    """Returns the end of the rows of a lane's expert."""
     end = Int32(0)
     for i in cutlass.range(WARP_SIZE, unroll=4):
         is_low = cute.arch.shuffle_sync(few.low, i) <= expert
@@ -120,7 +120,7 @@ def few_end(few: FewIds, expert: Int32) -> Int32:
 
 @dataclass(frozen=True)
 class Order:
-    """Where an order of rows goes that kernels find by themselves: addresses, as of ``permute``."""
+    """Addresses of an order of rows that kernels compute themselves; see ``permute``."""
 
     rows: Int64
     places: Int64
@@ -131,9 +131,10 @@ class Order:
     def find(
         self, ids: Ids, num_slots: Int32, token: Int32, work: Int32, num_work: Int32, tells: Boolean
     ) -> Choices:
-        """The choices of a token, of 64 slots at most. The warp writes them if it ``tells``, and its part of ``offs``.
+        """Returns the choices of a token, with at most 64 slots. The warp writes them if it ``tells``, and its part of ``offs``.
 
-        work: number of the warp. num_work: of all of them.
+        work: number of the warp.
+        num_work: number of warps.
         """
         lane = cute.arch.lane_idx()
         few = few_ids(ids, num_slots)
@@ -153,13 +154,13 @@ class Order:
 
 @cute.jit
 def num_lanes(condition: Boolean) -> Int32:
-    """Lanes of the warp where it holds."""
+    """Returns the number of lanes of the warp for which the condition holds."""
     return Int32(cute.arch.popc(Uint32(cute.arch.vote_ballot_sync(condition))))
 
 
 @cute.jit
 def scale_word(code: Uint32, lanes: cutlass.Constexpr = 1) -> Uint32:
-    """The codes of four neighbouring blocks as one word, in each of their lanes. ``lanes``: that have a block and its code."""
+    """Returns the codes of four neighbouring blocks as one word, in each of their lanes. ``lanes``: lanes per block and code."""
     block = cute.arch.lane_idx()
     if cutlass.const_expr(lanes > 1):
         block = block // lanes
@@ -170,7 +171,7 @@ def scale_word(code: Uint32, lanes: cutlass.Constexpr = 1) -> Uint32:
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Where quantized rows go: data (rows, bytes of K) and scales, blocked, of ``k_blocks`` times 16 values a row."""
+    """Destination of quantized rows: data (rows, bytes of K) and blocked scales, ``k_blocks`` times 16 values per row."""
 
     data: Int64
     scale: Int64
@@ -186,10 +187,12 @@ class QuantizedRows:
         scales: Uint32,
         lanes: cutlass.Constexpr = 1,
     ):
-        """16 values of a row by each lane, and by one of four blocks their scales; padding columns get what is in ``scales``.
+        """Stores 16 values of a row per lane, and by one lane of four blocks their scales.
+
+        Padding columns get those in ``scales``.
 
         Args:
-            lanes: that share a block of the format.
+            lanes: lanes that share a block of the format.
         """
         if block < self.k_blocks:
             store_words(self.data + (Int64(row) * self.k_blocks + block) * (4 * len(words)), words)
@@ -202,19 +205,19 @@ class QuantizedRows:
 
 @dataclass(frozen=True)
 class PlainRows:
-    """Where rows of 16 bits a value go: data (rows, K), of ``k_blocks`` blocks of 16 a row."""
+    """Destination of rows with 16 bits per value: data (rows, K), ``k_blocks`` blocks of 16 per row."""
 
     data: Int64
     k_blocks: Int32
 
     @cute.jit
     def store(self, row: Int32, block: Int32, words: list):
-        """A block of a row by each lane."""
+        """Stores a block of a row per lane."""
         if block < self.k_blocks:
             store_plain_block(self.data + (Int64(row) * self.k_blocks + block) * PLAIN_BYTES, words)
 
 
 def store_plain_block(address: Int64, words: list) -> None:
-    """A block of 16 values of 16 bits."""
+    """Stores a block of 16 values of 16 bits."""
     for first in range(0, PLAIN_BYTES // 4, STORE_WORDS):
         store_words(address + first * 4, words[first : first + STORE_WORDS])

@@ -1,21 +1,21 @@
 """Few rows of NVFP4 activations times NVFP4 weights: c[m, n] = alpha * sum over k of (A * SFA)[m, k] (B * SFB)[n, k].
 
-A (M, K, L), B (N, K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c fp16,
-bf16 or fp32. The weights are read once for every ``FEW_ROWS`` rows of A.
+A (M, K, L), B (N, K, L) e2m1, two values per byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c
+fp16, bf16 or fp32. The weights are read once per ``FEW_ROWS`` rows of A.
 
 Values times their scales are fp16 without rounding (``common.decode``). Warps multiply 16 weight rows by 8 rows of A and 16 k
 with ``mma.sync``, which every architecture from sm_90a on has.
 
-Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for 64 values
-of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) has row g of A and of each
-band of weights, and of a chunk piece t of 32 values; which k meet in one MMA is free as long as both operands agree. Each lane
-copies what it will read into slots of its own in shared memory, some chunks ahead: lanes meet nowhere but where warps are
-added up.
+Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for 64
+values of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) has row g of A
+and of each band of weights, and piece t of 32 values of a chunk. The assignment of k to MMAs is free as long as both
+operands agree. Each lane copies the data that it will read into its own slots in shared memory, some chunks ahead, so
+lanes synchronise only when the sums of warps are added.
 
-Order of summation. One MMA adds 16 products to the sum in fp32, as the GPU's tensor cores add (truncating). Word w = 0 ...
-3 of a piece (its k from 8 w on) takes two: first the even k, then the odd ones, of all four t. A warp goes through its chunks in
-ascending order, starting from 0; warps are added in ascending order. So which products meet when depends on K alone, not
-on M, N or L. Then times 2^28, alpha, then one rounding to the output type.
+Order of summation. One MMA adds 16 products to the sum in fp32, with the truncating addition of the GPU's tensor cores.
+Word w = 0 ... 3 of a piece (its k from 8 w on) takes two MMAs: first the even k, then the odd ones, of all four t. A
+warp adds its chunks in ascending order, starting from 0; warps are added in ascending order. So the order of products
+depends only on K, not on M, N or L. Then the sum is multiplied by 2^28 and alpha, and rounded once to the output type.
 """
 
 from dataclasses import dataclass, replace
@@ -38,31 +38,32 @@ from ..common.versions import SmemAllocator, inline_ptx
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
 NUM_THREADS = FEW_ROWS_WARPS * WARP_SIZE
-assert NUM_THREADS == UNIT_ROWS * FEW_ROWS  # each adds up and stores a result
+assert NUM_THREADS == UNIT_ROWS * FEW_ROWS  # each thread adds up and stores a result
 # A lane's piece of a row: 16 bytes in four words, two scale blocks.
 PIECE_K, PIECE_BYTES, PIECE_WORDS, BLOCK_WORDS = 32, 16, 4, 2
 PIECES_PER_CHUNK, PIECES_PER_ATOM = 4, 2
 MMA_M = BANDS // 2
 SCALE_WORD_BYTES, ROW_SCALES_BYTES = 4, 16
-# From a warp's chunk to its next one: pieces of a row, and bytes of values and of scales.
+# From a warp's chunk to its next one: pieces per row, and bytes of values and of scales.
 STEP = FEW_ROWS_WARPS * PIECES_PER_CHUNK
 STEP_BYTES, SCALE_STEP_BYTES = STEP * PIECE_BYTES, STEP // PIECES_PER_ATOM * ATOM_BYTES
-# Of a warp's slot: weights (BAND), their scales and A, 16 bytes a lane each, and A's scales, 4 bytes a lane.
+# Contents of a warp's slot: weights (BAND), their scales and A, 16 bytes per lane each, and A's scales, 4 bytes per
+# lane.
 ENTRY_BYTES = WARP_SIZE * PIECE_BYTES
 SFB_OFFSET = BANDS * ENTRY_BYTES
 A_OFFSET = SFB_OFFSET + ENTRY_BYTES
 SFA_OFFSET = A_OFFSET + ENTRY_BYTES
 SLOT_BYTES = SFA_OFFSET + WARP_SIZE * SCALE_WORD_BYTES
-# What is read once goes past L1; what every CTA reads again may stay there.
+# Data that are read once bypass L1; data that every CTA reads again may stay there.
 PAST_L1, THROUGH_L1 = "cg", "ca"
 SMEM_CARVEOUT_PERCENT = 100
-# Between sums of neighbouring rows of A, beyond those of weights: lanes then write to banks of their own.
+# Pitch between sums of neighbouring rows of A. It exceeds the weight rows so that lanes write to different banks.
 SUMS_PITCH = UNIT_ROWS + 4
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What one batch reads and writes. Addresses and strides Int64, extents Int32; strides in bytes, of ``out`` in elements."""
+    """Operands of one batch. Addresses and strides are Int64, extents Int32; strides in bytes, those of ``out`` in elements."""
 
     a: Int64
     b: Int64
@@ -82,7 +83,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a lane reads a chunk: addresses of its piece of each band, of A, and of their scale words; and which piece it is."""
+    """Addresses of a lane's piece in a chunk: of each band, of A, and of their scale words; and the number of the piece."""
 
     b: list
     sfb: Int64
@@ -93,10 +94,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Lane:
-    """Where a lane stands: its warp, g and t, its CTA's weight rows, and the first of its rows of A.
+    """Position of a lane: its warp, g and t, its CTA's weight rows, and its first row of A.
 
     Attributes:
-        entries, scale_entries: in shared memory, its 16 and its 4 bytes of the first entry of the warp's first slot.
+        entries, scale_entries: addresses in shared memory of its 16 and its 4 bytes of the first entry of the warp's
+            first slot.
     """
 
     warp_idx: Int32
@@ -114,8 +116,8 @@ class FewRowsKernel:
     Args:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
-        bias_dtype: of what is added to the results of every row of b; None where nothing is.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        bias_dtype: dtype of the bias that is added to the results of every row of b; None without a bias.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, out_dtype: type, has_alpha: bool, name: str, bias_dtype: type | None = None):
@@ -126,7 +128,7 @@ class FewRowsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: weight rows along x of the grid, rows of A along y, batches along z.
+        """Launches weight rows along x of the grid, rows of A along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.FewRows``.
@@ -160,7 +162,7 @@ class FewRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: Operands, strides: list):
-        """Accumulate, add up warps, a result a thread, and store."""
+        """Accumulates, adds the sums of warps with one result per thread, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         unit, row_tile, batch = cute.arch.block_idx()
         warp_idx, lane_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
@@ -192,7 +194,7 @@ class FewRowsKernel:
             entries=slots + lane_idx * PIECE_BYTES,
             scale_entries=slots + lane_idx * SCALE_WORD_BYTES,
         )
-        # K is a multiple of 32, which the compiler does not know: what it can make of constants it makes anew.
+        # K is a multiple of 32, but the compiler does not know it. It would recompute a constant repeatedly.
         sign_bits = Uint32(SIGN_BITS) + Uint32(own.k * lane_idx % PIECE_K)
         num_pieces = own.k // PIECE_K
 
@@ -241,8 +243,8 @@ class FewRowsKernel:
 
 
 def first_chunk(own: Operands, lane: Lane, num_pieces: Int32) -> Chunk:
-    """The first chunk of a lane's warp."""
-    # Rows beyond M and N are read as the last one, and dropped in the end; scales of rows beyond N are padding.
+    """Returns the first chunk of a lane's warp."""
+    # Rows beyond M and N are read as the last row and dropped at the end; scales of rows beyond N are padding.
     a_row = cutlass.min(lane.first_row + lane.group, own.m - 1)
     rows = [cutlass.min(row_of(lane.unit, lane.group, band), own.n - 1) for band in range(BANDS)]
     piece = lane.warp_idx * PIECES_PER_CHUNK + lane.piece
@@ -258,7 +260,7 @@ def first_chunk(own: Operands, lane: Lane, num_pieces: Int32) -> Chunk:
 
 
 def next_chunk(chunk: Chunk) -> Chunk:
-    """The chunk that a warp takes after this one."""
+    """Returns the chunk that a warp takes after this one."""
     return Chunk(
         b=[address + STEP_BYTES for address in chunk.b],
         sfb=chunk.sfb + SCALE_STEP_BYTES,
@@ -269,7 +271,7 @@ def next_chunk(chunk: Chunk) -> Chunk:
 
 
 def copy_chunk(lane: Lane, chunk: Chunk, num_pieces: Int32, slot: Int32) -> None:
-    """Have a lane's part of a chunk copied, as one group; beyond K zeros are written."""
+    """Starts the copy of a lane's part of a chunk, as one group; zeros are written beyond K."""
     is_inside = chunk.piece < num_pieces
     size = select(is_inside, Int32(PIECE_BYTES), Int32(0))
     entry = lane.entries + slot
@@ -283,9 +285,9 @@ def copy_chunk(lane: Lane, chunk: Chunk, num_pieces: Int32, slot: Int32) -> None
 
 
 def add_chunk(acc: cute.Tensor, lane: Lane, slot: Int32, sign_bits: Uint32) -> None:
-    """Add a lane's piece of the chunk in a slot."""
+    """Adds the products of a lane's piece of the chunk in a slot."""
     entry = lane.entries + slot
-    # Of a word's four scales the upper two are those of odd pieces.
+    # The upper two of a word's four scales belong to odd pieces.
     shift = Uint32(lane.piece % PIECES_PER_ATOM * 16)
     (code,) = load_words(lane.scale_entries + slot + SFA_OFFSET, 1, SHARED)
     a_scales = decode_scales(code >> shift)
@@ -311,13 +313,13 @@ def add_chunk(acc: cute.Tensor, lane: Lane, slot: Int32, sign_bits: Uint32) -> N
 
 
 def scales_offset(row: Int32, k_atoms: Int32) -> Int64:
-    """Bytes from the first scale to the first word of a row's."""
+    """Returns the offset in bytes of the first word of a row's scales."""
     in_atom = row % BAND_ROWS * ROW_SCALES_BYTES + row % ATOM_ROWS // BAND_ROWS * SCALE_WORD_BYTES
     return Int64(row // ATOM_ROWS) * k_atoms * ATOM_BYTES + in_atom
 
 
 def copy_async(address: Int32, place: int, source: Int64, nbytes: int, size: Int32, cache: str) -> None:
-    """Have ``nbytes`` copied to shared memory at ``address + place``, or where ``size`` is 0 instead, zeros written."""
+    """Starts a copy of ``nbytes`` to shared memory at ``address + place``; with ``size`` 0 zeros are written instead."""
     inline_ptx(
         f"cp.async.{cache}.shared.global [{{$r0}}+{place}], [{{$r1}}], {nbytes}, {{$r2}};",
         read_only_args=[address, source, size],
@@ -325,5 +327,5 @@ def copy_async(address: Int32, place: int, source: Int64, nbytes: int, size: Int
 
 
 def wait_for_copies(pending: int) -> None:
-    """Wait until no more than so many groups of this lane are on their way: what the others brought, it may read."""
+    """Waits until at most ``pending`` groups of this lane are under way; it may read the data of all others."""
     inline_ptx(f"cp.async.wait_group {pending};")

@@ -1,10 +1,10 @@
 """Rows of experts back to tokens: y[t] = sum over k of weight[t, k] * row[t, k], in fp32, in the order of k.
 
-h (rows, N) and y (tokens, N) fp16 or bf16. Every product and every sum is one float32 operation: acc = acc + w * v, v = h, or
-h + bias of the choice's expert; in the end acc + shared[t]; one rounding. A choice without a row (-1) is left out. Where other
-ranks store rows, and one of them does not in time, all results are NaN.
+h (rows, N) and y (tokens, N) fp16 or bf16. Every product and every sum is one float32 operation: acc = acc + w * v,
+with v = h or h + bias of the choice's expert; at the end acc + shared[t]; then one rounding. Choices without a row (-1)
+are skipped. If other ranks store rows, and one of them is not in time, all results are NaN.
 
-Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are on their way at once.
+Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are loaded at once.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from .quantize import unpack
 LANE_WORDS = 4
 LANE_COLUMNS = 2 * LANE_WORDS
 AHEAD = 8
-# The result may be written where the shared row lies; other ranks may be storing rows.
+# The result may overwrite the shared row; other ranks may be storing rows.
 MAY_CHANGE = "ld.global"
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class FinalizeOperands:
-    """Addresses and byte pitches Int64, extents Int32."""
+    """Addresses and byte pitches are Int64, extents Int32."""
 
     h: Int64
     rows: Int64
@@ -57,10 +57,10 @@ class FinalizeKernel:
 
     Args:
         is_bf16: whether h, shared, bias and y are bfloat16, else float16.
-        has_shared: whether there is a row a token that is added.
-        has_bias: whether there is a row an expert that is added to its rows.
+        has_shared: whether each token has a row that is added.
+        has_bias: whether each expert has a row that is added to its rows.
         waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, is_bf16: bool, has_shared: bool, has_bias: bool, waits: bool, name: str):
@@ -73,7 +73,7 @@ class FinalizeKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for 256 columns of a token.
+        """Launches one warp per 256 columns of a token.
 
         Args:
             table: Int64 in host memory: ``launch_table.Finalize``.
@@ -84,7 +84,7 @@ class FinalizeKernel:
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
         ctas = cute.ceil_div(operands.tokens * chunks, ROW_WARPS)
         signals = None
-        if cutlass.const_expr(self.waits):  # without a token of its own, too
+        if cutlass.const_expr(self.waits):  # also without a token of its own
             signals, ctas = signals_of(t, Finalize, PeerHeader.COMBINED), cutlass.max(ctas, 1)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, signals).launch(
@@ -95,7 +95,7 @@ class FinalizeKernel:
 
     @cute.kernel
     def kernel(self, operands: FinalizeOperands, signals: Signals | None):
-        """Load, weigh, add, store."""
+        """Loads, weighs, adds, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
@@ -111,7 +111,7 @@ class FinalizeKernel:
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
             acc.fill(start)
             for first in cutlass.range(0, operands.top_k, AHEAD, unroll=1):
-                # Without branches, so that the rows of all choices are read at once.
+                # Without branches, so that the rows of all choices are loaded at once.
                 choices = []
                 for i in cutlass.range_constexpr(AHEAD):
                     at = (first + i) % WARP_SIZE
@@ -142,7 +142,7 @@ class FinalizeKernel:
 
     @cute.jit
     def choice(self, operands: FinalizeOperands, token: Int32, lane: Int32):
-        """Of the lane's choice: its row, its weight, and its expert where there is a bias."""
+        """Returns the row, the weight, and (with a bias) the expert of the lane's choice."""
         row, weight, expert = Int32(-1), Float32(0.0), Int32(0)
         if lane < operands.top_k:
             slot = Int64(token) * operands.top_k + lane
@@ -155,7 +155,7 @@ class FinalizeKernel:
 
     @cute.jit
     def store(self, operands: FinalizeOperands, token: Int32, column: Int32, acc: cute.Tensor):
-        """Eight columns of the result."""
+        """Stores eight columns of the result."""
         if cutlass.const_expr(self.has_shared):
             address = operands.shared + Int64(token) * operands.shared_pitch + column * 2
             for w, word in enumerate(load_words(address, LANE_WORDS, MAY_CHANGE)):

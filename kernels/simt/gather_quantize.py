@@ -1,13 +1,13 @@
-"""Tokens to rows of their experts: x (tokens, K) fp16 or bf16 is read once, each row is written where a choice has it.
+"""Tokens to rows of their experts: x (tokens, K) fp16 or bf16 is read once, and each row is written for every choice of it.
 
-Quantized: data (rows, bytes of K) and blocked scales, every expert's rows beginning a block of 128. With one global scale, or
-none, a block is quantized once for all choices of its token; with one an expert, once a choice. The operations are those of
-``quantize``, bit for bit. Scales of rows that there are not are not written, as nothing reads them. Or as they are: data
-(rows, K).
+Quantized: data (rows, bytes of K) and blocked scales, with the rows of every expert starting at a block of 128. With
+one global scale or none, a block is quantized once for all choices of its token; with one global scale per expert, once
+per choice. The operations are those of ``quantize``, bit for bit. Scales of missing rows stay unwritten, because
+nothing reads them. Unquantized: data (rows, K).
 
-Work: a warp takes 512 values of one token, a lane 16: a block of NVFP4, half of one of MXFP4 and MXFP8. With few choices in
-all, every warp finds the order of rows by itself and there is no launch before; warps share in telling the order to those that
-come later.
+Work: a warp takes 512 values of one token, a lane 16: a block of NVFP4, or half a block of MXFP4 and MXFP8. If there
+are few choices in total, every warp computes the order of rows by itself without an earlier launch, and the warps
+together write the order for later kernels.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ LANE_VALUES = 16
 
 @dataclass(frozen=True)
 class GatherOperands:
-    """Addresses and the byte pitch Int64, extents Int32."""
+    """Addresses and the byte pitch are Int64, extents Int32."""
 
     x: Int64
     rows: Int64
@@ -51,11 +51,11 @@ class GatherQuantizeKernel:
 
     Args:
         is_bf16: whether x is bfloat16, else float16.
-        format: of the rows; None where they are those of x.
-        global_scales: "none", "one", or "each": one an expert.
-        finds_order: whether ``rows`` is written, not read.
+        format: format of the rows; None keeps that of x.
+        global_scales: "none", "one", or "each": one per expert.
+        finds_order: whether ``rows`` is written instead of read.
         has_fp4_convert: whether e2m1 conversions are instructions.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class GatherQuantizeKernel:
         self.global_scales = global_scales
         self.finds_order = finds_order
         self.encode = None if format is None else Encoding.of(format, has_fp4_convert)
-        # That share a block.
+        # Lanes that share a block.
         self.lanes = 1 if format is None else format.block_k // LANE_VALUES
         self.name = name
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for 32 blocks of a token.
+        """Launches one warp per 32 blocks of a token.
 
         Args:
             table: Int64 in host memory: ``launch_table.GatherQuantize``.
@@ -107,9 +107,9 @@ class GatherQuantizeKernel:
 
     @cute.kernel
     def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows | PlainRows):
-        """Find the token and its rows, load, encode, store."""
+        """Finds the token and its rows, loads, encodes, and stores."""
         if cutlass.const_expr(compiles_for(PROGRAMMATIC_FROM)):
-            # What comes next may load weights meanwhile.
+            # The next launch may load weights meanwhile.
             cute.arch.griddepcontrol_launch_dependents()
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
@@ -145,7 +145,7 @@ class GatherQuantizeKernel:
 
     @cute.jit
     def quantize(self, words: cute.Tensor, factor: Float32):
-        """Words of elements, and the scales of four blocks: zeros of blocks beyond K, as ``words`` are there."""
+        """Returns words of elements, and the scales of four blocks; zeros for blocks beyond K, where ``words`` are zeros."""
         encoded, code = quantize_words(
             words, None if self.global_scales == "none" else factor, self.is_bf16, self.encode
         )
@@ -153,7 +153,10 @@ class GatherQuantizeKernel:
 
     @cute.jit
     def choices(self, operands: GatherOperands, ids: Ids, token: Int32, work: Int32, tells: cutlass.Boolean):
-        """Those of the token. Where they are found here, the warp writes them if it ``tells``, and its part of ``offs``."""
+        """Returns the token's choices.
+
+        If they are computed here, the warp writes them if it ``tells``, and its part of ``offs``.
+        """
         lane = cute.arch.lane_idx()
         slot = token * ids.top_k + lane
         num_slots = operands.tokens * ids.top_k

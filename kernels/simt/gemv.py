@@ -1,19 +1,21 @@
 """Batched NVFP4 matrix times vector, on CUDA cores: c[m, l] = alpha[l] * sum over k of (A * SFA)[m, k, l] (b * SFB)[k, l].
 
-A (M, K, L) and b (K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c
-fp16, bf16 or fp32. Memory-bound: A is read once, 16 bytes a lane and 512 contiguous bytes a row, past L1.
+A (M, K, L) and b (K, L) e2m1, two values per byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c
+fp16, bf16 or fp32. Memory-bound: A is read once, bypassing L1, 16 bytes per lane and 512 contiguous bytes per row.
 
-Work: a unit is rows of one scale atom: r, r + 32, r + 64, r + 96, whose scales for 64 values of K are 16 consecutive bytes,
-or those and their successors (``planning.arch.simt.GemvSpread``). The lanes of a warp lie side by side along K, one piece of 32
-values each, so one step of a warp covers 1024. Two warps take a unit's steps in turn; a CTA has two such pairs.
+Work: a unit has rows of one scale atom: r, r + 32, r + 64, r + 96, whose scales for 64 values of K are 16 consecutive
+bytes, or these and their successors (``planning.arch.simt.GemvSpread``). The lanes of a warp are adjacent along K with
+one piece of 32 values each, so one step of a warp covers 1024. Two warps take a unit's steps in turn; a CTA has two
+such pairs.
 
-Registers roll: as soon as a piece of a row is used, the load of the next step's is issued into its registers. Where CTAs are
-persistent, the step after a unit's last is the first of the CTA's next unit: memory is read while lanes are added up.
+Registers roll: as soon as a piece of a row has been used, the load for the next step is issued into its registers. If
+CTAs are persistent, the step after a unit's last is the first of the CTA's next unit, so memory is read while the sums
+of lanes are added.
 
 Order of summation. The dot product of a block of 16 is exact (``block_dot``), and so is its product with the two
 scales: 12 + 8 bits in fp32. So every block costs one rounding, that of its addition. A lane adds its blocks in
-ascending k, starting from 0; lanes are added by distance 16, 8, 4, 2, 1; warps in ascending order. Which lane and warp has
-a block depends on k alone. Then times alpha, then one rounding to the output type.
+ascending k, starting from 0; lanes are added by distance 16, 8, 4, 2, 1; warps in ascending order. The lane and warp of
+a block depend only on k. Then the sum is multiplied by alpha and rounded once to the output type.
 """
 
 from dataclasses import dataclass, replace
@@ -48,15 +50,15 @@ UNITS_PER_CTA = GEMV_WARPS // GEMV_WARPS_K
 # Scale words of rows 32 apart follow each other.
 ROWS_PER_SCALES = 4
 SCALES_BYTES = 4 * ROWS_PER_SCALES
-# 1 / 4 in two halves: the block dot products come out times 4.
+# 1 / 4 in two halves: block dot products are 4 times too large.
 QUARTER_F16X2 = 0x34003400
-# Nearly all of the unified memory serves as L1, where the vector and its scales stay.
+# Nearly all of the unified memory serves as L1, for the vector and its scales.
 SMEM_CARVEOUT_PERCENT = 5
 
 
 @dataclass(frozen=True)
 class GemvOperands:
-    """What one batch reads and writes. Addresses and byte strides Int64, extents Uint32; ``out_pitch`` in elements."""
+    """Operands of one batch. Addresses and byte strides are Int64, extents Uint32; ``out_pitch`` in elements."""
 
     a: Int64
     b: Int64
@@ -73,7 +75,7 @@ class GemvOperands:
 
 @dataclass(frozen=True)
 class GemvRows:
-    """Where a lane reads a unit's rows: addresses of K = 0 of the first row, and of the scales.
+    """Addresses of a lane's data in a unit: of K = 0 of the first row, and of the scales.
 
     ``offsets``: bytes from the first row to each, Uint32 (``vector_checks.MAX_PITCH`` bounds them).
     """
@@ -85,9 +87,9 @@ class GemvRows:
 
 @dataclass(frozen=True)
 class GemvLane:
-    """What a lane does for every unit.
+    """Constants of a lane for every unit.
 
-    ``first``: its first piece. ``scale_shift``: which half of a scale word is its own: the same for all of its pieces.
+    ``first``: its first piece. ``scale_shift``: its half of a scale word, equal for all of its pieces.
     """
 
     dot: HalfDot | ByteDot
@@ -98,7 +100,7 @@ class GemvLane:
 
 @dataclass(frozen=True)
 class GemvWalk:
-    """A tile, the CTA's next one, and whether there is one."""
+    """A tile, the CTA's next tile, and whether that exists."""
 
     tile: Int32
     next_tile: Int32
@@ -121,10 +123,10 @@ class GemvKernel:
     Args:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
-        bias_dtype: of what is added to every row's result; None where nothing is.
+        bias_dtype: dtype of the bias that is added to every row's result; None without a bias.
         has_fp4_convert: whether e2m1 conversions are instructions.
-        spread: rows of a unit, and CTAs.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        spread: rows per unit, and CTAs.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -145,14 +147,14 @@ class GemvKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: ``UNITS_PER_CTA`` work units a CTA at a time, batches along y.
+        """Launches ``UNITS_PER_CTA`` work units per CTA at a time, batches along y.
 
         Args:
             table: Int64 in host memory: ``launch_table.Gemv``.
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Gemv)))
-        # Unsigned, as all indices are: what is divided by powers of two is shifted then.
+        # Unsigned like all indices, so that divisions by powers of two become shifts.
         m, k = Uint32(t[Gemv.M]), Uint32(t[Gemv.K])
         operands = GemvOperands(
             a=t[Gemv.A],
@@ -194,7 +196,7 @@ class GemvKernel:
 
     @cute.kernel
     def kernel(self, operands: GemvOperands, strides: list, num_tiles: Int32):
-        """The first pieces of a CTA's first tile on their way, then its tiles."""
+        """Loads the first pieces of a CTA's first tile, then computes its tiles."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, batch, _ = cute.arch.block_idx()
         num_cta, _, _ = cute.arch.grid_dim()
@@ -212,14 +214,14 @@ class GemvKernel:
             alpha=operands.alpha + batch * alpha_batch,
         )
         lane = GemvLane(
-            # K is a multiple of 16, which the compiler does not know.
+            # K is a multiple of 16, but the compiler does not know it.
             dot=self.dot.make(operands.k * lane_idx % SF_VEC_SIZE),
             first=lane_idx + GEMV_LANES_K * (warp_idx % GEMV_WARPS_K),
             num_pieces=operands.k // GEMV_PIECE_K,
             scale_shift=Uint32(lane_idx % PIECES_PER_ATOM * BLOCKS_PER_PIECE * 8),
         )
         stage = make_stage(count)
-        # (PARITY, WARP, ROW): those of a tile are read while those of the next one are written.
+        # (PARITY, WARP, ROW): sums of a tile are read while those of the next one are written.
         sums = SmemAllocator().allocate_tensor(
             Float32, cute.make_layout((2, GEMV_WARPS, count), stride=(GEMV_WARPS * count, count, 1)), 16
         )
@@ -245,9 +247,10 @@ class GemvKernel:
         walk: GemvWalk,
         sums: cute.Tensor,
     ):
-        """A tile: accumulate, add up lanes, then warps, and store.
+        """Computes a tile: accumulates, adds the sums of lanes, then of warps, and stores.
 
-        ``rows``: a unit's, whose first piece is on its way. Returns those of the next tile, whose first piece is.
+        ``rows``: addresses of a unit, whose first piece is being loaded. Returns those of the next tile, whose first
+        piece is being loaded.
         ``sums``: (WARP, ROW).
         """
         tidx, _, _ = cute.arch.thread_idx()
@@ -266,7 +269,7 @@ class GemvKernel:
                     rows = make_rows(own, unit_of(walk.next_tile, pair), count)
                     ahead, valid = lane.first, walk.has_next
             add_piece(acc, stage, own, rows, lane, ahead, valid)
-        # K % 32 == 16 leaves one block, to the lane whose turn it is.
+        # K % 32 == 16 leaves one block, for the next lane in order.
         if own.k % GEMV_PIECE_K != 0 and lane.first == lane.num_pieces % stride:
             last = rows
             if cutlass.const_expr(self.spread.is_persistent):
@@ -306,7 +309,7 @@ def add_piece(
     ahead: Uint32,
     valid,
 ):
-    """Add the two blocks of a piece to every row, and load piece ``ahead`` of ``rows`` in their place, if ``valid``."""
+    """Adds the two blocks of a piece to every row, and loads piece ``ahead`` of ``rows`` in their place if ``valid``."""
     vector = [word for w in range(PIECE_WORDS) for word in lane.dot.decode_vector(stage.b[w])]
     scale_b = quarter_scales(stage.sfb[0] >> lane.scale_shift)
     load_vector(stage, own, ahead, valid)
@@ -324,7 +327,7 @@ def add_piece(
 
 
 def add_last_block(acc: cute.Tensor, own: GemvOperands, rows: GemvRows, lane: GemvLane):
-    """Add the first block of the piece behind the last whole one, 8 bytes a row."""
+    """Adds the first block of the piece after the last full one, 8 bytes per row."""
     piece = lane.num_pieces
     offset, atom = piece * PIECE_BYTES, piece // PIECES_PER_ATOM * ATOM_BYTES
     packed = load_words(own.b + offset, WORDS_PER_BLOCK, KEEP)
@@ -339,9 +342,9 @@ def add_last_block(acc: cute.Tensor, own: GemvOperands, rows: GemvRows, lane: Ge
 
 
 def add_lanes(values: list, lane: Uint32) -> Float32:
-    """Sums of ``values`` over the lanes of a warp, which are dealt to them in order: of four, lane 8 i gets that of value i.
+    """Sums ``values`` over the lanes of a warp. Lanes receive the sums in order: of four, lane 8 i gets that of value i.
 
-    At every distance half of the values move: a lane keeps those that its own half of lanes goes on with.
+    At every distance half of the values move; a lane keeps those of its own half.
     """
     distance = WARP_SIZE // 2
     while len(values) > 1:
@@ -361,9 +364,9 @@ def add_lanes(values: list, lane: Uint32) -> Float32:
 
 
 def make_rows(own: GemvOperands, unit: Uint32, count: int) -> GemvRows:
-    """What unit ``unit`` reads."""
+    """Returns the addresses of unit ``unit``."""
     atoms = Int64(unit // (ATOM_ROWS // count)) * cute.ceil_div(own.k, PIECES_PER_ATOM * GEMV_PIECE_K)
-    # Rows beyond M are read as the last one, and dropped in the end; their scales are padding.
+    # Rows beyond M are read as the last row and dropped at the end; their scales are padding.
     indices = [cutlass.min(row_of(unit, i, count), own.m - 1) for i in range(count)]
     return GemvRows(
         a=own.a + Int64(indices[0]) * own.a_pitch,
@@ -373,19 +376,19 @@ def make_rows(own: GemvOperands, unit: Uint32, count: int) -> GemvRows:
 
 
 def unit_of(tile: Int32, pair: Uint32) -> Uint32:
-    """The unit of a pair of warps."""
+    """Returns the unit of a pair of warps."""
     return Uint32(tile) * UNITS_PER_CTA + pair
 
 
 def row_of(unit: Uint32, place, count: int) -> Uint32:
-    """Row of A that is number ``place`` of the ``count`` of a unit: neighbours, each with those 32, 64, 96 below."""
+    """Returns row ``place`` of the ``count`` rows of a unit: neighbours, each with those 32, 64, 96 below."""
     units_per_atom = ATOM_ROWS // count
     first = unit // units_per_atom * ATOM_ROWS + unit % units_per_atom * (count // ROWS_PER_SCALES)
     return first + place // ROWS_PER_SCALES + place % ROWS_PER_SCALES * 32
 
 
 def make_stage(count: int) -> GemvStage:
-    """Registers of one piece of ``count`` rows."""
+    """Returns registers for one piece of ``count`` rows."""
     return GemvStage(
         a=cute.make_rmem_tensor((PIECE_WORDS, count), Uint32),
         sfa=cute.make_rmem_tensor(count, Uint32),
@@ -395,7 +398,7 @@ def make_stage(count: int) -> GemvStage:
 
 
 def load_stage(stage: GemvStage, own: GemvOperands, rows: GemvRows, lane: GemvLane) -> None:
-    """A lane's first piece, if it has one."""
+    """Loads a lane's first piece, if it has one."""
     valid = lane.first < lane.num_pieces
     load_vector(stage, own, lane.first, valid)
     for half in range(len(rows.offsets) // ROWS_PER_SCALES):
@@ -405,37 +408,39 @@ def load_stage(stage: GemvStage, own: GemvOperands, rows: GemvRows, lane: GemvLa
 
 
 def load_row(stage: GemvStage, rows: GemvRows, i: int, piece: Uint32, valid) -> None:
-    """A lane's piece of row ``i``."""
+    """Loads a lane's piece of row ``i``."""
     address = rows.a + rows.offsets[i] + piece * PIECE_BYTES
     for w, word in enumerate(load_words(address, PIECE_WORDS, READ_ONCE, valid)):
         stage.a[w, i] = word
 
 
 def load_scales(stage: GemvStage, rows: GemvRows, half: int, piece: Uint32, valid) -> None:
-    """The scale words of four rows; two lanes read the same."""
+    """Loads the scale words of four rows; two lanes read each word."""
     for i, word in enumerate(scale_words(rows, half, piece, valid)):
         stage.sfa[ROWS_PER_SCALES * half + i] = word
 
 
 def scale_words(rows: GemvRows, half: int, piece: Uint32, valid=None) -> list:
-    """The words that hold a piece's scales of the first or the second four rows."""
+    """Returns the words with a piece's scales of the first or the second four rows."""
     address = rows.sfa + piece // PIECES_PER_ATOM * ATOM_BYTES + half * SCALES_BYTES
     return load_words(address, ROWS_PER_SCALES, KEEP, valid)
 
 
 def load_vector(stage: GemvStage, own: GemvOperands, piece: Uint32, valid) -> None:
-    """A piece of the vector and its scale word: row 0 of the only atom along N."""
+    """Loads a piece of the vector and its scale word: row 0 of the only atom along N."""
     for w, word in enumerate(load_words(own.b + piece * PIECE_BYTES, PIECE_WORDS, KEEP, valid)):
         stage.b[w] = word
     stage.sfb[0] = load_words(own.sfb + piece // PIECES_PER_ATOM * ATOM_BYTES, 1, KEEP, valid)[0]
 
 
 def quarter_scales(half_word: Uint32) -> Uint32:
-    """The two block scales in the low half of a word, divided by 4, as two halves."""
+    """Returns the two block scales in the low half of a word, divided by 4, as two halves."""
     return ptx.scale_x2(ptx.ue4m3x2_to_f16x2(half_word), QUARTER_F16X2, "f16")
 
 
 def scale_products(half_word: Uint32, quarter_scale_b: Uint32) -> list:
-    """The two products of block scales, divided by 4, as fp32. Exact: multiples of 2^-20 of at most 8 bits up to 50176
-    are fp16 numbers."""
+    """Returns the two products of block scales, divided by 4, as fp32.
+
+    They are exact: multiples of 2^-20 of at most 8 bits up to 50176 are fp16 numbers.
+    """
     return list(ptx.unpack_f16x2(ptx.mul_f16x2(ptx.ue4m3x2_to_f16x2(half_word), quarter_scale_b)))

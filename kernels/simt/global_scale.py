@@ -1,10 +1,11 @@
-"""The global scale of a tensor, and alphas that have it as a factor: bit for bit what ``formats.global_scale`` gives.
+"""The global scale of a tensor, and alphas with it as a factor, bit for bit equal to ``formats.global_scale``.
 
-x (rows, K) fp16 or bf16. The scale is the largest finite magnitude of x, divided by 2688; 1 where that is 0. Each of up to two
-float32 factors is multiplied by it, for a product's alpha.
+x (rows, K) fp16 or bf16. The scale is the largest finite magnitude of x, divided by 2688; 1 if that is 0. Each of up to
+two float32 factors is multiplied by it, for a product's alpha.
 
-Work: lanes take eight values in turn, and keep the largest magnitude as an integer, whose order is that of magnitudes. A small
-x is one CTA's, which ends with the scale. Of a larger one every CTA leaves its largest, and a second launch of one CTA ends it.
+Work: lanes take eight values in turn, and keep the largest magnitude as an integer, which has the order of magnitudes.
+One CTA handles a small x and stores the scale. For a larger x, every CTA stores its largest magnitude, and a second
+launch of one CTA finishes.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ UNROLL = 4
 
 @dataclass(frozen=True)
 class GlobalScaleOperands:
-    """Addresses and the byte pitch Int64, extents Int32; ``row_units`` of 16 bytes."""
+    """Addresses and the byte pitch are Int64, extents Int32; ``row_units`` of 16 bytes."""
 
     x: Int64
     out: Int64
@@ -53,9 +54,9 @@ class GlobalScaleKernel:
 
     Args:
         is_bf16: whether x is bfloat16, else float16.
-        is_small: whether one CTA does all.
-        num_times: factors that are multiplied by the scale, up to two.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        is_small: whether one CTA does everything.
+        num_times: number of factors that are multiplied by the scale, up to two.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, is_bf16: bool, is_small: bool, num_times: int, name: str):
@@ -66,7 +67,7 @@ class GlobalScaleKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch one CTA, or as many as the table says, and one more behind them.
+        """Launches one CTA, or the table's number of CTAs and then one more.
 
         Args:
             table: Int64 in host memory: ``launch_table.GlobalScale``.
@@ -89,7 +90,7 @@ class GlobalScaleKernel:
 
     @cute.kernel
     def kernel(self, operands: GlobalScaleOperands):
-        """The largest magnitude of what a CTA reads."""
+        """Finds the largest magnitude of a CTA's values."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         units = operands.rows * operands.row_units
@@ -109,7 +110,7 @@ class GlobalScaleKernel:
 
     @cute.kernel
     def finish(self, operands: GlobalScaleOperands):
-        """The largest of all CTAs', and what follows from it."""
+        """Finds the largest magnitude of all CTAs, and stores the results."""
         tidx, _, _ = cute.arch.thread_idx()
         most = Uint32(0)
         if tidx < operands.ctas:
@@ -120,7 +121,7 @@ class GlobalScaleKernel:
 
     @cute.jit
     def store(self, operands: GlobalScaleOperands, most: Uint32):
-        """The scale and its products, of the largest magnitude's bits."""
+        """Stores the scale and its products, from the bits of the largest magnitude."""
         scale = scale_of_largest(most, self.is_bf16)
         times, products = operands.times[: self.num_times], operands.products[: self.num_times]
         store_scale_and_products(scale, operands.out, times, products)
@@ -128,7 +129,7 @@ class GlobalScaleKernel:
 
 @cute.jit
 def largest_of_words(most: Uint32, words: list, is_bf16: cutlass.Constexpr) -> Uint32:
-    """The larger one of ``most`` and of bits of the largest finite magnitude in these words."""
+    """Returns the larger one of ``most`` and the bits of the largest finite magnitude in these words."""
     for word in words:
         for half in (word & MAGNITUDE, (word >> 16) & MAGNITUDE):
             finite = select(half < NOT_FINITE[is_bf16], half, Uint32(0))
@@ -138,7 +139,7 @@ def largest_of_words(most: Uint32, words: list, is_bf16: cutlass.Constexpr) -> U
 
 @cute.jit
 def largest_of_cta(most: Uint32, tidx: Int32, threads: cutlass.Constexpr) -> Uint32:
-    """The largest number of a CTA of so many threads, of which there is a power of two of warps."""
+    """Returns the largest number of a CTA's ``threads``; the number of warps is a power of two."""
     warps = threads // WARP_SIZE
     found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(warps), 16)
     most = cute.arch.warp_redux_sync(most, "max")
@@ -150,7 +151,7 @@ def largest_of_cta(most: Uint32, tidx: Int32, threads: cutlass.Constexpr) -> Uin
 
 @cute.jit
 def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr) -> Float32:
-    """The global scale, of the largest magnitude's bits."""
+    """Returns the global scale, from the bits of the largest magnitude."""
     amax = ptx.float_of(most << 16) if is_bf16 else ptx.unpack_f16x2(most)[0]
     scale = ptx.div_f32(amax, Float32(GLOBAL_SCALE_DIVISOR))
     scale = select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
@@ -158,7 +159,7 @@ def scale_of_largest(most: Uint32, is_bf16: cutlass.Constexpr) -> Float32:
 
 
 def store_scale_and_products(scale: Float32, out: Int64, times: tuple, products: tuple) -> None:
-    """The scale, and every factor times it."""
+    """Stores the scale, and every factor times it."""
     store_word(out, ptx.bits_of(scale))
     for factor, product in zip(times, products, strict=True):
         value = global_scalar(Float32, factor)[0]

@@ -1,11 +1,11 @@
-"""Tokens to rows that travel: x (tokens, K) fp16 or bf16 is read once, a row is written for every rank that a token goes to.
+"""Tokens to rows that travel: x (tokens, K) fp16 or bf16 is read once, and a row is written for every rank that a token goes to.
 
-A row is ids int32 (k), values, and of NVFP4 values row-major scales: the bits of ``quantize``. Each part begins at a multiple of
-16 bytes. ranks and locals int32 (tokens, k) are as of ``rank_choices``. pairs int32 (tokens, ranks) is the row of a token for a
-rank, ordered by rank, then token, or -1.
+A row consists of ids int32 (k), values, and for NVFP4 values row-major scales, with the bits of ``quantize``. Each part
+begins at a multiple of 16 bytes. ranks and locals int32 (tokens, k): see ``rank_choices``. pairs int32 (tokens, ranks)
+is the row of a token for a rank, ordered by rank, then token, or -1.
 
-With a capacity every rank has so many rows of its own; ids of those that there are not are -1, and results int32 (tokens, k) say
-where the result of each choice will come back: k for every row, or -1.
+With a capacity, every rank has this number of rows. Ids of missing rows are -1, and results int32 (tokens, k) holds the
+place where the result of each choice will come back, with k places per row, or -1.
 
 Work: a warp takes 512 values of one token, a lane a block of 16. The first warp of a token writes its ids.
 """
@@ -29,7 +29,7 @@ from .row_blocks import RowEncoding, read_block
 
 @dataclass(frozen=True)
 class PackOperands:
-    """Addresses and the byte pitch Int64, extents and offsets Int32."""
+    """Addresses and the byte pitch are Int64, extents and offsets Int32."""
 
     x: Int64
     global_scale: Int64
@@ -52,7 +52,7 @@ class PackOperands:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Of a token, lane r's for rank r: its row or -1; with a capacity, the rows of the rank that there are."""
+    """Rows of a token, for rank r in lane r: its row or -1; with a capacity also the rank's number of rows."""
 
     row: Int32
     count: Int32
@@ -63,11 +63,11 @@ class PackRowsKernel:
 
     Args:
         is_bf16: whether x is bfloat16, else float16.
-        quantizes: whether values are NVFP4, else those of x.
+        quantizes: whether values become NVFP4; otherwise they stay those of x.
         has_global_scale: whether a factor is read.
         has_capacity: whether every rank has the same number of rows.
         has_fp4_convert: whether e2m1 conversions are instructions.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PackRowsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for 32 blocks of a token.
+        """Launches one warp per 32 blocks of a token.
 
         Args:
             table: Int64 in host memory: ``launch_table.PackRows``.
@@ -104,7 +104,7 @@ class PackRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: PackOperands):
-        """Load, encode, store for every rank; the first warp of a token tells ids and places."""
+        """Loads, encodes, and stores for every rank; the first warp of a token writes ids and places."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.k_blocks, WARP_SIZE)
@@ -125,7 +125,7 @@ class PackRowsKernel:
 
     @cute.jit
     def pairs(self, operands: PackOperands, token: Int32) -> Pairs:
-        """Where the token's rows are."""
+        """Returns the places of the token's rows."""
         rank = cute.arch.lane_idx()
         row, count = Int32(-1), Int32(0)
         if rank < operands.num_ranks:
@@ -141,7 +141,7 @@ class PackRowsKernel:
 
     @cute.jit
     def tell(self, operands: PackOperands, token: Int32, pairs: Pairs):
-        """Ids of the token's rows; with a capacity where results come, and a share of the rows that there are not."""
+        """Writes ids of the token's rows; with a capacity also the places of results, and a share of the missing rows."""
         lane = cute.arch.lane_idx()
         slot = Int64(token) * operands.top_k + lane
         rank, local, is_choice = Int32(-1), Int32(-1), lane < operands.top_k
@@ -165,7 +165,7 @@ class PackRowsKernel:
 
     @cute.jit
     def store_id(self, operands: PackOperands, row: Int32, local: Int32, is_choice: Boolean):
-        """The lane's id of a row."""
+        """Stores the lane's id of a row."""
         if is_choice:
             address = operands.sent + Int64(row) * operands.row_bytes + cute.arch.lane_idx() * 4
             global_scalar(Int32, address)[0] = local

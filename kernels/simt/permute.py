@@ -1,16 +1,18 @@
 """The order of rows by expert: a stable counting sort of (token, k) pairs, called slots, by the experts they chose.
 
-ids int32 or int64 (num_slots). Written: offs int32 (experts), where the rows of each end; slots int32, of every row its slot;
-rows and places int32, of every slot its row, and its row where every expert's rows begin a block of 128: -1 for ids of no expert
-from ``first_expert`` on. Rows of an expert are in the order of slots, so by token, then k.
+ids int32 or int64 (num_slots). Outputs: offs int32 (experts), the end of each expert's rows; slots int32, the slot of
+every row; rows and places int32, the row of every slot, and its row if every expert's rows start at a block of 128: -1
+for ids that are not among the experts from ``first_expert`` on. Rows of an expert are in the order of slots, so by
+token, then k.
 
-A warp counts a contiguous part of the slots, 32 at a time: lanes with one id find each other by ``match``, and the lowest adds
-their number to the warp's own count of that expert. Sums over warps, then over experts, say where each warp's rows of each
-expert begin; then it goes through its part again. Nothing is atomic: the same bits in every run.
+A warp counts a contiguous part of the slots, 32 at a time. Lanes with equal ids find each other by ``match``, and the
+lowest lane adds their number to the warp's own count of that expert. Sums over warps, then over experts, give the first
+row of each expert in each warp's part; then the warp processes its part again. Nothing is atomic, so every run gives
+the same bits.
 
-With more slots than one CTA should go through, CTAs count their parts and tell each other the counts in global memory: each adds
-up those of all, and places its own slots. The CTAs of a cluster wait for each other at its barrier; more CTAs than a cluster
-has take two launches.
+If there are too many slots for one CTA, several CTAs count their parts and exchange the counts through global memory.
+Each CTA adds up all counts, and places its own slots. The CTAs of a cluster wait for each other at its barrier; more
+CTAs need two launches.
 """
 
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ FULL = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class PermuteOperands:
-    """Addresses Int64, extents Int32."""
+    """Addresses are Int64, extents Int32."""
 
     ids: Int64
     offs: Int64
@@ -63,10 +65,11 @@ class PermuteKernel:
     """One compiled variant.
 
     Args:
-        capacity: experts that shared memory holds counts of.
-        phase: "whole": one CTA does all; "cluster": a cluster does; "count": CTAs count; "place": they place what was counted.
+        capacity: number of experts whose counts shared memory holds.
+        phase: "whole": one CTA does everything; "cluster": a cluster does; "count": CTAs count; "place": CTAs place the
+            counted slots.
         waits: whether other ranks are storing ids, so that the kernel waits for them first.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, capacity: int, phase: str, waits: bool, name: str):
@@ -78,7 +81,7 @@ class PermuteKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch one CTA, one cluster, or as many CTAs as the table says.
+        """Launches one CTA, one cluster, or the table's number of CTAs.
 
         Args:
             table: Int64 in host memory: ``launch_table.Permute``.
@@ -99,12 +102,12 @@ class PermuteKernel:
 
     @cute.kernel
     def kernel(self, operands: PermuteOperands, signals: Signals | None):
-        """Count, add up, place."""
+        """Counts, adds up, and places."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         warp_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         smem = SmemAllocator()
-        # (EXPERT, WARP): slots of an expert in a warp's part; then the row of the next of them.
+        # (EXPERT, WARP): slots of an expert in a warp's part; later the row of the next one.
         counts = smem.allocate_tensor(Int32, cute.make_layout((self.capacity, self.warps)), 16)
         # (EXPERT): places minus rows.
         shifts = smem.allocate_tensor(Int32, cute.make_layout(self.capacity), 16)
@@ -141,7 +144,7 @@ class PermuteKernel:
 
     @cute.jit
     def local_expert(self, operands: PermuteOperands, slot: Int32, end: Int32) -> Int32:
-        """The expert of a slot, counted from ``first_expert``; ``capacity`` where there is none."""
+        """Returns the expert of a slot, counted from ``first_expert``; ``capacity`` for none."""
         expert = Int32(self.capacity)
         if slot < end:
             local = (
@@ -154,7 +157,7 @@ class PermuteKernel:
 
     @cute.jit
     def count(self, operands: PermuteOperands, part: Part, counts: cute.Tensor, warp_idx: Int32):
-        """Slots of a warp's part, by expert."""
+        """Counts the slots of a warp's part, by expert."""
         lane = cute.arch.lane_idx()
         expert = self.local_expert(operands, part.first + lane, part.end)
         for base in cutlass.range(part.first, part.end, WARP_SIZE, unroll=1):
@@ -169,7 +172,7 @@ class PermuteKernel:
     def hand_over(
         self, operands: PermuteOperands, cta: Int32, tidx: Int32, active: Int32, counts: cute.Tensor
     ):
-        """The CTA's counts, to the others."""
+        """Writes the CTA's counts for the others."""
         if tidx < operands.experts:
             total = Int32(0)
             for w in cutlass.range(active, unroll=1):
@@ -188,7 +191,7 @@ class PermuteKernel:
         shifts: cute.Tensor,
         sums: cute.Tensor,
     ):
-        """A thread an expert: where its rows begin, in every warp's part; where they end, for the first CTA to tell."""
+        """Computes each expert's first row in every warp's part, and its end, with one thread per expert."""
         lane, warp_idx = cute.arch.lane_idx(), tidx // WARP_SIZE
         earlier, total = Int32(0), Int32(0)
         if tidx < operands.experts:
@@ -228,7 +231,7 @@ class PermuteKernel:
         shifts: cute.Tensor,
         warp_idx: Int32,
     ):
-        """Rows of a warp's part."""
+        """Places the rows of a warp's part."""
         lane = cute.arch.lane_idx()
         expert = self.local_expert(operands, part.first + lane, part.end)
         for base in cutlass.range(part.first, part.end, WARP_SIZE, unroll=1):
@@ -253,11 +256,11 @@ class PermuteKernel:
 
 @cute.jit
 def before(mates: Uint32, lane: Int32) -> Int32:
-    """How many lanes of a mask lie before this one."""
+    """Returns the number of lanes of a mask before this one."""
     return Int32(cute.arch.popc(mates & ((Uint32(1) << Uint32(lane)) - 1)))
 
 
 @cute.jit
 def blocks(rows: Int32) -> Int32:
-    """Blocks of 128 rows that so many need."""
+    """Returns the number of blocks of 128 rows for these rows."""
     return (rows + (ATOM_ROWS - 1)) // ATOM_ROWS

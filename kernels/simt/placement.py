@@ -1,4 +1,4 @@
-"""Where choices of experts go, by the tables of a placement."""
+"""Destinations of choices of experts, by the tables of a placement."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from ..common.global_access import global_scalar
 
 @dataclass(frozen=True)
 class Choice:
-    """The rank of a choice, and what its expert is called there; -1 where there is none."""
+    """The rank of a choice, and the number of its expert there; -1 for none."""
 
     rank: Int32
     local: Int32
@@ -18,7 +18,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Placement:
-    """Addresses of to_rank int32 (experts, period) and to_local int32 (ranks, experts): as of ``rank_choices``."""
+    """Addresses of to_rank int32 (experts, period) and to_local int32 (ranks, experts); see ``rank_choices``."""
 
     to_rank: Int64
     to_local: Int64
@@ -27,7 +27,7 @@ class Placement:
 
     @cute.jit
     def choice(self, expert: Int32, token: Int32) -> Choice:
-        """Of a token that chose the expert."""
+        """Returns the destination of a token that chose the expert."""
         rank, local = Int32(-1), Int32(-1)
         if (expert >= 0) & (expert < self.experts):
             column = expert * self.period + token % self.period

@@ -1,10 +1,10 @@
 """Rows of experts into the buffers of the ranks that their tokens came from.
 
-rows int32 (ranks * slots): of every choice that may have come its row of h, or -1, by rank, token, k. A row of h, whole 16 bytes,
-goes to the result's place of its choice in its rank's buffer (``launch_table.PeerHeader``).
+rows int32 (ranks * slots): for every choice that may have come, its row of h, or -1, by rank, token, k. A row of h, of
+full 16 bytes, goes to the result's place of its choice in its rank's buffer (``launch_table.PeerHeader``).
 
-Work: a warp takes 2 KB of a row, a lane 16 bytes of each 512, then others. The grid has ``ctas`` CTAs on every rank; each signals
-to all ranks at its end.
+Work: a warp takes 2 KB of a row, a lane 16 bytes of each 512, then others. The grid has ``ctas`` CTAs on every rank;
+each signals all ranks at its end.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .collect_rows import AHEAD, VECTOR_BYTES, copy_vectors
 
 @dataclass(frozen=True)
 class PushResultsOperands:
-    """Addresses and an offset Int64, extents Int32."""
+    """Addresses and an offset are Int64, extents Int32."""
 
     h: Int64
     rows: Int64
@@ -40,8 +40,8 @@ class PushResultsKernel:
     """One compiled variant.
 
     Args:
-        num_ranks: buffers that are written.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        num_ranks: number of buffers that are written.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, num_ranks: int, name: str):
@@ -50,7 +50,7 @@ class PushResultsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch ``ctas`` CTAs.
+        """Launches ``ctas`` CTAs.
 
         Args:
             table: Int64 in host memory: ``launch_table.PushResults``.
@@ -70,14 +70,14 @@ class PushResultsKernel:
 
     @cute.kernel
     def kernel(self, operands: PushResultsOperands):
-        """Copy, then signal."""
+        """Copies, then signals."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.row_words, WARP_SIZE * AHEAD)
         first = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         step, row_bytes = operands.ctas * ROW_WARPS, operands.row_words * VECTOR_BYTES
         for work in cutlass.range(first, operands.slots * self.num_ranks * chunks, step, unroll=1):
-            # Every rank begins with the next one, so that all links are busy at once, and none is everybody's.
+            # Every rank begins with the next one, so that all links are busy at once and no rank is the target of all.
             goal = (operands.rank + 1 + work // chunks % self.num_ranks) % self.num_ranks
             place = work // chunks // self.num_ranks
             slot = goal * operands.slots + place

@@ -1,14 +1,14 @@
-"""Tokens into the buffers of the ranks of their experts: x (tokens, K) fp16 or bf16 is read once, and stored where it goes.
+"""Tokens into the buffers of the ranks of their experts: x (tokens, K) fp16 or bf16 is read once, and stored at its destinations.
 
-A rank's buffer (``launch_table.PeerHeader``) has room for ``capacity`` tokens of every rank: token t of rank r has one place in
-all of them, for ids int32 (k), and a row of values and, of NVFP4 values, row-major scales: the bits of ``quantize``. Ids of a
-choice that goes elsewhere, and of tokens that there are not, are -1; rows of those are not written. results int32 (tokens, k) say
-where the result of each choice will come back: token * k + k's index, or -1.
+A rank's buffer (``launch_table.PeerHeader``) has room for ``capacity`` tokens of every rank. Token t of rank r has one
+place in all buffers, with ids int32 (k), a row of values, and for NVFP4 values row-major scales, with the bits of
+``quantize``. Ids are -1 for choices that go elsewhere and for missing tokens, whose rows are not written. results int32
+(tokens, k) holds the place where the result of each choice will come back: token * k + k's index, or -1.
 
-ids int32 or int64 (tokens, k), to_rank int32 (experts, period), to_local int32 (ranks, experts): as of ``rank_choices``.
+ids int32 or int64 (tokens, k), to_rank int32 (experts, period), to_local int32 (ranks, experts): see ``rank_choices``.
 
-Work: a warp takes 512 values of one token, a lane a block of 16, then others. The first warp of a token writes its ids. The grid
-has ``ctas`` CTAs on every rank, each of which signals to all ranks at its end.
+Work: a warp takes 512 values of one token, a lane a block of 16, then others. The first warp of a token writes its ids.
+The grid has ``ctas`` CTAs on every rank; each signals all ranks at its end.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from .row_blocks import RowEncoding, read_block
 
 @dataclass(frozen=True)
 class PushOperands:
-    """Addresses and the byte pitch Int64, extents and offsets Int32."""
+    """Addresses and the byte pitch are Int64, extents and offsets Int32."""
 
     x: Int64
     global_scale: Int64
@@ -62,12 +62,12 @@ class PushRowsKernel:
     """One compiled variant.
 
     Args:
-        num_ranks: buffers that are written.
+        num_ranks: number of buffers that are written.
         is_bf16: whether x is bfloat16, else float16.
-        quantizes: whether values are NVFP4, else those of x.
+        quantizes: whether values become NVFP4; otherwise they stay those of x.
         has_global_scale: whether a factor is read.
         has_fp4_convert: whether e2m1 conversions are instructions.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PushRowsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch ``ctas`` CTAs.
+        """Launches ``ctas`` CTAs for tokens.
 
         Args:
             table: Int64 in host memory: ``launch_table.PushRows``.
@@ -107,7 +107,7 @@ class PushRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: PushOperands):
-        """Tokens, and tokens that there are not; then signals."""
+        """Pushes tokens, including missing ones, then signals."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.k_blocks, WARP_SIZE)
@@ -123,7 +123,7 @@ class PushRowsKernel:
 
     @cute.jit
     def push(self, operands: PushOperands, token: Int32, chunk: Int32):
-        """Load, encode, store for every rank."""
+        """Loads, encodes, and stores for every rank."""
         block = chunk * WARP_SIZE + cute.arch.lane_idx()
         words = read_block(operands.x, operands.x_pitch, token, block, operands.k_blocks)
         choice = self.choice(operands, token)
@@ -141,7 +141,7 @@ class PushRowsKernel:
 
     @cute.jit
     def choice(self, operands: PushOperands, token: Int32) -> Choice:
-        """Of the token, lane k's choice k."""
+        """Returns the destinations of the token's choices, choice k in lane k."""
         lane, found = cute.arch.lane_idx(), Choice(Int32(-1), Int32(-1))
         placement = Placement(operands.to_rank, operands.to_local, operands.experts, operands.period)
         if lane < operands.top_k:
@@ -152,7 +152,7 @@ class PushRowsKernel:
 
     @cute.jit
     def tell(self, operands: PushOperands, token: Int32, choice: Choice):
-        """The token's ids, to every rank."""
+        """Writes the token's ids to every rank."""
         lane = cute.arch.lane_idx()
         slot = Int64(operands.rank * operands.capacity + token) * operands.top_k + lane
         for goal in cutlass.range_constexpr(self.num_ranks):

@@ -1,14 +1,15 @@
-"""fp16 or bf16, or silu(x) * up of two such, to a format's blocks in one pass, bit for bit what ``formats.quantize`` specifies.
+"""fp16 or bf16, or silu(x) * up of two such tensors, to a format's blocks in one pass, bit for bit as by ``formats.quantize``.
 
-x (M, K) in rows of unit stride; data (M, bytes of K); scales of a byte, in the 128x4 blocked layout with its padding written as
-zeros, or row-major; of NVFP4 an fp32 global scale: none, one in memory, one a group of rows, or the one that is found.
+x (M, K) in rows of unit stride; data (M, bytes of K); scales of one byte, in the 128x4 blocked layout with its padding
+written as zeros, or row-major. NVFP4 has an fp32 global scale: none, one in memory, one per group of rows, or a
+computed one.
 
 Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
-each, one block a lane: 128 contiguous bytes of x a row (256 of blocks of 32), and the 32 scales are one contiguous sector.
-``words`` of each lane are loaded before the first block is computed.
+each, one block per lane. This is 128 contiguous bytes of x per row (256 for blocks of 32), and the 32 scales are one
+contiguous sector. ``words`` of each lane are loaded before the first block is computed.
 
-A global scale that is found: every CTA with rows reads all of a small x without gaps, which costs less time than a launch before;
-the first one stores the scale and its products.
+A computed global scale: every CTA with rows reads all of a small x without gaps, which takes less time than an earlier
+launch. The first CTA stores the scale and its products.
 """
 
 from dataclasses import dataclass, replace
@@ -45,13 +46,13 @@ UNITS_PER_ATOM = ATOM_ROWS // ROWS_PER_WARP
 WORD_VALUES = 2
 VECTOR_WORDS = 4
 THREADS = QUANTIZE_WARPS * WARP_SIZE
-# Loads on their way, of a thread that looks for the largest magnitude.
+# Loads in flight of a thread that searches the largest magnitude.
 AMAX_UNROLL = 8
 
 
 @dataclass(frozen=True)
 class QuantizeOperands:
-    """Addresses and byte strides Int64, extents Int32; of a global scale that is found, addresses of factors and products."""
+    """Addresses and byte strides are Int64, extents Int32; for a computed global scale also addresses of factors and products."""
 
     x: Int64
     data: Int64
@@ -72,7 +73,7 @@ class QuantizeOperands:
 
     @classmethod
     def of(cls, t: cute.Tensor, num_times: int = 0) -> "QuantizeOperands":
-        """Of a launch table as of ``launch_table.Quantize``."""
+        """Reads the operands of a launch table; see ``launch_table.Quantize``."""
         return read_record(
             cls,
             Quantize,
@@ -84,7 +85,7 @@ class QuantizeOperands:
 
 @dataclass(frozen=True)
 class ScalePlace:
-    """Where a block lies: batch, row of atoms, row inside the atom, row of x, block of K."""
+    """Position of a block: batch, row of atoms, row inside the atom, row of x, block of K."""
 
     batch: Int32
     atom_row: Int32
@@ -99,17 +100,17 @@ class QuantizeKernel:
     Args:
         is_bf16: whether x is bfloat16, else float16.
         has_global_scale: whether there is a factor.
-        is_grouped: whether ``offs`` splits the rows into groups with scale rows of their own.
-        is_blocked: the layout of the scales: 128x4 blocked, else row-major.
+        is_grouped: whether ``offs`` splits the rows into groups with separate scale rows.
+        is_blocked: layout of the scales: 128x4 blocked, else row-major.
         has_fp4_convert: whether e2m1 conversions are instructions.
         has_up: whether silu(x) * up is quantized.
-        lets_next_begin: whether the launch after it may begin while it runs, where that is programmatic.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        format: what is made.
-        scale_rounding: of scales that are powers of two, "up" or "down".
-        words: of inputs that a lane loads at once; at least one block's.
-        found_times: where the global scale is found, of one matrix without gaps, factors that are multiplied by it, up to two;
-            else None.
+        lets_next_begin: whether the next launch may begin while this one runs, if it is programmatic.
+        name: name of the kernel in profilers and in the emulator's reports.
+        format: format of the results.
+        scale_rounding: rounding of scales that are powers of two, "up" or "down".
+        words: words of inputs that a lane loads at once; at least one block's.
+        found_times: number of factors (up to two) that are multiplied by a computed global scale of one matrix without
+            gaps; None without a computed scale.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class QuantizeKernel:
         self.output_bytes = format.row_bytes(format.block_k)
         self.has_up = has_up
         self.lets_next_begin = lets_next_begin
-        # As many bytes on their way from memory, with two inputs and with one.
+        # Equal bytes in flight from memory, with two inputs and with one.
         self.atoms = max(words // self.input_words // (2 if has_up else 1), 1)
         self.name = name
         self.finds_scale = found_times is not None
@@ -145,7 +146,7 @@ class QuantizeKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: columns of atoms along x, rows of atoms along y, batches along z.
+        """Launches columns of atoms along x, rows of atoms along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.Quantize``.
@@ -167,7 +168,7 @@ class QuantizeKernel:
 
     @cute.kernel
     def kernel(self, operands: QuantizeOperands):
-        """Find the block, load, encode, store."""
+        """Finds the block, loads, encodes, and stores."""
         if cutlass.const_expr(self.lets_next_begin):
             # A product may load weights meanwhile.
             cute.arch.griddepcontrol_launch_dependents()
@@ -175,7 +176,7 @@ class QuantizeKernel:
         block_idx, atom_row, batch = cute.arch.block_idx()
         k_blocks = operands.k // self.block_k
         chunks = cute.ceil_div(k_blocks, ATOM_COLS * self.atoms)
-        # Neighbouring warps take neighbouring columns of the same rows.
+        # Neighbouring warps take neighbouring columns of one set of rows.
         work = block_idx * QUANTIZE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         unit, first_atom = work // chunks, work % chunks * self.atoms
         lane = tidx % WARP_SIZE
@@ -183,13 +184,13 @@ class QuantizeKernel:
         group, row, row_end = self.locate(operands, atom_row, row_in_atom)
         found = Float32(1.0)
         if cutlass.const_expr(self.finds_scale):
-            # Rows of a unit are its first one, and others behind that.
+            # Rows of a unit are its first one, and later ones.
             first_row = atom_row * ATOM_ROWS + block_idx * QUANTIZE_WARPS // chunks * 2
             found = self.find_global_scale(operands, first_row, block_idx + atom_row == 0, tidx)
 
         if unit < UNITS_PER_ATOM:
             place = ScalePlace(batch, atom_row, row_in_atom, row, first_atom * ATOM_COLS + lane % ATOM_COLS)
-            # Of groups with few rows most of a row of atoms is padding: that takes no loads and no arithmetic.
+            # In groups with few rows most of a row of atoms is padding, which needs no loads and no arithmetic.
             if cute.arch.vote_any_sync(row < row_end):
                 self.quantize_rows(operands, place, group, row_end, found)
             else:
@@ -198,7 +199,7 @@ class QuantizeKernel:
 
     @cute.jit
     def find_global_scale(self, operands: QuantizeOperands, first_row: Int32, stores: Boolean, tidx: Int32):
-        """That of all of x, in a CTA whose first row this is; 1 in one without rows."""
+        """Returns the global scale of all of x in a CTA whose first row this is; 1 in a CTA without rows."""
         scale = Float32(1.0)
         if first_row < operands.m:
             most = Uint32(0)
@@ -216,7 +217,7 @@ class QuantizeKernel:
     def quantize_rows(
         self, operands: QuantizeOperands, place: ScalePlace, group: Int32, row_end: Int64, found: Float32
     ):
-        """The blocks of a lane, from ``place`` on. found: the global scale, where it is found."""
+        """Quantizes the blocks of a lane, from ``place`` on. found: the computed global scale, if there is one."""
         k_blocks = operands.k // self.block_k
         x = operands.x + place.batch * operands.x_batch + place.row * operands.x_pitch
         up = operands.up + place.batch * operands.up_batch + place.row * operands.up_pitch
@@ -244,18 +245,18 @@ class QuantizeKernel:
 
     @cute.jit
     def locate(self, operands: QuantizeOperands, atom_row: Int32, row_in_atom: Int32):
-        """Group, row of x, and end of the group's rows. Every group begins with a new row of atoms."""
+        """Returns group, row of x, and end of the group's rows. Every group begins with a new row of atoms."""
         group, row = Int32(0), Int64(atom_row) * ATOM_ROWS + row_in_atom
         row_end = Int64(operands.m)
         if cutlass.const_expr(self.is_grouped):
-            # Rows of atoms behind the last group find no group: an empty range of rows.
+            # Rows of atoms after the last group get an empty range of rows.
             group, start, row_end, first_atom = find_group(operands, atom_row)
             row = Int64(start) + (atom_row - first_atom) * ATOM_ROWS + row_in_atom
         return group, row, row_end
 
     @cute.jit
     def quantize_block(self, words: cute.Tensor, factors: cute.Tensor, global_scale: Float32):
-        """Words of elements and the code of the block's scale; the operations of ``formats.quantize``, in its order."""
+        """Returns words of elements and the code of the block's scale, by the operations of ``formats.quantize`` in order."""
         if cutlass.const_expr(self.has_up):
             x, up = (
                 [value for i in range(self.input_words) for value in unpack(source[i], self.is_bf16)]
@@ -269,7 +270,7 @@ class QuantizeKernel:
 
     @cute.jit
     def store_scale(self, operands: QuantizeOperands, place: ScalePlace, code: Uint32, valid: Boolean):
-        """The scale of one block; where there is no block, the zero of the padding."""
+        """Stores the scale of one block, or the zero of the padding if there is no block."""
         k_blocks = operands.k // self.block_k
         if cutlass.const_expr(self.is_blocked):
             atoms_k = cute.ceil_div(k_blocks, ATOM_COLS)
@@ -285,13 +286,13 @@ class QuantizeKernel:
 
 
 def shifted(place: ScalePlace, atoms: int) -> ScalePlace:
-    """So many columns of atoms further along K."""
+    """Returns a place that is ``atoms`` columns of atoms further along K."""
     return replace(place, k_block=place.k_block + atoms * ATOM_COLS)
 
 
 @cute.jit
 def find_group(operands: QuantizeOperands, atom_row: Int32):
-    """Of the group with this row of atoms: index, first row, end, first row of atoms. A warp looks at 32 groups at a time."""
+    """Returns the group of a row of atoms: index, first row, end, first row of atoms. A warp checks 32 groups at a time."""
     lane = cute.arch.lane_idx()
     first_group, atoms_before = Int32(0), Int32(0)
     group, start, row_end, first_atom = Int32(0), Int32(0), Int64(0), Int32(0)
@@ -304,7 +305,7 @@ def find_group(operands: QuantizeOperands, atom_row: Int32):
                 own_start = within(operands, global_scalar(Int32, address - 4)[0])
         size = cute.ceil_div(cutlass.max(own_end - own_start, 0), ATOM_ROWS)
         atom_end = atoms_before + inclusive_sum(size)
-        # Groups that end at or before the row of atoms: the next one has it.
+        # Groups that end at or before the row of atoms; the next one has it.
         passed = cute.arch.popc(cute.arch.vote_ballot_sync(atom_end <= atom_row))
         if passed < WARP_SIZE:
             group, start = first_group + passed, cute.arch.shuffle_sync(own_start, passed)
@@ -316,7 +317,7 @@ def find_group(operands: QuantizeOperands, atom_row: Int32):
 
 
 def within(operands: QuantizeOperands, row: Int32) -> Int32:
-    """A group's end as far as there are rows: ends are data, which no check reads."""
+    """Clamps a group's end to the existing rows, because ends are data that no check reads."""
     return cutlass.max(cutlass.min(row, Int32(operands.m)), 0)
 
 
@@ -324,8 +325,10 @@ def within(operands: QuantizeOperands, row: Int32) -> Int32:
 def quantize_words(
     words: cute.Tensor, global_scale: Float32 | None, is_bf16: cutlass.Constexpr, encode: cutlass.Constexpr
 ):
-    """A block's words of 16-bit floats, as ``QuantizeKernel.quantize_block``; or those of a part of one, whose other parts the
-    next lanes have: a whole warp calls this then."""
+    """Returns a block's words of 16-bit floats, see ``QuantizeKernel.quantize_block``.
+
+    With a part of a block per lane, the next lanes have its other parts, and a full warp must call this.
+    """
     num_words = cute.size(words)
     magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(num_words)]
     most = magnitudes[0]
@@ -341,23 +344,23 @@ def quantize_words(
 
 
 def unpack(word: Uint32, is_bf16: bool) -> tuple[Float32, Float32]:
-    """The two elements of a word, exactly."""
+    """Returns the two elements of a word, exactly."""
     return ptx.unpack_bf16x2(word) if is_bf16 else ptx.unpack_f16x2(word)
 
 
 def input_words(format: BlockFormat) -> int:
-    """Words of x that a block is made of."""
+    """Returns the words of x per block."""
     return format.block_k // WORD_VALUES
 
 
 def load_block(words: cute.Tensor, address: Int64) -> None:
-    """A block's elements of x."""
+    """Loads a block's elements of x."""
     for first in range(0, cute.size(words), VECTOR_WORDS):
         for i, word in enumerate(load_words(address + first * 4, VECTOR_WORDS, KEEP)):
             words[first + i] = word
 
 
 def store_block(address: Int64, words: list) -> None:
-    """A block's words of elements."""
+    """Stores a block's words of elements."""
     for first in range(0, len(words), VECTOR_WORDS):
         store_words(address + first * 4, words[first : first + VECTOR_WORDS])

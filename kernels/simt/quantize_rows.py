@@ -1,10 +1,10 @@
-"""fp16 or bf16, or silu(x) * up of two such, to blocks of 128 values with fp32 scales: the bits that ``formats.quantize`` gives.
+"""fp16 or bf16, or silu(x) * up of two such tensors, to blocks of 128 values with fp32 scales, as ``formats.quantize``.
 
-x (M, K) in rows of unit stride; data (M, K) e4m3 and scales (M, K / 128) fp32, both without gaps, so that a block's number says
-where it lies in either.
+x (M, K) in rows of unit stride; data (M, K) e4m3 and scales (M, K / 128) fp32, both without gaps, so a block's number
+gives its place in both.
 
-Work: half a warp takes a block, 16 bytes of x a lane, and finds the largest magnitude by shuffles. ``STEPS`` blocks of each half
-are loaded before the first one is computed.
+Work: half a warp takes a block, 16 bytes of x per lane, and finds the largest magnitude by shuffles. ``STEPS`` blocks
+of each half are loaded before the first one is computed.
 """
 
 import cutlass
@@ -33,8 +33,8 @@ class QuantizeRowsKernel:
     Args:
         is_bf16: whether x is bfloat16, else float16.
         has_up: whether silu(x) * up is quantized.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        format: what is made: blocks of 128 values of a row, fp32 scales.
+        name: name of the kernel in profilers and in the emulator's reports.
+        format: format of the results: blocks of 128 values of a row, fp32 scales.
     """
 
     def __init__(self, is_bf16: bool, has_up: bool, name: str, format: BlockFormat):
@@ -47,7 +47,7 @@ class QuantizeRowsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch a thread for each 16 bytes of x, in ``STEPS``.
+        """Launches one thread per 16 bytes of x, in ``STEPS``.
 
         Args:
             table: Int64 in host memory: ``launch_table.Quantize``.
@@ -65,7 +65,7 @@ class QuantizeRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: QuantizeOperands, blocks: Int32):
-        """Load, find scales, encode, store."""
+        """Loads, finds scales, encodes, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         half, lane = tidx // HALF, tidx % HALF
@@ -99,7 +99,7 @@ class QuantizeRowsKernel:
 
     @cute.jit
     def quantize_block(self, words: cute.Tensor, factors: cute.Tensor):
-        """Words of a lane's elements, and the scale of its half warp's block."""
+        """Returns words of a lane's elements, and the scale of its half warp's block."""
         inputs = [words, factors] if self.has_up else [words]
         values = values_of(*inputs, is_bf16=self.is_bf16)
         amax = ptx.abs_f32(values[0])
@@ -113,7 +113,7 @@ class QuantizeRowsKernel:
 
 
 def values_of(words: cute.Tensor | list, factors: cute.Tensor | list | None = None, *, is_bf16: bool) -> list:
-    """What is quantized of a lane's 16 bytes of x: its values, or silu of them times those of ``factors``."""
+    """Returns the values to quantize in a lane's 16 bytes of x: its values, or silu of them times those of ``factors``."""
     values = [value for i in range(VECTOR_WORDS) for value in unpack(words[i], is_bf16)]
     if factors is None:
         return values
@@ -122,6 +122,6 @@ def values_of(words: cute.Tensor | list, factors: cute.Tensor | list | None = No
 
 
 def load(words: cute.Tensor, address: Int64) -> None:
-    """A lane's 16 bytes of x."""
+    """Loads a lane's 16 bytes of x."""
     for i, word in enumerate(load_words(address, VECTOR_WORDS, READ_ONCE)):
         words[i] = word

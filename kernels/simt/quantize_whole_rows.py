@@ -1,9 +1,9 @@
-"""fp16 or bf16, or silu(x) * up of two such, to rows with one fp32 scale each: the bits that ``formats.quantize`` gives.
+"""fp16 or bf16, or silu(x) * up of two such tensors, to rows with one fp32 scale each, bit for bit as by ``formats.quantize``.
 
 x (M, K) in rows of unit stride; data (M, K) int8 and scales (M, 1) fp32, both without gaps.
 
-Work: a CTA takes a row, 16 bytes of x a thread at a time, and reads it twice: for the largest magnitude, then, from caches, to
-divide.
+Work: a CTA takes a row, 16 bytes of x per thread at a time, and reads it twice: for the largest magnitude, then, from
+caches, to divide.
 """
 
 import cutlass
@@ -23,7 +23,7 @@ from .quantize_rows import LANE_BYTES, divisor_of, scale_of, values_of
 
 THREADS = QUANTIZE_WARPS * WARP_SIZE
 LANE_VALUES = LANE_BYTES // 2
-# Loads on their way, of a thread.
+# Loads in flight per thread.
 UNROLL = 4
 WORD_BYTES = 4
 
@@ -34,8 +34,8 @@ class QuantizeWholeRowsKernel:
     Args:
         is_bf16: whether x is bfloat16, else float16.
         has_up: whether silu(x) * up is quantized.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        format: what is made: INT8.
+        name: name of the kernel in profilers and in the emulator's reports.
+        format: format of the results: INT8.
     """
 
     def __init__(self, is_bf16: bool, has_up: bool, name: str, format: BlockFormat):
@@ -46,7 +46,7 @@ class QuantizeWholeRowsKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch a CTA for each row.
+        """Launches one CTA per row.
 
         Args:
             table: Int64 in host memory: ``launch_table.Quantize``.
@@ -61,7 +61,7 @@ class QuantizeWholeRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: QuantizeOperands):
-        """Find the scale, then load again, encode, store."""
+        """Finds the scale, then loads again, encodes, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         batch = row // operands.m
@@ -88,13 +88,13 @@ class QuantizeWholeRowsKernel:
             store_words(operands.data + at, integers)
 
     def values(self, places: list, unit: Int32) -> list:
-        """What is quantized of a thread's 16 bytes of x."""
+        """Returns the values to quantize in a thread's 16 bytes of x."""
         loaded = [load_words(place + Int64(unit) * LANE_BYTES, VECTOR_WORDS, KEEP) for place in places]
         return values_of(*loaded, is_bf16=self.is_bf16)
 
     @cute.jit
     def largest_of_cta(self, amax: Float32, words: Int32) -> Float32:
-        """The largest magnitude of all threads, through a word of shared memory a warp."""
+        """Returns the largest magnitude of all threads, through one word of shared memory per warp."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         for distance in cutlass.range_constexpr(5):
             amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << distance))

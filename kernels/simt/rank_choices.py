@@ -1,8 +1,8 @@
-"""Where the choices of a rank's tokens go, by tables of a placement of experts.
+"""Destinations of the choices of a rank's tokens, by tables of a placement of experts.
 
-ids int32 or int64 (tokens, k); to_rank int32 (experts, period): token t's choice e goes to rank to_rank[e, t % period]; to_local
-int32 (ranks, experts). Written, all int32: ranks (tokens, k), the rank of every choice; locals (tokens, k), what its expert is
-called there; goals (tokens, ranks), r where any choice of the token goes to r. -1 where there is none.
+ids int32 or int64 (tokens, k); to_rank int32 (experts, period): token t's choice e goes to rank to_rank[e, t % period];
+to_local int32 (ranks, experts). Outputs, all int32: ranks (tokens, k), the rank of every choice; locals (tokens, k),
+the number of its expert there; goals (tokens, ranks), r if any choice of the token goes to r. -1 means none.
 
 Work: a warp takes a token, a lane a choice, then a rank.
 """
@@ -24,7 +24,7 @@ from .placement import Placement
 
 @dataclass(frozen=True)
 class RankChoicesOperands:
-    """Addresses Int64, extents Int32."""
+    """Addresses are Int64, extents Int32."""
 
     ids: Int64
     to_rank: Int64
@@ -41,14 +41,14 @@ class RankChoicesOperands:
 
 
 class RankChoicesKernel:
-    """The kernel. Args: name: what it is called in profilers and in the emulator's reports."""
+    """The compiled kernel. Args: name: name in profilers and in the emulator's reports."""
 
     def __init__(self, name: str):
         self.name = name
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for a token.
+        """Launches one warp per token.
 
         Args:
             table: Int64 in host memory: ``launch_table.RankChoices``.
@@ -65,7 +65,7 @@ class RankChoicesKernel:
 
     @cute.kernel
     def kernel(self, operands: RankChoicesOperands):
-        """Look up, tell the lanes' ranks to all, store."""
+        """Looks up, exchanges the lanes' ranks, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         token = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)

@@ -1,8 +1,8 @@
-"""Routing: which experts a token goes to, and with which weights. A warp a token; every operation is one float32 operation.
+"""Routing: the experts of each token, and their weights. One warp per token; every operation is one float32 operation.
 
-logits (tokens, experts) fp32, fp16 or bf16; ids int32 and weights fp32 (tokens, top_k). Expert e lies in lane e % 32. The
-choice compares integers that are ordered as the numbers are: the largest of a warp is one instruction, and of equal ones
-the lowest id is taken. 0 stands for what cannot be chosen: NaN, and experts that there are not.
+logits (tokens, experts) fp32, fp16 or bf16; ids int32 and weights fp32 (tokens, top_k). Lane e % 32 holds expert e. The
+choice compares integers in the order of the numbers: the largest of a warp is one instruction, and among equal ones the
+lowest id wins. 0 stands for NaN and for missing experts, which cannot be chosen.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ..common.select import select
 from .silu import exp_minus, sigmoid
 
 LARGEST = 3.4028234663852886e38
-# Keeps a sum of scores that all vanished from dividing 0 by 0; nothing beside any other sum.
+# Keeps a sum of scores that all vanished from dividing 0 by 0, and does not change any other sum.
 TINY = 1e-20
 SIGN = 0x80000000
 NO_ID = 0x7FFFFFFF
@@ -29,7 +29,7 @@ NO_ID = 0x7FFFFFFF
 
 @dataclass(frozen=True)
 class RouteOperands:
-    """Addresses and the byte pitch Int64, extents Int32."""
+    """Addresses and the byte pitch are Int64, extents Int32."""
 
     logits: Int64
     bias: Int64
@@ -49,14 +49,14 @@ class RouteKernel:
     """One compiled variant.
 
     Args:
-        dtype: of the logits: cutlass.Float32, Float16 or BFloat16.
-        slots: experts of a lane.
+        dtype: dtype of the logits: cutlass.Float32, Float16 or BFloat16.
+        slots: experts per lane.
         scoring: "softmax" or "sigmoid".
         renormalize: whether weights are divided by their sum.
-        has_bias: whether a number an expert is added to the logits.
-        has_correction: whether a number an expert is added to the scores, for the choice.
-        has_groups: whether experts are chosen from the best groups alone.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        has_bias: whether each expert has a number that is added to its logits.
+        has_correction: whether each expert has a number that is added to its score, for the choice.
+        has_groups: whether experts are chosen only from the best groups.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RouteKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp a token.
+        """Launches one warp per token of the logits.
 
         Args:
             table: Int64 in host memory: ``launch_table.Route``.
@@ -98,13 +98,13 @@ class RouteKernel:
 
     @cute.kernel
     def kernel(self, operands: RouteOperands):
-        """Score, choose, weigh, store."""
+        """Scores, chooses, weighs, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         token = block_idx * ROUTE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         lane = tidx % WARP_SIZE
         if token < operands.tokens:
-            # Of the experts of a lane: what is chosen by, and what weights are made of.
+            # For the experts of a lane: keys of the choice, and scores for weights.
             keys = cute.make_rmem_tensor(self.slots, Uint32)
             scores = cute.make_rmem_tensor(self.slots, Float32)
             corrections = []
@@ -135,7 +135,10 @@ class RouteKernel:
 
     @cute.jit
     def read(self, operands: RouteOperands, row: Int64, dtype: cutlass.Constexpr, lane: Int32) -> list:
-        """What a row has of the lane's experts; of the last expert where there is none. No branch: all are read at once."""
+        """Returns a row's values of the lane's experts; those of the last expert for missing ones.
+
+        Reads all at once, without a branch.
+        """
         last, item_bytes = operands.experts - 1, dtype.width // 8
         return [
             global_scalar(dtype, row + Int64(cutlass.min(s * WARP_SIZE + lane, last)) * item_bytes)[0]
@@ -146,7 +149,7 @@ class RouteKernel:
     def load(
         self, operands: RouteOperands, token: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor
     ):
-        """Finite logits into ``scores``, and their keys."""
+        """Loads finite logits into ``scores``, and their keys."""
         logits = self.read(operands, operands.logits + Int64(token) * operands.pitch, self.dtype, lane)
         biases = []
         if cutlass.const_expr(self.has_bias):
@@ -161,7 +164,7 @@ class RouteKernel:
 
     @cute.jit
     def score(self, keys: cute.Tensor, scores: cute.Tensor):
-        """Logits to scores: of a softmax its numerators. Returns their sum, where that is wanted."""
+        """Turns logits into scores: numerators for softmax. Returns their sum if it is needed."""
         total = Float32(0.0)
         if cutlass.const_expr(self.is_softmax):
             most = keys[0]
@@ -183,7 +186,7 @@ class RouteKernel:
 
     @cute.jit
     def correct(self, corrections: list, keys: cute.Tensor, scores: cute.Tensor, total: Float32):
-        """Keys of scores and corrections."""
+        """Sets the keys of scores plus corrections."""
         for s in cutlass.range_constexpr(self.slots):
             if cutlass.const_expr(self.is_softmax):
                 scores[s] = ptx.div_f32(scores[s], ptx.add_f32(total, Float32(TINY)))
@@ -192,7 +195,7 @@ class RouteKernel:
 
     @cute.jit
     def keep_best_groups(self, operands: RouteOperands, lane: Int32, keys: cute.Tensor):
-        """Clear the keys of all groups but those with the largest sums of two; lane g weighs group g."""
+        """Clears the keys of all groups except those with the largest sums of two; lane g weighs group g."""
         size = operands.experts // operands.num_groups
         group_key = Uint32(0)
         for g in cutlass.range(operands.num_groups, unroll=1):
@@ -222,7 +225,7 @@ class RouteKernel:
 
     @cute.jit
     def choose(self, top_k: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor):
-        """The experts with the largest keys, falling, lane i's choice i, and their scores; -1 and 0 where none is left."""
+        """Returns the experts with the largest keys, descending, choice i in lane i, and their scores; -1 and 0 for none."""
         chosen, score = Int32(-1), Float32(0.0)
         for i in cutlass.range(top_k, unroll=1):
             best, expert, value = keys[0], lane, scores[0]
@@ -244,13 +247,13 @@ class RouteKernel:
 
 @cute.jit
 def finite(x: Float32) -> Float32:
-    """``x`` cut to the finite numbers, and -0 as 0; of NaN a number."""
+    """Clamps ``x`` to the finite numbers, with -0 as 0; NaN becomes a number."""
     return ptx.add_f32(ptx.least(cutlass.max(x, Float32(-LARGEST)), Float32(LARGEST)), Float32(0.0))
 
 
 @cute.jit
 def key_of(x: Float32) -> Uint32:
-    """An integer that is ordered as ``finite(x)`` is, and not 0; of NaN 0."""
+    """Returns an integer in the order of ``finite(x)``, not 0; 0 for NaN."""
     word = ptx.bits_of(finite(x))
     key = word ^ select(word >= Uint32(SIGN), Uint32(0xFFFFFFFF), Uint32(SIGN))
     return select(x == x, key, Uint32(0))
@@ -258,13 +261,13 @@ def key_of(x: Float32) -> Uint32:
 
 @cute.jit
 def number_of(key: Uint32) -> Float32:
-    """The number of a key; of 0 the number 0."""
+    """Returns the number of a key; the number 0 for key 0."""
     word = key ^ select(key >= Uint32(SIGN), Uint32(SIGN), Uint32(0xFFFFFFFF))
     return ptx.float_of(select(key == 0, Uint32(0), word))
 
 
 @cute.jit
 def lowest_lane(condition) -> Int32:
-    """The lowest lane where it holds; 32 where none."""
+    """Returns the lowest lane for which the condition holds; 32 for none."""
     mask = Uint32(cute.arch.vote_ballot_sync(condition))
     return Int32(cute.arch.popc(~mask & (mask - 1)))

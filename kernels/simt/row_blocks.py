@@ -1,4 +1,4 @@
-"""A lane's block of 16 values of a row: read, made NVFP4 or left as it is, and stored in the rows that it travels in."""
+"""A lane's block of 16 values of a row: read, optionally quantized to NVFP4, and stored in the row that travels."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ INPUT_BYTES = 4 * input_words(NVFP4)
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """A lane's block.
+    """A lane's block of a row.
 
     Attributes:
-        words: its values, in memory if they are left as they are.
-        scales: of NVFP4 values, the scales of four neighbouring lanes; else None.
+        words: its values; a register tensor if they are unchanged.
+        scales: for NVFP4 values, the scales of four neighbouring lanes; else None.
     """
 
     words: list | cute.Tensor
@@ -32,13 +32,13 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class RowEncoding:
-    """What becomes of values.
+    """Encoding of values in rows that travel.
 
     Attributes:
         is_bf16: whether they are bfloat16, else float16.
         quantizes: whether they become NVFP4.
         has_global_scale: whether a factor is read.
-        encode: to e2m1.
+        encode: encoder to e2m1.
     """
 
     is_bf16: bool
@@ -47,7 +47,7 @@ class RowEncoding:
     encode: Encoding
 
     def block(self, words: cute.Tensor, global_scale: Int64) -> EncodedBlock:
-        """Of a lane's words. global_scale: address of the factor."""
+        """Encodes a lane's words. global_scale: address of the factor."""
         if not self.quantizes:
             return EncodedBlock(words, None)
         factor = global_scalar(Float32, global_scale)[0] if self.has_global_scale else None
@@ -56,7 +56,10 @@ class RowEncoding:
 
     @cute.jit
     def store(self, row: Int64, values: Int32 | int, scales: Int32, number: Int32, block: EncodedBlock):
-        """Block ``number`` of the row at this address, whose values and row-major scales begin so many bytes behind it."""
+        """Stores block ``number`` of the row at this address.
+
+        ``values``, ``scales``: offsets of its values and row-major scales.
+        """
         if cutlass.const_expr(self.quantizes):
             store_words(row + values + number * OUTPUT_BYTES, block.words)
             if number % ATOM_COLS == 0:
@@ -68,7 +71,7 @@ class RowEncoding:
 
 @cute.jit
 def read_block(x: Int64, x_pitch: Int64, row: Int32, number: Int32, num_blocks: Int32) -> cute.Tensor:
-    """Words of a lane's block of a row of x; zeros behind the last one."""
+    """Returns the words of a lane's block of a row of x; zeros after the last block."""
     words = cute.make_rmem_tensor(input_words(NVFP4), Uint32)
     words.fill(Uint32(0))
     if number < num_blocks:

@@ -1,9 +1,9 @@
-"""Rows that have come from other ranks to rows of experts: quantized values and their scales, each written where a choice has it.
+"""Rows that came from other ranks to rows of experts: quantized values and their scales, written for every choice of them.
 
-came (rows, bytes of a row): values e2m1 and row-major scales from offsets on. rows and places int32 (rows, k): as of ``permute``,
-or found here, of ids int32 (rows, k) with 64 entries at most, and written, with offs and slots; then the kernel may wait until
-other ranks have stored ids and rows. Written: data (choices, K / 2) and blocked scales, the rows of every expert beginning a
-block of 128.
+came (rows, bytes of a row): values e2m1 and row-major scales, at offsets. rows and places int32 (rows, k): from
+``permute``, or computed here from ids int32 (rows, k) with at most 64 entries, and written with offs and slots; then
+the kernel may wait until other ranks have stored ids and rows. Outputs: data (choices, K / 2) and blocked scales, with
+the rows of every expert starting at a block of 128.
 
 Work: a warp takes 32 blocks of one row, a lane a block of 16 values.
 """
@@ -25,7 +25,7 @@ from .expert_rows import OUTPUT_BYTES, Choices, Ids, Order, QuantizedRows
 
 @dataclass(frozen=True)
 class UnpackOperands:
-    """Addresses Int64, extents and offsets Int32."""
+    """Addresses are Int64, extents and offsets Int32."""
 
     came: Int64
     order: Order
@@ -42,21 +42,21 @@ class UnpackRowsKernel:
     """One compiled variant.
 
     Args:
-        finds_order: whether the kernel finds the order of rows, and writes it.
+        finds_order: whether the kernel computes the order of rows, and writes it.
         waits: whether other ranks are storing ids and rows, so that the kernel waits for them first.
-        name: what the kernel is called in profilers and in the emulator's reports.
+        name: name of the kernel in profilers and in the emulator's reports.
     """
 
     def __init__(self, finds_order: bool, waits: bool, name: str):
         self.finds_order = finds_order
         self.waits = waits
-        # Rows are read once, but not through the cache that does not see what is stored while the kernel runs.
+        # Rows are read once, but not through the cache that misses stores during the kernel.
         self.load_row = "ld.global" if waits else READ_ONCE
         self.name = name
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: a warp for 32 blocks of a row.
+        """Launches one warp per 32 blocks of a row.
 
         Args:
             table: Int64 in host memory: ``launch_table.UnpackRows``.
@@ -90,7 +90,7 @@ class UnpackRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: UnpackOperands, results: QuantizedRows, signals: Signals | None):
-        """Load, store for every choice."""
+        """Loads, and stores for every choice."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = operands.chunks
@@ -114,7 +114,7 @@ class UnpackRowsKernel:
 
     @cute.jit
     def choices(self, operands: UnpackOperands, source: Int32, work: Int32, chunk: Int32) -> Choices:
-        """Those of a row."""
+        """Returns the choices of a row."""
         lane, order = cute.arch.lane_idx(), operands.order
         if cutlass.const_expr(self.finds_order):
             num_slots = operands.num_rows * operands.top_k

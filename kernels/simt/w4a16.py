@@ -1,25 +1,25 @@
 """16-bit activations times 4- or 8-bit weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
 
-x (M, K, L) fp16 or bf16, B (N, K, L) e2m1 or int4, two values a byte, e4m3 or e5m2, both K-major; SFB in the 128x4 blocked
-layout, read in place: e4m3 for 16 values of K (NVFP4), ue8m0 for 32 (MX, beside bf16 alone), 16 or 32 bits for 32 to 128 (int4),
-or in rows: fp32 for 128 x 128 weights (FP8); c fp16, bf16 or fp32. Memory-bound: the weights are read once for every
-``tokens`` rows of x, past L1.
+x (M, K, L) fp16 or bf16, B (N, K, L) e2m1 or int4, two values per byte, or e4m3 or e5m2, both K-major; c fp16, bf16 or
+fp32. SFB is in the 128x4 blocked layout, read in place: e4m3 per 16 values of K (NVFP4), ue8m0 per 32 (MX, only with
+bf16), 16 or 32 bits per 32 to 128 (int4); or in rows: fp32 per 128 x 128 weights (FP8). Memory-bound: the weights are
+read once per ``tokens`` rows of x, bypassing L1.
 
-A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. bf16 also holds it times a power
-of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. An integer
-times its scale is rounded (``common.int4``). By an fp32 scale of 128 x 128 weights, which neither type holds, the products of a
-chunk are multiplied, and added in fp32. Warps multiply
-16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_80 on has.
+A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. bf16 also holds a weight
+times a power of two (``common.ue8m0``); 8-bit weights are exact except for values below 2^-125 (e4m3) or 2^-117 (e5m2),
+which are rounded. An integer times its scale is rounded (``common.int4``). Neither type holds a weight times an fp32
+scale of 128 x 128 weights, so the products of a chunk are multiplied by it, and added in fp32. Warps multiply 16 weight
+rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_80 on has.
 
-Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for four
-blocks of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
-consecutive k of the four rows with r = g; which k meet in one MMA is free as long as both operands agree.
+Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for
+four blocks of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
+consecutive k of the four rows with r = g. The assignment of k to MMAs is free as long as both operands agree.
 
-Order of summation. One MMA adds 16 products to the sum in fp32, as the GPU's tensor cores add (truncating). Word w = 0 ...
-3 of a lane's 32 k (8 w to 8 w + 7) takes two: first the k with k % 4 < 2, then the others, of all four t. A warp goes
-through its chunks in ascending order, starting from 0; warps are added in ascending order. So which products meet when
-depends on K alone, not on M, N or L. Then times alpha, then one rounding to the output type. With fp32 scales each chunk starts
-from 0, and what it has is added times its scale, with one rounding.
+Order of summation. One MMA adds 16 products to the sum in fp32, with the truncating addition of the GPU's tensor cores.
+Word w = 0 ... 3 of a lane's 32 k (8 w to 8 w + 7) takes two MMAs: first the k with k % 4 < 2, then the others, of all
+four t. A warp adds its chunks in ascending order, starting from 0; warps are added in ascending order. So the order of
+products depends only on K, not on M, N or L. Then the sum is multiplied by alpha and rounded once to the output type.
+With fp32 scales each chunk starts from 0, and its sum times its scale is added with one rounding.
 """
 
 import math
@@ -47,27 +47,27 @@ from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 PIECE_K = 32
 PIECES = W4A16_CHUNK_K // PIECE_K
 GROUP_K = 8
-# Rows r, r + 32, r + 64, r + 96: an MMA has 16 weight rows, two of a lane.
+# Rows r, r + 32, r + 64, r + 96: an MMA has 16 weight rows, two per lane.
 MMA_M = 2
 MMA_TOKENS = 8
 SCALES_BYTES = 16
 FP32_BYTES = FP32.bits // 8
-# Sums of the CTAs of an SM; the rest of the unified memory serves as L1, where activations and scales stay.
+# Shared memory for the sums of an SM's CTAs; the rest of the unified memory serves as L1 for activations and scales.
 SMEM_CARVEOUT_PERCENT = 20
 
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """How e2m1 becomes a 16-bit float: sign to the top, exponent and mantissa to the bottom of the exponent field.
+    """Conversion of e2m1 to a 16-bit float: sign to the top, exponent and mantissa to the bottom of the exponent field.
 
-    The bits then read as the value times 2^(1 - bias), subnormal ones too. An e4m3 scale times 2^(bias - 8) completes that to
-    the weight times 2^-7, in both formats exactly, and never beyond their range.
+    The bits then mean the value times 2^(1 - bias), also for subnormal ones. An e4m3 scale times 2^(bias - 8) completes
+    that to the weight times 2^-7, exactly in both formats and within their range.
 
     Attributes:
-        name: in PTX.
-        magnitude_shift: where the three low bits of e2m1 go.
-        scale_factor: what scales are multiplied by; of ue8m0 they are not.
-        weight_factor: what sums are multiplied by in the end.
+        name: name in PTX.
+        magnitude_shift: shift of the three low bits of e2m1.
+        scale_factor: factor of scales, except ue8m0.
+        weight_factor: factor of the sums at the end.
     """
 
     name: str
@@ -79,17 +79,17 @@ class FloatFormat:
 FP16 = FloatFormat("f16", 9, 2.0**7, 2.0**7)
 BF16 = FloatFormat("bf16", 6, 2.0**119, 2.0**7)
 BF16_OF_UE8M0 = FloatFormat("bf16", 6, 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
-# Elements of 8 bits are decoded by instructions; 448 * 2^127 and 57344 * 2^127 over these are inside bf16's range.
+# Instructions convert elements of 8 bits; 448 * 2^127 and 57344 * 2^127 over these factors are inside bf16's range.
 BF16_OF_FP8 = {"e4m3": FloatFormat("bf16", 0, 1.0, 2.0**8), "e5m2": FloatFormat("bf16", 0, 1.0, 2.0**16)}
-# Weights without a factor: integers, and where sums are multiplied by scales, e4m3 alone, which both types hold.
+# Weights without a factor: integers, and e4m3 without scale (which both types hold) if sums are multiplied by scales.
 AS_IT_IS = {name: FloatFormat(name, 0, 1.0, 1.0) for name in ("f16", "bf16")}
-# prmt: of eight bytes in two words, those that are four apart, two pairs.
+# prmt: two pairs of the bytes in two words that are four apart.
 APART = (0x5140, 0x7362)
 
 
 @dataclass(frozen=True)
 class W4A16Operands:
-    """What one batch reads and writes. Addresses and byte strides Int64, extents Int32; of ``out`` strides in elements."""
+    """Operands of one batch. Addresses and byte strides are Int64, extents Int32; strides of ``out`` in elements."""
 
     x: Int64
     b: Int64
@@ -103,7 +103,7 @@ class W4A16Operands:
 
 @dataclass(frozen=True)
 class W4A16Output:
-    """Where results go; strides in elements."""
+    """Destination of results; strides in elements."""
 
     address: Int64
     alpha: Int64
@@ -114,7 +114,7 @@ class W4A16Output:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a lane reads: its piece of chunk 0 of its first weight row, of the scales, and of its first row of x.
+    """Addresses of a lane's data: its piece of chunk 0 of its first weight row, of the scales, and of its first row of x.
 
     ``row_offsets``: bytes from the first weight row to each, Int32 (``vector_checks.MAX_PITCH`` bounds them).
     """
@@ -138,11 +138,11 @@ class W4A16Kernel:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
         tokens: rows of x that a CTA multiplies: a multiple of 8.
-        blocks_per_sm: CTAs of an SM that the registers must allow.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0, or fp32 ones of 128 x 128 e4m3, or those
-            of int4, or fp32 ones of rows of INT8.
-        bias_dtype: of what is added to the results of every weight row; None where nothing is.
+        blocks_per_sm: CTAs per SM that the registers must allow.
+        name: name of the kernel in profilers and in the emulator's reports.
+        weights: format of the weights. Scales are e4m3; ue8m0 with bfloat16; fp32 per 128 x 128 e4m3; those of int4; or
+            fp32 per row of INT8.
+        bias_dtype: dtype of the bias that is added to the results of every weight row; None without a bias.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class W4A16Kernel:
         self.weights = weights
         self.is_fp8 = weights.element.bits == 8
         self.int4 = Int4Decoding(weights, is_bf16) if weights.is_int4 else None
-        # INT8: a scale a row, which multiplies sums in the end.
+        # INT8: one scale per row, which multiplies sums at the end.
         self.has_row_scales = weights.block_k == 0
         self.promotes = weights.scale == FP32 and self.int4 is None and not self.has_row_scales
         if self.promotes or self.has_row_scales or self.int4 is not None:
@@ -173,7 +173,7 @@ class W4A16Kernel:
         self.block_k = weights.block_k or PIECE_K
         self.pieces_per_atom = (weights.atom_k or PIECE_K) // PIECE_K
         self.chunks_per_atom = max(self.pieces_per_atom // PIECES, 1)
-        # Bytes of the scales of an atom of rows and K.
+        # Bytes of the scales per atom of rows and K.
         self.atom_bytes = 0 if self.has_row_scales else weights.scale_bytes(weights.atom_rows, weights.atom_k)
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
@@ -185,7 +185,7 @@ class W4A16Kernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch: weight rows along x of the grid, rows of x along y, batches along z.
+        """Launches weight rows along x of the grid, rows of x along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.W4A16``.
@@ -223,7 +223,7 @@ class W4A16Kernel:
 
     @cute.kernel
     def kernel(self, operands: W4A16Operands, output: W4A16Output, strides: list):
-        """Accumulate, add up warps, and store."""
+        """Accumulates, adds the sums of warps, and stores."""
         tidx, _, _ = cute.arch.thread_idx()
         unit, token_tile, batch = cute.arch.block_idx()
         warp_idx, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
@@ -242,7 +242,7 @@ class W4A16Kernel:
             sfb += (
                 row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES + piece // self.pieces_per_atom * ATOM_BYTES
             )
-        # Rows beyond N are read as the last one, and dropped in the end.
+        # Rows beyond N are read as the last row and dropped at the end.
         rows = [cutlass.min(row_of(unit, group, band), operands.n - 1) for band in range(BANDS)]
         source = Source(
             b=operands.b
@@ -303,10 +303,10 @@ class W4A16Kernel:
 
     @cute.jit
     def accumulate(self, source: Source, warp_idx: Int32):
-        """What this lane adds up: Float32 (REGISTER, MMA_M, MMA_N)."""
+        """Returns the sums of this lane: Float32 (REGISTER, MMA_M, MMA_N)."""
         acc = cute.make_rmem_tensor((4, MMA_M, self.num_mma_n), Float32)
         acc.fill(0.0)
-        # (WORD, BAND); a word a band
+        # (WORD, BAND); one word per band
         weights = cute.make_rmem_tensor((self.piece_words, BANDS), Uint32)
         ahead = cute.make_rmem_tensor((self.piece_words, BANDS), Uint32)
         scales, scales_ahead = (cute.make_rmem_tensor(BANDS, Uint32) for _ in range(2))
@@ -338,7 +338,7 @@ class W4A16Kernel:
 
     @cute.jit
     def load_activations(self, x: cute.Tensor, source: Source, chunk: Int32):
-        """The lane's 32 k of a chunk, of one row of x for every MMA; zeros where there is no row or no k."""
+        """Loads the lane's 32 k of a chunk, of one row of x per MMA; zeros for missing rows and k."""
         x.fill(Uint32(0))
         is_inside = chunk * PIECES + source.piece < source.num_pieces
         for j in cutlass.range_constexpr(self.num_mma_n):
@@ -350,8 +350,11 @@ class W4A16Kernel:
                         x[first + i, j] = words[i]
 
     def block_scales(self, scales: cute.Tensor, source: Source, chunk: Int32) -> list:
-        """Of every band, the lane's block scales times ``scale_factor``, each as a pair of 16-bit floats; of 8-bit weights one,
-        over ``weight_factor``, as a float; of int4 one as ``common.int4`` has it."""
+        """Returns the lane's block scales of every band.
+
+        They are pairs of 16-bit floats times ``scale_factor``. For 8-bit weights it is one float over
+        ``weight_factor``; for int4 the form of ``common.int4``.
+        """
         if self.int4 is not None:
             index = Uint32((chunk * PIECES + source.piece) // (self.block_k // PIECE_K))
             return [[self.int4.block_scale(scales[band], index)] for band in range(BANDS)]
@@ -373,7 +376,7 @@ class W4A16Kernel:
         return pairs
 
     def multiply(self, acc: cute.Tensor, weights: cute.Tensor, scales: list, x: cute.Tensor) -> None:
-        """Add a chunk."""
+        """Adds the products of a chunk."""
         for w in range(PIECE_K // GROUP_K):
             block = w * GROUP_K // self.block_k
             activations = [paired([x[4 * w + i, j] for i in range(4)]) for j in range(self.num_mma_n)]
@@ -394,7 +397,7 @@ class W4A16Kernel:
                             acc[r, i, j] = value
 
     def decode(self, words: list, scale: Any) -> list:
-        """Eight weights over ``weight_factor``, or without their scale, as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+        """Returns eight weights over ``weight_factor``, or without their scale, as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
         if self.int4 is not None:
             return [self.int4.weights(codes, scale) for codes in codes_four_apart(*words)]
         if self.is_fp8:
@@ -430,7 +433,7 @@ def load_weights(
     scale_steps: cutlass.Constexpr,
     num_scales: cutlass.Constexpr,
 ):
-    """A lane's piece of every row and its scale words; zeros beyond K. scale_steps: chunks, and bytes of their scales."""
+    """Loads a lane's piece of every row and its scale words; zeros beyond K. scale_steps: chunks, and bytes of their scales."""
     is_inside = chunk * PIECES + source.piece < source.num_pieces
     weights.fill(Uint32(0))
     scales.fill(Uint32(0))
@@ -451,12 +454,12 @@ def load_weights(
 
 
 def shifted(word: Uint32, left: int) -> Uint32:
-    """Left, or right where negative."""
+    """Shifts left, or right for negative ``left``."""
     return word << left if left >= 0 else word >> -left
 
 
 def paired(words: list) -> list:
-    """Eight values of x in four words as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+    """Returns eight values of x in four words as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
     return [
         ptx.prmt(words[i], words[i + 2], Uint32(selector)) for i in range(2) for selector in (0x5410, 0x7632)
     ]
