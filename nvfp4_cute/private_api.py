@@ -6,6 +6,8 @@ have replaced torch's.
 """
 
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -63,6 +65,22 @@ def capture_id(stream: int) -> int | None:
 def current_device() -> int:
     """Returns the index of the current device without the checks of ``torch.cuda.current_device``."""
     return torch._C._cuda_getDevice()
+
+
+def outside_of_pools(device_index: int, make: Callable[[], Any]) -> Any:
+    """Returns ``make()`` of another thread on the current stream, so that it allocates from torch's common pool.
+
+    What this thread allocates may be routed to a pool that ends before the memory does: inside ``torch.cuda.use_mem_pool``, and
+    in the first runs of ``torch.compile(mode="reduce-overhead")``, which refuse what is left in theirs.
+    """
+    stream = torch.cuda.current_stream(device_index)
+
+    def on_stream() -> Any:
+        with torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(on_stream).result()
 
 
 def spin(cycles: int) -> None:

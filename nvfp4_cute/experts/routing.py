@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from nvfp4_cute import private_api
-from nvfp4_cute.backends.calls import run
+from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_vector
 from nvfp4_cute.experts.keys import RouteKey
@@ -80,16 +80,28 @@ def route(
         return torch.ops.nvfp4_cute.route(
             router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
         )  # fmt: skip
+    checks.check_integers(top_k=top_k, num_groups=num_groups, topk_groups=topk_groups)
+    if not isinstance(scale, int | float):
+        raise TypeError(f"scale={scale!r} is no number; pass what the weights are multiplied by")
+    choices = (top_k, scoring, renormalize, num_groups, topk_groups, scale)
+    given = (router_logits, bias, correction_bias)
+    settings = ("route", bias is None, correction_bias is None, *choices)
+    inputs = [tensor for tensor in given if tensor is not None]
+    ids, weights = call(backend, settings, inputs, [], _check, *given, *choices)
+    return ids, weights
+
+
+def _check(
+    router_logits, bias, correction_bias, top_k, scoring, renormalize, num_groups, topk_groups, scale
+) -> tuple["RouteTask", list[torch.Tensor]]:
+    """Returns the checked task and its results."""
     checks.check_tensors({"router_logits": router_logits}, {"bias": bias, "correction_bias": correction_bias})
     checks.check_choice("dtype of router_logits", router_logits.dtype, LOGIT_DTYPES)
     checks.check_choice("scoring", scoring, get_args(Scoring))
     if router_logits.ndim != 2:
         raise ValueError(f"router_logits has shape {list(router_logits.shape)}; expected [T, E]")
     tokens, experts = router_logits.shape
-    checks.check_integers(top_k=top_k, num_groups=num_groups, topk_groups=topk_groups)
     _check_counts(experts, top_k, num_groups, topk_groups)
-    if not isinstance(scale, int | float):
-        raise TypeError(f"scale={scale!r} is no number; pass what the weights are multiplied by")
     if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
         given = str(scale)[:20]
         raise ValueError(
@@ -102,11 +114,8 @@ def route(
         torch.empty((tokens, top_k), dtype=dtype, device=logits.device)
         for dtype in (torch.int32, torch.float32)
     )
-    task = RouteTask(
-        logits, bias, correction_bias, ids, weights, scoring, renormalize, num_groups, topk_groups, scale
-    )
-    run(backend, task)
-    return ids, weights
+    how = (scoring, renormalize, num_groups, topk_groups, scale)
+    return RouteTask(logits, bias, correction_bias, ids, weights, *how), [ids, weights]
 
 
 def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -> None:

@@ -12,6 +12,7 @@ again.
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -207,23 +208,25 @@ class PreparedCall:
 
 
 def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """Returns a function that allocates tensors like ``outs``, more than two of one dtype in one allocation.
+    """Returns a function that makes tensors like ``outs``: more than two of one dtype in one allocation.
 
-    An allocation takes the host half as long as a launch. To autograd, results of ``unsafe_split`` are not views, so a caller
-    can modify one output in place without affecting the others.
+    An allocation takes the host half as long as a launch. What ``unsafe_split`` returns is not a view to autograd: a caller
+    may go on computing with one output in place, and the others do not know.
     """
+    families = [[*family] for _, family in groupby(outs, key=lambda t: (t.dtype, t.shape[1:]))]
+    if len(families) > 1 and all(map(_is_split, families)):  # as all groups' data and all groups' scales
+        makers = [_allocator(family) for family in families]
+        return lambda: [tensor for make in makers for tensor in make()]
     first = outs[0]
     layouts = [(t.shape, t.stride()) for t in outs]
     new = first.new_empty(0)  # cheaper than torch.empty, which parses its options in every call
     if len(outs) <= 2 or any(t.dtype != first.dtype for t in outs):
-        makers = [t.new_empty(0).new_empty_strided for t in outs]
-        return lambda: [make(*layout) for make, layout in zip(makers, layouts)]  # noqa: B905, equally long
+        empty = [t.new_empty(0).new_empty_strided for t in outs]
+        return lambda: [make(*layout) for make, layout in zip(empty, layouts)]  # noqa: B905, as many
     split = torch.unsafe_split_with_sizes
-    row = first.shape[1:]
-    are_rows = all(t.ndim and t.shape[1:] == row and t.is_contiguous() for t in outs)
-    if are_rows and row.numel() * first.element_size() % OUT_ALIGN_BYTES == 0:
+    if _is_split(outs):
         rows = [len(t) for t in outs]
-        shape = (sum(rows), *row)
+        shape = (sum(rows), *first.shape[1:])
         return lambda: [*split(new.new_empty(shape), rows)]
     lengths = [-(-span_bytes(t) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES // first.element_size() for t in outs]
 
@@ -232,6 +235,16 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
         return [piece.as_strided(*layout) for piece, layout in zip(pieces, layouts, strict=True)]
 
     return carved
+
+
+def _is_split(outs: Sequence[torch.Tensor]) -> bool:
+    """Returns whether ``outs`` can be parts of one tensor along their first dimension, each beginning a line."""
+    row = outs[0].shape[1:]
+    return (
+        len(outs) > 2
+        and all(t.ndim and t.shape[1:] == row and t.is_contiguous() for t in outs)
+        and row.numel() * outs[0].element_size() % OUT_ALIGN_BYTES == 0
+    )
 
 
 def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, Launchable | None]:

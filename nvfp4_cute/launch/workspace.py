@@ -9,7 +9,6 @@ Some kernels have counters in memory, which are 0 before and after a launch. Cle
 own. Launches of a stream, and those of a capture on a stream, therefore share counters, which are cleared once.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from typing import NamedTuple
@@ -124,27 +123,20 @@ def allocate(index: int | None, nbytes: int, counters: bool = False) -> Workspac
 
 
 def _allocate_to_keep(index: int | None, nbytes: int, counters: bool) -> Workspace:
-    """Allocates memory from torch's common pool for the current stream, in another thread.
-
-    Allocations of this thread may come from a pool that ends before the memory does: inside ``torch.cuda.use_mem_pool``, and in
-    the first runs of ``torch.compile(mode="reduce-overhead")``, which refuse to leave memory in theirs.
-    """
+    """Allocates memory from torch's common pool for the current stream."""
     if index is None:
         return allocate(index, nbytes, counters)
-    stream = torch.cuda.current_stream(index)
 
-    def on_stream() -> Workspace:
-        with torch.cuda.stream(stream):
-            if counters and index not in _captured:
-                of_captures = torch.zeros(
-                    MOST_CAPTURES * COUNTER_BYTES, dtype=torch.uint8, device=f"cuda:{index}"
-                )
-                stream.synchronize()
-                _captured[index] = CapturedCounters(of_captures)
-            return allocate(index, nbytes, counters)
+    def make() -> Workspace:
+        if counters and index not in _captured:
+            of_captures = torch.zeros(
+                MOST_CAPTURES * COUNTER_BYTES, dtype=torch.uint8, device=f"cuda:{index}"
+            )
+            torch.cuda.current_stream(index).synchronize()
+            _captured[index] = CapturedCounters(of_captures)
+        return allocate(index, nbytes, counters)
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(on_stream).result()
+    return private_api.outside_of_pools(index, make)
 
 
 def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, stream: int) -> Workspace | None:

@@ -5,6 +5,7 @@ filled in on the device. Different numbers are copied once and cached. Numbers t
 the graph reads them in every replay.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from numbers import Real
@@ -20,6 +21,8 @@ Key = tuple[torch.device, tuple[float, ...]]
 _lock = Lock()
 _kept: OrderedDict[Key, torch.Tensor] = OrderedDict()
 _captured: dict[Key, torch.Tensor] = {}
+# By device and stream: memory for single numbers, and those that it holds.
+_shared: dict[tuple[int, int], tuple[torch.Tensor, dict[tuple[float, float], torch.Tensor]]] = {}
 
 
 def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
@@ -56,11 +59,44 @@ def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
     return found
 
 
-def one_number_on(given: Any, beside: Any) -> Any:
-    """Returns a number as float32 [1] on the device of a tensor, and anything else unchanged for later checks."""
+def one_number_on(given: Any, beside: Any, *, is_in_result: bool = False) -> Any:
+    """Returns a number as float32 [1] on the device of ``beside``, and anything else as it is, for the checks to judge.
+
+    Args:
+        is_in_result: whether a result holds the tensor, so that the caller may write to it. Otherwise calls share it.
+    """
     if not isinstance(given, int | float) or not isinstance(beside, torch.Tensor):
         return given
-    return numbers_on(beside.device, [given])
+    if (
+        is_in_result
+        or not beside.is_cuda
+        or private_api.is_traced()
+        or torch.cuda.is_current_stream_capturing()
+    ):
+        return numbers_on(beside.device, [given])
+    return _shared_number(beside.device, float(given))
+
+
+def _shared_number(device: torch.device, number: float) -> torch.Tensor:
+    """Returns float32 [1], filled by the first call on the stream that has this number."""
+    place = device.index, private_api.current_stream(device.index)
+    value = number, math.copysign(1.0, number)  # 0.0 equals -0.0
+    with _lock:
+        memory, filled = _shared.get(place, (None, {}))
+        found = filled.get(value)
+        if found is None:
+            if memory is None or len(filled) == len(
+                memory
+            ):  # full: its numbers live on where they are in use
+                memory = private_api.outside_of_pools(device.index, lambda: _memory(device))
+                _shared[place] = memory, (filled := {})
+            index = len(filled)
+            found = filled[value] = memory[index : index + 1].fill_(number)
+    return found
+
+
+def _memory(device: torch.device) -> torch.Tensor:
+    return torch.empty(MAX_KEPT, dtype=torch.float32, device=device)
 
 
 def numbers_of(

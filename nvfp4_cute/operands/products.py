@@ -370,11 +370,11 @@ def check_batched_shapes(named: Mapping[str, torch.Tensor], expected: str) -> No
             )
 
 
-def for_batches(factor: Any, a: Any) -> Any:
-    """Returns a factor for the batches of ``a`` [M, K/2(, L)] as float32 [1] or [L]; anything else unchanged for later checks."""
+def for_batches(factor: Any, a: Any, *, is_in_result: bool = False) -> Any:
+    """A factor for every batch of ``a`` [M, K/2(, L)], float32 [1] or [L], where one serves all; all else as it is."""
     if factor is None or (isinstance(factor, torch.Tensor) and isinstance(a, torch.Tensor) and a.ndim == 2):
         return factor
-    factor = one_number_on(factor, a)
+    factor = one_number_on(factor, a, is_in_result=is_in_result)
     batches = num_batches(a) if isinstance(a, torch.Tensor) else 1
     if batches > 1 and isinstance(factor, torch.Tensor) and factor.numel() == 1:
         return factor.reshape(1).expand(batches).contiguous()

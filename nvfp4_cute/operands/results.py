@@ -26,14 +26,17 @@ def flat_outputs(outs: Sequence[Any], is_quantized: bool) -> list[Any]:
 
 
 def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torch.Tensor]:
-    """Returns the tensors that the checks allocated for a list."""
+    """Returns the tensors that the checks allocated for a list. A repeated call allocates the same dtypes, without views."""
     format = problem.out_format
     if format is None:
         return list(operands.out)
     shapes = [format.scale_shape(m, problem.out_columns(n)) for m, n, _ in problem.sizes]
     scales = zip(operands.out_scale, shapes, strict=True)
     dtype = result_scale_dtype(format)
-    return [*operands.out, *(scale.view(dtype).view(shape) for scale, shape in scales)]
+    return [
+        *(_stored(out, format.element) for out in operands.out),
+        *(_stored(scale.view(dtype).view(shape), format.scale) for scale, shape in scales),
+    ]
 
 
 def as_results(
@@ -55,10 +58,8 @@ def as_results(
     factors: Sequence[torch.Tensor | None] = [None] * num_groups
     if global_scale is not None:
         factors = global_scale.unbind()
-    return [
-        _result(data, scale, factor, format)
-        for data, scale, factor in zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
-    ]
+    parts = zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
+    return [_result(data, scale, factor, format) for data, scale, factor in parts]
 
 
 def own_outputs(out: Any, is_list: bool) -> Any:
@@ -101,8 +102,9 @@ def one_result(
 def _result(
     data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: BlockFormat
 ) -> BlockScaledTensor:
-    """Makes a tensor of quantized rows and their scales."""
-    shape = (*data.shape[:-1], format.elements(data.shape[-1]))
+    """Returns quantized rows of bytes and their scales as one tensor."""
+    *lead, row_bytes = data.shape
+    shape = (*lead, format.elements(row_bytes))
     data, scale = _stored(data, format.element), _stored(scale, format.scale)
     return block_scaled_tensor(data, scale, global_scale, shape, format.scale_layout, format)
 
@@ -128,9 +130,11 @@ def block_scaled_tensor(
     """
     if torch.compiler.is_compiling():
         return quantized_tensor(data, scale, global_scale, shape, format, scale_layout)
-    made = object.__new__(NVFP4Tensor if format == NVFP4_FORMAT else BlockScaledTensor)
-    parts = {"data": data, "scale": scale, "global_scale": global_scale, "shape": shape}
-    vars(made).update(parts, scale_layout=scale_layout)
-    if format != NVFP4_FORMAT:  # an NVFP4Tensor has it in its class
+    is_nvfp4 = format is NVFP4_FORMAT or format == NVFP4_FORMAT
+    made = object.__new__(NVFP4Tensor if is_nvfp4 else BlockScaledTensor)
+    vars(made).update(
+        data=data, scale=scale, global_scale=global_scale, shape=shape, scale_layout=scale_layout
+    )
+    if not is_nvfp4:  # of NVFP4 the class says it
         vars(made).update(format=format)
     return made

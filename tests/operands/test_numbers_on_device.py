@@ -1,10 +1,12 @@
 """Numbers given as Python floats are copied from the host at most once, and never while a graph is captured."""
 
+import math
+
 import pytest
 import torch
 
 from nvfp4_cute.operands import numbers_on_device
-from nvfp4_cute.operands.numbers_on_device import numbers_of, numbers_on
+from nvfp4_cute.operands.numbers_on_device import numbers_of, numbers_on, one_number_on
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -45,6 +47,27 @@ def test_equal_numbers_are_a_fill(gpu):
     state["captures"] = True
     assert numbers_on(CUDA, [0.25]).tolist() == [0.25] and numbers_on(CUDA, [2, 2, 2]).tolist() == [2.0] * 3
     assert made == ["fill", "fill"]
+
+
+def test_a_number_is_filled_once_per_stream(gpu, monkeypatch):
+    """Also zeros of both signs. A capture, and a result that holds the number, have their own; full memory is replaced."""
+    made, state = gpu
+    streams, x = iter([7, 7, 7, 7, 8, 7]), type("OnGpu", (torch.Tensor,), {"device": CUDA, "is_cuda": True})()
+    monkeypatch.setattr(numbers_on_device, "_shared", {})
+    monkeypatch.setattr(numbers_on_device, "MAX_KEPT", 3)
+    monkeypatch.setattr(numbers_on_device, "_memory", lambda device: torch.empty(numbers_on_device.MAX_KEPT))
+    monkeypatch.setattr(numbers_on_device.private_api, "outside_of_pools", lambda index, make: make())
+    monkeypatch.setattr(numbers_on_device.private_api, "current_stream", lambda index: next(streams))
+    first, again, zero, minus, other = (one_number_on(number, x) for number in (0.5, 0.5, 0.0, -0.0, 0.5))
+    assert again is first and other.data_ptr() != first.data_ptr() and made == []
+    assert [t.item() for t in (first, other)] == [0.5, 0.5] and math.copysign(
+        1, minus.item()
+    ) == -1 != zero.item()
+    full = one_number_on(3.0, x)
+    assert first.item() == 0.5 and full.item() == 3.0 and full.shape == (1,)
+    own = one_number_on(0.5, x, is_in_result=True)
+    state["captures"] = True
+    assert own.item() == one_number_on(0.5, x).item() == 0.5 and made == ["fill", "fill"]
 
 
 def test_different_numbers_are_copied_once(gpu):

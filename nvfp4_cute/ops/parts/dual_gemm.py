@@ -200,7 +200,7 @@ def dual_gemm(
         (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
         alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
-    out_global_scale = products.for_batches(out_global_scale, a)
+    out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
 
     out_format, formats = result_format(out_dtype), (a_format, b_format)
 

@@ -98,7 +98,7 @@ def gemm(
     if alpha is not None:
         alpha = products.for_batches(alpha, a)
     if out_global_scale is not None:
-        out_global_scale = products.for_batches(out_global_scale, a)
+        out_global_scale = products.for_batches(out_global_scale, a, is_in_result=True)
 
     is_weight_only = a_scale is None
     inputs = [a, b, b_scale] if is_weight_only else [a, b, a_scale, b_scale]
