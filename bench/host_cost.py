@@ -39,6 +39,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     yield from _groups(x)
     yield from _quantizations(x, y)
     yield from _layers(linear, x)
+    yield from _experts()
 
 
 def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
@@ -106,6 +107,23 @@ def _layers(linear: torch.nn.Linear, x: torch.Tensor) -> Iterator[tuple[str, Cal
     }.items():
         layer = nv.QuantizedLinear.from_linear(linear, **options)  # type: ignore[arg-type]
         yield f"QuantizedLinear, {name}", lambda layer=layer: layer(x)  # type: ignore[misc]
+
+
+def _experts() -> Iterator[tuple[str, Call]]:
+    gate_up = torch.randn(GROUPS, 2 * N, K, device="cuda", dtype=torch.bfloat16)
+    down = torch.randn(GROUPS, K, N, device="cuda", dtype=torch.bfloat16)
+    w13, w2 = nv.quantize(gate_up), nv.quantize(down)
+    logits = torch.randn(ROWS, GROUPS, device="cuda")
+    yield "route", lambda: nv.route(logits, 2)
+    for tokens in (1, ROWS):
+        x = torch.randn(tokens, K, device="cuda", dtype=torch.bfloat16)
+        ids, weights = nv.route(logits[:tokens], 2)
+        for rows in ("nvfp4", "16bit"):
+            layer = nv.MoE.from_experts(gate_up, down, activations=rows)
+            end = f"{rows} rows, {tokens} tokens"
+            yield f"MoE, {end}", lambda of=(layer, x, ids, weights): of[0](*of[1:])  # type: ignore[misc]
+            call = (x, ids, weights, w13, w2)
+            yield f"moe, {end}", lambda call=call, rows=rows: nv.moe(*call, rows=rows)  # type: ignore[misc]
 
 
 def host_us(call: Call) -> float:

@@ -217,8 +217,8 @@ class DecodeTokens:
         if self.form != "list":
             view = views[0]
             num_strips = ceil_div(view.rows, STRIP_ROWS) * view.batch
-            if self.form == "ragged":  # Every group may end with a part of a strip.
-                num_strips += groups.num_groups
+            if self.form == "ragged":  # Every group may end with a part of a strip, but each strip has a row.
+                num_strips = cutlass.min(num_strips + groups.num_groups, view.rows)
             return num_strips, SharedRows(replace(groups, n=Int32(1)), view, decoded[0])
         ends = [*groups.tile_offsets[1:], groups.num_tiles]
         m = [rows_of_slot(*slot) for slot in zip(groups.m, groups.tile_offsets, ends, strict=True)]

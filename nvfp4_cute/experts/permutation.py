@@ -89,12 +89,13 @@ def permute(
     order = new_order(ids, num_experts)
     shared = (ids, order.offs, order.slots, order.rows, order.places)
     waits = fields_of(inbox)
-    if ids.numel() <= PERMUTE_SLOTS_OF_CTA:
+    is_clustered = has_clusters(gpu_of(backend, ids.device).arch)
+    if ids.numel() <= PERMUTE_SLOTS_OF_CTA[is_clustered]:
         run(backend, PermuteTask(*shared, None, first_expert, "whole", *waits))
         return order
     phases: tuple[Phase, ...] = ("cluster",)
     ctas = PERMUTE_CLUSTER
-    if ids.numel() > PERMUTE_SLOTS_AT_ONCE or not has_clusters(gpu_of(backend, ids.device).arch):
+    if ids.numel() > PERMUTE_SLOTS_AT_ONCE or not is_clustered:
         phases, ctas = ("count", "place"), -(-ids.numel() // PERMUTE_SLOTS_PER_CTA)
     counts = torch.empty((ctas, num_experts), dtype=torch.int32, device=ids.device)
     for phase in phases:

@@ -26,6 +26,7 @@ from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
@@ -68,7 +69,13 @@ class GroupedTask(GroupsTask):
         if self.config is not None:
             return self.config
         config = tuned.find(self.problem, gpu, lambda tried: replace(self, config=tried).key(gpu))
-        return config or config_of(self.problem, gpu.arch, gpu.num_sms)
+        return config or config_of(self.problem, gpu.arch, gpu.num_sms, self._num_rows)
+
+    @property
+    def _num_rows(self) -> int | None:
+        """Returns the rows of ragged groups, rounded up, if there are fewer than groups; None otherwise."""
+        (a, *_), groups = self.operands.a, self.problem.num_groups
+        return rounded_rows(a.rows) if self.problem.form == "ragged" and a.rows < groups else None
 
     def key(self, gpu: Gpu) -> KernelKey:
         """Returns the kernel key, with bands if the launch has them.

@@ -128,15 +128,18 @@ def most_tiles(operands: GroupedOperands, problem: GroupedProblem, config: Kerne
 
 
 @lru_cache(maxsize=1024)
-def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig:
+def config_of(problem: GroupedProblem, arch: str, sm_count: int, num_rows: int | None = None) -> KernelConfig:
     """Returns the config that is estimated for a problem, cached because the estimate takes milliseconds.
+
+    num_rows: see ``planning.choose.problem_of_mean``.
 
     Raises UnsupportedTarget for ``arch`` without a kernel.
     """
     if problem.form in ("ragged", "masked"):
         out_format, is_ragged = problem.out_format, problem.form == "ragged"
         formats, sizes = (problem.a_format, problem.b_format), (problem.num_groups, problem.sizes[0])
-        return config_for_mean(arch, sm_count, *sizes, problem.gate, out_format, is_ragged, formats)
+        how = (problem.gate, out_format, is_ragged, formats, num_rows)
+        return config_for_mean(arch, sm_count, *sizes, *how)
     # Layers of a chain run one after the other, so the best config for one is the best for all.
     return choose_config(
         replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count

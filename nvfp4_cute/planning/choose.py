@@ -52,15 +52,16 @@ def config_for_mean(
     out_format: BlockFormat | None = None,
     is_ragged: bool = True,
     formats: Formats = NVFP4_PAIR,
+    num_rows: int | None = None,
 ) -> KernelConfig:
     """Returns the config of a problem whose group sizes only the device knows.
 
     Args:
-        mean, gate, out_format, is_ragged, formats: see :func:`problem_of_mean`.
+        mean, gate, out_format, is_ragged, formats, num_rows: see :func:`problem_of_mean`.
 
     Raises the errors of ``choose_config``.
     """
-    problem = problem_of_mean(num_groups, mean, gate, out_format, is_ragged, formats)
+    problem = problem_of_mean(num_groups, mean, gate, out_format, is_ragged, formats, num_rows)
     return choose_config(problem, arch, num_sms)
 
 
@@ -71,6 +72,7 @@ def problem_of_mean(
     out_format: BlockFormat | None = None,
     is_ragged: bool = True,
     formats: Formats = NVFP4_PAIR,
+    num_rows: int | None = None,
 ) -> GroupedProblem:
     """Returns the problem for which a config is chosen if only the device knows the sizes: groups of mean size.
 
@@ -80,15 +82,18 @@ def problem_of_mean(
         out_format: format of quantized results; None for other results.
         is_ragged: whether groups share rows, so that some exceed the mean. Groups of the masked form never do.
         formats: formats of ``a`` and ``b``.
+        num_rows: rows of all groups, if there are fewer than groups: no more groups than rows have any.
     """
     m, n, k = mean
     form: Form = "ragged" if is_ragged else "masked"
     dtype: Any = GroupedProblem.out_dtype if out_format is None else out_format.name
     a_format, b_format = formats
-    if gate is None:
-        return GroupedProblem((mean,) * num_groups, form, dtype, a_format=a_format, b_format=b_format)
-    layout = _kernels_layout(gate)
-    sizes = ((m, n if layout == "separate" else 2 * n, k),) * num_groups
+    live = num_groups if num_rows is None else min(num_rows, num_groups)
+    layout = None if gate is None else _kernels_layout(gate)
+    n = n if layout in (None, "separate") else 2 * n
+    sizes = ((m, n, k),) * live + ((0, n, k),) * (num_groups - live)
+    if gate is None or layout is None:
+        return GroupedProblem(sizes, form, dtype, a_format=a_format, b_format=b_format)
     return GroupedProblem(
         sizes,
         form,

@@ -74,7 +74,9 @@ def test_one_expert_and_none():
 def test_two_launches(arch, monkeypatch):
     """Several CTAs give the same order. Lowered limits make few slots take two launches."""
     for name, limit in (("SLOTS_OF_CTA", 100), ("SLOTS_AT_ONCE", 101), ("SLOTS_PER_CTA", 128)):
-        monkeypatch.setattr(permutation, f"PERMUTE_{name}", limit)
+        monkeypatch.setattr(
+            permutation, f"PERMUTE_{name}", {True: limit, False: limit} if name == "SLOTS_OF_CTA" else limit
+        )
     check(some(200, 8, 40, 3), 40, arch, launches=2)
 
 
@@ -85,7 +87,7 @@ def test_a_cluster(arch, mode, monkeypatch):
     """Some CTAs have no slots. Before Hopper, which introduced clusters, there are two launches."""
     launches = 1 if simt.has_clusters(arch) else 2
     check(some(300, 8, 150, 3), 150, arch, mode, launches)
-    monkeypatch.setattr(permutation, "PERMUTE_SLOTS_OF_CTA", 2)
+    monkeypatch.setattr(permutation, "PERMUTE_SLOTS_OF_CTA", {True: 2, False: 2})
     check(some(3, 1, 7, 3), 7, arch, mode, launches)
     check(some(50, 3, 600, 3), 600, arch, mode, launches)
 

@@ -1,8 +1,10 @@
 """The config that is chosen: what the estimates say, on the competition's problems and at the edges."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ import torch
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import INT8_PAIR, NVFP4_PAIR
+from nvfp4_cute.launch import grouped
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, fp8, is_weight_only, simt, sm90
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
 from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain, ranked
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
@@ -234,6 +238,40 @@ def test_planned_sizes_have_the_mean_and_differ(spread, mean, groups):
     assert (max(rows) > 2 * mean) == (spread is sm90._uneven_choice and groups > 2 or mean == 1)
     if groups > 2:
         assert rows != sorted(rows) and rows != sorted(rows, reverse=True)
+
+
+@pytest.mark.parametrize("rows", [1, 10, 80, 300])
+def test_fewer_rows_than_groups_reach_fewer_groups(rows):
+    """Uniform routing leaves few experts with two rows; uneven routing gives a few experts many rows."""
+    groups = 512
+    sizes = [(1, 256, 512)] * rows + [(0, 256, 512)] * (groups - rows)
+    found = {}
+    for spread in (sm90._even_choice, sm90._uneven_choice):
+        found[spread] = [m for m, _, _ in sm90._spread(sizes, spread)]
+        assert abs(sum(found[spread]) - rows) <= max(rows / 8, 2)
+    live = sum(m > 0 for m in found[sm90._even_choice])
+    assert live == pytest.approx(groups * (1 - math.exp(-rows / groups)), rel=0.05, abs=1)
+    assert sum(m > 0 for m in found[sm90._uneven_choice]) <= live
+
+
+def test_layers_of_many_small_experts():
+    """Measured on an H200 (512 experts, 512 columns): with few rows per expert and short K, tokens are dequantized in the product."""
+    for rows in (10, 80, 320):
+        config = config_for_mean("sm_90a", 132, 512, (1, 2048, 512), num_rows=rows)
+        assert (config.decode_first, config.work_tile_mnk[0]) == (False, 8)
+    assert config_for_mean("sm_90a", 132, 512, (10, 2048, 512)).decode_first
+
+
+def test_a_launch_is_planned_for_the_rows_there_are(monkeypatch):
+    """Not for one row of each group where there are fewer rows than groups."""
+    seen = []
+    monkeypatch.setattr(grouped, "config_of", lambda *args: seen.append(args[3]) or KernelConfig())
+    monkeypatch.setattr(grouped.tuned, "find", lambda *args: None)
+    for tokens, groups in ((3, 16), (20, 64), (16, 16), (40, 8)):
+        operands = SimpleNamespace(a=(SimpleNamespace(rows=tokens),))
+        task = grouped.GroupedTask(SimpleNamespace(form="ragged", num_groups=groups), operands)
+        task.config_on(SimpleNamespace(arch="sm_90a", num_sms=132))
+    assert seen == [3, 24, None, None]
 
 
 @pytest.mark.parametrize("mean", [(0, 256, 256), (1, 256, 256), (3, 64, 32)])

@@ -97,6 +97,7 @@ STORING_K_TILES = 2
 LEAST_SHARE = LEAST_PART = 4
 LEAST_REST = 4
 MATH_WARPS = 8  # two warpgroups per CTA
+WARP_SIZE = 32
 # SMs per GPC, and resident clusters by number of SMs and cluster size, from times of clusters of 4 on an H200.
 GPC_SMS = 16
 MEASURED_CLUSTERS = {132: {4: 30}}
@@ -134,18 +135,22 @@ class Times:
     tile: float = 1.5
     k_tile: float = 0.34
     k_tile_per_token: float = 0.0051
-    # Tiles small enough for two CTAs per SM, and the slowdown where there are two.
+    # Tiles small enough for two CTAs per SM, and the slowdown of K tiles where there are two, which hide each other's epilogues.
     small_k_tile: float = 0.29
     small_k_tile_per_token: float = 0.0035
-    pair_factor: float = 2.15
+    pair_factor: float = 2.5
     split_tile: float = 1.7  # reduction over several CTAs
-    # With ``decode_first``: both launches, a tile, and a K tile, which takes the time of its instructions or of its MMAs.
+    # With ``decode_first``: both launches, the search of their warps through 32 groups, a tile, and a K tile, which takes the
+    # time of its instructions, of its MMAs, or of 4-bit weights from memory.
     decoding: float = 8.5
+    search: float = 0.3
     decoded_tile: float = 0.77
     decoded_k_tile: float = 0.207
     decoded_k_tile_per_token: float = 0.0029
     decoded_k_tile_per_tile_token: float = 0.00046
     mmas_per_token: float = 0.00485
+    weights_k_tile: float = 0.349
+    weights_k_tile_per_tile_token: float = 0.0012
     # Stream-K: fixup of a tile, the same per further cluster that has a part of it, and the factor on K tiles if clusters read
     # tokens of several groups.
     stream: float = 4.0
@@ -382,6 +387,8 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     orders = [means]
     if problem.form == "ragged" and len(means) > 1:
         orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
+    # Warps of the launch that dequantizes tokens search groups whose sizes the device knows, 32 at a time, empty ones too.
+    search_us = 0.0 if problem.form == "list" else -(-len(means) // WARP_SIZE) * TIMES.search
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
     formats = problem.a_format, problem.b_format
@@ -400,7 +407,8 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         return not config.stream_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
 
     def us(config: KernelConfig, is_dealt: bool) -> float:
-        return sum(_modelled_us(sizes, config, num_sms, is_dealt) for sizes in orders)
+        searching_us = search_us if config.decode_first else 0.0
+        return sum(_modelled_us(sizes, config, num_sms, is_dealt) + searching_us for sizes in orders)
 
     # Simulating many small tiles takes long, so skip candidates that the even share of work rules out. The first of equals wins.
     best_us, best = math.inf, DEFAULT_CONFIG
@@ -419,24 +427,37 @@ def _kind(config: KernelConfig) -> tuple:
     return config.decode_first, config.stream_k, config.split_k
 
 
-def _even_choice(mean: int, quantile: float) -> float:
-    """Returns a quantile of group sizes when rows are routed uniformly at random (normal approximation of Poisson)."""
-    return max(mean + math.sqrt(mean) * NormalDist().inv_cdf(quantile), 0.0)
+def _even_choice(mean: float, quantile: float) -> float:
+    """Returns a quantile of group sizes when rows are routed uniformly at random: Poisson, approximated from 1 on."""
+    if mean >= 1:
+        return max(mean + math.sqrt(mean) * NormalDist().inv_cdf(quantile), 0.0)
+    rows, probability = 0, math.exp(-mean)
+    below = probability
+    while below < quantile:
+        rows += 1
+        probability *= mean / rows
+        below += probability
+    return rows
 
 
-def _uneven_choice(mean: int, quantile: float) -> float:
-    """Returns a quantile of group sizes when some groups are chosen far more often than others (exponential distribution)."""
-    return -mean * math.log(1 - quantile)
+def _uneven_choice(mean: float, quantile: float) -> float:
+    """Returns a quantile of group sizes when few groups are chosen often: exponential distribution, geometric below 1."""
+    if mean >= 1:
+        return -mean * math.log(1 - quantile)
+    return math.floor(math.log(1 - quantile) / math.log(mean / (1 + mean)))
 
 
 def _spread(
-    means: list[tuple[int, int, int]], size_at: Callable[[int, float], float]
+    groups: list[tuple[int, int, int]], size_at: Callable[[float, float], float]
 ) -> list[tuple[int, int, int]]:
-    """Returns groups of these mean sizes with rows spread over the quantiles ``size_at(mean, quantile)``, in mixed order."""
-    mixed = sorted(range(len(means)), key=lambda group: group * GOLDEN_RATIO % 1)
-    rows = [size_at(m, (group + 0.5) / len(means)) for group, (m, _, _) in zip(mixed, means, strict=True)]
-    factor = sum(m for m, _, _ in means) / max(sum(rows), 1.0)
-    return [(round(m * factor), n, k) for m, (_, n, k) in zip(rows, means, strict=True)]
+    """Returns groups with all their rows spread over the quantiles ``size_at(mean, quantile)``, in mixed order."""
+    total, count = sum(m for m, _, _ in groups), len(groups)
+    if not total:
+        return groups
+    mixed = sorted(range(count), key=lambda group: group * GOLDEN_RATIO % 1)
+    rows = [size_at(total / count, (group + 0.5) / count) for group in mixed]
+    factor = total / max(sum(rows), 1.0)
+    return [(round(m * factor), n, k) for m, (_, n, k) in zip(rows, groups, strict=True)]
 
 
 def _modelled_us(
@@ -453,13 +474,24 @@ def _modelled_us(
     m, n, k = np.array(live or [(0, 0, 0)]).T
     # Per group: tiles along M and N, K tiles, time of a full tile, and time of the last one or two along M.
     strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
+    num_tiles = int(columns @ strips)
+    if ctas_per_sm(config) == 2 and num_tiles * split > num_sms:
+        k_tiles = k_tiles * TIMES.pair_factor
     num_full, last, behind = last_tiles(m, tile_tokens, config.stream_k)
     counts = np.array(token_counts(tile_tokens))
-    full_us, last_us, behind_us = (
-        (tokens > 0) * (tile_us + k_tiles * _k_tile_us(config, counts[np.searchsorted(counts, tokens)]))
+    full_k_us, last_k_us, behind_k_us = (
+        _k_tile_us(config, counts[np.searchsorted(counts, tokens)])
         for tokens in (np.full_like(m, tile_tokens), last, behind)
     )
-    all_us, num_tiles = float(columns @ (num_full * full_us + last_us + behind_us)), int(columns @ strips)
+    full_us, last_us, behind_us = (
+        (tokens > 0) * (tile_us + k_tiles * k_us)
+        for tokens, k_us in ((tile_tokens, full_k_us), (last, last_k_us), (behind, behind_k_us))
+    )
+    if config.decode_first:  # A strip's first tile reads the weights from memory, and the others from L2.
+        memory_us = TIMES.weights_k_tile + TIMES.weights_k_tile_per_tile_token * tile_tokens
+        first_k_us = np.where(num_full > 0, full_k_us, last_k_us)
+        last_us = last_us + (m > 0) * k_tiles * np.maximum(memory_us - first_k_us, 0.0)
+    all_us = float(columns @ (num_full * full_us + last_us + behind_us))
     workers = resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
     if config.stream_k:
         factor = 1.0 if len(live) == 1 else TIMES.stream_groups_factor
@@ -477,10 +509,7 @@ def _modelled_us(
         waves = np.concatenate([tiles, np.zeros(-num_tiles % workers)]).reshape(-1, workers)
         waves[1::2] = waves[1::2, ::-1]
         most_us = float(waves.sum(0).max())
-    if config.decode_first:
-        return TIMES.decoding + most_us
-    is_paired = ctas_per_sm(config) == 2 and num_tiles * split > num_sms
-    return TIMES.launch + most_us * (TIMES.pair_factor if is_paired else 1.0)
+    return (TIMES.decoding if config.decode_first else TIMES.launch) + most_us
 
 
 def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
