@@ -245,8 +245,8 @@ MAX_TOP_K = WARP_SIZE
 # Number of experts whose counts a permutation's shared memory holds -> number of warps with counts of their own.
 PERMUTE_WARPS = {128: 32, 512: 32, 1024: 16}
 PERMUTE_THREADS = 1024
-# (Token, k) pairs of one CTA; more take a cluster, or where there are none two launches. On an H200 a CTA takes 3.9 us for 80
-# pairs and 7.5 us for 1280.
+# Largest number of (token, k) pairs of one CTA, by whether there are clusters. More pairs use a cluster, or two launches. On an
+# H200 a CTA takes 3.9 us for 80 pairs and 7.5 us for 1280.
 PERMUTE_SLOTS_OF_CTA = {True: 512, False: 2048}
 PERMUTE_CLUSTER = 8
 # Pairs of a cluster. More pairs use two launches, of CTAs with the following number of pairs each.
