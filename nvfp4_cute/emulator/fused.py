@@ -139,7 +139,7 @@ def plain(
         return None
     form = _Form(inst, b)
     common, parts, targets = _alike(inst, b)
-    text, given, predicate = "", (), False
+    text, given, predicate = "", tuple[int | str, ...](), False
     found = _expression(form)
     if found is not None:
         expression, operands, result = found

@@ -20,10 +20,12 @@ class SiliconWatcher(Protocol):
         """Called for a block-scaled MMA: the current operation has the width `n`."""
         ...
 
-    def tile(self, offset: int, span: int, rows: int) -> None:
-        """Called when the current operation copies a tile to or from `offset` of shared memory.
+    def tile(self, cta: Any, offset: int, span: int, phases: int, chunks: np.ndarray, *, store: bool) -> None:
+        """Called when the current operation copies a tile to or from (`store`) `offset` of a CTA's shared memory.
 
-        `span`: bytes of the swizzle, or 0.
+        Args:
+            span: bytes of the swizzle.  phases: lines of 128 bytes after which it repeats.
+            chunks: numbers of the tile's 16-byte chunks in shared memory, in logical order (rows, chunks of a row).
         """
         ...
 

@@ -559,9 +559,53 @@ def test_swizzled_tiles_begin_with_the_pattern(swizzle, rows, offset, found):
     )
     hazards = [h for h in checked(body=body, src=src) if h.rule]
     if found:
-        assert_named(hazards, "swizzle-phase", f"copies {rows} rows with a swizzle of {span} bytes")
+        assert_named(hazards, "swizzle-phase", f"copies {rows} rows with a swizzle of {span} bytes", "note")
     else:
         assert not hazards
+    hazards = [
+        h
+        for h in checked(body=body + f"ld.shared.b32 %r11, [%r1+{small.DATA + offset}];\n", src=src)
+        if h.rule
+    ]
+    assert [hazard.severity for hazard in hazards] == ["warning"] * found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "start", "severity"),
+    [("%r12", 128, "note"), ("%r10", 128, "warning"), ("%r12", 256, "warning"), ("%r10", 256, "warning")],
+)
+def test_a_swizzled_tile_that_stores_fill(pattern, start, severity):
+    """Rows of 64 bytes, stored in quarters by the lanes of a warp, permuted by their address (note) or from the tile's start."""
+    dst = np.zeros(1200, np.uint32)
+    at = -dst.ctypes.data % 1024
+    words = encode(dst.ctypes.data + at + 128, "u32", (16, 32), (64,), (16, 32), swizzle="64B")
+    dst[at // 4 : at // 4 + 32] = np.frombuffer(words, np.uint32)
+    body = in_warp(
+        0,
+        f"""mov.u32 %r10, %tid.x;
+        shl.b32 %r10, %r10, 6;
+        add.s32 %r12, %r10, %r1;
+        add.s32 %r12, %r12, {small.DATA + start};
+        shr.u32 %r11, {pattern}, 3;
+        and.b32 %r11, %r11, 48;
+        xor.b32 %r12, %r12, %r11;
+        """
+        + "".join(
+            f"xor.b32 %r13, %r12, {16 * i};\nst.shared.v4.b32 [%r13], {{%r10, %r10, %r10, %r10}};\n"
+            for i in range(4)
+        )
+        + f"""
+        fence.proxy.async.shared::cta;
+        bar.warp.sync -1;
+        add.s64 %rd10, %rd2, {at};
+        mov.b32 %r10, 0;
+        cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd10, {{%r10, %r10}}], [%r1+{small.DATA + start}];
+        cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group 0;
+        """,
+    )
+    hazards = [h for h in checked(body=body, out=dst) if h.rule]
+    assert_named(hazards, "swizzle-phase", "copies 32 rows with a swizzle of 64 bytes", severity)
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------------------

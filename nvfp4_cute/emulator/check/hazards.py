@@ -182,6 +182,7 @@ class Checker:
     def end_clusters(self) -> None:
         """Ends all running clusters, and checks the state that their CTAs leave."""
         self._judge_frees()
+        self.silicon.judge_tiles()
         for cta in self.shared:
             self._check_exit(cta)
             self.silicon.exits(cta)
@@ -302,6 +303,7 @@ class Checker:
     def stopped(self, error: EmulatorError) -> None:
         """Collects the error that stopped the launch as a hazard."""
         self._judge_frees()
+        self.silicon.judge_tiles()
         kind = error.kind if isinstance(error, Fault) else Fault.kind
         rule = named(str(error)) if kind == SiliconFault.kind else None
         self.report(kind, None, None, str(error), rule=rule.name if rule else "")

@@ -1,5 +1,6 @@
 """Rules of `silicon` that need the checker's clocks: knowledge of warps, and the scope that passed it on."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from nvfp4_cute.emulator import silicon
 from nvfp4_cute.emulator.check.clocks import CLUSTER, COMPONENT_SHIFT, NOBODY, SEEN, VALUE_MASK
 from nvfp4_cute.emulator.check.ledger import Ledger, Site
+from nvfp4_cute.emulator.check.shadow import Shadow, distinct
 from nvfp4_cute.emulator.modes import Engine
 
 if TYPE_CHECKING:
@@ -16,6 +18,40 @@ if TYPE_CHECKING:
 
 PATTERN_ROWS = 8
 """Rows after which a swizzle repeats."""
+
+LINE_BYTES = 128
+"""Bytes of shared memory with the same permutation."""
+
+
+def in_columns(shadow: Shadow, chunks: np.ndarray) -> bool:
+    """Whether stores filled a tile by columns once the swizzle is undone, so that they permuted it as the copy does.
+
+    A store of a warp that covers the rows of a pattern lies in the same columns of all of them only then: elsewhere a
+    swizzle moves its columns from row to row.
+
+    chunks: numbers of the tile's 16-byte chunks in shared memory, in logical order (rows, chunks).
+    """
+    numbers = shadow.writers.at(chunks.reshape(-1)).reshape(len(chunks), -1)
+    proven = False
+    for number in distinct(numbers):
+        mine = numbers == number
+        rows, columns = mine.any(axis=1), mine.any(axis=0)
+        if number == NOBODY or not np.array_equal(mine, np.outer(rows, columns)):
+            return False
+        proven = proven or bool(np.count_nonzero(rows) >= PATTERN_ROWS and not columns.all())
+    return proven
+
+
+@dataclass
+class Tile:
+    """Tiles that an instruction loads off the pattern of their swizzle: chunks [low, high]. `loaded`: by a warp itself."""
+
+    site: Site
+    text: str
+    low: int
+    high: int
+    count: int = 0
+    loaded: bool = False
 
 
 class SiliconChecks:
@@ -40,6 +76,7 @@ class SiliconChecks:
         self._work: dict[Warp, int] = {}
         self._lives: dict[Cta, int] = {}
         self._paired: dict[Cta, int] = {}
+        self._tiles: dict[tuple[Cta, int], Tile] = {}
         self._failures: dict[Cluster, list[int]] = {}
 
     def begin_warp(self, warp: "Warp") -> None:
@@ -51,10 +88,14 @@ class SiliconChecks:
                 self._lives[cta] = self.checker.components.new()
             clock.completed(self._lives[cta], 1)
 
-    def report(self, name: str, site: "Site | None", what: str, other: "Site | None" = None) -> None:
+    def report(
+        self, name: str, site: "Site | None", what: str, other: "Site | None" = None, severity: str = ""
+    ) -> None:
         """Collects a violation of a rule."""
         rule = silicon.BY_NAME[name]
-        self.checker.report("silicon", site, other, rule.text(what), severity=rule.severity, rule=name)
+        self.checker.report(
+            "silicon", site, other, rule.text(what), severity=severity or rule.severity, rule=name
+        )
 
     def _site(self, warp: "Warp", pc: int) -> "Site":
         return self.checker.sites[self.checker.site(warp, pc)]
@@ -65,16 +106,51 @@ class SiliconChecks:
         site = self.checker.sites[self.checker.operation().site]
         self.report("scale-width", site, f"{site} has N = {n} with block scales")
 
-    def tile(self, offset: int, span: int, rows: int) -> None:
-        """Checks a tile copy at `offset` of shared memory, the current operation. `span`: bytes of the swizzle, or 0."""
-        if span and rows >= PATTERN_ROWS and offset % (PATTERN_ROWS * span):
-            site = self.checker.sites[self.checker.operation().site]
-            self.report(
-                "swizzle-phase",
-                site,
-                f"{site} copies {rows} rows with a swizzle of {span} bytes at smem+{offset:#x}, not a multiple of "
-                f"{PATTERN_ROWS * span}",
-            )
+    def tile(
+        self, cta: "Cta", offset: int, span: int, phases: int, chunks: np.ndarray, *, store: bool
+    ) -> None:
+        """Checks the offset of a tile in shared memory that the current operation copies.
+
+        Args:
+            span: bytes of the swizzle.  phases: lines of 128 bytes after which it repeats.
+            chunks: numbers of the tile's 16-byte chunks in shared memory, in logical order (rows, chunks of a row).
+            store: it is copied out of shared memory.
+        """
+        if len(chunks) < PATTERN_ROWS or not offset % (PATTERN_ROWS * span):
+            return
+        number = self.checker.operation().site
+        site = self.checker.sites[number]
+        text = (
+            f"{site} copies {len(chunks)} rows with a swizzle of {span} bytes at smem+{offset:#x}, not a multiple of "
+            f"{PATTERN_ROWS * span}"
+        )
+        if store:
+            # Half a pattern off, a layout of the buffer's own moves every row alike: columns then tell nothing.
+            telling = offset // LINE_BYTES % phases != phases // 2
+            alike = telling and in_columns(self.checker.shared[cta], chunks)
+            text += "; the stores before it permute the tile alike" if alike else ""
+            self.report("swizzle-phase", site, text, severity="note" if alike else "")
+            return
+        tile = self._tiles.setdefault((cta, number), Tile(site, text, int(chunks.min()), int(chunks.max())))
+        tile.count += 1
+        tile.low, tile.high = min(tile.low, int(chunks.min())), max(tile.high, int(chunks.max()))
+
+    def loads(self, cta: "Cta", span: tuple[int, int]) -> None:
+        """Notes that a warp itself loads chunks [span) of shared memory.
+
+        Matrix instructions permute what they read by absolute addresses, as copies do.
+        """
+        for (owner, _), tile in self._tiles.items():
+            if owner is cta and tile.low < span[1] and span[0] <= tile.high:
+                tile.loaded = True
+
+    def judge_tiles(self) -> None:
+        """Reports tiles that do not start with a swizzle pattern: notes if no warp itself loads from them."""
+        tiles, self._tiles = self._tiles.values(), {}
+        for tile in tiles:
+            text = tile.text if tile.loaded else f"{tile.text}; no warp itself loads from it"
+            for _ in range(tile.count):
+                self.report("swizzle-phase", tile.site, text, severity="" if tile.loaded else "note")
 
     def issued(self, warp: "Warp", number: int) -> None:
         """Notes an operation of the tensor core that a commit waits for."""

@@ -91,6 +91,7 @@ def _shared_access(
     for rank, place in places:
         cta, writers = warp.cta.cluster.ctas[rank], None
         if not write:
+            checker.silicon.loads(cta, place[1])
             writers = checker.shared[cta].writers_of(place[0])
             if writers == [NOBODY]:
                 checker.unwritten_load(cta, place, actor)

@@ -5,7 +5,6 @@ are in the effect passed to `Cta.issue`. A copy signals its mbarrier with the by
 out-of-bounds parts.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -172,7 +171,8 @@ def load_boxes(
         alone = (
             stamps[0] if len(stamps) == 1 else None
         )  # a waiter for one of several targets knows nothing of the others
-        _check_swizzle(checker, m, offset, len(boxes))
+        for target in targets:
+            _check_swizzle(checker, target, m, offset, np.concatenate(chunk_lists), store=False)
         for box in boxes:
             checker.read_global(*m.rows_at(box), stamp=alone)
         for target, stamp in zip(targets, stamps, strict=True):
@@ -189,10 +189,15 @@ def load_boxes(
         owner.mbarrier(barrier).complete_tx(m.transaction_bytes * len(boxes))
 
 
-def _check_swizzle(checker: "Checker", m: TensorMap, offset: int, count: int) -> None:
-    """Tells a checker the place of the current operation's tile: `count` consecutive boxes."""
-    span = m.row_pitch if m.swizzle != "none" else 0
-    checker.silicon.tile(offset, span, count * math.prod(m.tile_shape[:-1]))
+def _check_swizzle(
+    checker: "Checker", cta: "Cta", m: TensorMap, offset: int, chunks: np.ndarray, *, store: bool
+) -> None:
+    """Tells a checker where the tile of the current operation lies in a CTA's shared memory."""
+    if m.swizzle != "none":
+        phases = m.row_pitch // int(m.atom.partition("B")[0])
+        checker.silicon.tile(
+            cta, offset, m.row_pitch, phases, chunks.reshape(-1, chunks.shape[-1]), store=store
+        )
 
 
 def _chunk_lists(m: TensorMap, offset: int, count: int) -> list[np.ndarray]:
@@ -228,7 +233,7 @@ def _read_boxes(
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
-        _check_swizzle(checker, m, offset, len(boxes))
+        _check_swizzle(checker, cta, m, offset, np.concatenate(chunk_lists), store=True)
         if use is not None:
             checker.tensor_maps.reading(use)
         for box, chunks in zip(boxes, chunk_lists, strict=True):
