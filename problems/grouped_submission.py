@@ -167,11 +167,10 @@ def _compiled(config: KernelConfig, num_groups: int, activation: str | None, for
     from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
 
     kernel = GroupedGemmSm100(
-        config,
-        "list",
-        num_groups,
-        cutlass.Float16,
-        out_m_major=False,
+        config=config,
+        form="list",
+        num_groups=num_groups,
+        out_dtype=cutlass.Float16,
         has_alpha=False,
         name=f"nvfp4_grouped_gemm_g{num_groups}_{config.to_name()}",
         activation=activation,

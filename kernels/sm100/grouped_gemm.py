@@ -29,21 +29,19 @@ Shared memory: ``arch.sm100.limits.SmemPlan``. Tensor maps: kernel parameters, e
 Source: PTX ISA 9.1, 9.7.16 (tcgen05), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps).
 """
 
-from typing import Literal
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm100.limits import INTERLEAVE, SmemPlan, TmemMap, smem_plan, tmem_map
-from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Boxes, Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, init_ring, init_ring_by_lanes
+from ..common.variant import GroupedGemmVariant
 from ..common.versions import SmemAllocator
 from ..common.warp_schedule import WARP_SIZE, WarpSchedule
 from .epilogue import TMEM_ALIGN, EpilogueArgs, run_epilogue
@@ -65,69 +63,21 @@ OPERAND_ALIGN_BYTES = 1024
 EXCHANGE_ALIGN_BYTES = 128
 
 
-class GroupedGemmSm100:
-    """One compiled variant. Kernels with other roles override methods (``fp8.grouped_gemm``).
+class GroupedGemmSm100(GroupedGemmVariant):
+    """One compiled variant, of a config and a pair of formats that ``planning.arch.sm100.limits`` accepts.
 
-    Args:
-        config: resolved KernelConfig (``arch.sm100.limits.resolve``) that ``arch.sm100.limits.unsupported_reason`` accepts.
-        form: form of the operands.
-        num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32, or the format of quantized results.
-        out_m_major: whether columns rather than rows of the output are contiguous.
-        has_alpha: whether every group's result is multiplied by a factor.
-        activation: activation of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None for one product.
-        weight_layout: layout of a dual GEMM's weights: "separate", or one of ``arch.sm100.limits.INTERLEAVE``, whose single ``b``
-            holds the rows of both products.
-        has_limit: whether a dual GEMM's products are clamped before they are combined. name: kernel name in profilers and in
-            the emulator's reports. chain: ``common.chain.Chain`` if every group's ``a`` is the result of the previous group;
-            otherwise None. Passed in rather than
-            imported, so that an exported file can omit it.
-        early_weights: whether weights are loaded, and sizes on the device read, before the previous launch has ended. It must
-            have
-            written neither.
-        a_format, b_format: formats of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
-        bias_dtype: dtype of the bias of a single product; None without one.
+    Kernels with other roles override methods (``fp8.grouped_gemm``).
     """
 
     SCHEDULE = WarpSchedule()
     # Whether MMAs compute all columns of a tile even if the group has fewer.
     ALL_COLUMNS = False
 
-    def __init__(
-        self,
-        config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
-        num_groups: int,
-        out_dtype: type | BlockFormat,
-        out_m_major: bool,
-        has_alpha: bool,
-        name: str,
-        activation: str | None = None,
-        weight_layout: str = "separate",
-        has_limit: bool = False,
-        chain: type | None = None,
-        early_weights: bool = False,
-        a_format: BlockFormat = NVFP4,
-        b_format: BlockFormat = NVFP4,
-        bias_dtype: type | None = None,
-    ):
-        self.config = config
-        self.form = form
-        self.num_groups = num_groups
-        self.out_dtype = out_dtype
-        self.out_m_major = out_m_major
-        self.has_alpha = has_alpha
-        self.name = name
+    def __init__(self, **options):
+        super().__init__(**options)
         self.schedule = self.SCHEDULE
-        self.activation = activation
-        self.weight_layout = weight_layout
-        self.has_limit = has_limit
-        self.bias_dtype = bias_dtype
-        self.num_products = 1 if activation is None else 2
-        self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
-        self.chain = chain
-        self.early_weights = early_weights
-        self.formats = a_format, b_format
+        self.num_products = 1 if self.activation is None else 2
+        self.num_b = 1 if self.weight_layout in INTERLEAVE else self.num_products
         self.smem, self.tmem, self.boxes = self._plans()
 
     def _plans(self) -> tuple[SmemPlan, TmemMap, Boxes]:

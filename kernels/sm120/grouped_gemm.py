@@ -28,14 +28,11 @@ Shared memory: ``planning.arch.sm120.SmemPlan``. Tensor maps: kernel parameters,
 Source: PTX ISA 9.1, 9.7.14.5 (mma with block scaling), 9.7.14.5.15 (ldmatrix), 9.7.13.15 (mbarrier), 5.5.7 (swizzle).
 """
 
-from typing import Literal
-
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64, Uint8
 
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm120 import (
     BUFFER_ALIGN_BYTES,
@@ -46,7 +43,6 @@ from nvfp4_cute.planning.arch.sm120 import (
     promotes,
     smem_plan,
 )
-from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.fp32_scales import ScalePair, Scales
 from ..common.launch_args import read_groups, read_operands, read_outputs
@@ -54,6 +50,7 @@ from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
+from ..common.variant import GroupedGemmVariant
 from ..common.versions import SmemAllocator
 from ..common.warp_schedule import WARP_SIZE
 from .load import LoadArgs, run_load, run_load_scales
@@ -68,60 +65,25 @@ WARPGROUP_WARPS = 4
 LOAD_REGISTERS, MMA_REGISTERS = 56, 224
 
 
-class GroupedGemmSm120:
-    """One compiled variant.
+class GroupedGemmSm120(GroupedGemmVariant):
+    """One compiled variant, of a config and a pair of formats that ``planning.arch.sm120`` accepts."""
 
-    Args:
-        config: resolved KernelConfig (``planning.arch.sm120.resolve``) that ``planning.arch.sm120.unsupported_reason`` accepts.
-            form: form of the operands. num_groups: slots of a list-form launch; 1 otherwise. out_dtype: cutlass.Float16,
-            BFloat16 or Float32, or the format of quantized results; INT8 also Int32, the unscaled sums. out_m_major: whether
-            columns rather than rows of the output are contiguous. has_alpha: whether every group's result is multiplied by a
-            factor. name: kernel name in profilers and in the emulator's reports. activation: activation of a dual GEMM's first
-            product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None for one product. weight_layout: layout of a dual GEMM's
-            weights: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose single ``b``
-            holds the rows of both products.
-        has_limit: whether a dual GEMM's products are clamped before they are combined.
-        a_format, b_format: formats of ``a`` and of every ``b``, a pair of ``planning.arch.sm120.MMA``.
-        bias_dtype: dtype of the bias of a single product; None without one.
-    """
-
-    def __init__(
-        self,
-        config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
-        num_groups: int,
-        out_dtype: type | BlockFormat,
-        out_m_major: bool,
-        has_alpha: bool,
-        name: str,
-        activation: str | None = None,
-        weight_layout: str = "separate",
-        has_limit: bool = False,
-        a_format: BlockFormat = NVFP4,
-        b_format: BlockFormat = NVFP4,
-        bias_dtype: type | None = None,
-    ):
-        self.config = config
-        self.form = form
-        self.num_groups = num_groups
-        self.output_kind = OutputKind(out_dtype, out_m_major, activation, weight_layout)
-        self.has_alpha = has_alpha
-        self.has_limit = has_limit
-        self.bias_dtype = bias_dtype
-        self.name = name
-        formats = a_format, b_format
-        self.smem = smem_plan(config, self.output_kind.num_b, formats)
-        self.promotes = promotes(formats)
+    def __init__(self, **options):
+        super().__init__(**options)
+        config = self.config
+        self.output_kind = OutputKind(self.out_dtype, self.out_m_major, self.activation, self.weight_layout)
+        self.smem = smem_plan(config, self.output_kind.num_b, self.formats)
+        self.promotes = promotes(self.formats)
         # Unscaled integer sums need no scales.
-        self.has_row_scales = has_row_scales(formats) and out_dtype is not Int32
-        self.boxes = make_boxes(config, formats)
-        self.formats = formats_on_sides(config, formats)
+        self.has_row_scales = has_row_scales(self.formats) and self.out_dtype is not Int32
+        self.boxes = make_boxes(config, self.formats)
+        self.side_formats = formats_on_sides(config, self.formats)
         self.warp_tile = WarpTile(
             config.cta_tile_shape_mnk[1],
             num_teams(config),
             self.smem.num_m,
             self.smem.num_n,
-            out_m_major != config.swap_ab,
+            self.out_m_major != config.swap_ab,
             config.cta_tile_shape_mnk[0],
         )
 
@@ -259,7 +221,7 @@ class GroupedGemmSm120:
                     buffers=buffers,
                     smem=plan,
                     warp_tile=warp_tile,
-                    formats=self.formats,
+                    formats=self.side_formats,
                     groups=groups,
                     outputs=outputs,
                     output_kind=self.output_kind,

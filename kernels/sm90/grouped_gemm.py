@@ -39,13 +39,11 @@ Source: PTX ISA 9.1, 9.7.15 (wgmma), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (t
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint8
 
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import (
     ctas_per_sm,
@@ -56,13 +54,13 @@ from nvfp4_cute.planning.arch.sm90 import (
     stages_of_k_tile,
     token_box,
 )
-from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
+from ..common.variant import GroupedGemmVariant
 from ..common.versions import SmemAllocator
 from .activations import ActivationArgs, run_activations
 from .cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
@@ -83,48 +81,15 @@ from .warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 DECODED_SWIZZLE = (3, 4, 3)
 
 
-class GroupedGemmSm90:
-    """One compiled variant.
+class GroupedGemmSm90(GroupedGemmVariant):
+    """One compiled variant, of a config and a pair of formats that ``planning.arch.sm90`` accepts."""
 
-    Args:
-        config: resolved KernelConfig (``planning.arch.sm90.resolve``) that ``planning.arch.sm90.unsupported_reason`` accepts.
-        form: form of the operands.
-        num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32, or the format of quantized results.
-        has_alpha: whether every group's result is multiplied by a factor.
-        name: kernel name in profilers and in the emulator's reports.
-        activation, weight_layout: see ``OutputKind``.
-        has_limit: whether a dual GEMM's products are clamped.
-        a_format, b_format: formats of the operands, a pair of ``planning.arch.sm90.MMA``.
-        bias_dtype: dtype of the bias; None without one.
-    """
-
-    def __init__(
-        self,
-        config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
-        num_groups: int,
-        out_dtype: type | BlockFormat,
-        has_alpha: bool,
-        name: str,
-        activation: str | None = None,
-        weight_layout: str = "separate",
-        has_limit: bool = False,
-        a_format: BlockFormat = NVFP4,
-        b_format: BlockFormat = NVFP4,
-        bias_dtype: type | None = None,
-    ):
-        self.config = config
-        self.form = form
-        self.num_groups = num_groups
-        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
-        self.has_alpha = has_alpha
-        self.has_limit = has_limit
-        self.bias_dtype = bias_dtype
-        self.name = name
-        self.schedule = WarpSchedule.of(config)
-        self.smem = smem_plan(config, self.kind.num_b, (a_format, b_format))
-        self.tokens, self.weights = Packed(a_format), Packed(b_format)
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
+        self.schedule = WarpSchedule.of(self.config)
+        self.smem = smem_plan(self.config, self.kind.num_b, self.formats)
+        self.tokens, self.weights = map(Packed, self.formats)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):

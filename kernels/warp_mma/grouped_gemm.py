@@ -20,16 +20,15 @@ Order of summation: a warp adds its K in ascending order; then warps of the same
 Shared memory: tokens (BYTE, STAGE, K_WARP); sums of warps; what is known of groups (``places.Groups``).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8, Uint32
 
-from nvfp4_cute.formats.block_format import BlockFormat, FP8_128x128
+from nvfp4_cute.formats.block_format import FP8_128x128
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch.warp_mma import STEPS_OF_TURN, WARP_SIZE, ctas_per_sm, warps_of
-from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
 from ..common.fp32_scales import SCALE_BYTES, fma
@@ -40,6 +39,7 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.select import select
 from ..common.shared_access import load_shared
+from ..common.variant import GroupedGemmVariant
 from ..common.versions import SmemAllocator
 from .decode import PIECE_K, Decoding
 from .operands import BANDS, OCTET, PIECE_BYTES, VECTOR_WORDS, Lane, Layout, Loads, Tokens, Weights, swizzled
@@ -53,50 +53,16 @@ SMEM_CARVEOUT_PERCENT = 100
 CTA_BARRIER = 1
 
 
-class WarpMmaGemm:
-    """One compiled variant.
+class WarpMmaGemm(GroupedGemmVariant):
+    """One compiled variant, of a config that ``planning.arch.warp_mma`` accepts."""
 
-    Args:
-        config: resolved KernelConfig that ``planning.arch.warp_mma.unsupported_reason`` accepts.
-        form: how the operands arrive.
-        num_groups: slots of a list-form launch; 1 otherwise.
-        is_bf16: whether tokens are bfloat16, else float16.
-        out_dtype: cutlass.Float16, BFloat16 or Float32.
-        has_alpha: whether every group's result is multiplied by a factor.
-        name: what the kernel is called in profilers and in the emulator's reports.
-        weights: their format.
-        activation, weight_layout: ``OutputKind``'s.
-        has_limit: whether a dual GEMM's products are cut.
-        bias_dtype: of what is added to every column of one product; None where nothing is.
-    """
-
-    def __init__(
-        self,
-        config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
-        num_groups: int,
-        is_bf16: bool,
-        out_dtype: type,
-        has_alpha: bool,
-        name: str,
-        weights: BlockFormat,
-        activation: str | None = None,
-        weight_layout: str = "separate",
-        has_limit: bool = False,
-        bias_dtype: type | None = None,
-    ):
-        self.config = config
-        self.form = form
-        self.num_groups = num_groups
-        self.decoding = Decoding(weights, is_bf16)
-        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
-        self.layout = Layout(None if activation is None else weight_layout)
-        self.has_alpha = has_alpha
-        self.has_limit = has_limit
-        self.bias_dtype = bias_dtype
-        self.name = name
-        self.tokens = config.cta_tile_shape_mnk[1]
-        self.warps = warps_of(config)
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.decoding = Decoding(self.formats[1], self.is_bf16)
+        self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
+        self.layout = Layout(None if self.activation is None else self.weight_layout)
+        self.tokens = self.config.cta_tile_shape_mnk[1]
+        self.warps = warps_of(self.config)
         self.octets = self.tokens // OCTET
 
     @cute.jit

@@ -135,15 +135,6 @@ class KernelKey:
         from nvfp4_cute.kernels.common.chain import Chain
 
         family = family_of(self.arch, (self.a_format, self.b_format))
-        options: dict[str, Any] = {}
-        if family.OUT_M_MAJOR:
-            options["out_m_major"] = self.out_m_major
-        if family.HAS_CHAINS:
-            options["chain"] = Chain if self.is_chain else None
-        if family.HAS_EARLY_WEIGHTS:
-            options["early_weights"] = self.early_weights
-        if len(family.MMA) > 1:  # A kernel with only one pair of formats has no parameter for it.
-            options.update(a_format=self.a_format, b_format=self.b_format)
         return kernel_class(self.arch, family.KERNEL)(
             config=self.config,
             form=self.form,
@@ -151,11 +142,15 @@ class KernelKey:
             out_dtype=cutlass_dtype(self.out_dtype),
             has_alpha=self.has_alpha,
             name=self.to_name(),
+            a_format=self.a_format,
+            b_format=self.b_format,
+            out_m_major=self.out_m_major,
             activation=self.activation,
             weight_layout=self.weight_layout,
             has_limit=self.has_limit,
             bias_dtype=cutlass_dtype(self.bias_dtype),
-            **options,
+            early_weights=self.early_weights,
+            chain=Chain if self.is_chain else None,
         )
 
 

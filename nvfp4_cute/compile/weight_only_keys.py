@@ -78,20 +78,21 @@ class WeightOnlyKey:
 
     def make_kernel(self) -> Any:
         """Returns the CuTe DSL object of the weight-only kernel."""
-        combined: tuple[Any, ...] = ()
+        gate: dict[str, Any] = {}
         if self.gate is not None:
-            combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
+            gate = {"activation": self.gate.activation, "weight_layout": self.gate.weight_layout}
+            gate["has_limit"] = self.gate.limit is not None
         return kernel_class(self.arch, weight_only_family_of(self.arch, self.config).KERNEL)(
-            self.config,
-            self.form,
-            self.num_groups,
-            self.dtype == torch.bfloat16,
-            cutlass_dtype(self.out_dtype),
-            self.has_alpha,
-            self.to_name(),
-            self.b_format,
-            *combined,
+            config=self.config,
+            form=self.form,
+            num_groups=self.num_groups,
+            out_dtype=cutlass_dtype(self.out_dtype),
+            has_alpha=self.has_alpha,
+            name=self.to_name(),
+            b_format=self.b_format,
+            is_bf16=self.dtype == torch.bfloat16,
             bias_dtype=cutlass_dtype(self.bias_dtype),
+            **gate,
         )
 
 

@@ -62,9 +62,6 @@ class Fp8GemmSm100(GroupedGemmSm100):
     # The epilogue then promotes without branches.
     ALL_COLUMNS = True
 
-    def __init__(self, **options):
-        super().__init__(**options, a_format=FP8_1x128, b_format=FP8_128x128)
-
     def _plans(self) -> tuple[SmemPlan, TmemMap, Boxes]:
         config, bits = self.config, MMA[PAIR].element_bits
         m, n, k = config.cta_tile_shape_mnk

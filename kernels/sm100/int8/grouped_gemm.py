@@ -33,9 +33,6 @@ class Int8GemmSm100(GroupedGemmSm100):
             ``planning.arch.sm100_int8.unsupported_reason`` accepts. out_dtype may also be cutlass.Int32, the unscaled sums.
     """
 
-    def __init__(self, **options):
-        super().__init__(**options, a_format=INT8, b_format=INT8)
-
     def _plans(self) -> tuple[SmemPlan, TmemMap, Boxes]:
         m, n, k = self.config.cta_tile_shape_mnk
         element = MapElement.of(INT8, MMA[PAIR].element_bits)

@@ -24,17 +24,14 @@ Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameter
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8
 
-from nvfp4_cute.formats.block_format import BlockFormat, FP8_1x128, FP8_128x128
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_fp8 import ctas_per_sm, promotes, smem_plan
-from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import ScalePair, Scales
 from ...common.launch_args import read_groups, read_operands, read_outputs
@@ -42,6 +39,7 @@ from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import Ring, init_ring
+from ...common.variant import GroupedGemmVariant
 from ...common.versions import SmemAllocator
 from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from ..epilogue import EXCHANGE_BYTES, STAGING_BYTES
@@ -55,49 +53,15 @@ from .token_rows import run_math_of_rows
 PITCH_STEP = 16
 
 
-class Fp8GemmSm90:
-    """One compiled variant.
+class Fp8GemmSm90(GroupedGemmVariant):
+    """One compiled variant, of a config and a pair of formats that ``planning.arch.sm90_fp8`` accepts."""
 
-    Args:
-        config: resolved KernelConfig that ``planning.arch.sm90_fp8.unsupported_reason`` accepts.
-        form: form of the operands.
-        num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32; FP8 also FP8_1x128; INT8 also Int32, the unscaled sums.
-        has_alpha: whether every group's result is multiplied by a factor.
-        name: kernel name in profilers and in the emulator's reports.
-        activation, weight_layout: see ``OutputKind``; weights are "separate".
-        has_limit: whether a dual GEMM's products are clamped.
-        a_format, b_format: a pair of ``planning.arch.sm90_fp8.MMA``.
-        bias_dtype: dtype of the bias of a single product; None without one.
-    """
-
-    def __init__(
-        self,
-        config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
-        num_groups: int,
-        out_dtype: type | BlockFormat,
-        has_alpha: bool,
-        name: str,
-        activation: str | None = None,
-        weight_layout: Literal["separate"] = "separate",
-        has_limit: bool = False,
-        a_format: BlockFormat = FP8_1x128,
-        b_format: BlockFormat = FP8_128x128,
-        bias_dtype: type | None = None,
-    ):
-        self.config = config
-        self.form = form
-        self.num_groups = num_groups
-        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
-        self.has_alpha = has_alpha
-        self.has_limit = has_limit
-        self.bias_dtype = bias_dtype
-        self.name = name
-        self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
-        formats = a_format, b_format
-        self.promotes = promotes(formats)
-        self.smem = smem_plan(config, self.kind.num_b, formats)
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
+        self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(self.config))
+        self.promotes = promotes(self.formats)
+        self.smem = smem_plan(self.config, self.kind.num_b, self.formats)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):

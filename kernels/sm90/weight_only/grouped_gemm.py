@@ -19,17 +19,14 @@ Shared memory: ``planning.arch.sm90_weight_only.WeightOnlySmem``. Tensor maps: k
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Int64, Uint8
 
-from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
-from nvfp4_cute.planning.config import KernelConfig
 
 from ...common.fp32_scales import Scales
 from ...common.launch_args import read_groups, read_operands, read_outputs
@@ -37,6 +34,7 @@ from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import Ring, init_ring
+from ...common.variant import GroupedGemmVariant
 from ...common.versions import SmemAllocator
 from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from ..epilogue import STAGING_BYTES
@@ -54,49 +52,15 @@ from .math import MathArgs, run_math
 PITCH_STEP = 8
 
 
-class WeightOnlyGemmSm90:
-    """One compiled variant.
+class WeightOnlyGemmSm90(GroupedGemmVariant):
+    """One compiled variant, of a config that ``planning.arch.sm90_weight_only`` accepts."""
 
-    Args:
-        config: resolved KernelConfig that ``planning.arch.sm90_weight_only.unsupported_reason`` accepts.
-        form: form of the operands.
-        num_groups: slots of a list-form launch; 1 otherwise.
-        is_bf16: whether tokens are bfloat16, otherwise float16.
-        out_dtype: cutlass.Float16, BFloat16 or Float32.
-        has_alpha: whether every group's result is multiplied by a factor.
-        name: kernel name in profilers and in the emulator's reports.
-        weights: format of the weights.
-        activation, weight_layout: see ``OutputKind``.
-        has_limit: whether a dual GEMM's products are clamped.
-        bias_dtype: dtype of the bias of a single product; None without one.
-    """
-
-    def __init__(
-        self,
-        config: KernelConfig,
-        form: Literal["list", "ragged", "masked", "batched"],
-        num_groups: int,
-        is_bf16: bool,
-        out_dtype: type,
-        has_alpha: bool,
-        name: str,
-        weights: BlockFormat,
-        activation: str | None = None,
-        weight_layout: str = "separate",
-        has_limit: bool = False,
-        bias_dtype: type | None = None,
-    ):
-        self.config = config
-        self.form = form
-        self.num_groups = num_groups
-        self.decoding = Decoding(weights, is_bf16)
-        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
-        self.has_alpha = has_alpha
-        self.has_limit = has_limit
-        self.bias_dtype = bias_dtype
-        self.name = name
-        self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
-        self.smem = smem_plan(config, self.kind.num_b, weights)
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.decoding = Decoding(self.formats[1], self.is_bf16)
+        self.kind = OutputKind(self.out_dtype, False, self.activation, self.weight_layout)
+        self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(self.config))
+        self.smem = smem_plan(self.config, self.kind.num_b, self.formats[1])
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
