@@ -9,6 +9,7 @@ import torch
 
 from nvfp4_cute.competition.trace import folder
 from nvfp4_cute.problems import trace_schema as schema
+from nvfp4_cute.terminal import Progress
 
 FOLDER, SET = "trace", "trace-set"
 FORMATS = (FOLDER, SET)
@@ -35,7 +36,8 @@ def run(
     Raises:
         ValueError: see ``folder.load``; or the definition exists.
     """
-    definition, workloads, solution = folder.load(problem, axes, returns=returns)
+    with Progress(desc="export", unit="source file") as bar:
+        definition, workloads, solution = folder.load(problem, axes, returns=returns, reads=bar.update)
     place = output / schema.DEFINITION_FILE if form == FOLDER else folder.definition_path(output, definition)
     if place.exists() and not overwrite:
         raise ValueError(f"{place} would be overwritten; name another folder, or pass --force")

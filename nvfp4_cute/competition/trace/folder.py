@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import json
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +38,13 @@ def is_source(folder: Path) -> bool:
     return (folder / "spec.py").is_file()
 
 
-def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool = False) -> Triple:
+def load(
+    problem: str,
+    axes: Mapping[str, Any] | None = None,
+    *,
+    returns: bool = False,
+    reads: Callable[[], object] = lambda: None,
+) -> Triple:
     """Returns definition, workloads, and solution of a problem.
 
     Args:
@@ -46,6 +52,7 @@ def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool =
         axes: other values of the arguments of its ``spec`` function: sizes of constant axes, and for a variable axis
             one entry per workload.
         returns: whether the solution returns its outputs, instead of writing to given ones.
+        reads: called after each read of a source file.
 
     Raises:
         ValueError: there is no such problem or axis, or the kernel breaks a rule of exports.
@@ -56,10 +63,10 @@ def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool =
             f"problem {problem!r}: neither a folder with spec.py, reference.py and kernel.py, nor one of {', '.join(names())}"
         )
     spec = _spec(_module(problem, "spec", is_ours), dict(axes or {}))
-    definition = spec.definition(_reference(problem, is_ours))
+    definition = spec.definition(_reference(problem, is_ours, reads))
     workloads = spec.all_workloads(definition.generator is not None)
     sizes = [definition.sizes(workload.axes) for workload in workloads]
-    text = _kernel_text(problem, spec, is_ours, sizes)
+    text = _kernel_text(problem, spec, is_ours, sizes, reads)
     summary = (ast.get_docstring(ast.parse(text)) or spec.description).partition("\n")[0]
     entry = "run"
     if returns:
@@ -189,22 +196,24 @@ def _one(name: str, value: Sequence[int]) -> int:
     return value[0]
 
 
-def _reference(problem: str, is_ours: bool) -> str:
+def _reference(problem: str, is_ours: bool, reads: Callable[[], object]) -> str:
     if not is_ours:
         return _text(problem, "reference.py")
     module = _module(problem, "reference", is_ours)
     entry_points = tuple(name for name in ("run", GENERATOR) if hasattr(module, name))
-    return assemble(Recipe(module.__name__, entry_points)).text
+    return assemble(Recipe(module.__name__, entry_points), reads).text
 
 
-def _kernel_text(problem: str, spec: Spec, is_ours: bool, sizes: list[dict[str, int]]) -> str:
+def _kernel_text(
+    problem: str, spec: Spec, is_ours: bool, sizes: list[dict[str, int]], reads: Callable[[], object]
+) -> str:
     if not is_ours:
         return _text(problem, KERNEL_FILE)
     kernel = _module(problem, "kernel", is_ours)
     if LIBRARY in spec.dependencies:
         return inspect.getsource(kernel)
     frozen = kernel.frozen_constants(sizes)
-    return assemble(Recipe(kernel.__name__, ("run",), NOT_EVERYWHERE, MOVED, frozen)).text
+    return assemble(Recipe(kernel.__name__, ("run",), NOT_EVERYWHERE, MOVED, frozen), reads).text
 
 
 def _text(problem: str, name: str) -> str:

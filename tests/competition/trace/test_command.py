@@ -145,7 +145,7 @@ def test_export_writes_a_folder_of_other_axes(tmp_path, capsys):
     assert definition["axes"]["K"]["value"] == 256 and "pack(codes)" in definition["reference"]
     assert [json.loads(line)["axes"] for line in lines] == [{"M": 3}, {"M": 5}]
     said = capsys.readouterr().err
-    assert "nvfp4-cute eval" in said and "--axes" not in said
+    assert "nvfp4-cute eval" in said and "--axes" not in said and "export: begun" in said
     assert cli.main([*command[:-1], "--force"]) == 0
     assert "without a GPU" in capsys.readouterr().err
     assert cli.main([*command, "Q=256"]) == 2
