@@ -135,6 +135,7 @@ def run_judge(
             cwd=folder,
             env=environment,
             pass_fds=(writer,),
+            stdin=subprocess.DEVNULL,  # what a user types is not for a submission
             stdout=output,
             start_new_session=True,
             preexec_fn=_bounds(None if writable is None else [folder, *writable]),

@@ -304,6 +304,13 @@ def test_a_limit_ends_every_process_of_a_run(tmp_path):
     assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
 
 
+def test_a_run_has_no_standard_input(tmp_path):
+    """A submission that reads what the user types, or waits for it, gets nothing."""
+    program = "import os; os.write(int(os.environ['POPCORN_FD']), os.readlink('/proc/self/fd/0').encode())"
+    lines, code = runner.run_judge([sys.executable, "-c", program], tmp_path, {}, 30)
+    assert (lines, code) == (["/dev/null"], 0)
+
+
 def test_the_harness_takes_no_module_from_its_folder(tmp_path):
 
     (tmp_path / "base64.py").write_text("open('mark', 'w')\n")
