@@ -61,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cute_emulate() -> int:
-    """Run the command `cute-emulate`: the verb `emulate` by a name of its own."""
-    return main(["emulate", *sys.argv[1:]])
+    """Run the command `cute-emulate`: the verb `emulate` by a name of its own, and `doctor`."""
+    given = sys.argv[1:]
+    return main(given if given[:1] == ["doctor"] else ["emulate", *given])
 
 
 def build_parser(complete: Iterable[str] = VERBS) -> argparse.ArgumentParser:

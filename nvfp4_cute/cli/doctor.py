@@ -12,20 +12,41 @@ from pathlib import Path
 from nvfp4_cute import env
 from nvfp4_cute.backends import installed
 from nvfp4_cute.backends.installed import Gpu
-from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.errors import EmulatorError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
+    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1.
+
+    Of a script only what it needs is printed; 1 if something of it is missing.
+    """
+    if args.subject and Path(args.subject).suffix == ".py":
+        return script_report(Path(args.subject))
     text, usable = report(args.formats, verbose=args.verbose)
     print(text, end="")
-    if args.checkpoint:
+    if args.subject:
         print("\ncheckpoint")
-        for line in checkpoint_lines(args.checkpoint, args.target):
+        for line in checkpoint_lines(args.subject, args.target):
             print(f"  {line}")
     return 0 if usable else 1
+
+
+def script_report(script: Path) -> int:
+    """Print which architecture, version of CuTe DSL and packages a script wants. Return 1 if something is missing."""
+    from nvfp4_cute.emulator.fronts.script_needs import needs
+
+    if not script.is_file():
+        raise EmulatorError(f"there is no file `{script}`")
+    try:
+        found = needs(script)
+    except SyntaxError as error:
+        raise EmulatorError(f"{script}:{error.lineno}: not Python: {error.msg}") from error
+    print(script)
+    for line in found.lines(str(script)):
+        print(f"  {line}")
+    return 1 if found.dsl is None or found.names or found.modules else 0
 
 
 def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str, bool]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from new_process import run_python
 
+from nvfp4_cute.cli import main
+
 SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 
 
@@ -145,6 +147,41 @@ def test_the_command_of_its_own(script):
     program = f"import sys; from {module} import {function}; sys.exit({function}())"
     done = run_python("-c", program, "--arch", "sm_120a", script, "exit", "7")
     assert (done.returncode, done.stdout) == (7, "__main__ ['exit', '7']\n")
+    done = run_python("-c", program, "doctor", script)
+    assert done.returncode == 0 and "has every name that the script uses" in done.stdout, done.stderr
+
+
+WANTS = """# /// script
+# dependencies = ["nvidia-cutlass-dsl==4.3.5", "torch"]
+# ///
+import cutlass.cute as cute
+import nosuchpackage.inner
+from cutlass.cute.nvgpu import warpgroup, nosuchpart
+from beside import helper
+
+def kernel(x):
+    made = cute.make_fragment(4, cute.Float32)
+    return cute.arch.thread_idx(), x.anything, helper.nothing, nosuchpart.deep
+"""
+
+
+def test_what_a_script_wants(tmp_path, capsys):
+    """Architecture, names that the installed CuTe DSL lacks, packages, and what its project asks for; nothing is executed."""
+    path = tmp_path / "wants.py"
+    path.write_text(WANTS)
+    (tmp_path / "beside.py").write_text("raise SystemExit('executed')\n")
+    (tmp_path / "requirements.txt").write_text("torch\nnvidia-cutlass-dsl >=4.2,<4.4  # old\n")
+    assert main(["doctor", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "architecture: sm_90a (warpgroup): cute-emulate --arch sm_90a" in said
+    assert re.search(r"has no cutlass.cute.make_fragment \(line 10\): pip install .*==4.3.5. has it", said)
+    assert re.search(r"has no cutlass.cute.nvgpu.nosuchpart \(line 6\): another version", said)
+    assert "missing package: nosuchpackage (line 5)" in said and said.count("missing package") == 1
+    assert "wants.py asks for nvidia-cutlass-dsl==4.3.5" in said
+    assert "requirements.txt asks for nvidia-cutlass-dsl >=4.2,<4.4" in said
+    (tmp_path / "bad.py").write_text("def\n")
+    assert main(["doctor", str(tmp_path / "bad.py")]) == 1
+    assert "bad.py:1: not Python" in capsys.readouterr().err
 
 
 def test_exit_codes_and_arguments_are_the_scripts_own(script):

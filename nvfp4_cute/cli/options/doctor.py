@@ -12,9 +12,11 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser = add_verb(verbs, "doctor", text)
     parser.add_argument(
-        "checkpoint",
+        "subject",
+        metavar="checkpoint | script.py",
         nargs="?",
-        help="a folder: also say which kernels serve each kind of its layers, in vLLM and by rows",
+        help="a folder: also say which kernels serve each kind of its layers, in vLLM and by rows. A CuTe DSL script: say "
+        "which architecture, version of CuTe DSL and packages it wants",
     )
     parser.add_argument(
         "--target", help="GPU to say it for, by name or architecture (default: the one here, or B200)"

@@ -18,21 +18,27 @@ REFUSAL = re.compile(r"expects arch to be (?P<wanted>.+?), but got (?P<given>sm_
 
 
 def wanted_arch(script: Path) -> tuple[str, str] | None:
-    """Returns the only architecture that names in a script stand for, and the first such name. None if there is none or several.
+    """Returns the only architecture that names in a script stand for, and the first such name. None for none or several."""
+    found = named_archs(script)
+    return next(iter(found.items())) if len(found) == 1 else None
+
+
+def named_archs(script: Path) -> dict[str, str]:
+    """Returns the architectures that names in a script stand for, each with the first such name.
 
     Reads imports, attributes and strings without executing anything.
     """
     try:
         tree = ast.parse(script.read_bytes())
     except (SyntaxError, ValueError):
-        return None
+        return {}
     found: dict[str, str] = {}
     for name in _names(tree):
         for pattern, arch in SIGNS:
             if re.fullmatch(pattern, name):
                 found.setdefault(arch, name)
                 break
-    return next(iter(found.items())) if len(found) == 1 else None
+    return found
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
