@@ -9,14 +9,9 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
-import bug_reports
-import copy_bug_reports
 import cutlass.cute as cute
-import more_bug_reports
-import operand_bug_reports
-import order_bug_reports
 import torch
-import visibility_reports
+from bug_reports import copies, exchange, operands, order, stages, visibility
 from cutlass.cute.runtime import from_dlpack
 
 from nvfp4_cute.compile.compiler import compile_jit
@@ -24,9 +19,7 @@ from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.errors import EmulatorError
 
-KERNELS = (
-    bug_reports, more_bug_reports, order_bug_reports, visibility_reports, operand_bug_reports, copy_bug_reports
-)  # fmt: skip
+KERNELS = (stages, exchange, order, visibility, operands, copies)
 WORDS = 2048
 MODES = ("eager", "lazy", "random:3")
 

@@ -1,40 +1,11 @@
-"""Reports of faults of order: scopes and semantics of barriers, proxies, storage that is used for something else. See `bug_reports`."""
+"""Reports of faults of order: scopes and semantics of barriers, proxies, storage that is used for something else."""
 
 import cutlass
 import cutlass.cute as cute
-from bug_reports import (
-    NBYTES,
-    WARP,
-    address,
-    allocate,
-    arrive,
-    barriers,
-    fence_async,
-    free,
-    get,
-    load,
-    place,
-    put,
-    remote,
-    shared,
-    store,
-    stored,
-    sync,
-    wait,
-)
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.arch import inline_ptx
 
-from nvfp4_cute.emulator.tensormap import encode
-
-MAP = encode(0, "s32", (64, 8), (256,), (64, 1))
-"""A tensor of 8 rows of 64 words, and a box of one row; the address is filled in by a kernel."""
-
-
-@cute.jit
-def cluster_barrier():
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+from .pieces import *
 
 
 # ---- barriers --------------------------------------------------------------------------------------------------------------
@@ -194,41 +165,6 @@ def read_only_path(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
     form = "ld.global.b32" if fixed else "ld.global.nc.L1::no_allocate.b32"
     out[64 + tidx] = inline_ptx(
         f"{form} {{$w0}}, [{{$r0}}];", write_only_types=[Int32], read_only_args=[address(out, tidx ^ WARP)]
-    )
-
-
-@cute.jit
-def make_map(at, tensor, row, encoded: cutlass.Constexpr = MAP):
-    """Thread 0 writes a tensor map to shared memory: of rows of `tensor` from one on."""
-    words = [int.from_bytes(encoded[i : i + 4], "little", signed=True) for i in range(0, 128, 4)]
-    for i in cutlass.range_constexpr(32):
-        put(at + 4 * i, words[i])
-    inline_ptx(
-        "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [{$r0}], {$r1};",
-        read_only_args=[Int32(at), address(tensor, 64 * row)],
-    )
-
-
-@cute.jit
-def publish_map(to, at):
-    inline_ptx(
-        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [{$r0}], [{$r1}], 128;",
-        read_only_args=[Int64(to), Int32(at)],
-    )
-
-
-@cute.jit
-def acquire_map(at):
-    inline_ptx("fence.proxy.tensormap::generic.acquire.gpu [{$r0}], 128;", read_only_args=[Int64(at)])
-
-
-@cute.jit
-def load_row(to, tensor_map, bar):
-    inline_ptx(
-        "mbarrier.arrive.expect_tx.shared.b64 _, [{$r2}], 256;\n"
-        "{ .reg .b32 Z; mov.b32 Z, 0;\n"
-        "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}, {Z, Z}], [{$r2}]; }",
-        read_only_args=[Int32(to), Int64(tensor_map), Int32(bar)],
     )
 
 

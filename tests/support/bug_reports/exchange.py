@@ -1,35 +1,11 @@
-"""More faults that people reported of public kernels, each with and without it: see `bug_reports`."""
+"""Faults of CTAs that exchange data through global memory, and of their stages."""
 
 import cutlass
 import cutlass.cute as cute
-from bug_reports import (
-    NBYTES,
-    WARP,
-    address,
-    arrive,
-    barriers,
-    fence_async,
-    get,
-    load,
-    place,
-    put,
-    remote,
-    shared,
-    store,
-    stored,
-    wait,
-)
 from cutlass import Int32, Int64
 from cutlass.cute.arch import inline_ptx
 
-
-@cute.jit
-def poll(flag):
-    """Spin until a word of global memory is set (acquire)."""
-    inline_ptx(
-        "{ .reg .pred P; .reg .b32 V; POLL: ld.acquire.gpu.global.b32 V, [{$r0}]; setp.eq.u32 P, V, 0; @P bra POLL; }",
-        read_only_args=[Int64(flag)],
-    )
+from .pieces import *
 
 
 # ---- CTAs that exchange through global memory ------------------------------------------------------------------------------

@@ -1,29 +1,11 @@
-"""Faults of visibility: who may see what another proxy, lane or CTA wrote, and when. See `bug_reports`."""
+"""Faults of visibility: who may see what another proxy, lane or CTA wrote, and when."""
 
 import cutlass
 import cutlass.cute as cute
-from bug_reports import (
-    NBYTES,
-    WARP,
-    address,
-    arrive,
-    barriers,
-    fence_async,
-    fence_init,
-    get,
-    init,
-    load,
-    place,
-    put,
-    remote,
-    shared,
-    store,
-    stored,
-    wait,
-)
 from cutlass import Int32, Int64
 from cutlass.cute.arch import inline_ptx
-from order_bug_reports import acquire_map, cluster_barrier, load_row, make_map
+
+from .pieces import *
 
 
 @cute.jit

@@ -1,126 +1,11 @@
-"""Faults that people reported of public kernels, each made anew as a small CuTe DSL kernel with and without it.
-
-A kernel takes `src` and `out` (Int32, 1-D) and `fixed`. Shared memory is used by address, so that copies and barriers are the
-instructions themselves.
-"""
+"""Faults of stages, barriers, clusters and the allocation of tensor memory."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.arch import inline_ptx
 
-WARP = 32
-NBYTES = 1024
-"""Bytes of one stage."""
-
-
-# ---- pieces -----------------------------------------------------------------------------------------------------------
-@cute.jit
-def shared(nbytes: cutlass.Constexpr, align: cutlass.Constexpr = 128):
-    """Address of new shared memory."""
-    return cutlass.memory.SmemAllocator().allocate(nbytes, align).toint()
-
-
-@cute.jit
-def address(tensor: cute.Tensor, words):
-    """Global address of an element."""
-    return tensor.iterator.toint() + Int64(words) * 4
-
-
-@cute.jit
-def put(at, value):
-    inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[Int32(at), Int32(value)])
-
-
-@cute.jit
-def get(at):
-    return inline_ptx("ld.shared.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[Int32(at)])
-
-
-@cute.jit
-def init(bar, count: cutlass.Constexpr):
-    inline_ptx(f"mbarrier.init.shared.b64 [{{$r0}}], {count};", read_only_args=[Int32(bar)])
-
-
-@cute.jit
-def fence_init():
-    inline_ptx("fence.mbarrier_init.release.cluster;")
-
-
-@cute.jit
-def arrive(bar):
-    inline_ptx("mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[Int32(bar)])
-
-
-@cute.jit
-def wait(bar, parity):
-    inline_ptx(
-        "{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.shared.b64 P, [{$r0}], {$r1}, 1000000; @P bra.uni DONE; bra.uni AGAIN; DONE: }",
-        read_only_args=[Int32(bar), Int32(parity)],
-    )
-
-
-@cute.jit
-def load(to, source, bar, nbytes: cutlass.Constexpr = NBYTES):
-    """A bulk copy from global memory that an mbarrier counts."""
-    inline_ptx(
-        f"mbarrier.arrive.expect_tx.shared.b64 _, [{{$r2}}], {nbytes};\n"
-        f"cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{{$r0}}], [{{$r1}}], {nbytes}, [{{$r2}}];",
-        read_only_args=[Int32(to), Int64(source), Int32(bar)],
-    )
-
-
-@cute.jit
-def store(to, source, nbytes: cutlass.Constexpr = NBYTES):
-    """A bulk copy to global memory, a group of its own."""
-    inline_ptx(
-        f"cp.async.bulk.global.shared::cta.bulk_group [{{$r0}}], [{{$r1}}], {nbytes};\ncp.async.bulk.commit_group;",
-        read_only_args=[Int64(to), Int32(source)],
-    )
-
-
-@cute.jit
-def stored(groups: cutlass.Constexpr = 0, read: cutlass.Constexpr = ".read"):
-    inline_ptx(f"cp.async.bulk.wait_group{read} {groups};")
-
-
-@cute.jit
-def fence_async():
-    inline_ptx("fence.proxy.async.shared::cta;")
-
-
-@cute.jit
-def sync(number: cutlass.Constexpr, threads: cutlass.Constexpr):
-    inline_ptx(f"barrier.sync {number}, {threads};")
-
-
-@cute.jit
-def remote(at, rank):
-    """shared::cluster address of a place in another CTA."""
-    return inline_ptx(
-        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[Int32],
-        read_only_args=[Int32(at), Int32(rank)],
-    )
-
-
-@cute.jit
-def place():
-    """Thread, warp and lane."""
-    tidx = cute.arch.thread_idx()[0]
-    return tidx, tidx // WARP, tidx % WARP
-
-
-@cute.jit
-def barriers(count: cutlass.Constexpr, arrivals: cutlass.Constexpr):
-    """Addresses of mbarriers that thread 0 initialises, visible to the CTA."""
-    first = shared(8 * count, 8)
-    if cute.arch.thread_idx()[0] == 0:
-        for i in cutlass.range_constexpr(count):
-            init(first + 8 * i, arrivals[i])
-        fence_init()
-    cute.arch.sync_threads()
-    return first
+from .pieces import *
 
 
 # ---- shared memory and its copies ---------------------------------------------------------------------------------------
@@ -503,36 +388,6 @@ def flag_then_bulk_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
 
 
 # ---- tensor memory ----------------------------------------------------------------------------------------------------------
-@cute.jit
-def allocate(at, columns: cutlass.Constexpr = 32):
-    inline_ptx(
-        f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns};",
-        read_only_args=[Int32(at)],
-    )
-
-
-@cute.jit
-def free(tmem, columns: cutlass.Constexpr = 32):
-    inline_ptx(
-        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(tmem)]
-    )
-
-
-@cute.jit
-def write_tmem(tmem, value):
-    inline_ptx(
-        "tcgen05.st.sync.aligned.32x32b.x1.b32 [{$r0}], {{$r1}};", read_only_args=[Int32(tmem), Int32(value)]
-    )
-    inline_ptx("tcgen05.wait::st.sync.aligned;")
-
-
-@cute.jit
-def read_tmem(tmem):
-    return inline_ptx(
-        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {{$w0}}, [{$r0}];\ntcgen05.wait::ld.sync.aligned;",
-        write_only_types=[Int32],
-        read_only_args=[Int32(tmem)],
-    )
 
 
 @cute.kernel

@@ -1,31 +1,13 @@
-"""Reports of faults of copies and their barriers, of addresses, warps, CTAs and launches. See `bug_reports`."""
+"""Reports of faults of copies and their barriers, of addresses, warps, CTAs and launches."""
 
 import cutlass
 import cutlass.cute as cute
-from bug_reports import (
-    NBYTES,
-    WARP,
-    address,
-    arrive,
-    barriers,
-    fence_async,
-    get,
-    load,
-    place,
-    put,
-    remote,
-    shared,
-    store,
-    stored,
-    sync,
-    wait,
-)
 from cutlass import Int32, Int64
 from cutlass.cute.arch import inline_ptx
-from more_bug_reports import poll
-from order_bug_reports import acquire_map, cluster_barrier, make_map, publish_map
 
 from nvfp4_cute.emulator.tensormap import encode
+
+from .pieces import *
 
 SWIZZLED = encode(0, "s32", (32, 64), (128,), (32, 8), swizzle="128B")
 """A tensor of 64 rows of 32 words, and a box of 8 rows in a swizzle."""

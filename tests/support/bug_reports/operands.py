@@ -1,27 +1,11 @@
-"""Reports of faults of tensor memory, tensor cores and their operands. See `bug_reports`."""
+"""Reports of faults of tensor memory, tensor cores and their operands."""
 
 import cutlass
 import cutlass.cute as cute
-from bug_reports import (
-    NBYTES,
-    WARP,
-    address,
-    allocate,
-    arrive,
-    barriers,
-    fence_async,
-    free,
-    get,
-    load,
-    place,
-    put,
-    read_tmem,
-    shared,
-    wait,
-    write_tmem,
-)
 from cutlass import Int32, Int64
 from cutlass.cute.arch import inline_ptx
+
+from .pieces import *
 
 A_BYTES = 128 * 32
 """A of one product in tensor memory's shape: 128 rows of 16 halves; B has 64 rows."""
