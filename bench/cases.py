@@ -1,4 +1,4 @@
-"""What is benchmarked: competition problems, square GEMMs, linear layers, and experts of mixture-of-experts models."""
+"""Benchmark cases: competition problems, square GEMMs, linear layers, and experts of mixture-of-experts models."""
 
 import random
 from collections import Counter
@@ -35,9 +35,9 @@ class Published:
     """A time that others published for a case.
 
     Attributes:
-        target: the GPU's name in ``targets``.
-        us: microseconds, or what they follow from: the case's operations over the published TFLOP/s.
-        who: the implementation, and where the figure stands.
+        target: name of the GPU in ``targets``.
+        us: microseconds, or the case's operations over the published TFLOP/s.
+        who: the implementation, and the source of the figure.
     """
 
     target: str
@@ -47,20 +47,20 @@ class Published:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time.
+    """One case to time.
 
     Attributes:
         suite: a key of ``SUITES``.
-        problem: what it belongs to: a competition problem, a kind of shape, a model's layer.
-        name: unique inside the problem.
-        operation: the public function that computes it; "w4a16": a weight-only product.
+        problem: a competition problem, a kind of shape, or a model's layer.
+        name: unique within the problem.
+        operation: public function that computes it; "w4a16": a weight-only product.
         sizes: (m, n, k) of every group, or of every batch entry.
         published: times of others on GPUs other than a B200.
-        form: how the groups of a grouped GEMM are passed: lists, or one ragged tensor and stacked weights.
+        form: form of the groups of a grouped GEMM: lists, or one ragged tensor and stacked weights.
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
-        formats: of ``a`` and of ``b``.
-        out: of the results, a key of ``RESULT_DTYPES``.
+        formats: formats of ``a`` and ``b``.
+        out: type of the results, a key of ``RESULT_DTYPES``.
     """
 
     suite: str
@@ -77,12 +77,12 @@ class Case:
 
     @property
     def out_format(self) -> BlockFormat | None:
-        """Of quantized results; None of others."""
+        """Format of quantized results; None for other results."""
         return result_format(self.out)
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """Of results that are not quantized."""
+        """Dtype of results that are not quantized."""
         dtype = RESULT_DTYPES[self.out]
         assert isinstance(dtype, torch.dtype)
         return dtype
@@ -106,9 +106,10 @@ class Case:
         return f"{self.problem} {self.name}{formats}{out}"
 
     def of_formats(self, formats: Formats) -> "Case":
-        """The same sizes in other formats, for which nobody published a time.
+        """Returns a case with these sizes in other formats, for which there are no published times.
 
-        Raises: ValueError where blocks of a format do not divide K.
+        Raises:
+            ValueError: blocks of a format do not divide K.
         """
         if formats == self.formats:
             return self
@@ -149,7 +150,7 @@ def competition() -> list[Case]:
 
 
 # ---- figures that others published for RTX GPUs ---------------------------------------------------------------------
-# NVFP4 results where "nvfp4-out", else 16 bits. Their clocks and operands differ from ours and from each other's.
+# NVFP4 results for "nvfp4-out", else 16 bits. Their clocks and operands differ from ours and from each other's.
 DENSE_TFLOPS = {
     2048: (("RTX 5090", 956, "cuBLAS (quack#153)"),),
     4096: (("RTX 5090", 1310, "cuBLAS (quack#153)"),),
@@ -192,7 +193,7 @@ def dense() -> list[Case]:
 
 
 def linear() -> list[Case]:
-    """Linear layers of dense models and their transposes, at the rows of decode; and shapes that others published."""
+    """Returns linear layers of dense models and their transposes, at decode row counts, and shapes that others published."""
     shapes = dict.fromkeys(pair for n, k in footprint.LINEAR_SHAPES for pair in ((n, k), (k, n)))
     return (
         [
@@ -229,7 +230,7 @@ def experts() -> list[Case]:
     for model in footprint.MOE_MODELS:
         name = model.name.removesuffix(" experts")
         gpus, top_k = EXPERT_PARALLEL.get(name, 1), TOP_K[name]
-        routed = model.num_experts - model.num_experts % gpus  # a shared expert is not routed to
+        routed = model.num_experts - model.num_experts % gpus  # a shared expert takes no routed tokens
         for phase, tokens in (("decode", DECODE_TOKENS), ("prefill", PREFILL_TOKENS)):
             rows = routed_rows(tokens * gpus, routed, top_k)[: routed // gpus]
             for layer, n, k in (
@@ -249,7 +250,7 @@ def routed_rows(tokens: int, num_experts: int, top_k: int) -> tuple[int, ...]:
 
 
 OTHER_SUITES = ("layers", "ep")
-"""Names that `bench` knows besides: whole layers, and layers over several GPUs."""
+"""Further names that `bench` accepts: complete layers, and layers over several GPUs."""
 
 SUITES: dict[str, Callable[[], list[Case]]] = {
     "competition": competition,
@@ -265,10 +266,10 @@ RESULT_DTYPES: dict[str, OutDtype] = {
     "fp32": torch.float32,
     **{name: name for name in RESULT_FORMATS},
 }
-"""Of results, by the names that commands take."""
+"""Types of results, by the names that commands accept."""
 
 OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm", "w4a16": "w4a16"}
-"""What is computed from a shape."""
+"""Operation that is computed from a shape."""
 
 
 def shape_case(
@@ -280,17 +281,18 @@ def shape_case(
     formats: Formats = NVFP4_PAIR,
     out: str = "fp16",
 ) -> Case:
-    """A case of one's own.
+    """Returns a case of user-defined sizes.
 
     Args:
-        m: rows of all groups, or of each.
-        n, k: of every group.
-        groups: as many as ``m`` has entries, or so many of one size.
+        m: rows of all groups, or of each group.
+        n, k: sizes of every group.
+        groups: number of groups: equal to the entries of ``m``, or any number of equal groups.
         operation: a key of ``OPERATIONS``.
-        formats: of ``a`` and of ``b``.
-        out: as of ``Case``.
+        formats: formats of ``a`` and ``b``.
+        out: see ``Case``.
 
-    Raises: ValueError where sizes contradict each other, or blocks of a format do not divide K, or N of quantized results.
+    Raises:
+        ValueError: sizes contradict each other, or blocks of a format do not divide K, or N of quantized results.
     """
     groups = groups or len(m)
     if len(m) not in (1, groups):
@@ -307,10 +309,10 @@ def shape_case(
 
 
 def select(suites: tuple[str, ...] = (), containing: str = "", formats: Formats = NVFP4_PAIR) -> list[Case]:
-    """Cases of some suites, or of all, whose name contains a text, with operands of a pair of formats.
+    """Returns cases of some suites, or of all, whose name contains a text, with operands of a pair of formats.
 
     Raises:
-        ValueError: an unknown suite, nothing is left, or blocks of a format do not divide K.
+        ValueError: an unknown suite, no case is left, or blocks of a format do not divide K.
     """
     unknown = [name for name in suites if name not in SUITES]
     if unknown:

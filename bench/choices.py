@@ -1,10 +1,10 @@
-"""What configs are chosen, beside all others that might be: measured on the GPU of this machine.
+"""Compares chosen configs with all other candidates, measured on this machine's GPU.
 
     python -m nvfp4_cute.bench.choices [--mean 1 8 64] [--json TIMES.json]
 
-measures every candidate for matrices of weights with so many rows of activations, and for ragged groups with so many rows on
-the average, spread in four ways, and prints how much longer the chosen one takes than the fastest. Such times are what the
-constants of ``arch/sm90.py`` are fitted to. The first run of a machine compiles the candidates.
+measures every candidate for weight matrices with these row counts of activations, and for ragged groups with these mean
+row counts, spread in four ways. It prints how much longer the chosen config takes than the fastest. The constants of
+``arch/sm90.py`` are fitted to such times. The first run on a machine compiles the candidates.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from nvfp4_cute.tuning import autotune
 
 MEAN_ROWS = (1, 3, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_ROWS = 4096
-# (N, K) of a matrix of weights; (groups, N, K) of experts.
+# (N, K) of weight matrices; (groups, N, K) of experts.
 WEIGHTS = (
     *((1024, 4096), (2048, 4096), (4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (5120, 5120)),
     *((7168, 2048), (2048, 7168), (8192, 1024), (1280, 8192), (8192, 8192), (7168, 8192), (8192, 3584)),
@@ -43,8 +43,11 @@ SPREADS = ("equal", "by chance", "exponential", "zipf")
 
 
 def group_rows(spread: str, groups: int, mean_rows: int) -> list[int]:
-    """Rows of every group, the same in every run: of one size, or each row in a group by chance, where all are equally
-    likely, or as likely as draws of an exponential distribution say, or as their rank does (to the power of -0.8)."""
+    """Returns the rows of every group, equal in every run.
+
+    Groups have one size, or each row is assigned to a group at random: with equal probability, or with probabilities
+    drawn from an exponential distribution, or proportional to their rank to the power of -0.8.
+    """
     if spread == "equal":
         return [mean_rows] * groups
     if spread == "by chance":
@@ -59,7 +62,7 @@ def group_rows(spread: str, groups: int, mean_rows: int) -> list[int]:
 
 
 def problems(means: Sequence[int]) -> Iterator[Case]:
-    """Lists of one group, and ragged groups."""
+    """Yields lists of one group, and ragged groups."""
     for n, k in WEIGHTS:
         for rows in means:
             yield Case("choices", "one group", f"{rows} x {n} x {k}", "grouped_gemm", ((rows, n, k),))
@@ -72,7 +75,7 @@ def problems(means: Sequence[int]) -> Iterator[Case]:
 
 
 def request_of(case: Case, gpu: Gpu) -> Request:
-    """What a call asks for: of ragged groups only the mean is known."""
+    """Returns the request of a call; for ragged groups only the mean is known."""
     sizes = case.sizes
     if case.form == "ragged":
         rows = -(-sum(m for m, _, _ in sizes) // len(sizes))
@@ -81,13 +84,13 @@ def request_of(case: Case, gpu: Gpu) -> Request:
 
 
 def measured_us(case: Case, tried: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
-    """Median times of a case on the current GPU."""
+    """Returns the median times of a case on the current GPU."""
     prepared = ours.prepare(case, make_operands(case, torch.device("cuda"), 0), "cuda")
     return autotune.measured_us(prepared.run, tried)
 
 
 def main() -> None:
-    """Measure, print the losses, keep the times."""
+    """Measures, prints the losses, and stores the times."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -111,7 +114,7 @@ def main() -> None:
 
 
 def report(losses: dict[str, list[float]]) -> str:
-    """A line for every kind of problem. losses: shares that the chosen configs take longer than the fastest."""
+    """Returns one line per kind of problem. losses: relative extra times of the chosen configs over the fastest."""
     rows = [
         [kind, str(len(some)), f"{100 * mean(some):.1f}", f"{100 * max(some):.0f}"]
         for kind, some in losses.items()

@@ -1,4 +1,4 @@
-"""`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves. Or explains configs."""
+"""`nvfp4-cute bench`: selects cases, target, and source of times; prints, draws, and saves, or explains configs."""
 
 import shlex
 from collections.abc import Sequence
@@ -41,22 +41,23 @@ def run(
     jobs: int | None = None,
     results: Path | None = None,
 ) -> int:
-    """Print the benchmark of a target; return 0.
+    """Prints the benchmark of a target. Returns 0.
 
     Args:
-        chosen: what is timed.
-        command: the words that chose it, for the page that ``save`` writes.
-        target_name: default: the GPU of this machine if known, else B200.
-        like_harness: time eager calls as the competition's harness does (a GPU only).
+        chosen: cases to time.
+        command: words of the command line, for the page that ``save`` writes.
+        target_name: GPU; by default that of this machine if known, else B200.
+        like_harness: time eager calls like the competition's harness (only on a GPU).
         as_json: print JSON instead of a table.
-        plot: also write a bar chart.
-        save: also write the page of the target into ``bench/results``.
+        plot: also write a bar chart to this file.
+        save: also write the page of the target to ``bench/results``.
         jobs: processes that model cases; default 1.
-        results: file that keeps modelled times, and from which they are taken.
+        results: file that stores modelled times, and supplies them if it has them.
 
     Raises:
-        ValueError: ``like_harness`` without the GPU, or ``jobs`` or ``results`` with it. UnsupportedTarget: an unknown target.
-            UnsupportedProblem: the GPU multiplies no such pair of formats.
+        ValueError: ``like_harness`` without the GPU, or ``jobs`` or ``results`` with it.
+        UnsupportedTarget: an unknown target.
+        UnsupportedProblem: the GPU does not multiply this pair of formats.
     """
     here = targets.detect()
     target = targets.lookup(target_name) if target_name else here or targets.B200
@@ -90,20 +91,21 @@ def run(
         page = report.save(result, RESULTS)
         print(f"saved to {page}")
         drawn = [row for row in rows if row.case.suite == "competition"]
-        if drawn and page.with_suffix(".png").exists():  # a page that has a picture keeps it up to date
+        if drawn and page.with_suffix(".png").exists():  # a page with a picture keeps it up to date
             draw(page.with_suffix(".png"), replace(result, rows=drawn))
     return 0
 
 
 def explain(chosen: list[cases.Case], *, target_name: str | None = None) -> int:
-    """Print why the config of every grouped case was chosen, and time nothing; return 0.
+    """Prints why the config of every grouped case was chosen, without timing. Returns 0.
 
     Args:
-        chosen, target_name: as :func:`run` takes them.
+        chosen, target_name: see :func:`run`.
 
     Raises:
-        ValueError: no grouped case. UnsupportedTarget: an unknown target, or one without a kernel. UnsupportedProblem: it
-            multiplies no such pair of formats.
+        ValueError: no grouped case.
+        UnsupportedTarget: an unknown target, or one without a kernel.
+        UnsupportedProblem: the target does not multiply this pair of formats.
     """
     target = targets.lookup(target_name) if target_name else targets.detect() or targets.B200
     chosen = [case for case in chosen if case.operation == "grouped_gemm"]
@@ -119,7 +121,7 @@ def explain(chosen: list[cases.Case], *, target_name: str | None = None) -> int:
 
 
 def _explanation(case: cases.Case, target: Target) -> str:
-    """Why the config was chosen: since tuning found it, or by estimate."""
+    """Returns why the config was chosen: by tuning, or by estimate."""
     n, k = case.sizes[0][1:]
     mean = -(-sum(m for m, _, _ in case.sizes) // len(case.sizes))
     is_list = case.form == "list"
@@ -144,7 +146,7 @@ def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
 
 
 def _command(target: Target, command: Sequence[str], like_harness: bool) -> str:
-    """The command line that makes the page."""
+    """Returns the command line that makes the page."""
     words = ["nvfp4-cute", "bench", *command]
     words += ["--target", target.name, *["--like-harness"] * like_harness, "--save"]
     return shlex.join(words)
@@ -159,7 +161,7 @@ def _measured(like_harness: bool) -> report.Timer:
 def _modelled(
     chosen: list[cases.Case], target: Target, jobs: int, results: Path | None
 ) -> tuple[report.Timer, list[str]]:
-    """What says the times, and which sources they are of."""
+    """Returns a timer of modelled times, and notes on their sources."""
     from nvfp4_cute.bench import modelled
 
     pieces = [(case, target) for case in chosen]
@@ -185,7 +187,7 @@ def _heading(target: Target, measured: bool, like_harness: bool) -> str:
 
 
 def draw(path: Path, result: Report) -> None:
-    """Draw the share of the speed of light that our kernels and the best peers reach, on a linear axis.
+    """Draws the share of the speed of light that our kernels and the best peers reach, on a linear axis.
 
     Raises:
         ValueError: nothing was timed, or matplotlib is not installed.

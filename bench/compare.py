@@ -1,4 +1,4 @@
-"""`nvfp4-cute bench --compare A.json B.json`: what changed between two results of ``bench --json``, case by case."""
+"""`nvfp4-cute bench --compare A.json B.json`: compares two results of ``bench --json``, case by case."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from nvfp4_cute.roofline.plot import bars
 from nvfp4_cute.terminal import text_table
 
 WIDTH = 20
-"""Characters of a bar on each side of equal times; a whole side is a factor of two."""
+"""Characters of a bar on each side of equal times; a full side is a factor of two."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Change:
     """One case in both results.
 
     Attributes:
-        before, after: its times, with their first and ninth deciles where they were measured.
+        before, after: its times, with their first and ninth deciles if they were measured.
     """
 
     case: str
@@ -34,7 +34,7 @@ class Change:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Between which the ratio lies, by the deciles of both; None without them."""
+        """Range of the ratio, by the deciles of both; None without deciles."""
         if None in (self.before.low, self.before.high, self.after.low, self.after.high):
             return None
         assert self.before.low and self.before.high and self.after.low and self.after.high
@@ -42,20 +42,20 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """What can be said: "same" where the spread holds 1."""
+        """Verdict: "same" if the range contains 1."""
         low, high = self.spread or (self.ratio, self.ratio)
         return "slower" if low > 1 else "faster" if high < 1 else "same"
 
 
 def run(paths: Sequence[Path], plot: Path | None = None) -> int:
-    """Print the comparison; 0, or 1 where a case is slower.
+    """Prints the comparison. Returns 0, or 1 if a case is slower.
 
     Args:
-        paths: what ``bench --json`` printed before and after.
-        plot: also draw bars.
+        paths: earlier and later output of ``bench --json``.
+        plot: also draw bars to this file.
 
     Raises:
-        ValueError: a file is no such result, or they share no case, or one is measured and the other modelled.
+        ValueError: a file is not such a result, they share no case, or one is measured and the other modelled.
     """
     (before, target), (after, other) = (read(path) for path in paths)
     found = changes(before, after)
@@ -76,10 +76,10 @@ def run(paths: Sequence[Path], plot: Path | None = None) -> int:
 
 
 def read(path: Path) -> tuple[dict[str, Time], str]:
-    """Times by case, and the target, of a result of ``bench --json``.
+    """Returns times by case, and the target, of a result of ``bench --json``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is not such a result.
     """
     try:
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def read(path: Path) -> tuple[dict[str, Time], str]:
 
 
 def changes(before: Mapping[str, Time], after: Mapping[str, Time]) -> list[Change]:
-    """Cases of both, in the order of the first.
+    """Returns the cases of both, in the order of the first.
 
     Raises:
         ValueError: there is none, or times of a case are of two kinds.
@@ -108,7 +108,7 @@ def changes(before: Mapping[str, Time], after: Mapping[str, Time]) -> list[Chang
 
 
 def text(found: Sequence[Change]) -> str:
-    """A table with a picture: bars to the left are faster, to the right slower."""
+    """Returns a table with a picture: bars to the left are faster, to the right slower."""
     header = ["case", "", "before us", "after us", "after / before", "spread", "kind", "faster | slower"]
     rows = []
     for change in found:
@@ -132,7 +132,7 @@ def text(found: Sequence[Change]) -> str:
 
 
 def picture(ratio: float) -> str:
-    """A bar from the middle: to the left for less than 1, to the right for more, full at a factor of two."""
+    """Returns a bar from the middle: to the left for ratios below 1, to the right above, full at a factor of two."""
     length = min(WIDTH, round(abs(math.log2(ratio)) * WIDTH))
     left, right = ("#" * length, "") if ratio < 1 else ("", "#" * length)
     return f"{left.rjust(WIDTH)}|{right.ljust(WIDTH)}"

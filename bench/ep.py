@@ -3,16 +3,19 @@
     nvfp4-cute bench ep [--containing qwen3] [--tokens 1,8,64] [--ranks 2] [--results ep.json] [--plot ep.png] [--save]
     torchrun --nproc-per-node 2 -m nvfp4_cute.bench.ep ep.json
 
-The first starts its own processes, and prints tables. What ``--results`` has is not measured again: then it needs no GPU.
+The first command starts its own processes, and prints tables. Times in ``--results`` are not measured again, so it may
+need no GPU.
 
-- Tokens are those of each rank; "one GPU" has the tokens of all ranks.
-- A time is the slowest rank's, in us, the median over rounds, on a cold L2. A collective aligns the ranks before each interval.
-- Phases, "capacity" and "one GPU" are replayed from CUDA graphs. "Exact" is eager: the host waits in it for the sizes; its host
-  takes so long for one of many calls in a row. "NCCL" are both forms where the group's backend moves the rows.
+- Tokens are per rank; "one GPU" has the tokens of all ranks.
+- A time is that of the slowest rank, in us, the median over rounds, on a cold L2. A collective aligns the ranks before
+  each interval.
+- Phases, "capacity" and "one GPU" are replayed from CUDA graphs. "Exact" is eager: the host waits in it for the sizes;
+  its host time is that of one of many calls in a row. "NCCL" is both forms with the group's backend moving the rows.
 - A result is compared with one GPU's before it is timed.
-- Bytes are those that leave a rank, the most of any: counted from the routes, each row once. Two rates of the same run stand next
-  to them: one large exchange by NCCL, which moves the rows through buffers of its own, and one large copy into another rank's
-  memory, which is what the links give. Phases that store into other ranks' memory may exceed the former, not the latter.
+- Bytes are the most that leave any rank, counted from the routes, each row once. Two rates of the same run accompany
+  them: one large exchange by NCCL, which moves the rows through its own buffers, and one large copy into another rank's
+  memory, the rate of the links. Phases that store into other ranks' memory may exceed the first rate, but not the
+  second.
 """
 
 import argparse
@@ -52,14 +55,14 @@ from nvfp4_cute.tuning.stopwatch import cold_l2
 RESULTS = Path(__file__).parent / "results"
 CHOSEN = ("qwen3-30b-a3b", "deepseek-v3-slice")
 TOKENS = (1, 8, 64, 512, 2048, 8192)
-# Above this the buffers of a fixed capacity are larger than anybody would want.
+# Above this, buffers of a fixed capacity become impractically large.
 MOST_CAPACITY = 1024
 ROUNDS, WARM_UP = 20, 3
 LINK_BYTES = 256 << 20
 TIMEOUT = timedelta(seconds=300)
-# Products of another config may round the last bit of a value to the other side.
+# Products with another config may round the last bit of a value differently.
 WRONG = 0.01
-# Through buffers that ranks store into, or by the group's backend; the second and the second last of each are sent.
+# By buffers that ranks store into, or by the group's backend. The second and the second-last phase of each send.
 PUSHED = ("send", "receive", "products", "give", "sum")
 EXCHANGED = ("pack", "dispatch", "unpack", "products", "collect", "combine", "sum")
 PUSHED_RATES = (
@@ -69,7 +72,7 @@ PUSHED_RATES = (
 )
 LAYERS = ("exact", "host", "capacity", "NCCL exact", "NCCL capacity", "one GPU")
 HOST_CALLS = 50
-# Replays are enqueued while the GPU spins, some 100 us, so that no interval has the host's time in it.
+# Replays are enqueued while the GPU spins, for about 100 us, so that no interval includes host time.
 HOLD_CYCLES = 180_000
 DEVICE = "cuda"
 Calls = dict[str, Callable[[], Any]]
@@ -77,12 +80,15 @@ Calls = dict[str, Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Result:
-    """Of a number of tokens per rank.
+    """Result for a number of tokens per rank.
 
     Attributes:
-        tokens: of each rank. us: times by name. differing: values that are not those of one GPU, of all values.
-        error: the norm of the difference over that of the result.
-        dispatch_bytes, combine_bytes: that leave a rank for others, the most of any. bf16_bytes: of the same dispatch in bf16.
+        tokens: tokens of each rank.
+        us: times by name.
+        differing: share of values that differ from those of one GPU.
+        error: norm of the difference over that of the result.
+        dispatch_bytes, combine_bytes: most bytes that leave any rank.
+        bf16_bytes: bytes of an equal dispatch in bf16.
     """
 
     tokens: int
@@ -95,7 +101,7 @@ class Result:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """Its replay, compiled and set up by a first call; what the call reads lives as long."""
+    """Returns the replay of a call, compiled and set up by a first call. Inputs of the call stay alive."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -105,7 +111,7 @@ def captured(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def timed(calls: Calls, rounds: int = ROUNDS) -> dict[str, float]:
-    """Medians of the slowest rank, us. All ranks call this with the same names."""
+    """Returns medians of the slowest rank in us. All ranks call this with the same names."""
     flush, aligned = cold_l2(), torch.zeros(1, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(-WARM_UP, rounds):
@@ -140,7 +146,7 @@ class Part:
         self.alpha13, self.alpha2 = layer.alpha13[0][held], layer.alpha2[held]
 
     def layer(self, x, ids, weights, capacity: int | None) -> torch.Tensor:
-        """The layer over all ranks."""
+        """Computes the layer over all ranks."""
         return moe(
             x, ids, weights, self.w13, self.w2, alpha13=self.alpha13, alpha2=self.alpha2, group=dist.group.WORLD,
             placement=self.placement, capacity=capacity,
@@ -148,7 +154,7 @@ class Part:
 
     @cached_property
     def experts(self) -> LocalExperts:
-        """As ``moe`` checks them."""
+        """Returns the local experts, in the form that ``moe`` checks."""
         x = torch.empty((0, self.model.hidden), dtype=torch.bfloat16, device=DEVICE)
         return LocalExperts.of(
             x, self.w13, self.w2, activation="silu", limit=None, weight_layout="concatenated", input_scale=None,
@@ -156,14 +162,14 @@ class Part:
         )  # fmt: skip
 
     def rows(self, data, scale, ids, order) -> torch.Tensor:
-        """Both products."""
+        """Computes both products."""
         mean = -(-len(data) // self.model.experts)
         return self.experts.rows(
             data, scale, ids, order, dtype=torch.bfloat16, first_expert=0, backend="auto", mean_rows=mean
         )
 
     def moved(self, ids: torch.Tensor) -> torch.Tensor:
-        """Pairs (token, rank), then choices, int64 [from, to] each: [ranks, 2 * ranks]."""
+        """Returns pairs (token, rank), then choices, int64 [from, to] each: [ranks, 2 * ranks]."""
         routes = Routes.of(ids, self.placement, self.rank, "auto")
         back = routes.choices("auto")
         ends = gather(dist.group.WORLD, torch.cat([routes.tokens.offs, back.offs]))
@@ -171,7 +177,7 @@ class Part:
         return torch.cat([part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in halves], 1)
 
     def phases(self, x, ids, weights, table: torch.Tensor) -> Calls:
-        """Each on the results of those before; table: as of ``moved``."""
+        """Returns the phases, each with the results of the earlier ones. table: see ``moved``."""
         layout = RowLayout(x.shape[1], 0, x.dtype, True)
         buffers = buffers_of(
             dist.group.WORLD, BufferLayout(self.ranks, len(x), ids.shape[1], layout), x.device
@@ -191,7 +197,7 @@ class Part:
         return dict(zip(PUSHED, (send, receive, products, give, total), strict=True))
 
     def exchanged(self, x, ids, weights, table: torch.Tensor) -> Calls:
-        """Those of the exact form by the group's backend."""
+        """Returns the phases of the exact form with the group's backend."""
         group, placement, rank = dist.group.WORLD, self.placement, self.rank
         layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, True)
         back_order = Routes.of(ids, placement, rank, "auto").choices("auto")
@@ -222,7 +228,7 @@ class Part:
 
 
 def by_backend(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The same where the group's backend moves rows."""
+    """Returns a call in which the group's backend moves rows."""
 
     def called() -> Any:
         with patch.object(parallel, "buffers_of", lambda *_: None):
@@ -232,7 +238,7 @@ def by_backend(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def host_us(call: Callable[[], Any]) -> float:
-    """Of a call, one of many in a row: until the host goes on. The slowest rank's."""
+    """Returns the host time of one of many calls in a row, on the slowest rank."""
     call()
     torch.accelerator.synchronize()
     dist.barrier()
@@ -245,7 +251,7 @@ def host_us(call: Callable[[], Any]) -> float:
 
 
 def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
-    """Compare, then time. Raises ValueError where the result is not one GPU's."""
+    """Compares, then times. Raises ValueError if the result differs from one GPU's."""
     model, rank, ranks = part.model, part.rank, part.ranks
     generator = torch.Generator(DEVICE).manual_seed(1)
     x = torch.randn((ranks * tokens, model.hidden), device=DEVICE, generator=generator).bfloat16()
@@ -285,7 +291,7 @@ def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
 
 
 def copy_gigabytes_per_s(rank: int, ranks: int) -> float | None:
-    """What leaves a rank in one large copy into the next rank's memory, GB/s; None where ranks do not reach each other's."""
+    """Returns the rate of one large copy into the next rank's memory in GB/s; None if ranks cannot reach each other's memory."""
     try:
         peers, held = private_api.symmetric_memory(LINK_BYTES, torch.device(DEVICE, rank), dist.group.WORLD)
     except (RuntimeError, ImportError, AttributeError):
@@ -296,7 +302,7 @@ def copy_gigabytes_per_s(rank: int, ranks: int) -> float | None:
 
 
 def exchange_gigabytes_per_s(ranks: int) -> float:
-    """What leaves a rank in one large exchange by the group's backend, GB/s."""
+    """Returns the rate of one large exchange by the group's backend, in GB/s leaving a rank."""
     rows = torch.zeros((ranks, LINK_BYTES // ranks), dtype=torch.uint8, device=DEVICE)
     us = timed({"exchange": lambda: send_rows(rows, dist.group.WORLD)})["exchange"]
     return LINK_BYTES * (ranks - 1) / ranks / us / 1e3
@@ -304,7 +310,7 @@ def exchange_gigabytes_per_s(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: models by name, tokens of each rank, GPUs, times that each call is timed, where the report is kept."""
+    """Plan of a run: models by name, tokens per rank, GPUs, rounds per call, and the file of the report."""
 
     models: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -313,19 +319,19 @@ class Plan:
     results: Path
 
     def missing(self, report: dict[str, Any]) -> list[tuple[str, int]]:
-        """Models and tokens that a report has not."""
+        """Returns models and tokens that a report lacks."""
         known = {(name, result["tokens"]) for name, rows in report["models"].items() for result in rows}
         return [(name, count) for name in self.models for count in self.tokens if (name, count) not in known]
 
     def read(self) -> dict[str, Any]:
-        """The report as far as it goes."""
+        """Returns the existing report."""
         if not self.results.exists():
             return {"models": {}}
         return provenance.read_object(self.results, ("models",), "nvfp4-cute bench ep --results")
 
 
 def run_rank(rank: int, store: str | None, plan: Plan) -> None:
-    """One process: measures, and rank 0 writes. Without a ``store`` the environment says where the others are."""
+    """Runs one process: measures, and rank 0 writes. Without a ``store`` the environment names the other processes."""
     torch.cuda.set_device(rank)
     if store is None:
         dist.init_process_group("nccl", timeout=TIMEOUT)
@@ -343,7 +349,7 @@ def run_rank(rank: int, store: str | None, plan: Plan) -> None:
     cells, whole, part, latest = plan.missing(report), None, None, ""
     for name, tokens in tqdm(cells, disable=None if rank == 0 else True):
         if name != latest:
-            del whole, part  # one model's weights at a time
+            del whole, part  # only one model's weights at a time
             whole, latest = make_weights(MODELS[name]).layer, name
             part = Part(MODELS[name], whole, rank, ranks)
         report["models"].setdefault(name, []).append(asdict(measure(part, whole, tokens, plan.rounds)))
@@ -353,11 +359,11 @@ def run_rank(rank: int, store: str | None, plan: Plan) -> None:
     torch.cuda.synchronize()
     dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # the end of a group may wait for calls that graphs have held
+    os._exit(0)  # the end of a group may wait for calls that graphs hold
 
 
 def run(plan: Plan, *, as_json: bool = False, plot: Path | None = None, save: bool = False) -> int:
-    """Measure what the plan's report has not, in processes of their own; print it. 2 where there are too few GPUs."""
+    """Measures what the plan's report lacks, in separate processes, and prints it. Returns 2 if there are too few GPUs."""
     if plan.missing(plan.read()):
         found = torch.cuda.device_count()
         if found < plan.ranks:
@@ -378,7 +384,7 @@ def run(plan: Plan, *, as_json: bool = False, plot: Path | None = None, save: bo
 
 
 def page(report: dict[str, Any], made_by: str = "") -> str:
-    """Markdown: times, then bytes. ``made_by``: the command, on a page that is committed."""
+    """Returns Markdown: times, then bytes. ``made_by``: the command, on a committed page."""
     copy = report.get("copy_gb_s")
     copied = f", one large copy into another rank's memory: {copy:.0f} GB/s" if copy else ""
     pushes = any(phases_of(results) is PUSHED for results in report["models"].values() if results)
@@ -435,22 +441,22 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def phases_of(results: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Names of the phases that were measured."""
+    """Returns the names of the measured phases."""
     return PUSHED if "send" in results[0]["us"] else EXCHANGED
 
 
 def sending(phases: tuple[str, ...]) -> tuple[str, str]:
-    """The phases in which tokens and results leave a rank."""
+    """Returns the phases in which tokens and results leave a rank."""
     return ("send", "give") if phases is PUSHED else ("dispatch", "combine")
 
 
 def best(us: dict[str, float]) -> float:
-    """The faster form's time."""
+    """Returns the time of the faster form."""
     return min(us[name] for name in ("exact", "capacity") if name in us)
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw the phases of every number of tokens, relative to one GPU's time."""
+    """Draws the phases of every number of tokens, relative to one GPU's time."""
     labels: list[str] = []
     marks: list[float] = []
     stacks: dict[str, list[float]] = {}
@@ -471,7 +477,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    """A process of torchrun: the defaults of ``nvfp4-cute bench ep``, into the file that is named."""
+    """Runs a process of torchrun with the defaults of ``nvfp4-cute bench ep``, into the named file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

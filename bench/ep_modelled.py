@@ -1,10 +1,11 @@
-"""A layer of experts over more GPUs than were measured: each phase from bytes, operations, and the constants of ``LINKS``.
+"""A layer of experts over more GPUs than were measured: phases from bytes, operations, and the constants of ``LINKS``.
 
     python -m nvfp4_cute.bench.ep_modelled [--save]
 
-Nothing here is measured. Routing is even: every token chooses k of E experts without repetition, and experts lie evenly. A phase
-takes its launches, and the longest of what its link, its memory and its matrix units take; phases follow each other. Shares of
-peaks are those that two H100s reached in ``bench/results/h100x2_ep.json``, which the last table compares with.
+Nothing here is measured. Routing is even: every token chooses k of E experts without repetition, and experts are spread
+evenly. A phase takes its launches, plus the longest time of its link, its memory and its matrix units; phases follow
+each other. Shares of peaks are those that two H100s reached in ``bench/results/h100x2_ep.json``; the last table
+compares with that file.
 """
 
 import argparse
@@ -26,20 +27,20 @@ LAUNCHES = {"send": 1, "receive": 2, "products": 2, "give": 1, "sum": 1}
 SIGNALS = {"receive": 1, "sum": 1}
 TOKENS = (1, 8, 64, 512, 8192)
 SIGNAL_S = 2e-6
-"""From the last store into another GPU's memory until a kernel there has seen the signal. Assumed."""
+"""Seconds from the last store into another GPU's memory until a kernel there has seen the signal. Assumed."""
 LAUNCH_S = 2.3e-6
-"""Of a launch in a CUDA graph where a target has none of its own: an H200's, bench/probes/h200_launch_probe.txt."""
+"""Seconds per launch in a CUDA graph for a target without its own figure: an H200's, bench/probes/h200_launch_probe.txt."""
 MATRIX_SHARE = 0.60
-"""Of the dense peak: the products of 8,192 tokens a rank of DeepSeek's slice on two H100s, 592 of 989 TFLOP/s."""
+"""Share of the dense peak: products of 8,192 tokens per rank of DeepSeek's slice on two H100s, 592 of 989 TFLOP/s."""
 MEMORY_SHARE = 0.71
-"""Of the memory's bandwidth: the products of 8 tokens a rank there, 2.37 of 3.35 TB/s."""
+"""Share of the memory's bandwidth: products of 8 tokens per rank there, 2.37 of 3.35 TB/s."""
 LINK_SHARE = 0.84
-"""Of a link's bandwidth: copies into a peer's buffer, 370 to 391 of 450 GB/s on two H100s."""
+"""Share of a link's bandwidth: copies into a peer's buffer, 370 to 391 of 450 GB/s on two H100s."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What leaves a GPU for the others. Bytes a second; where the figure is from."""
+    """Link from a GPU to the others: bytes per second, and source of the figure."""
 
     bandwidth: float
     source: str
@@ -65,7 +66,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank does: tokens, experts that any of all ranks' tokens chose, bytes that leave it for each phase."""
+    """Work of a rank: tokens, experts chosen by any token of any rank, and bytes that leave it in each phase."""
 
     model: Model
     ranks: int
@@ -73,36 +74,36 @@ class Share:
 
     @property
     def row_bytes(self) -> float:
-        """Of a token on its way: codes, scales, ids."""
+        """Bytes of a token on its way: codes, scales, ids."""
         return self.model.hidden * (0.5 + 1 / 16) + 4 * self.model.top_k
 
     @property
     def goals(self) -> float:
-        """Other ranks that a token goes to, on average."""
+        """Mean number of other ranks that a token goes to."""
         experts, k = self.model.experts, self.model.top_k
         elsewhere = experts - experts // self.ranks
         return (self.ranks - 1) * (1 - comb(elsewhere, k) / comb(experts, k))
 
     @property
     def experts(self) -> float:
-        """Local experts with a row."""
+        """Mean number of local experts with a row."""
         missed = (1 - self.model.top_k / self.model.experts) ** (self.ranks * self.tokens)
         return self.model.experts / self.ranks * (1 - missed)
 
     @property
     def choices(self) -> int:
-        """Rows of the products, as many as this rank's own choices."""
+        """Rows of the products, equal in number to this rank's own choices."""
         return self.tokens * self.model.top_k
 
     def link_bytes(self, phase: str) -> float:
-        """That leave the rank."""
+        """Returns the bytes that leave the rank."""
         if phase == "send":
             return self.tokens * self.goals * self.row_bytes
         away = (self.ranks - 1) / self.ranks
         return self.choices * away * 2 * self.model.hidden if phase == "give" else 0.0
 
     def memory_bytes(self, phase: str) -> float:
-        """Of the rank's own memory."""
+        """Returns the bytes of the rank's own memory traffic."""
         hidden, width = self.model.hidden, self.model.width
         half = self.row_bytes
         weights = 3 * hidden * width * (0.5 + 1 / 16)
@@ -116,17 +117,17 @@ class Share:
         return of[phase]
 
     def flops(self, phase: str) -> float:
-        """Of the matrix units."""
+        """Returns the operations of the matrix units."""
         return 6.0 * self.choices * self.model.hidden * self.model.width if phase == "products" else 0.0
 
 
 def peak(target: Target) -> float:
-    """FLOP/s of what the products multiply: NVFP4, or what sm_90a decodes it to."""
+    """Returns FLOP/s of the multiplied format: NVFP4, or fp16 on sm_90a."""
     return target.peaks.get("nvfp4", target.peaks["fp16"])
 
 
 def phase_us(phase: str, share: Share, target: Target) -> float:
-    """Modelled."""
+    """Returns the modelled time of a phase."""
     link = LINKS[target.name].bandwidth * LINK_SHARE
     work = max(
         share.link_bytes(phase) / link,
@@ -139,12 +140,12 @@ def phase_us(phase: str, share: Share, target: Target) -> float:
 
 
 def layer_us(share: Share, target: Target) -> float:
-    """All phases, one after the other."""
+    """Returns the time of all phases, one after the other."""
     return sum(phase_us(phase, share, target) for phase in PHASES)
 
 
 def page(measured: dict) -> str:
-    """Markdown."""
+    """Returns the page in Markdown."""
     parts = [
         "# A layer of experts over 8 and 72 GPUs, modelled\n\n"
         "Modelled, not measured, by `python -m nvfp4_cute.bench.ep_modelled --save`. Routing is even. us of one layer on each "
@@ -234,7 +235,7 @@ def _table(head: tuple[str, ...], rows) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""Evidence by form: what our kernels ask of the hardware, and which public kernel that ran there asks for the same.
+"""Evidence by form: our kernels' forms of hardware use, and public kernels with equal forms that ran on hardware.
 
-Public kernels and ours run on the emulator, which notes their forms (`emulator.record.forms`): instructions with all modifiers,
-fields of descriptors, columns of tensor memory, tensor maps, attributes of launches, what stands around fences. A form is proven
-where a public kernel uses it on the same family of GPUs. Any other needs a source that says it works, or is listed as unproven,
-with the probe that settles it.
+Public kernels and ours run on the emulator, which notes their forms (`emulator.record.forms`): instructions with all
+modifiers, fields of descriptors, columns of tensor memory, tensor maps, launch attributes, and the instructions around
+fences. A form is proven if a public kernel uses it on the same family of GPUs. Any other form needs a source that says
+it works, or is listed as unproven, with the probe that decides it.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from nvfp4_cute.bench.evidence_page import RESULTS, Evidence, page
 from nvfp4_cute.emulator.record.forms import Form
 
 SM_COUNT = 16
-"""Few, so that persistent kernels loop over tiles of small problems."""
+"""A small number, so that persistent kernels loop over tiles of small problems."""
 
 SECONDS = 900
 LINES = 12
-"""Of what a failed run said that are shown."""
+"""Lines of a failed run's output that are shown."""
 CACHE = Path("~/.cache/nvfp4_cute_evidence").expanduser()
 SETTINGS = {"TORCHDYNAMO_DISABLE": "1", "QUACK_CACHE_ENABLED": "0"}
 """Environment of a run: torch.compile needs a CUDA build of torch; what was compiled for a GPU cannot be emulated."""
@@ -56,7 +56,7 @@ Result = tuple[list[Form], str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for, write the page and the data; return 0, or 1 if a run failed."""
+    """Runs the requested parts, and writes the page and the data. Returns 0, or 1 if a run failed."""
     parser = _parser()
     args = parser.parse_args(argv)
     checkouts = _recognized(args.checkouts, parser)
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _recognized(folders: Sequence[Path], parser: argparse.ArgumentParser) -> dict[Project, Path]:
-    """Which project each folder is a checkout of."""
+    """Returns the project of each checkout folder."""
     found = {}
     for folder in folders:
         project = next((p for p in PROJECTS if (folder / p.marker).is_file()), None)
@@ -137,7 +137,7 @@ def _recognized(folders: Sequence[Path], parser: argparse.ArgumentParser) -> dic
 
 
 def run_all(runs: Mapping[str, Callable[[], Result]], jobs: int, what: str) -> dict[str, Result]:
-    """Run everything, `jobs` at a time, with a bar; what fails is shown when it happens."""
+    """Runs everything, `jobs` at a time, with a progress bar; shows failures when they happen."""
     size = shutil.get_terminal_size()
     results = {}
     with (
@@ -158,14 +158,14 @@ def run_all(runs: Mapping[str, Callable[[], Result]], jobs: int, what: str) -> d
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 def run_case(case: Case, checkout: Path, cache: Path) -> Result:
-    """Forms of a public case, from the cache if it ran before."""
+    """Returns the forms of a public case, from the cache if it ran before."""
     script = case.path(checkout)
     kept = cache / f"{_digest([str(case), version(checkout), *_text_of(script)])}.json"
     if kept.is_file():
         return _forms_in(kept), ""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "forms.json"
-        # Projects keep what they compiled in their user's folder: in one of its own all is compiled anew.
+        # Projects cache compiled code in the user's home folder; a separate home compiles everything again.
         settings = {**SETTINGS, "HOME": scratch}
         if case.project.python_path is not None:
             settings["PYTHONPATH"] = str((checkout / case.project.python_path).resolve())
@@ -187,7 +187,7 @@ def _text_of(script: Path) -> list[str]:
 
 
 def run_ours(name: str, cache: Path, workers: Executor) -> Result:
-    """Forms of one of our kernels, by the name of its case."""
+    """Returns the forms of one of our kernels, by the name of its case."""
     folder, arch = Path(__file__).parents[1], name.split(" ")[0]
     sources = [
         path
@@ -210,7 +210,7 @@ def _forms_in(file: Path) -> list[Form]:
 
 
 def _digest(key: Iterable[str]) -> str:
-    """Of what a run depends on, and of how forms are named."""
+    """Returns a digest of a run's dependencies, and of the naming of forms."""
     emulator = Path(__file__).parents[1] / "nvfp4_cute" / "emulator"
     parts = [
         *key,
@@ -220,7 +220,7 @@ def _digest(key: Iterable[str]) -> str:
 
 
 def version(checkout: Path) -> str:
-    """The commit of a checkout, as git or a file COMMIT in it says; "unknown" without either."""
+    """Returns the commit of a checkout, from git or its file COMMIT; "unknown" without either."""
     marker = checkout / "COMMIT"
     if marker.is_file():
         return marker.read_text().strip()

@@ -1,6 +1,6 @@
-"""Public kernels that ran on hardware, and with what arguments `bench.evidence` runs them on the emulator.
+"""Public kernels that ran on hardware, and the arguments with which `bench.evidence` runs them on the emulator.
 
-Projects without scripts of their own for this are called by those in `tests/support/public_scripts`.
+Projects without suitable scripts are called by those in `tests/support/public_scripts`.
 """
 
 import re
@@ -19,9 +19,10 @@ class Project:
     """A project whose kernels count as proven on hardware.
 
     Attributes:
-        name: short.  marker: a file of its checkouts that no other project has.
+        name: short name.
+        marker: a file in its checkouts that no other project has.
         python_path: folder of a checkout to import from, or None.
-        proof: what says that its kernels run on the hardware they are for.
+        proof: evidence that its kernels run on their hardware.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Case:
         return f"{self.project.name} {self.arch} {self.script} {self.arguments}".strip()
 
     def path(self, checkout: Path) -> Path:
-        """Where the script is."""
+        """Returns the path of the script."""
         return checkout / self.script if self.project is CUTLASS else SCRIPTS / self.script
 
 
@@ -100,7 +101,7 @@ PLAIN = (
         "--batch_size 1 --seqlen_q 128 --seqlen_k 128 --num_head 1 --head_dim 64",
     ),
 )
-"""Kernels without anything that came after sm_80, which every GPU of today runs."""
+"""Kernels that use only features of sm_80, which every current GPU runs."""
 
 PRIMITIVES = "examples/python/CuTeDSL/experimental/primitives"
 TENSOR_MEMORY_PRIMITIVES = (
@@ -113,7 +114,7 @@ CASES: tuple[Case, ...] = (
     *(
         Case(CUTLASS, case.arch, str(EXAMPLES / case.script), case.arguments)
         for case in public_cases.CASES
-        if not re.search(r"--(a|b|ab)_dtype Float8", case.arguments)  # of block scales: nothing that ours use
+        if not re.search(r"--(a|b|ab)_dtype Float8", case.arguments)  # block-scaled; our kernels use nothing of them
     ),
     *_cutlass(
         "sm_100a",

@@ -1,6 +1,6 @@
-"""Our kernels for `bench.evidence`: every config that is computed with where the caller chooses none, in every form.
+"""Our kernels for `bench.evidence`: every config that defaults may choose, in every form.
 
-Each is run on a small problem whose groups end in all parts of a tile; its results are of no interest here.
+Each runs on a small problem whose groups end in all parts of a tile. Its results are not checked here.
 """
 
 from collections.abc import Iterator
@@ -37,26 +37,26 @@ from nvfp4_cute.problem import NVFP4, Gate, OutDtype, WeightLayout
 from nvfp4_cute.problem import Form as ProblemForm
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
-"""One of each family; the others of a family are compiled from the same source. Of sm_103a, what sm_100a does not have."""
+"""One architecture per family; the others of a family are compiled from the same source. For sm_103a, only what sm_100a lacks."""
 
 ROWS = (40, 104, 200)
-"""Of the groups' tokens."""
+"""Tokens of the groups."""
 K = 512
 COLUMNS = {"sm_120a": 128}
-"""Results of a token; elsewhere 256, two tiles of 128 weights. Products of mma.sync take longest to emulate."""
+"""Results per token; elsewhere 256, two tiles of 128 weights. Products of mma.sync take longest to emulate."""
 SIZES = f"{ROWS} {K} {COLUMNS}"
-"""What forms depend on beside the kernels."""
+"""Parameters that forms depend on besides the kernels."""
 
 SEED = 1
 STEP = 3
 STEPS: dict[ProblemForm, int] = {"list": 1, "ragged": STEP, "masked": STEP}
 HARDWARE_STEP = 8
-"""Of the kernels of sm_90a, which ran on an H100 or H200, so many are one: they show what is proven there."""
+"""Every how many kernels of sm_90a one is run. They ran on an H100 or H200, and show proven forms."""
 PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128), INT8_PAIR)
 K96_STEP = 3
-"""Of the kernels whose MMAs multiply 96 elements of K, so many are one: their forms are told by few."""
+"""Every how many kernels with MMAs of 96 elements of K one is run, because a few show all forms."""
 FORMAT_STEP = 4
-"""Of the candidates of a pair, so many are one."""
+"""Every how many candidates of a pair one is run."""
 DTYPES: tuple[OutDtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -66,11 +66,11 @@ class Gemm:
 
     Attributes:
         arch, config, form: of the kernel.
-        out_dtype: of the results, or "nvfp4".
+        out_dtype: dtype of the results, or "nvfp4".
         has_alpha: whether every group has a factor.
-        weight_layout: of a dual GEMM; None where there is one product.
+        weight_layout: layout of a dual GEMM's weights; None for one product.
         has_limit, out_m_major: variants of a dual and of a plain GEMM.
-        formats: of ``a`` and of ``b``.
+        formats: formats of ``a`` and ``b``.
     """
 
     arch: str
@@ -91,7 +91,7 @@ class Gemm:
         return " ".join([*words, *([f"dual {self.weight_layout}"] if self.weight_layout else [])])
 
     def run(self) -> None:
-        """Compute with it on the emulator."""
+        """Computes with the config on the emulator."""
         generator = torch.Generator().manual_seed(SEED)
         is_list = self.form == "list"
         num_b = 2 if self.weight_layout == "separate" else 1
@@ -131,7 +131,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Simt:
-    """An operation that every GPU computes without tensor cores of its own kind."""
+    """An operation that every GPU computes without special tensor cores."""
 
     arch: str
     operation: str
@@ -142,7 +142,7 @@ class Simt:
         return f"{self.arch} {self.operation} {str(self.dtype).removeprefix('torch.')} of {self.tokens} rows"
 
     def run(self) -> None:
-        """Compute it on the emulator."""
+        """Computes the operation on the emulator."""
         generator = torch.Generator().manual_seed(SEED)
         backend = f"emulator:{self.arch}"
         x = torch.randn(self.tokens, K, generator=generator).to(self.dtype)
@@ -171,14 +171,14 @@ Ours = Gemm | Simt
 
 
 def columns_of(arch: str) -> int:
-    """Results of a token that are computed on an architecture."""
+    """Returns the results per token on an architecture."""
     return COLUMNS.get(arch, 256)
 
 
 def _operand(
     rows: int, generator: torch.Generator, format: BlockFormat = NVFP4_FORMAT
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random values as their bytes, [rows, K/2] of NVFP4, and blocked scales."""
+    """Returns random values as bytes, [rows, K/2] for NVFP4, and blocked scales."""
     data = torch.randint(0, 256, (rows, format.row_bytes(K)), dtype=torch.uint8, generator=generator)
     powers = torch.tensor([0.5, 1.0, 2.0])
     if format.scale == FP32:
@@ -197,7 +197,7 @@ def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tenso
 
 
 def _columns(rows: tuple[int, ...], n: int, case: Gemm) -> Any:
-    """Outputs of which columns are contiguous."""
+    """Returns outputs with contiguous columns."""
     dtype = cast(torch.dtype, case.out_dtype)
     if case.form == "list":
         return [torch.empty(n, m, dtype=dtype).T for m in rows]
@@ -206,10 +206,10 @@ def _columns(rows: tuple[int, ...], n: int, case: Gemm) -> Any:
 
 
 def ours(arch: str) -> Iterator[Ours]:
-    """Kernels of an architecture that are chosen without being asked for.
+    """Yields the kernels of an architecture that defaults may choose.
 
-    Every config as lists, where it differs with every weight layout and as NVFP4; every ``STEP``-th in the other forms, whose
-    kernels differ in how they find their tiles alone. Output dtypes and factors take turns.
+    Every config runs as lists, with every weight layout in which it differs, and as NVFP4; every ``STEP``-th one in the
+    other forms, whose kernels differ only in how they find their tiles. Output dtypes and factors alternate.
     """
     cases = [*_plain(arch), *_dual(arch), *_simt(arch)]
     if arch == "sm_103a":
@@ -223,7 +223,7 @@ def ours(arch: str) -> Iterator[Ours]:
 
 
 def _without_proof(arch: str, configs: tuple[KernelConfig, ...]) -> list[KernelConfig]:
-    """Without those that are chosen only on a machine where ``nvfp4-cute prove`` has shown that they run."""
+    """Drops configs that are chosen only on a machine where ``nvfp4-cute prove`` has shown that they run."""
     return [config for config in configs if arch != "sm_120a" or config.split_k == 1]
 
 
@@ -252,8 +252,10 @@ def _dual(arch: str) -> Iterator[Gemm]:
 
 
 def _other_formats(arch: str, format_step: int = FORMAT_STEP) -> Iterator[Gemm]:
-    """A few configs of each pair in which elements or scales are others: what formats change is told by few. On sm_90a
-    the kernel of NVFP4 decodes others, too, before tensor cores see them: nothing new there."""
+    """Yields a few configs per pair of other element or scale formats; a few show all changes.
+
+    On sm_90a the kernel of NVFP4 also dequantizes other formats before tensor cores see them, so there is nothing new.
+    """
     for pair in PAIRS:
         if pair not in mmas_of(arch) or (arch == "sm_90a" and pair in family_of(arch).MMA):
             continue
@@ -264,7 +266,7 @@ def _other_formats(arch: str, format_step: int = FORMAT_STEP) -> Iterator[Gemm]:
 
 
 def _other_results(arch: str) -> Iterator[Gemm]:
-    """A few configs whose results are MXFP8; those of MXFP4 ask for nothing else, nor on sm_90a for more than NVFP4's."""
+    """Yields a few configs with MXFP8 results. MXFP4 results use nothing else, and on sm_90a nothing beyond NVFP4's."""
     if arch != "sm_90a":
         for config in _without_proof(arch, candidates(arch, "list", MXFP8_E4M3))[::FORMAT_STEP]:
             yield Gemm(arch, config, "list", "mxfp8_e4m3")
@@ -281,14 +283,14 @@ def _simt(arch: str) -> Iterator[Simt]:
 
 
 def forms_of(case: Ours) -> set[Form]:
-    """Forms that the kernel of a case uses."""
+    """Returns the forms that the kernel of a case uses."""
     with recorded() as log:
         case.run()
     return log.forms
 
 
 def case_names(arch: str) -> list[str]:
-    """Names of all kernels of an architecture."""
+    """Returns the names of all kernels of an architecture."""
     return list(_by_name(arch))
 
 
@@ -298,7 +300,7 @@ def _by_name(arch: str) -> dict[str, Ours]:
 
 
 def forms_of_name(name: str) -> tuple[list[Form], str]:
-    """Forms of the kernel of a name, and what went wrong ("" if nothing); for worker processes."""
+    """Returns the forms of a kernel by name, and the error ("" for none); for worker processes."""
     try:
         return sorted(forms_of(_by_name(name.split(" ")[0])[name])), ""
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Data and page of `bench.evidence`: forms of public kernels and of ours, and what is known of those that only ours use."""
+"""Data and page of `bench.evidence`: forms of public kernels and of ours, and knowledge of those that only ours use."""
 
 import json
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from nvfp4_cute.emulator.record.forms import Form
 RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "evidence.json"
 ON_HARDWARE = "sm_90a "
-"""Our kernels whose names begin so were measured and tested on an H100 or H200: their forms are proven, too."""
+"""Our kernels whose names begin with this were measured and tested on an H100 or H200, so their forms are also proven."""
 
 INTRODUCTION = """\
 Every form in which our kernels use the hardware and no public kernel that ran there does: opcodes with all modifiers, fields of
@@ -25,13 +25,14 @@ what every GPU of these has. `python -m nvfp4_cute.bench.evidence` makes this pa
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was found.
+    """Collected evidence.
 
     Attributes:
-        versions: project -> the commit that ran.
-        public: form -> the public runs that use it.
-        ours: form -> our kernels that use it.
-        runs: public runs that passed.  kernels: our kernels that ran.
+        versions: project -> commit that ran.
+        public: form -> public runs that use it.
+        ours: form -> kernels of ours that use it.
+        runs: public runs that passed.
+        kernels: kernels of ours that ran.
     """
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Evidence:
 
     @staticmethod
     def load(path: Path = DATA) -> "Evidence":
-        """What was stored; nothing if there is no file."""
+        """Loads the stored evidence; empty without a file."""
         if not path.is_file():
             return Evidence()
         stored: dict[str, Any] = json.loads(path.read_text())
@@ -52,7 +53,7 @@ class Evidence:
         return Evidence(stored["versions"], public, ours, tuple(stored["runs"]), tuple(stored["kernels"]))
 
     def save(self, path: Path = DATA) -> None:
-        """Store it."""
+        """Stores the evidence."""
         stored = {
             "versions": self.versions,
             "runs": self.runs,
@@ -64,17 +65,17 @@ class Evidence:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
     def with_runs(self, found: Mapping[str, Iterable[Form]], versions: Mapping[str, str]) -> "Evidence":
-        """With public runs added; those of the same names replace earlier ones."""
+        """Returns evidence with added public runs, which replace earlier runs of the same names."""
         forms, names = _merged(self.public, self.runs, found)
         return replace(self, public=forms, runs=names, versions={**self.versions, **versions})
 
     def with_ours(self, found: Mapping[str, Iterable[Form]]) -> "Evidence":
-        """With our kernels added; those of the same names replace earlier ones."""
+        """Returns evidence with added kernels of ours, which replace earlier ones of the same names."""
         forms, names = _merged(self.ours, self.kernels, found)
         return replace(self, ours=forms, kernels=names)
 
     def kept(self, runs: Iterable[str], kernels: Iterable[str]) -> "Evidence":
-        """Without the runs and the kernels that are not among these."""
+        """Returns evidence without runs and kernels that are not among these."""
         public, ours = set(runs), set(kernels)
         return Evidence(
             self.versions,
@@ -86,23 +87,23 @@ class Evidence:
 
     # ---- verdicts ----------------------------------------------------------------------------------------------------
     def is_proven(self, form: Form) -> bool:
-        """Whether a public kernel uses a form on the hardware, or a kernel of ours did on an H100 or H200."""
+        """Whether a public kernel uses a form on the hardware, or a kernel of ours used it on an H100 or H200."""
         return form in self.public or any(name.startswith(ON_HARDWARE) for name in self.ours.get(form, ()))
 
     def open_forms(self) -> list[Form]:
-        """Forms of ours that are not proven."""
+        """Returns forms of ours that are not proven."""
         return sorted(form for form in self.ours if not self.is_proven(form))
 
     def unproven(self) -> list[Form]:
-        """Those without a source."""
+        """Returns open forms without a source."""
         return [form for form in self.open_forms() if source_of(form) is None]
 
     def projects(self) -> Counter[str]:
-        """Public runs by project."""
+        """Returns the number of public runs by project."""
         return Counter(run.split(" ")[0] for run in self.runs)
 
     def summary(self) -> str:
-        """One sentence."""
+        """Returns a summary in one sentence."""
         unproven, listed = len(self.unproven()), len(self.open_forms())
         runs = ", ".join(f"{count} of {name}" for name, count in sorted(self.projects().items()))
         return (
@@ -127,7 +128,7 @@ def _unpacked(packed: Mapping[str, list[int]], names: list[str]) -> dict[Form, l
 
 
 def _lines(value: Any) -> str:
-    """JSON with an entry a line."""
+    """Returns JSON with one entry per line."""
     if isinstance(value, dict):
         return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()) + "\n}"
     return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n]"
@@ -148,7 +149,7 @@ def _merged(
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 def page(evidence: Evidence) -> str:
-    """The page, in Markdown."""
+    """Returns the page in Markdown."""
     parts = ["# Evidence by form", INTRODUCTION, evidence.summary(), "## Public kernels", _projects(evidence)]
     parts += ["## Unproven", _unproven(evidence), "## With another source", _sourced(evidence)]
     parts += ["## Proven", _proven(evidence)]
@@ -196,13 +197,13 @@ def _sourced(evidence: Evidence) -> str:
 
 
 def _table(evidence: Evidence, forms: Iterable[Form]) -> str:
-    """Forms with how many kernels of ours use them, and one of these."""
+    """Returns a table of forms with the number of our kernels that use each, and one of their names."""
     rows = [f"| `{form}` | {len(evidence.ours[form])} | {evidence.ours[form][0]} |" for form in forms]
     return "\n".join(["| form | kernels | for example |", "|---|---|---|", *rows])
 
 
 def _proven(evidence: Evidence) -> str:
-    """How many forms of each kind are proven, and by whom: all of them are in the data."""
+    """Returns how many forms of each kind are proven, and by whom; the data has all of them."""
     counts = Counter((form.scope, form.kind) for form in evidence.ours if evidence.is_proven(form))
     rows = [f"| {scope} | {kind} | {count} |" for (scope, kind), count in sorted(counts.items())]
     table = "\n".join(["| scope | kind | forms |", "|---|---|---|", *rows])

@@ -1,6 +1,6 @@
-"""One public script on the virtual GPU, and the forms that its kernels use, as JSON.
+"""Runs one public script on the virtual GPU, and writes the forms that its kernels use, as JSON.
 
-A process of its own, because CuTe DSL belongs to the script (`emulator.fronts.script`): `bench.evidence` starts one for each
+This is a separate process, because the script owns CuTe DSL (`emulator.fronts.script`). `bench.evidence` starts one per
 case.
 """
 
@@ -14,9 +14,9 @@ from nvfp4_cute.emulator.record.forms import recorded
 
 
 def main(argv: list[str]) -> int:
-    """Run ``OUT ARCH SM_COUNT SCRIPT [ARGUMENT ...]``: write forms to OUT and return the script's exit code.
+    """Runs ``OUT ARCH SM_COUNT SCRIPT [ARGUMENT ...]``: writes forms to OUT and returns the script's exit code.
 
-    Nothing is written where the script failed or launched nothing.
+    Writes nothing if the script failed or launched nothing.
     """
     out, arch, sm_count, script, *arguments = argv
     with recorded() as log:

@@ -1,4 +1,4 @@
-"""What is known of forms that no public run uses: who else uses them on the hardware, or which probe will tell."""
+"""Sources for forms that no public run uses: other users on the hardware, or the probe that will decide."""
 
 import re
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from nvfp4_cute.emulator.record.forms import Form
 
 @dataclass(frozen=True)
 class Note:
-    """Words on the forms of a scope whose "kind: text" has a pattern.
+    """A note on the forms of a scope whose "kind: text" matches a pattern.
 
     Attributes:
         scope: family of architectures, or "" for any.
-        pattern: regular expression, searched for.
-        words: the source, or what `nvfp4-cute prove` runs to settle it.
+        pattern: regular expression to search for.
+        words: the source, or the part of `nvfp4-cute prove` that decides.
     """
 
     scope: str
@@ -21,7 +21,7 @@ class Note:
     words: str
 
     def fits(self, form: Form) -> bool:
-        """Whether it speaks of a form."""
+        """Whether the note applies to a form."""
         return (
             self.scope in ("", form.scope)
             and re.search(self.pattern, f"{form.kind}: {form.text}") is not None
@@ -161,7 +161,7 @@ SOURCES: tuple[Note, ...] = (
         "PTX ISA 7.4",
     ),
 )  # fmt: skip
-"""Forms that are known to work: the first that fits counts."""
+"""Forms that are known to work; the first match counts."""
 
 PROBES: tuple[Note, ...] = (
     Note(
@@ -177,14 +177,14 @@ PROBES: tuple[Note, ...] = (
     Note("", r"griddepcontrol", "`nvfp4-cute prove --steps probes`: pdl"),
     Note("", r"", "`nvfp4-cute prove --steps configs`: every config that is chosen, bit by bit"),
 )
-"""What settles a form that has no source: the first that fits counts."""
+"""Probes for forms without a source; the first match counts."""
 
 
 def source_of(form: Form) -> str | None:
-    """The source that says a form works, None if there is none."""
+    """Returns the source that says a form works, or None."""
     return next((note.words for note in SOURCES if note.fits(form)), None)
 
 
 def probe_of(form: Form) -> str:
-    """The probe that settles a form."""
+    """Returns the probe that decides a form."""
     return next(note.words for note in PROBES if note.fits(form))

@@ -1,7 +1,7 @@
-"""`nvfp4-cute bench --html FILE`: every committed time on one page that needs no network.
+"""`nvfp4-cute bench --html FILE`: writes every committed time to one page that needs no network.
 
-The rows come from ``bench/results``: the tables of the pages that ``bench --save`` makes, the cases that ``prove`` timed on a GPU
-without such a page, and the layers of experts. Nothing is timed or computed here but ratios.
+The rows come from ``bench/results``: the tables of the pages that ``bench --save`` makes, the cases that ``prove``
+timed on a GPU without such a page, and the layers of experts. Only ratios are computed here.
 """
 
 import html
@@ -26,11 +26,11 @@ class Entry:
     """One case on one GPU. Times in microseconds.
 
     Attributes:
-        gpu, problem, case: what ran where.
-        us, kind: of this library, "measured" or "modelled".
-        sol_us: speed of light, computed; None where no page says it.
-        peer, peer_us, peer_kind: the fastest of the others, "measured" or "published"; None without one.
-        page: of ``bench/results``, where it stands.
+        gpu, problem, case: place and subject of the run.
+        us, kind: time of this library, "measured" or "modelled".
+        sol_us: speed of light, computed; None if no page has it.
+        peer, peer_us, peer_kind: the fastest other implementation, "measured" or "published"; None without one.
+        page: page in ``bench/results`` with the row.
     """
 
     gpu: str
@@ -46,22 +46,22 @@ class Entry:
 
     @property
     def percent(self) -> float | None:
-        """Of the speed of light."""
+        """Percent of the speed of light."""
         return None if self.sol_us is None else 100 * self.sol_us / self.us
 
     @property
     def peer_percent(self) -> float | None:
-        """Of the speed of light, of the fastest other."""
+        """Percent of the speed of light that the fastest other implementation reaches."""
         return None if self.sol_us is None or self.peer_us is None else 100 * self.sol_us / self.peer_us
 
     @property
     def ratio(self) -> float | None:
-        """How many times as long the fastest other takes."""
+        """Time of the fastest other implementation over ours."""
         return None if self.peer_us is None else self.peer_us / self.us
 
 
 def run(path: Path, folder: Path = RESULTS) -> int:
-    """Write the page; 0.
+    """Writes the page. Returns 0.
 
     Raises:
         ValueError: the folder has no result.
@@ -74,7 +74,7 @@ def run(path: Path, folder: Path = RESULTS) -> int:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Every case of a folder of results.
+    """Returns every case of a folder of results.
 
     Raises:
         ValueError: there is none.
@@ -91,7 +91,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def _of_page(path: Path) -> Iterator[Entry]:
-    """The rows of a page with a table of `bench`."""
+    """Yields the rows of a page with a table of `bench`."""
     title, *lines = path.read_text(encoding="utf-8").splitlines()
     starts = [number for number, line in enumerate(lines) if line.split() == " ".join(HEADER).split()]
     if not starts:
@@ -120,7 +120,7 @@ def _of_page(path: Path) -> Iterator[Entry]:
 
 
 def _of_prove(path: Path) -> Iterator[Entry]:
-    """The cases that `prove` timed."""
+    """Yields the cases that `prove` timed."""
     content = json.loads(path.read_text(encoding="utf-8"))
     for row in content["timed"]:
         if row["us"] is None or row["verdict"] != "passed":
@@ -144,7 +144,7 @@ def _of_prove(path: Path) -> Iterator[Entry]:
 
 
 def _of_experts(path: Path) -> Iterator[Entry]:
-    """Layers of experts: from rows to rows, ours and others'."""
+    """Yields layers of experts, from rows to rows: ours and others'."""
     content = json.loads(path.read_text(encoding="utf-8"))
     products = [target.name for target in targets.TARGETS if re.fullmatch(target.device_name, content["gpu"])]
     gpu = products[0] if len(products) == 1 else content["gpu"]
@@ -177,7 +177,7 @@ def _of_experts(path: Path) -> Iterator[Entry]:
 
 
 def _split(case: str) -> tuple[str, str]:
-    """Problem and case of one name, as the pages divide them."""
+    """Splits a name into problem and case, like the pages."""
     found = re.fullmatch(r"(nvfp4_\w+|linear \d+ x \d+|gemm) (.+)", case)
     return (found[1], found[2]) if found else (case, "")
 
@@ -186,7 +186,7 @@ def _split(case: str) -> tuple[str, str]:
 
 
 def page(found: Sequence[Entry]) -> str:
-    """The page. Every row is in its text, so that it can be read, searched and printed without a script."""
+    """Returns the page. Every row is in its text, so it can be read, searched and printed without a script."""
     parts = {
         "SUMMARY": "\n".join(_cards(found)),
         "GPUS": _options(entry.gpu for entry in found),
@@ -225,7 +225,7 @@ def _options(values: Iterable[str]) -> str:
 
 
 def _row(entry: Entry) -> str:
-    """Cells in the order of the template's header; ``data-value`` is what a column is sorted by."""
+    """Returns cells in the order of the template's header; ``data-value`` is the sort key of a column."""
     peer = "" if entry.peer is None else f"{entry.peer}, {entry.peer_kind}"
     cells = [
         ("GPU", entry.gpu, entry.gpu, ""),
@@ -252,7 +252,7 @@ def _badge(kind: str) -> str:
 
 
 def _bars(entry: Entry) -> str:
-    """Ours above the other's; a whole line is the speed of light."""
+    """Returns two bars, ours above the other's; a full line is the speed of light."""
     lines = []
     for name, percent, kind in (
         ("ours", entry.percent, entry.kind),

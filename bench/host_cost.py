@@ -1,12 +1,12 @@
-"""What a repeated call costs the host, in microseconds, of every public operation and every mode of QuantizedLinear.
+"""Host time of repeated calls in microseconds, for every public operation and every mode of QuantizedLinear.
 
     python -m nvfp4_cute.bench.host_cost [--json]
 
-Beside them ``torch.add``, the least that an operation of torch costs, and ``torch.nn.Linear``. A round is a few calls one
-after the other, fewer launches than the GPU's queue holds, so that none waits for the GPU; nothing synchronizes inside. The
-figure is the median of the rounds. Sizes are small, for they do not matter to the host.
+Also measures ``torch.add``, the least cost of an operation of torch, and ``torch.nn.Linear``. A round is a few
+consecutive calls, fewer launches than the GPU's queue holds, so that none waits for the GPU; nothing synchronizes
+inside. The figure is the median of the rounds. Sizes are small, because they do not matter to the host.
 
-It uses public names alone, so that an older checkout can be measured by the same script:
+The script uses only public names, so it can also measure an older checkout:
 ``PYTHONPATH=<older checkout> python bench/host_cost.py``.
 """
 
@@ -29,7 +29,7 @@ Call = Callable[[], object]
 
 
 def calls() -> Iterator[tuple[str, Call]]:
-    """Every call by name, on operands that lie on the GPU. The first two are torch's."""
+    """Yields every call by name, with operands on the GPU. The first two are torch's."""
     torch.manual_seed(0)
     x, y = (torch.randn(ROWS, K, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     yield "torch.add", lambda: torch.add(x, y)
@@ -127,7 +127,7 @@ def _experts() -> Iterator[tuple[str, Call]]:
 
 
 def host_us(call: Call) -> float:
-    """Median time of one call, in microseconds."""
+    """Returns the median time of one call, in microseconds."""
     for _ in range(WARM_UP):
         call()
     times = []
@@ -142,7 +142,7 @@ def host_us(call: Call) -> float:
 
 
 def measure() -> dict[str, float | str]:
-    """Microseconds by name; why, where a call was refused."""
+    """Returns microseconds by name, or the reason for a refused call."""
     found: dict[str, float | str] = {}
     with torch.no_grad():
         for name, call in calls():
@@ -154,7 +154,7 @@ def measure() -> dict[str, float | str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,10 +3,10 @@
     nvfp4-cute bench layers --target B200 [--containing qwen3] [--jobs 32] [--results layers.json] [--save]
     python -m nvfp4_cute.bench.layers --against bench/results/h100_moe.json [--results layers.json]
 
-A layer is called by its own API on the emulator, every launch is recorded, and all are replayed as a CUDA graph on a cold L2
-(``roofline.modelled.modelled_chain``). Activations of experts are NVFP4. ``--results`` keeps each time as soon as it is there;
-what the file has is not modelled again. Pages: ``bench.layers_page``. The second command compares modelled layers with those that
-``bench.moe`` measured on an H100.
+A layer is called by its own API on the emulator, every launch is recorded, and all are replayed as a CUDA graph on a
+cold L2 (``roofline.modelled.modelled_chain``). Activations of experts are NVFP4. ``--results`` stores each time as soon
+as it is known; stored times are not modelled again. ``bench.layers_page`` makes pages. The second command compares
+modelled layers with those that ``bench.moe`` measured on an H100.
 """
 
 import argparse
@@ -37,22 +37,22 @@ EXPERTS = {
     "deepseek-v3": Model(256, 8, 7168, 2048),
     "flashinfer-h1024": Model(32, 2, 1024, 512),
 }
-"""Layers of experts: those that ``bench.moe`` measures, and two that others published times of."""
+"""Layers of experts: those that ``bench.moe`` measures, and two with published times of others."""
 LINEAR = {f"linear-{n}x{k}": (n, k) for n, k in ((4096, 4096), (28672, 8192), (8192, 28672))}
 TOKENS = (1, 8, 32, 128, 512, 2048, 4096)
 PUBLISHED_TOKENS = {"deepseek-v3": (1, 16, 64, 256), "flashinfer-h1024": (128, 2048)}
-"""Numbers of tokens of the layers that are there for published times."""
+"""Numbers of tokens of the layers with published times."""
 PUBLISHED_TARGETS = ("B200",)
 LINEAR_TOKENS = (1, 8, 32, 128)
 SEED = 1
-"""Of router logits, as in ``bench.moe``."""
+"""Seed of router logits, as in ``bench.moe``."""
 INTERVAL_US = 1.28
-"""Of what an empty interval takes between two events, what the model's launch contains: bench/probes/h200_launch_probe.txt."""
+"""Time of an empty interval between two events that the model's launch contains: bench/probes/h200_launch_probe.txt."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One time to be modelled: names of a GPU and of a layer, and how many tokens come."""
+    """One time to model: names of a GPU and of a layer, and the number of tokens."""
 
     target: str
     layer: str
@@ -60,20 +60,20 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """In a file of results."""
+        """Key in a file of results."""
         return f"{self.target}/{self.layer}/{self.tokens}"
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is no layer of experts."""
+        """Whether it is a linear layer, not a layer of experts."""
         return self.layer in LINEAR
 
 
 def cells(targets: Iterable[str] = TARGETS, containing: str = "", tokens: Sequence[int] = ()) -> list[Cell]:
-    """All cells of some GPUs whose layer's name contains a text; the largest first, as they take longest.
+    """Returns all cells of some GPUs whose layer's name contains a text; the largest first, because they take longest.
 
     Args:
-        tokens: instead of each layer's own.
+        tokens: numbers of tokens, instead of each layer's own.
     """
     found = [
         Cell(target, layer, count)
@@ -87,9 +87,9 @@ def cells(targets: Iterable[str] = TARGETS, containing: str = "", tokens: Sequen
     return sorted(found, key=lambda cell: -cell.tokens)
 
 
-# ---- a layer, called -----------------------------------------------------------------------------------------------
+# ---- calls of layers -----------------------------------------------------------------------------------------------
 def layer_call(layer: str, tokens: int) -> Callable[[str], object]:
-    """A call of the layer, routing included, that gets the name of a backend; weights hold no data.
+    """Returns a call of the layer, including routing, that takes the name of a backend. Weights hold no data.
 
     Raises:
         ValueError: an unknown layer.
@@ -122,7 +122,7 @@ def _linear_call(n: int, k: int, tokens: int) -> Callable[[str], object]:
 
 
 def empty_experts(model: Model, device: torch.device | str = "cpu") -> MoENVFP4:
-    """With weights that nothing has written, so that on the CPU they take no memory."""
+    """Makes a layer with unwritten weights, which take no memory on the CPU."""
     module = MoENVFP4(1, model.hidden, model.width, device=device)
     for name, n, k in (("w13", 2 * model.width, model.hidden), ("w2", model.hidden, model.width)):
         empty = lambda *shape: torch.empty((model.experts, *shape), dtype=torch.uint8, device=device)
@@ -136,13 +136,13 @@ def empty_experts(model: Model, device: torch.device | str = "cpu") -> MoENVFP4:
 
 
 def router_logits(model: Model, tokens: int) -> torch.Tensor:
-    """Random ones, [T, E]: every token goes to experts drawn without repetition."""
+    """Returns random logits [T, E]: every token goes to experts drawn without repetition."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.randn((tokens, model.experts), generator=generator).bfloat16()
 
 
 def layer_work(cell: Cell) -> light.Work:
-    """What the layer has to move at least: tokens in and out in bf16, weights of experts that a token chose."""
+    """Returns the least traffic of the layer: tokens in and out in bf16, and weights of experts that a token chose."""
     sizes: tuple[tuple[int, int], ...]
     if cell.is_linear:
         (n, k), rows = LINEAR[cell.layer], [cell.tokens]
@@ -161,19 +161,19 @@ def layer_work(cell: Cell) -> light.Work:
 
 
 def modelled(cell: Cell, *, timeline: bool = False, progress: Any = None) -> ChainTiming:
-    """The layer's time, with all that is known of it. Raises as ``modelled_chain`` does."""
+    """Returns the modelled timing of the layer. Raises the errors of ``modelled_chain``."""
     call = layer_call(cell.layer, cell.tokens)
     return modelled_chain(call, lookup(cell.target), timeline=timeline, progress=progress)
 
 
 @lru_cache(maxsize=1)
 def recorded(target: str, layer: str, tokens: int) -> list[LaunchTrace]:
-    """The launches of a layer on the GPU of a name; the last ones are kept for a GPU with the same. Raises as `modelled`."""
+    """Returns the launches of a layer on a GPU. Caches the last ones for a GPU with equal launches. Raises like `modelled`."""
     return recorded_chain(layer_call(layer, tokens), lookup(target))
 
 
 def record(cell: Cell) -> dict[str, Any]:
-    """Plain data of a cell: time, floor, launches; or why there is no time."""
+    """Returns plain data of a cell: time, floor, launches; or why there is no time."""
     target = lookup(cell.target)
     floor = light.physical_floor(layer_work(cell), target)
     found: dict[str, Any] = {"floor_us": floor.us, "bound": floor.bound}
@@ -190,21 +190,22 @@ def record(cell: Cell) -> dict[str, Any]:
 
 
 def model_all(wanted: Sequence[Cell], *, jobs: int, results: Path | None) -> dict[str, dict[str, Any]]:
-    """Records of cells by their keys, several at a time in processes of their own.
+    """Returns records of cells by their keys, modelled in several processes.
 
     Args:
-        jobs: processes.
-        results: file that keeps records; what it has is taken from there.
+        jobs: number of processes.
+        results: file that stores records, and supplies those that it has.
     """
     cells = {cell.key: cell for cell in wanted}
     return processes.records(record, cells, jobs=jobs, results=results, label="layers")
 
 
-# ---- beside measured layers --------------------------------------------------------------------------------------------
+# ---- comparison with measured layers
+# -----------------------------------------------------------------------------------
 def compare(measured: dict[str, Any], known: dict[str, dict[str, Any]]) -> list[tuple[Cell, float, float]]:
-    """(cell, measured us, modelled us) of "route + layer" of a report of ``bench.moe``.
+    """Returns (cell, measured us, modelled us) of "route + layer" in a report of ``bench.moe``.
 
-    What the report's empty interval takes beyond that of the probe, from which the model's launch is, is taken off.
+    Subtracts the excess of the report's empty interval over that of the probe, which the model's launch is based on.
     """
     rows = []
     for layer, counts in measured["models"].items():
@@ -218,7 +219,7 @@ def compare(measured: dict[str, Any], known: dict[str, dict[str, Any]]) -> list[
 
 
 def comparison(rows: Sequence[tuple[Cell, float, float]]) -> str:
-    """Markdown of what ``compare`` found."""
+    """Returns Markdown of the result of ``compare``."""
     errors = [modelled / measured - 1 for _, measured, modelled in rows]
     lines = ["| layer | tokens | measured us | modelled us | error |", "|---|---:|---:|---:|---:|"]
     lines += [
@@ -234,7 +235,7 @@ def comparison(rows: Sequence[tuple[Cell, float, float]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line. Returns the exit code."""
+    """Runs the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

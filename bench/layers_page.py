@@ -1,4 +1,4 @@
-"""The page and the picture of modelled layers: ``results/layers.md`` and ``.png``, of what ``bench.layers`` modelled."""
+"""Page and picture of modelled layers: ``results/layers.md`` and ``.png``, from the times of ``bench.layers``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from nvfp4_cute.roofline.plot import curves
 RESULTS = Path(__file__).parent / "results"
 PAGE, PICTURE = "layers.md", "layers.png"
 Records = Mapping[str, dict[str, Any]]
-"""Of cells, by their keys, as ``layers.record`` makes them."""
+"""Records of cells by their keys, made by ``layers.record``."""
 
 FLASHINFER = "FlashInfer, docs/design_docs/flashinfer_moe_api.md: CuTe DSL, TRT-LLM"
 PUBLISHED: dict[tuple[str, str, int], tuple[str, str]] = {
@@ -34,7 +34,7 @@ PUBLISHED: dict[tuple[str, str, int], tuple[str, str]] = {
     ("B200", "flashinfer-h1024", 128): ("16", FLASHINFER.replace(", TRT-LLM", "")),
     ("B200", "flashinfer-h1024", 2048): ("23", FLASHINFER.replace(", TRT-LLM", "")),
 }
-"""us by GPU, layer and tokens, and who says so. The implementations' activations are NVFP4, too."""
+"""us by GPU, layer and tokens, and the source. The implementations' activations are also NVFP4."""
 
 HEAD = """# Layers, modelled
 
@@ -59,7 +59,7 @@ Of other layers bandwidths were published. Gluon's first product of gpt-oss-120b
 
 
 def page(known: Records, targets: Sequence[str], command: str) -> str:
-    """Markdown of records, beside which cells of `targets` there are."""
+    """Returns records of the cells of `targets` in Markdown."""
     error = f"Modelled, not measured ({stated_error()})."
     parts = [
         HEAD.format(error=error, command=command) + "".join(f"- {note}\n" for note in _notes(known, targets))
@@ -70,7 +70,7 @@ def page(known: Records, targets: Sequence[str], command: str) -> str:
 
 
 def _notes(known: Records, targets: Sequence[str]) -> list[str]:
-    """Which sources modelled the records, and how many cells have none."""
+    """Returns notes: the sources that modelled the records, and the number of cells without a record."""
     sources = sorted({found["sources"] for found in known.values() if "sources" in found})
     notes = [f"modelled by sources {', '.join(sources)}."] if sources else []
     missing = [cell for cell in cells(targets) if cell.key not in known]
@@ -103,14 +103,14 @@ def _layer_table(known: Records, layer: str, targets: Sequence[str]) -> str:
 
 
 def _cell_text(found: dict[str, Any], target: str) -> str:
-    """us, percent of speed of light, and of bandwidth by product of experts."""
+    """Returns us, percent of speed of light, and percent of bandwidth per product of experts."""
     floor = f"{100 * found['floor_us'] / found['us']:.0f} %"
     shares = [f"{100 * share:.0f}" for share in bandwidth_shares(found.get("launches", ()), lookup(target))]
     return f"{found['us']:.1f} ({'; '.join([floor, *([', '.join(shares)] if shares else [])])})"
 
 
 def bandwidth_shares(launches: Sequence[dict[str, Any]], target: Target) -> list[float]:
-    """What each product of experts reads in its time, as a share of the bandwidth that floors take."""
+    """Returns each product's traffic over its time, as a share of the bandwidth of floors."""
     most = target.floor_bandwidth_bytes_per_s
     return [
         one["hbm_bytes"] / (1e-6 * one["us"] * most)
@@ -120,7 +120,7 @@ def bandwidth_shares(launches: Sequence[dict[str, Any]], target: Target) -> list
 
 
 def picture(path: Path, known: Records, targets: Sequence[str]) -> None:
-    """Times of layers of experts by tokens, and their floors, as a picture.
+    """Draws times of layers of experts by tokens, and their floors, to a file.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -140,13 +140,13 @@ def picture(path: Path, known: Records, targets: Sequence[str]) -> None:
 def run(
     targets: Sequence[Target], *, containing: str, jobs: int, results: Path | None, as_json: bool, save: bool
 ) -> int:
-    """Model the layers of some GPUs and print them; return 0.
+    """Models the layers of some GPUs and prints them. Returns 0.
 
     Args:
-        containing: only layers whose name contains this.
-        jobs, results: as of ``layers.model_all``.
+        containing: only layers whose name contains this text.
+        jobs, results: see ``layers.model_all``.
         as_json: print records instead of a page.
-        save: write the page, and the picture, too.
+        save: write the page and the picture.
 
     Raises:
         ValueError: no layer's name contains the text.
@@ -166,6 +166,6 @@ def run(
 
 
 def write(known: Records, targets: Sequence[str], text: str) -> None:
-    """Put the page and its picture among the results. Raises ValueError where matplotlib is not installed."""
+    """Writes the page and its picture to the results. Raises ValueError if matplotlib is not installed."""
     picture(RESULTS / PICTURE, known, targets)
     (RESULTS / PAGE).write_text(text)

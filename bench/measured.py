@@ -1,4 +1,4 @@
-"""Times of cases on the GPU of this machine, ours and the peers' in one run."""
+"""Times of cases on this machine's GPU, ours and the peers' in one run."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,15 +15,17 @@ from nvfp4_cute.formats.block_scaled import BlockScaledTensor, quantize
 from nvfp4_cute.tuning import stopwatch
 
 WRONG, WRONG_QUANTIZED = 1e-2, 5e-2
-"""Norm of the difference from bf16 torch over the norm of its result: fp16 and bf16 rounding stay below half of it. Of quantized
-results, from what torch's result is quantized to: values at the middle between two may become either."""
+"""Norm of the difference from bf16 torch over the norm of its result. fp16 and bf16 rounding stay below half of it.
+
+Quantized results are compared with torch's quantized result; values midway between two may become either.
+"""
 
 
 def time_case(case: Case, clean: bool = False) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
-    """Time of our kernel, times of the peers, and why any of them is missing. clean: as of ``stopwatch.cold_l2``.
+    """Returns the time of our kernel, times of the peers, and why any of them is missing. clean: see ``stopwatch.cold_l2``.
 
     Raises:
-        ValueError: our result is not what torch computes.
+        ValueError: our result differs from torch's.
     """
     device = torch.device("cuda")
     capability = torch.cuda.get_device_capability(device)
@@ -47,7 +49,7 @@ def time_case(case: Case, clean: bool = False) -> tuple[Time | None, dict[str, T
 
 
 def time_like_harness(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
-    """Time of our call as the competition's harness takes it: eager, many inputs back to back."""
+    """Times our call like the competition's harness: eager, many inputs back to back."""
     device = torch.device("cuda")
     count = stopwatch.HARNESS_INPUTS[case.operation]
     try:
@@ -59,7 +61,7 @@ def time_like_harness(case: Case) -> tuple[Time | None, dict[str, Time], dict[st
 
 
 def _checked(case: Case, operands: Operands) -> Callable[[], object]:
-    """Our call on an input set, after it gave the right result once."""
+    """Returns our call on an input set, after one call with a right result."""
     prepared = ours.prepare(case, operands, "cuda")
     prepared.run()
     check(case, operands, prepared.out)
@@ -67,7 +69,7 @@ def _checked(case: Case, operands: Operands) -> Callable[[], object]:
 
 
 def in_turn(runs: Sequence[Callable[[], object]]) -> stopwatch.Call:
-    """The call of an input set's number."""
+    """Returns a call that takes the number of an input set."""
 
     def call(index: int) -> None:
         runs[index]()
@@ -76,7 +78,7 @@ def in_turn(runs: Sequence[Callable[[], object]]) -> stopwatch.Call:
 
 
 def check(case: Case, operands: Operands, outputs: Sequence[torch.Tensor | BlockScaledTensor]) -> None:
-    """Compare what our kernel wrote, [M, N] a group, with torch in bf16.
+    """Compares our kernel's output, [M, N] per group, with torch in bf16.
 
     Raises:
         ValueError: a NaN, or a difference that rounding does not explain.

@@ -1,9 +1,10 @@
-"""PersistentMLP beside the gemm calls that it replaces, modelled on a GPU that need not be there.
+"""PersistentMLP compared with the gemm calls that it replaces, modelled on a GPU that need not be present.
 
     python -m nvfp4_cute.bench.mlp [--save]
 
-prints (and saves as ``bench/results/b200_mlp.md``) the modelled time of equal layers in one launch, the sum of a ``gemm``
-a layer with NVFP4 results, and the time that memory needs for the weights. Takes a few minutes.
+prints (and with --save writes to ``bench/results/b200_mlp.md``) the modelled time of equal layers in one launch, the
+sum of one ``gemm`` per layer with NVFP4 results, and the time in which memory delivers the weights. Takes a few
+minutes.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from nvfp4_cute.roofline import speed_of_light as light
 from nvfp4_cute.roofline.modelled import modelled_times
 
 LAYERS = 18
-# (rows, N): decode of some and of many sequences.
+# (rows, N): decode of a few and of many sequences.
 SHAPES = ((16, 2048), (128, 2048), (16, 4096))
 HEADER = (
     "rows x N",
@@ -36,7 +37,7 @@ HEADER = (
 
 
 def model(m: int, n: int, target: Target = B200, layers: int = LAYERS) -> tuple[str, ...]:
-    """The row of a shape: ``layers`` layers of N x N on M rows. Every gemm is taken to be as fast as the first."""
+    """Returns the row of a shape: ``layers`` layers of N x N on M rows. Every gemm is assumed to be as fast as the first."""
     values = lambda rows: torch.empty(rows, NVFP4_FORMAT.row_bytes(n), dtype=torch.uint8)
     scales = lambda rows: torch.empty(NVFP4_FORMAT.scale_bytes(rows, n), dtype=torch.uint8)
     weights = torch.empty(layers, n, NVFP4_FORMAT.row_bytes(n), dtype=torch.uint8)
@@ -69,7 +70,7 @@ def model(m: int, n: int, target: Target = B200, layers: int = LAYERS) -> tuple[
 
 
 def page(target: Target = B200) -> str:
-    """The modelled table, as Markdown."""
+    """Returns the table of modelled times in Markdown."""
     rows = [model(m, n, target) for m, n in tqdm(SHAPES, desc="PersistentMLP")]
     launch = constants_of(target).us(constants_of(target).launch)
     lines = [HEADER, ["---"] * len(HEADER), *rows]

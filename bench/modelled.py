@@ -1,4 +1,4 @@
-"""Times of cases on a GPU that need not be there: the kernel's launch recorded on the emulator and replayed in time."""
+"""Times of cases on a GPU that need not be present: the launch is recorded on the emulator and replayed."""
 
 import re
 import time
@@ -20,16 +20,19 @@ from nvfp4_cute.roofline.modelled import modelled_times
 
 VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
 MOST_FLOPS = 2e13
-"""16384^3 is 8.8e12: some tiles of each CTA are replayed (``roofline.modelled``), and all of one are executed, in minutes."""
+"""16384^3 is 8.8e12: some tiles of each CTA are replayed (``roofline.modelled``), all of one CTA executed, in minutes."""
 FEW_FLOPS, FEW_FLOPS_BY_WARPS = 1e11, 1e9
-"""Of launches with less every CTA is executed, in seconds, and their time is the mean over layouts of memory, which moves it by
-less than a percent; of others, and of gemv, one for all that do alike work. The second one is for GPUs whose warps multiply
-themselves, with ``mma.sync``: they have twenty times the events."""
+"""Operations of a launch below which every CTA is executed, in seconds.
+
+Their time is the mean over layouts of memory, which changes it by less than a percent. For larger launches, and for
+gemv, one CTA stands for all equal ones. The second number is for GPUs whose warps multiply themselves, with
+``mma.sync``, which have twenty times the events.
+"""
 MULTIPLIED_BY_WARPS, EVENTS_OF_WARPS = ("sm_80", "sm_86", "sm_89", "sm_120a", "sm_121a"), 20
 
 
 def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
-    """The modelled time of our kernel, or why there is none."""
+    """Returns the modelled time of our kernel, or why there is none."""
     if case.work.flops > MOST_FLOPS:
         return None, {}, {ours.NAME: f"not modelled: more than {MOST_FLOPS / 1e9:.0f} GFLOP"}
     few = FEW_FLOPS_BY_WARPS if target.arch in MULTIPLIED_BY_WARPS else FEW_FLOPS
@@ -51,8 +54,11 @@ def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time],
 
 
 def record(piece: tuple[Case, str]) -> dict[str, Any]:
-    """Plain data of a case on the GPU of a name: its time as ``Time`` takes it, or None and why there is none; seconds that took,
-    and the digest of the sources."""
+    """Returns plain data of a case on a GPU.
+
+    The data are its time in the form of ``Time``, or None and the reason; the seconds that modelling took; and the
+    digest of the sources.
+    """
     case, target_name = piece
     began = time.monotonic()
     found, _, remarks = time_case(case, lookup(target_name))
@@ -72,11 +78,11 @@ def records(
     label: str,
     longest_first: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """What ``record`` says of cases on GPUs, by the key of each; several at a time.
+    """Returns the results of ``record`` for cases on GPUs, by their keys; several at a time.
 
     Args:
-        jobs, results, label: as of ``processes.records``.
-        longest_first: ends soonest; else most cases end early, for a run that may be stopped.
+        jobs, results, label: see ``processes.records``.
+        longest_first: ends soonest; otherwise most cases end early, for a run that may be stopped.
     """
     ordered = sorted(pieces, key=lambda piece: expected_work(*piece), reverse=longest_first)
     wanted = {key_of(case, target): (case, target.name) for case, target in ordered}
@@ -84,17 +90,17 @@ def records(
 
 
 def key_of(case: Case, target: Target) -> str:
-    """Of a case on a GPU in a file of results."""
+    """Returns the key of a case on a GPU in a file of results."""
     return f"{target.name}/{case}"
 
 
 def expected_work(case: Case, target: Target) -> float:
-    """How long a case takes to model, in no unit: it only orders them."""
+    """Returns the expected modelling time of a case, in arbitrary units, for ordering."""
     return case.work.flops * (EVENTS_OF_WARPS if target.arch in MULTIPLIED_BY_WARPS else 1)
 
 
 def timer(known: Mapping[str, dict[str, Any]], target: Target) -> Timer:
-    """The times that records have of cases on a GPU."""
+    """Returns a timer with the recorded times of cases on a GPU."""
 
     def time_of(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
         found = known[key_of(case, target)]
@@ -104,7 +110,7 @@ def timer(known: Mapping[str, dict[str, Any]], target: Target) -> Timer:
 
 
 def made_by(known: Mapping[str, dict[str, Any]], cases: Sequence[Case], target: Target) -> list[str]:
-    """Notes: which sources modelled the times of cases on a GPU, and which rows are not of the sources that most are of."""
+    """Returns notes: the sources that modelled the times, and the rows with sources other than the most frequent ones."""
     by_sources: dict[str, list[str]] = defaultdict(list)
     for case in cases:
         by_sources[known[key_of(case, target)].get("sources", "unknown")].append(str(case))
@@ -118,7 +124,7 @@ def made_by(known: Mapping[str, dict[str, Any]], cases: Sequence[Case], target: 
 
 
 def stated_error() -> str:
-    """What is known of the model's error, in the words of its committed comparisons with an H200 and an H100."""
+    """Returns a statement of the model's error, from its committed comparisons with an H200 and an H100."""
     text = VALIDATION.read_text() if VALIDATION.exists() else ""
     found = re.search(r"^(\d+ cases)\. Median error (.*?%), worst (.*?%)", text, re.M)
     known = [f"on an H200 ({found[1]}, median {found[2]}, worst {found[3]})"] if found else []

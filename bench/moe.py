@@ -1,16 +1,17 @@
-"""A layer of experts on the GPU of this machine: each phase and the whole, beside torch's grouped products in bf16 and fp8.
+"""A layer of experts on this machine's GPU: each phase and the layer, with torch's grouped products in bf16 and fp8.
 
     python -m nvfp4_cute.bench.moe [--model qwen3-30b-a3b ...] [--format mxfp4] [--tokens 1,8,32,128,512,2048] [--json] [--clean]
     python -m nvfp4_cute.bench.moe --read bench/results/h100_moe.json --save h100_moe
 
-The second writes the page of a report that a first call printed, with other libraries' times where the report has them:
-``"peers": {"Humming 0.1.19": {"qwen3-30b-a3b": {"1": 31.7}}}``, us of "rows", and a ``"note"`` that says where they come from.
+The second command writes the page of a report that an earlier call printed, with other libraries' times if the report
+has them: ``"peers": {"Humming 0.1.19": {"qwen3-30b-a3b": {"1": 31.7}}}``, us of "rows", and a ``"note"`` on their
+origin.
 
-Every call is replayed from a CUDA graph on a cold L2 (``tuning.stopwatch``); medians in us, with what an empty interval takes.
-Weights, of ``--format``, and activations are random, routing is that of random logits, the same for all. "rows" is the layer
-without routing and without the weighted sum: from tokens and known ids to one result a choice, in which other libraries are
-compared. Those of torch are gathered and quantized in the timed graph, too, by an order of rows that is known before. A result is
-compared with the bf16 layer's before it is timed.
+Every call is replayed from a CUDA graph on a cold L2 (``tuning.stopwatch``). Times are medians in us, and include an
+empty interval. Weights, of ``--format``, and activations are random. Routing is by random logits, equal for all. "rows"
+is the layer without routing and without the weighted sum: from tokens and known ids to one result per choice; other
+libraries are compared by it. torch's rows are also gathered and quantized in the timed graph, in a known order. A
+result is compared with the bf16 layer's before it is timed.
 """
 
 import argparse
@@ -47,7 +48,7 @@ WRONG_16BIT = 0.02
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of a layer: experts, experts a token, H, I."""
+    """Sizes of a layer: experts, experts per token, H, I."""
 
     experts: int
     top_k: int
@@ -65,7 +66,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Weights:
-    """Of a model: our layers, one of 16-bit rows, and the same weights in bf16, [E, K, N] as torch's products take them."""
+    """Weights of a model: our layers, one of 16-bit rows, and equal bf16 weights [E, K, N] as for torch's products."""
 
     layer: MoE
     weight_only: MoE
@@ -76,7 +77,7 @@ class Weights:
 def make_weights(
     model: Model, device: str = "cuda", seed: int = 0, format: BlockFormat = NVFP4_FORMAT
 ) -> Weights:
-    """Random weights, quantized; bf16 ones are what the quantized ones stand for. Rows are of the format's usual ones."""
+    """Makes random quantized weights, and bf16 weights with the dequantized values. Rows are in the format's usual layout."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def one(n: int, k: int) -> tuple[ExpertWeights, torch.Tensor]:
@@ -111,7 +112,7 @@ class Batch:
 
     @classmethod
     def make(cls, model: Model, tokens: int, device: str = "cuda", seed: int = 1) -> "Batch":
-        """Random tokens and logits."""
+        """Makes random tokens and logits."""
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn((tokens, model.hidden), device=device, generator=generator).bfloat16()
         logits = torch.randn((tokens, model.experts), device=device, generator=generator).bfloat16()
@@ -120,7 +121,7 @@ class Batch:
 
     @property
     def tokens_of_rows(self) -> torch.Tensor:
-        """Of every row its token."""
+        """Token of every row."""
         return self.order.slots.long() // self.ids.shape[1]
 
 
@@ -128,12 +129,12 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def alpha_of(layer: MoE) -> torch.Tensor | None:
-    """What both products of the first half are multiplied by, [E], or None."""
+    """Returns the factor of both products of the first half, [E], or None."""
     return None if layer.alpha13 is None else layer.alpha13[0]
 
 
 def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
-    """The phases of our layer, each on the results of the ones before, and the whole."""
+    """Returns the phases of our layer, each with the results of the earlier ones, and the layer."""
     layer, experts = weights.layer, model.experts
     x, ids, order = batch.x, batch.ids, batch.order
     rows_of = RESULT_FORMATS[layer.activations]
@@ -181,7 +182,7 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
 
 
 def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
-    """The products of 16-bit rows, and the whole, where this GPU has kernels for them."""
+    """Returns the products of 16-bit rows, and the layer, if this GPU has kernels for them."""
     layer, experts = weights.weight_only, model.experts
     x, ids, alpha = batch.x, batch.ids, alpha_of(layer)
     sides: dict[str, Any] = {"b_format": layer.formats[0]}
@@ -214,7 +215,7 @@ def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
 
 
 def torch_bf16(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
-    """Rows of the layer by ``torch._grouped_mm``."""
+    """Returns a call of the layer's rows with ``torch._grouped_mm``."""
     tokens, offs = batch.tokens_of_rows, batch.order.offs
 
     def run() -> torch.Tensor:
@@ -225,7 +226,7 @@ def torch_bf16(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
 
 
 def torch_fp8(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
-    """The same by ``torch._scaled_grouped_mm``: e4m3 rows and columns, a scale each."""
+    """Returns a call of the layer's rows with ``torch._scaled_grouped_mm``: e4m3 rows and columns, one scale each."""
 
     def narrowed(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         scale = x.abs().amax(dim, keepdim=True).float().clamp(min=1e-12) / E4M3_MAX
@@ -250,7 +251,7 @@ def torch_fp8(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
 
 
 def expected(weights: Weights, batch: Batch) -> torch.Tensor:
-    """The layer in float32 products of the weights, without rounding between."""
+    """Computes the layer by float32 products of the weights, without rounding in between."""
     y = torch.zeros(batch.x.shape, device=batch.x.device)
     for e in batch.ids.unique().tolist():
         tokens, k = (batch.ids == e).nonzero(as_tuple=True)
@@ -261,7 +262,7 @@ def expected(weights: Weights, batch: Batch) -> torch.Tensor:
 
 
 def check(layer: MoE, weights: Weights, batch: Batch, most: float) -> float:
-    """The norm of a layer's error over that of the result. Raises ValueError where rounding does not explain it."""
+    """Returns the norm of a layer's error over that of the result. Raises ValueError if rounding does not explain it."""
     want = expected(weights, batch)
     got = layer(batch.x, batch.ids, batch.weights)
     error = float((got.float() - want).norm() / want.norm())
@@ -274,10 +275,10 @@ def check(layer: MoE, weights: Weights, batch: Batch, most: float) -> float:
 
 
 def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[str, Any]:
-    """Times in us by phase and peer, and the layer's error; why a peer is missing.
+    """Returns times in us by phase and peer, the layer's error, and why a peer is missing.
 
     Raises:
-        ValueError: the layer's result is not what bf16 gives.
+        ValueError: the layer's result differs from bf16's.
     """
     batch = Batch.make(model, tokens)
     error = check(weights.layer, weights, batch, WRONG)
@@ -306,7 +307,7 @@ def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[st
 
 
 def table(name: str, results: list[dict[str, Any]]) -> str:
-    """A model's times, a row a number of tokens."""
+    """Returns a model's times, one row per number of tokens."""
     columns = list(dict.fromkeys(column for result in results for column in result["us"]))
     lines = [("tokens", *columns, "error")]
     lines.append(("---",) * len(lines[0]))
@@ -319,7 +320,7 @@ def table(name: str, results: list[dict[str, Any]]) -> str:
 
 
 def standing(report: dict[str, Any]) -> str:
-    """Markdown: our fastest rows over the fastest of others', a row a model; what is above 1 is behind, and is bold."""
+    """Returns Markdown: our fastest rows over the fastest of others', one row per model. Values above 1 are slower, and bold."""
     counts = sorted({result["tokens"] for results in report["models"].values() for result in results})
     lines = [("model", *(f"{count} tokens" for count in counts)), ("---",) * (1 + len(counts))]
     for model, results in report["models"].items():
@@ -348,7 +349,7 @@ def standing(report: dict[str, Any]) -> str:
 
 
 def page(report: dict[str, Any], made_by: str) -> str:
-    """Markdown of a report: "rows" beside the peers' for all models, then every phase."""
+    """Returns Markdown of a report: "rows" with the peers' for all models, then every phase."""
     peers = report.get("peers", {})
     own = ("rows", "rows, 16 bits", "route + layer", "route + layer, 16 bits")
     names = ("tokens", *(f"ours, {name}" for name in own), *peers, "torch fp8 rows", "torch bf16 rows")
@@ -379,7 +380,7 @@ def page(report: dict[str, Any], made_by: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line. Returns the exit code: 2 where there is no GPU."""
+    """Runs the command line. Returns the exit code: 2 without a GPU."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Random operands of a case on a device, in its formats, and the bf16 tensors that hold the same values."""
+"""Random operands of a case on a device, in its formats, and bf16 tensors with equal values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ MAX_SETS = 8
 
 @dataclass(frozen=True)
 class Operands:
-    """One input set: a list entry a group, groups without rows included. A dual GEMM has a second B.
+    """One input set: one list entry per group, including groups without rows. A dual GEMM has a second B.
 
-    ``formats``: of ``a`` and of every ``b``. ``out``: fp16 [M, N], or of quantized results.
+    ``formats``: formats of ``a`` and of every ``b``. ``out``: fp16 [M, N], or quantized results.
     """
 
     a: tuple[torch.Tensor, ...]
@@ -36,12 +36,12 @@ class Operands:
 
     @cached_property
     def bf16(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """A [M, K] and B [N, K] of every group, bfloat16: exact (at most 6 significant bits), but where scales are fp32."""
+        """Returns A [M, K] and B [N, K] of every group in bfloat16: exact (6 significant bits), except with fp32 scales."""
         return _bf16(self.a, self.a_scale, self.formats[0]), _bf16(self.b, self.b_scale, self.formats[1])
 
     @cached_property
     def bf16_b2(self) -> list[torch.Tensor]:
-        """The second B of every group in the same way."""
+        """Returns the second B of every group in bfloat16."""
         return _bf16(self.b2, self.b2_scale, self.formats[1])
 
 
@@ -55,7 +55,7 @@ def _bf16(
 
 
 def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
-    """Every bit pattern of e2m1, or values from -6 to 6, and scales from 0.5 to 2: random data, never zeros."""
+    """Makes random operands, never zeros: every bit pattern of e2m1, or values from -6 to 6, and scales from 0.5 to 2."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def values(rows: int, k: int, format: BlockFormat) -> torch.Tensor:
@@ -83,13 +83,13 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
 
 
 def _quantized(m: int, n: int, format: BlockFormat, device: torch.device) -> BlockScaledTensor:
-    """What a launch writes quantized results to."""
+    """Returns the target of a launch's quantized results."""
     data, scale = new_quantized_data((m, n), device, format), new_quantized_scale((m,), n, device, format)
     return quantized_tensor(data, scale, None, (m, n), format, format.scale_layout)
 
 
 def empty_operands(case: Case) -> Operands:
-    """Operands on the CPU that hold no data: for models, which ask where tensors lie and not what is in them."""
+    """Makes operands on the CPU without data, for models, which need only addresses."""
     return _operands(
         case,
         lambda rows, k, format: torch.empty((rows, format.row_bytes(k)), dtype=torch.uint8),
@@ -122,12 +122,12 @@ def _operands(
 
 
 def _second(case: Case) -> tuple[tuple[int, int, int], ...]:
-    """Sizes of the groups that have a second B."""
+    """Returns sizes of the groups that have a second B."""
     return case.sizes if case.operation == "dual_gemm" else ()
 
 
 def make_sets(case: Case, device: torch.device) -> Sequence[Operands]:
-    """As many input sets as exceed twice the L2 together, at most ``MAX_SETS``, at least 2."""
+    """Makes input sets that together exceed twice the L2, at most ``MAX_SETS``, at least 2."""
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     count = min(MAX_SETS, max(2, ceil(2 * l2_bytes / case.work.bytes)))
     return [make_operands(case, device, seed) for seed in range(count)]

@@ -15,16 +15,16 @@ from nvfp4_cute.planning.arch.simt import FEW_ROWS
 
 NAME = "ours"
 DUAL_ALPHA = 2.0**-9
-"""Factor of both products of a dual GEMM: brings sums of thousands of random terms to where SiLU bends."""
+"""Factor of both products of a dual GEMM. It brings sums of thousands of random terms into the curved range of SiLU."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One input set, ready.
+    """One prepared input set.
 
     Attributes:
-        run: enqueues the computation; of a grouped GEMM with the config that it is called with, if any.
-        out: what it writes, [M, N] a group.
+        run: enqueues the computation; for a grouped GEMM with the given config, if any.
+        out: its output, [M, N] per group.
     """
 
     run: Callable[..., object]
@@ -32,7 +32,7 @@ class Prepared:
 
 
 def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
-    """Everything but the call itself."""
+    """Prepares everything but the call itself."""
     if case.operation == "gemv":
         return _gemv(operands, backend)
     if case.operation == "dual_gemm":
@@ -53,7 +53,7 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
 
 
 def _options(operands: Operands, backend: str) -> dict[str, Any]:
-    """Options of every call."""
+    """Returns the options of every call."""
     a_format, b_format = operands.formats
     first = operands.out[0]
     out_dtype = first.dtype if isinstance(first, torch.Tensor) else first.format.name
@@ -61,7 +61,7 @@ def _options(operands: Operands, backend: str) -> dict[str, Any]:
 
 
 def _gemm(operands: Operands, backend: str) -> Prepared:
-    """Few rows of activations, for which ``gemm`` may have another kernel."""
+    """Prepares few rows of activations, for which ``gemm`` may have a different kernel."""
     (a,), (b,), (a_scale,), (b_scale,), (out,) = (
         operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out
     )  # fmt: skip
@@ -70,7 +70,7 @@ def _gemm(operands: Operands, backend: str) -> Prepared:
 
 
 def _weight_only(operands: Operands, backend: str) -> Prepared:
-    """Rows of bfloat16: ``gemm`` of one group, and of several the product that has them all."""
+    """Prepares rows of bfloat16: ``gemm`` for one group, one grouped product for several."""
     rows, b, b_scale, out = operands.bf16[0], list(operands.b), list(operands.b_scale), list(operands.out)
     options = {"out_dtype": out[0].dtype, "b_format": operands.formats[1], "backend": backend}
     if len(rows) == 1:
@@ -81,7 +81,7 @@ def _weight_only(operands: Operands, backend: str) -> Prepared:
 
 
 def _gemv(operands: Operands, backend: str) -> Prepared:
-    """The groups as one batch: [M, K/2, L] views of stacked memory."""
+    """Prepares the groups as one batch: [M, K/2, L] views of stacked memory."""
     a = torch.stack(operands.a).permute(1, 2, 0)
     b = torch.cat(operands.b).T
     a_scale, b_scale = torch.stack(operands.a_scale), torch.stack(operands.b_scale)
@@ -91,7 +91,7 @@ def _gemv(operands: Operands, backend: str) -> Prepared:
 
 
 def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
-    """The rows of all groups one after the other, weights stacked, scales of each group padded as they are."""
+    """Prepares the rows of all groups one after the other, with stacked weights and each group's padded scales."""
     a, b, out = torch.cat(operands.a), torch.stack(operands.b), torch.cat(operands.out)
     scales = torch.cat(operands.a_scale), torch.stack(operands.b_scale)
     rows = [m for m, _, _ in case.sizes]

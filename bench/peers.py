@@ -1,7 +1,7 @@
-"""What a user would otherwise call: torch in bf16, fp8, and NVFP4, on the same values.
+"""Alternatives that users would call: torch in bf16, fp8, and NVFP4, on equal values.
 
-A peer makes a call for each input set. Where torch has one call for all groups it is a peer of its own beside the loop;
-loops run inside a CUDA graph, without the host's cost of each call.
+A peer makes one call per input set. If torch has one call for all groups, that is a separate peer in addition to the
+loop. Loops run inside a CUDA graph, without the host's cost of each call.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR
 
 Run = Callable[[], None]
 SCALED_MM_MULTIPLE = 16
-"""torch._scaled_mm takes N and K in multiples of this."""
+"""torch._scaled_mm accepts N and K in multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Peer:
     """One way to compute a case.
 
     Attributes:
-        name: as tables show it.
-        unsupported_reason: (case, compute capability) -> why it cannot, or None.
-        prepare: makes what enqueues the computation of one input set; conversions happen here, untimed.
+        name: name in tables.
+        unsupported_reason: (case, compute capability) -> why it is unsupported, or None.
+        prepare: returns a function that enqueues the computation of one input set; conversions happen here, untimed.
     """
 
     name: str
@@ -99,7 +99,7 @@ def _nvfp4_reason(case: Case, capability: tuple[int, int]) -> str | None:
 
 
 def _fp8_loop(case: Case, operands: Operands) -> Run:
-    """Per-tensor scales of 1: the fastest form that torch has; values are rounded to e4m3."""
+    """Uses per-tensor scales of 1, the fastest form of torch; values are rounded to e4m3."""
     a, b = operands.bf16
     one = torch.ones((), device=operands.a[0].device)
     narrow = lambda x: x.to(torch.float8_e4m3fn)

@@ -1,8 +1,8 @@
-"""Which engines and libraries can be installed next to this package: resolved by uv from package metadata, nothing is installed.
+"""Resolves which engines and libraries can be installed next to this package, by uv from package metadata. Installs nothing.
 
-A pair is this package, with the extra that users of the peer need, and one peer at one version. Each pair is resolved for every
-Python and processor. Where a pair has no solution, the page names the requirement at fault: one of the peer's own, which fails
-without this package, or the requirement of this package without which the pair resolves.
+A pair is this package, with the extra that users of the peer need, and one peer at one version. Each pair is resolved
+for every Python and processor. If a pair has no solution, the page names the requirement at fault: one of the peer's
+own, which fails without this package, or the requirement of this package without which the pair resolves.
 """
 
 import argparse
@@ -36,7 +36,8 @@ class Peer:
     """A package that is installed next to this one.
 
     Attributes:
-        requirement: such as ``vllm==0.33.0``. extra: of this package, that users of the peer need; "" for none.
+        requirement: requirement such as ``vllm==0.33.0``.
+        extra: extra of this package that users of the peer need; "" for none.
     """
 
     requirement: str
@@ -60,7 +61,7 @@ PEERS = (
     )),
 )  # fmt: skip
 FAST = (("vllm==0.33.0", "3.12", "x86-64"), ("sglang==0.5.23", "3.12", "x86-64"))
-"""What a test of a few seconds resolves: the engines whose exact pins have excluded this package before."""
+"""Pairs that a test resolves in a few seconds: engines whose exact pins have excluded this package before."""
 
 
 class Unreachable(RuntimeError):
@@ -72,8 +73,9 @@ class Outcome:
     """Result for one pair on one Python and processor.
 
     Attributes:
-        versions: of SHOWN, where there is a solution. fault: whose requirement there is none for; "" where there is one.
-        is_ours: whether the requirement at fault is one of this package.
+        versions: versions of SHOWN, if there is a solution.
+        fault: the requirement without a solution; "" if there is one.
+        is_ours: whether the requirement at fault belongs to this package.
     """
 
     versions: tuple[str, ...] = ()
@@ -84,12 +86,14 @@ class Outcome:
 def resolve(
     requirements: Sequence[str], python: str, platform: str, cache: Path | None = None
 ) -> tuple[dict[str, str], str]:
-    """Versions by package, and uv's message, empty where there is a solution.
+    """Returns versions by package, and uv's message, empty if there is a solution.
 
     Args:
-        requirements: lines as pip takes them. python: such as "3.12". platform: a key of PLATFORMS.
-        cache: a folder of uv's whose answers of the index are used before the index is asked; None for uv's own folder, whose
-            answers uv checks with the index.
+        requirements: lines in pip's format.
+        python: version such as "3.12".
+        platform: a key of PLATFORMS.
+        cache: folder of uv whose index answers are used before the index is queried; None means uv's own folder, whose
+            answers uv verifies with the index.
 
     Raises:
         Unreachable: the index does not answer, or uv is not installed.
@@ -121,15 +125,15 @@ def _run(command: Sequence[str], requirements: Sequence[str]) -> subprocess.Comp
 
 
 def requirements_of(extra: str) -> list[str]:
-    """What this package requires with one of its extras."""
+    """Returns the requirements of this package with one of its extras."""
     text = (ROOT / "pyproject.toml").read_text()
-    lists = re.findall(r'^(\w+) = \[(.*?)\](?!")', text, re.M | re.S)  # "name[extra]" ends no list
+    lists = re.findall(r'^(\w+) = \[(.*?)\](?!")', text, re.M | re.S)  # "name[extra]" does not end a list
     found = {name: re.findall(r'"([^"]+)"', values) for name, values in lists}
     return [*found["dependencies"], *(found[extra] if extra else ())]
 
 
 def outcome_of(peer: Peer, python: str, platform: str, cache: Path | None = None) -> Outcome:
-    """Resolve one pair; where that fails, find whose requirement is at fault."""
+    """Resolves one pair. If that fails, finds the requirement at fault."""
     ours = requirements_of(peer.extra)
     versions, message = resolve([*ours, peer.requirement], python, platform, cache)
     if not message:
@@ -152,7 +156,7 @@ def _uv() -> str:
 
 
 def _cause(message: str) -> str:
-    """The package in uv's message that has no version, or no wheel, for this Python and processor."""
+    """Returns the package in uv's message that has no version, or no wheel, for this Python and processor."""
     flat = " ".join(message.split())
     rules = (
         (r"does not satisfy Python(\S+?)(?:,<[\d.]+)? and (\S+?)(?:[=<>]\S*)? depends", "{1} needs Python {0}"),
@@ -168,7 +172,7 @@ def _cause(message: str) -> str:
 
 
 def page(found: dict[tuple[Peer, str, str], Outcome]) -> str:
-    """The table as a page."""
+    """Returns the page with the table."""
     lines = [
         "# What can be installed next to nvfp4-cute",
         "",
@@ -195,7 +199,7 @@ def page(found: dict[tuple[Peer, str, str], Outcome]) -> str:
 
 
 def run(peers: Sequence[Peer], pythons: Sequence[str]) -> dict[tuple[Peer, str, str], Outcome]:
-    """Resolve every pair on every Python and processor, several peers at a time, with what the index says now."""
+    """Resolves every pair on every Python and processor, several peers at a time, with current answers of the index."""
     cases = [(peer, python, platform) for peer in peers for python in pythons for platform in PLATFORMS]
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder, ThreadPoolExecutor(JOBS) as pool:
         jobs = {pool.submit(partial(outcome_of, *case, Path(folder))): case for case in cases}
@@ -205,7 +209,7 @@ def run(peers: Sequence[Peer], pythons: Sequence[str]) -> dict[tuple[Peer, str, 
 
 
 def rows_of(text: str) -> set[str]:
-    """Rows of a page, with the causes that its letters stand for."""
+    """Returns the rows of a page, with the causes that its letters stand for."""
     causes = dict(re.findall(r"^- (\([a-z]\)) (.*)$", text, re.M))
     return {
         re.sub(r"\([a-z]\)", lambda found: causes[found[0]], row)
@@ -214,11 +218,11 @@ def rows_of(text: str) -> set[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Resolve all pairs and compare them with the page, or write it.
+    """Resolves all pairs and compares them with the page, or writes it.
 
     Returns:
-        0; 1 where a pair has another outcome than on the page, or a requirement of this package excludes a peer; 2 where the
-        package index does not answer.
+        0; 1 if a pair has a different outcome than on the page, or a requirement of this package excludes a peer; 2 if
+        the package index does not answer.
     """
     parser = argparse.ArgumentParser(prog="python -m nvfp4_cute.bench.pins", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")

@@ -1,4 +1,4 @@
-"""Work that is done piece by piece, in processes of one core each, and kept in a file as soon as a piece is there."""
+"""Work in pieces, in processes of one core each; each piece's result is stored in a file at once."""
 
 import json
 import multiprocessing
@@ -18,18 +18,18 @@ Found = TypeVar("Found")
 
 
 def one_core() -> None:
-    """Let a process use one core, whichever the system gives it: there are as many processes as cores."""
+    """Restricts a process to one core, chosen by the system. The number of processes is that of the cores."""
     torch.set_num_threads(1)
 
 
 def in_processes(
     work: Callable[[Piece], Found], pieces: Sequence[Piece], jobs: int
 ) -> Iterator[tuple[Piece, Found]]:
-    """Every piece and what ``work`` made of it, as soon as it is there.
+    """Yields every piece with the result of ``work``, as soon as it is there.
 
     Args:
         work: a function of a module.
-        jobs: processes; 1 works here, in order.
+        jobs: number of processes; 1 works here, in order.
     """
     if jobs <= 1 or len(pieces) <= 1:
         yield from ((piece, work(piece)) for piece in pieces)
@@ -42,7 +42,7 @@ def in_processes(
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file that has the old or the new content, whenever the process ends."""
+    """Writes a file that has the old or the new content, whenever the process ends."""
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     os.replace(partial, path)
@@ -56,17 +56,17 @@ def records(
     results: Path | None,
     label: str,
 ) -> dict[str, dict[str, Any]]:
-    """Records of pieces by their keys, beside those that the file of results has.
+    """Returns records of pieces by their keys, including those that the file of results already has.
 
     Args:
         work: makes a record, plain data, of a piece.
-        wanted: pieces by key; what the file has is taken from there.
-        jobs: as of ``in_processes``.
-        results: file that keeps records; None keeps none.
-        label: of the progress bar, and the suite that writes the file.
+        wanted: pieces by key; existing records come from the file.
+        jobs: see ``in_processes``.
+        results: file that stores records; None stores none.
+        label: text of the progress bar, and the suite that writes the file.
 
     Raises:
-        ValueError: the file is none of this command's.
+        ValueError: the file was not written by this command.
     """
     known: dict[str, dict[str, Any]] = {}
     if results is not None and results.exists():

@@ -1,4 +1,4 @@
-"""Which sources made a result: their commit, and a digest of them."""
+"""Sources of a result: their commit and digest."""
 
 import hashlib
 import json
@@ -14,9 +14,9 @@ RESULTS = "bench/results"
 
 
 def commit() -> str | None:
-    """The commit that these sources are at, "+" where they were changed since; None where they are not in a checkout.
+    """Returns the commit of these sources, with "+" for later changes; None outside of a checkout.
 
-    Results are no sources.
+    Changes of results do not count.
     """
     git = lambda *words: subprocess.run(
         ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True
@@ -34,9 +34,9 @@ def commit() -> str | None:
 
 
 def digest(without: Sequence[str] = ()) -> str:
-    """The start of the SHA-256 of this package's code and kernels.
+    """Returns the start of the SHA-256 of this package's code and kernels.
 
-    `without`: what paths in the package begin with that are left out.
+    `without`: prefixes of paths in the package to leave out.
     """
     made = hashlib.sha256()
     for folder in (Path(nvfp4_cute.__file__).parent, ROOT / "kernels"):
@@ -49,13 +49,15 @@ def digest(without: Sequence[str] = ()) -> str:
 
 
 def read_object(path: Path, keys: Sequence[str], maker: str) -> dict[str, Any]:
-    """A result that was kept as a JSON object.
+    """Reads a result that was stored as a JSON object.
 
     Args:
-        keys: that it has at least. maker: what writes such files, for the message.
+        keys: keys that it must have.
+        maker: command that writes such files, for the message.
 
     Raises:
-        ValueError: there is no such file. OSError: it cannot be read.
+        ValueError: the file is not such a result.
+        OSError: it cannot be read.
     """
     try:
         found = json.loads(path.read_text())

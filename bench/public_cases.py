@@ -1,18 +1,19 @@
-"""Scripts and test suites of public projects that `public_kernels` runs, at small sizes of their own."""
+"""Scripts and test suites of public projects that `public_kernels` runs, at small sizes."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 EXAMPLES = Path("examples/python/CuTeDSL")
-"""Where a CUTLASS checkout keeps the scripts."""
+"""Folder of the scripts in a CUTLASS checkout."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script, the architecture it is for, and its arguments; or tests of a project's suite.
+    """A script with its architecture and arguments; or tests of a project's suite.
 
     Attributes:
-        project: whose.  suite: `script` is a file of tests, and `arguments` what `pytest -k` takes.
+        project: name of the project.
+        suite: whether `script` is a file of tests, and `arguments` are those of `pytest -k`.
     """
 
     script: str
@@ -120,7 +121,7 @@ CASES: tuple[Case, ...] = (
 
 
 def _scripts(project: str, folder: str, table: dict[str, dict[str, tuple[str, ...]]]) -> tuple[Case, ...]:
-    """Cases of an architecture: script (without .py) to its command lines, below `folder`."""
+    """Returns cases of an architecture: script (without .py) to its command lines, below `folder`."""
     return tuple(
         Case(f"{folder}{script}.py", arch, text, project)
         for arch, scripts in table.items()
@@ -285,7 +286,7 @@ OLD_CASES: tuple[Case, ...] = _scripts(
         "sm_120a": {"blackwell_geforce/dense_gemm": ("--mnkl 128,128,64,1",)},
     },
 )
-"""CUTLASS 4.3.5, whose examples lie in other folders and use the DSL's older interfaces."""
+"""CUTLASS 4.3.5, whose examples are in other folders and use the DSL's older interfaces."""
 
 
 def _tests(project: str, arch: str, script: str, *selections: str) -> list[Case]:
@@ -392,4 +393,4 @@ SUITES: tuple[Case, ...] = (
         "test_packed_kda_cute_forced_tiles_match_reference[64]",
     ),
 )
-"""Tests of suites that expect a GPU. A case counts as many configurations as tests ran."""
+"""Tests of suites that expect a GPU. A case counts one configuration per test that ran."""

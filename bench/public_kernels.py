@@ -1,8 +1,8 @@
 """Other people's kernels on the virtual GPU: scripts and test suites from a user's checkouts, unmodified.
 
-Each of CUTLASS's CuTe DSL examples runs through `nvfp4-cute emulate` and compares its own result with its own reference;
-test suites of other projects run through `pytest --cute-emulate`. A run passes if it ends with exit code 0 and the
-checker, where it watches, reports no hazard.
+Each of CUTLASS's CuTe DSL examples runs through `nvfp4-cute emulate` and compares its result with its own reference.
+Test suites of other projects run through `pytest --cute-emulate`. A run passes if it ends with exit code 0 and the
+checker, if it is on, reports no hazard.
 """
 
 import argparse
@@ -34,21 +34,21 @@ from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, MORE_CASES, OLD_CASES
 from nvfp4_cute.terminal import text_table
 
 SETTINGS = ("eager", "lazy", "random:7", "eager+check")
-"""How each script runs: when asynchronous operations happen, and whether the hazard checker watches."""
+"""Settings of each script: when asynchronous operations happen, and whether the hazard checker is on."""
 
 SECONDS = 600
 SM_COUNT = 16
-"""Few, so that persistent kernels loop over tiles of small problems."""
+"""A small number, so that persistent kernels loop over several tiles."""
 
 MESSAGE_CHARACTERS = 1000
 LINE_CHARACTERS = 300
 NOT_RUN = "not run"
 OTHER_DSL = "other DSL"
 MISSING_IN_DSL = re.compile(r"(?:Attribute|Import|ModuleNotFound)Error: .*\bcutlass\b")
-"""What Python says of a script that is written for another version of CuTe DSL than the one that is installed."""
+"""Python's message for a script that is written for a different version of CuTe DSL."""
 
 CHECKED = re.compile(r"^nvfp4-cute emulate: \d+ launch(es)? checked: .*\n?", re.M)
-"""The last line of a script under check, however it ends."""
+"""Last line of a checked script, however it ends."""
 
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
@@ -66,15 +66,15 @@ examples:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """End of a run.
 
     Attributes:
-        verdict: "pass", "hazard" (the checker reported one), "FAIL", "killed", "other DSL" (the installed CuTe DSL lacks what
-            the script imports), or "not run" (past the deadline).
-        seconds: processor time of the script's process and those it started.
-        instructions: warp instructions executed, None if nothing was launched.
-        message: what was said last.
-        configurations: how many tests a suite's case ran; 1 for a script.
+        verdict: "pass", "hazard" (the checker reported one), "FAIL", "killed", "other DSL" (the installed CuTe DSL
+            lacks the script's imports), or "not run" (past the deadline).
+        seconds: processor time of the script's process and its children.
+        instructions: executed warp instructions, None if nothing was launched.
+        message: last message.
+        configurations: number of tests that a suite's case ran; 1 for a script.
     """
 
     verdict: str
@@ -85,12 +85,12 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the run has no fault."""
         return self.verdict == "pass"
 
 
 PROJECTS = tuple(sorted({case.project for case in (*OLD_CASES, *SUITES)}))
-"""Projects beside CUTLASS."""
+"""Projects besides CUTLASS."""
 
 Results = Mapping[tuple[Case, str], Result]
 MADE_BY = (
@@ -99,7 +99,7 @@ MADE_BY = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen scripts and print the table; return 0 if all runs pass, else 1."""
+    """Runs the chosen scripts and prints the table. Returns 0 if all runs pass, else 1."""
     parser = _parser()
     args = parser.parse_args(argv)
     folder = args.checkout / EXAMPLES
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _free_cores(jobs: int) -> "Queue[int] | None":
-    """A core for each job, where there are as many; None where jobs share cores."""
+    """Returns one core per job if there are enough; None if jobs share cores."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not 1 < jobs <= len(available):
         return None
@@ -216,10 +216,10 @@ def _project(text: str) -> tuple[str, Path]:
 
 
 class Record:
-    """Results of earlier runs, one JSON object a line, which are not repeated if they passed."""
+    """Results of earlier runs, one JSON object per line. Runs that passed are not repeated."""
 
     def __init__(self, path: Path | None):
-        """`path` None: nothing is kept."""
+        """`path` None: stores nothing."""
         self.path = path
         self.earlier: dict[tuple[str, str], Result] = {}
         self.made: dict[tuple[str, str], str] = {}
@@ -231,16 +231,16 @@ class Record:
                 self.earlier[key], self.made[key] = Result(**entry), made
 
     def passed(self, case: Case, setting: str) -> Result | None:
-        """The recorded result of a run if it passed."""
+        """Returns the recorded result of a run if it passed."""
         result = self.earlier.get((str(case), setting))
         return result if result is not None and result.passed else None
 
     def last(self, case: Case, setting: str) -> Result:
-        """The recorded result of a run, or that it was not run."""
+        """Returns the recorded result of a run, or that it was not run."""
         return self.earlier.get((str(case), setting), Result(NOT_RUN, 0.0))
 
     def add(self, case: Case, setting: str, result: Result) -> None:
-        """Append a result, and when and with what it was made."""
+        """Appends a result with its date and versions."""
         made = self.made[str(case), setting] = _made_now()
         if self.path is not None:
             with self.path.open("a") as file:
@@ -256,10 +256,10 @@ def run_all(
     record: Record,
     deadline: float = math.inf,
 ) -> dict[tuple[Case, str], Result]:
-    """Run every case in every setting, `jobs` at a time, with a bar; what does not pass is shown when it happens.
+    """Runs every case in every setting, `jobs` at a time, with a progress bar; shows failures when they happen.
 
-    One setting after the other, so that what was interrupted says something of every case. `deadline`: seconds after which
-    no run starts, and what is recorded counts.
+    Settings run one after the other, so that an interrupted run has results for every case. `deadline`: seconds after
+    which no run starts, and recorded results count.
     """
     end = time.monotonic() + deadline
     size = shutil.get_terminal_size()
@@ -305,7 +305,7 @@ def run_one(
     timeout: float,
     cores: "Queue[int] | None" = None,
 ) -> Result:
-    """Run one script in a process of its own; `timeout` is in seconds of the clock. `cores`: free ones, of which it gets one."""
+    """Runs one script in a separate process. `timeout`: seconds of wall time. `cores`: free cores, of which it gets one."""
     command = _command(case, setting, folder, sm_count)
     core = None if cores is None else cores.get()
     with tempfile.TemporaryFile("w+") as output:
@@ -338,7 +338,7 @@ def run_one(
 
 
 def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]:
-    """The command line of a run."""
+    """Returns the command line of a run."""
     mode, _, check = setting.partition("+")
     if case.suite:
         command = [
@@ -359,7 +359,7 @@ def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]
 
 
 def _environment(case: Case) -> dict[str, str]:
-    """This process's, with a cache of kernels for each architecture: QuACK's keys do not tell one from another."""
+    """Returns this process's environment, with one kernel cache per architecture, because QuACK's keys do not contain it."""
     return env.with_variables({"QUACK_CACHE_DIR": str(env.user_data_dir() / "public_kernels" / case.arch)})
 
 
@@ -372,7 +372,7 @@ def _verdict(returncode: int, message: str) -> str:
 
 
 def _last_words(text: str) -> str:
-    """What the emulator reported, else the first error or hazard of a suite, else the last line."""
+    """Returns the emulator's report, else the first error or hazard of a suite, else the last line."""
     text = CHECKED.sub("", text)
     report = text.rfind("nvfp4-cute emulate:")
     lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()
@@ -383,7 +383,7 @@ def _last_words(text: str) -> str:
 
 
 def results_table(cases: Sequence[Case], settings: Sequence[str], results: Results) -> str:
-    """One line a case: what it is, how each setting ended, seconds of each, and warp instructions."""
+    """Returns one line per case: its name, the end in each setting, seconds of each, and warp instructions."""
     header = ("arch", "script", "arguments", *settings, "warp instr.")
     rows = []
     for case in cases:
@@ -402,7 +402,7 @@ def results_table(cases: Sequence[Case], settings: Sequence[str], results: Resul
 
 
 def what_did_not_pass(results: Results) -> str:
-    """A line for each case and end that is no pass: the settings, and what was said of it first."""
+    """Returns one line per case that did not pass and its end: the settings, and the first message."""
     ends: dict[tuple[Case, str], list[tuple[str, str]]] = {}
     for (case, setting), result in results.items():
         if not result.passed and result.verdict != NOT_RUN:
@@ -412,20 +412,20 @@ def what_did_not_pass(results: Results) -> str:
         said = runs[0][1].splitlines() or [""]
         heading = len(said) > 1 and re.search(r"hazards? in kernel|^nvfp4-cute emulate:", said[0])
         first = said[1].strip() if heading else said[0]
-        first = re.sub(r" \(/[^)]*\)", "", first)  # where a module lies here
+        first = re.sub(r" \(/[^)]*\)", "", first)  # path of a module on this machine
         settings = ", ".join(setting for setting, _ in runs)
         lines.append(f"- {case}, {settings}: {verdict}: {first[:LINE_CHARACTERS]}")
     return "\n".join(lines) or "Nothing."
 
 
 def _made_now() -> str:
-    """The day and the versions that a result depends on."""
+    """Returns the date and the versions that a result depends on."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in DISTRIBUTIONS)
     return f"{datetime.now(UTC):%Y-%m-%d}: Python {platform.python_version()}, {versions}"
 
 
 def _heading(checkout: Path, sm_count: int, results: Results, record: Record) -> str:
-    """When, what, and with what: the facts that the table depends on."""
+    """Returns the facts that the table depends on: date, subject, and versions."""
     keys = [(str(case), setting) for case, setting in results]
     made = "; ".join(sorted({record.made[key] for key in keys if key in record.made}))
     seconds = sum(result.seconds for result in results.values())
@@ -437,7 +437,7 @@ def _heading(checkout: Path, sm_count: int, results: Results, record: Record) ->
 
 
 def checkout_version(checkout: Path) -> str:
-    """The version that a checkout's change log begins with, or "of unknown version"."""
+    """Returns the first version in a checkout's change log, or "of unknown version"."""
     log = checkout / "CHANGELOG.md"
     found = re.search(r"^## \[([\d.]+)\]", log.read_text(), re.MULTILINE) if log.is_file() else None
     return found.group(1) if found else "of unknown version"

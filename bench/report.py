@@ -1,6 +1,6 @@
-"""`nvfp4-cute bench`: every case with its floor, its time, and what others take.
+"""`nvfp4-cute bench`: every case with its floor, its time, and the times of others.
 
-A time is measured where the target is the GPU of this machine, otherwise modelled, and each says which.
+A time is measured if the target is this machine's GPU, otherwise modelled; each is marked.
 """
 
 import json
@@ -20,10 +20,10 @@ MEASURED, MODELLED, PUBLISHED = "measured", "modelled", "published"
 
 @dataclass(frozen=True)
 class Time:
-    """A time in us and where it comes from; the deciles around a measured one.
+    """A time in us and its source; with deciles if it is measured.
 
     Attributes:
-        sustained_us: of a modelled one, where the launch is repeated for seconds (``gpus.power``); None where that is not known.
+        sustained_us: for a modelled time, that of a launch repeated for seconds (``gpus.power``); None if unknown.
     """
 
     us: float
@@ -38,9 +38,9 @@ class Row:
     """A case on a target.
 
     Attributes:
-        case: what is computed.
+        case: the case.
         floor: its physical speed of light.
-        time: of our kernel, or None.
+        time: time of our kernel, or None.
         peers: times of others by name.
         remarks: why a time is missing, by name.
     """
@@ -53,16 +53,16 @@ class Row:
 
     @property
     def best_peer(self) -> tuple[str, Time] | None:
-        """The fastest of the others."""
+        """Returns the fastest of the others."""
         return min(self.peers.items(), key=lambda item: item[1].us) if self.peers else None
 
     @property
     def percent(self) -> float | None:
-        """Of the physical speed of light."""
+        """Percent of the physical speed of light."""
         return None if self.time is None else 100 * self.floor.us / self.time.us
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Returns all fields as plain data."""
         work = self.case.work
         return {
             "suite": self.case.suite,
@@ -87,21 +87,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Rows of one target, and what has to be known to read them."""
+    """Rows of one target, with notes for reading them."""
 
     target: Target
     rows: Sequence[Row]
     heading: str
     notes: Sequence[str] = ()
     command: str = "nvfp4-cute bench --save"
-    """What makes the page."""
+    """Command that makes the page."""
 
     def text(self) -> str:
-        """The table between its heading and its notes."""
+        """Returns the table with its heading and its notes."""
         return "\n\n".join([self.heading, _table(self.rows), "\n".join(self._remarks())])
 
     def markdown(self) -> str:
-        """The same as a page to commit."""
+        """Returns the report as a page to commit."""
         return (
             f"# {self.target.name}\n\n{self.heading} Made by `{self.command}`.\n\n```\n{_table(self.rows)}\n```\n\n"
             + "".join(f"- {note}\n" for note in self._remarks())
@@ -111,7 +111,7 @@ class Report:
         return [*self.notes, *_limited(self.rows), *_missing(self.rows)]
 
     def json(self) -> str:
-        """For machines."""
+        """Returns the report for machines."""
         return json.dumps(
             {
                 "target": self.target.name,
@@ -124,7 +124,7 @@ class Report:
 
 
 LIMITED = 1.01
-"""Times longer than one launch's by so much are told."""
+"""Relative time over one launch's from which it is reported."""
 HEADER = (
     "problem",
     "case",
@@ -173,7 +173,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _limited(rows: Sequence[Row]) -> list[str]:
-    """Of rows that the power limit slows, a line for each."""
+    """Returns one line per row that the power limit slows."""
     return [
         f"{row.case}: {us:.2f} us, {row.case.work.flops / us / 1e6:.0f} TFLOP/s, where it is repeated for seconds on random "
         "data: the power limit, computed (nvfp4_cute/gpus/power.py)"
@@ -183,7 +183,7 @@ def _limited(rows: Sequence[Row]) -> list[str]:
 
 
 def _missing(rows: Sequence[Row]) -> list[str]:
-    """Why times are missing, a line for each reason."""
+    """Returns one line per reason for missing times."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         for name, reason in row.remarks.items():
@@ -196,11 +196,11 @@ def _missing(rows: Sequence[Row]) -> list[str]:
 
 # ---- making a report -------------------------------------------------------------------------------------------
 Timer = Callable[[Case], tuple[Time | None, dict[str, Time], dict[str, str]]]
-"""Time of our kernel, times of peers, and remarks, of a case."""
+"""Returns the time of our kernel, times of peers, and remarks, for a case."""
 
 
 def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
-    """Time every case, with a progress bar; times that others published for the target are peers, too."""
+    """Times every case, with a progress bar. Published times of others for the target also count as peers."""
     from nvfp4_cute.terminal import Progress
 
     rows = []
@@ -218,7 +218,7 @@ def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
 
 
 def save(report: Report, folder: Path) -> Path:
-    """Write the page of a target into a folder of results."""
+    """Writes the page of a target to a folder of results."""
     path = folder / f"{report.target.name.lower().replace(' ', '_')}.md"
     path.write_text(report.markdown())
     return path

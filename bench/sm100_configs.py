@@ -1,4 +1,4 @@
-"""Registers, shared memory and tensor memory of every config that the sm_100 family chooses from, on every architecture.
+"""Registers, shared memory and tensor memory of every candidate config of the sm_100 family, on every architecture.
 
 ``python -m nvfp4_cute.bench.sm100_configs`` compiles them (minutes, no GPU) and prints the table of
 results/sm100_configs.md.
@@ -23,7 +23,7 @@ HEADER = (
 
 
 def row(arch: str, config: KernelConfig) -> str:
-    """The table's line of one compiled variant: list form of 8 groups, fp16 output, contiguous rows."""
+    """Returns the table's line of one compiled variant: list form of 8 groups, fp16 output, contiguous rows."""
     key = KernelKey(arch, config, NUM_GROUPS, torch.float16, False).validated()
     resources = compile_kernel(key).resources
     smem, tmem = sm100.smem_plan(key.config), sm100.tmem_map(key.config)
@@ -34,14 +34,14 @@ def row(arch: str, config: KernelConfig) -> str:
 
 
 def rows(archs: Sequence[str] = sm100.ARCHS) -> Iterator[str]:
-    """Every candidate on every architecture."""
+    """Yields a line for every candidate on every architecture."""
     tried = [(arch, config) for arch in archs for config in family_of(arch).CANDIDATES]
     for arch, config in tqdm(tried, disable=None):
         yield row(arch, config)
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table of sm_100."""
     print("\n".join([*HEADER, *rows()]))
 
 

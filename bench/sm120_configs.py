@@ -1,8 +1,8 @@
-"""What the sm_120a kernel takes, counted: registers and banks of every config, device memory of the competition's cases.
+"""Resources of the sm_120a kernel: registers and bank conflicts of every config, device memory of the competition's cases.
 
 ``python -m nvfp4_cute.bench.sm120_configs`` compiles and runs the configs on the emulator (two minutes, no GPU) and
-prints the tables of results/sm120_configs.md. With numbers of ``nvfp4_group_gemm`` cases behind it, it counts those
-cases' bytes instead: a launch of the whole problem each, minutes.
+prints the tables of results/sm120_configs.md. With numbers of ``nvfp4_group_gemm`` cases as arguments, it counts those
+cases' bytes instead, with one launch of the full problem each (minutes).
 """
 
 import argparse
@@ -25,10 +25,10 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.roofline.modelled import modelled_times
 
-# Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
+# Opcode of OMMA in nvdisasm: the block-scaled MMA of 4-bit operands.
 OMMA = 0x47F
 FP16_BYTES = 2
-# What banks are counted on: tiles that are cut on both sides, two K tiles of 256.
+# Problem for bank conflicts: tiles that are cut on both sides, two K tiles of 256.
 M, N, K = 130, 136, 512
 CONFIG_HEADER = (
     "| config | registers | stack bytes | smem bytes | block-scaled MMAs in PTX, in SASS | accesses of operands in shared "
@@ -42,7 +42,7 @@ BYTES_HEADER = (
 
 
 def config_row(config: KernelConfig) -> str:
-    """A config's line: list form of 1 group, fp16 output."""
+    """Returns a config's line: list form of 1 group, fp16 output."""
     key = KernelKey("sm_120a", config, 1, torch.float16, False).validated()
     kernel = compile_kernel(key)
     accesses, conflicts = bank_accesses(config)
@@ -54,7 +54,7 @@ def config_row(config: KernelConfig) -> str:
 
 
 def bank_accesses(config: KernelConfig) -> tuple[int, int]:
-    """Accesses of warps to shared memory of one small product, and those of instructions with any conflict."""
+    """Returns warp accesses to shared memory of one small product, and those of instructions with any conflict."""
 
     def zeros(rows: int) -> torch.Tensor:
         return torch.zeros(rows, NVFP4.row_bytes(K), dtype=torch.uint8)
@@ -69,7 +69,7 @@ def bank_accesses(config: KernelConfig) -> tuple[int, int]:
 
 
 def bytes_row(number: int) -> str:
-    """A competition case's line: reads that miss in L2, and sectors stored, of its launch on RTX PRO 6000 in the default tile."""
+    """Returns a competition case's line: L2 read misses and stored sectors of its launch on RTX PRO 6000 in the default tile."""
     (case,) = select(("competition",), f"nvfp4_group_gemm case {number}")
     config, x = sm120.DEFAULT_CONFIG, empty_operands(case)
     operands = [list(side) for side in (x.a, x.b, x.a_scale, x.b_scale)]
@@ -89,18 +89,18 @@ def bytes_row(number: int) -> str:
 
 
 def case_number(text: str) -> int:
-    """A number of a case, from the command line."""
+    """Parses the number of a case on the command line."""
     if text not in ("0", "1", "2", "3"):
         raise argparse.ArgumentTypeError(f"{text} is no case of nvfp4_group_gemm: those are 0 to 3")
     return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a table."""
+    """Prints a table of sm_120."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    # Not ``choices``: argparse would compare them with the empty list.
+    # Not ``choices``, which argparse would compare with the empty list.
     parser.add_argument(
         "cases", nargs="*", type=case_number, metavar="CASE", help="count the bytes of these, 0 to 3"
     )

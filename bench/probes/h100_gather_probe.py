@@ -1,4 +1,4 @@
-"""Launches h100_gather_probe.cu, and times kernels for few rows over rows, N and K behind a flush of L2.
+"""Launches h100_gather_probe.cu, and times kernels for few rows over rows, N and K after a flush of L2.
 
     nvcc -cubin -arch=sm_90a -O3 bench/probes/h100_gather_probe.cu
     python bench/probes/h100_gather_probe.py h100_gather_probe.cubin
@@ -25,15 +25,15 @@ PATTERNS = ("8 rows, 16 of each 64 B", "2 rows of 256 B", "8 rows of 64 B")
 
 
 class Driver:
-    """Kernels of a cubin, in the context that torch has."""
+    """Kernels of a cubin, in torch's context."""
 
     def __init__(self, cubin: bytes):
-        """Load it."""
+        """Loads the cubin."""
         self._cuda, self._module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         self._done(self._cuda.cuModuleLoadData(ctypes.byref(self._module), cubin))
 
     def launch(self, name: str, ctas: int, threads: int, *args: int | torch.Tensor, smem: int = 0) -> None:
-        """Launch a kernel and wait for it: arguments are given as 64 bits, of which an int takes the lower half."""
+        """Launches a kernel and waits for it. Arguments are 64 bits each; an int is in the lower half."""
         function = ctypes.c_void_p()
         self._done(self._cuda.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()))
         kept = [
@@ -53,13 +53,13 @@ class Driver:
 
 
 def deciles(values: list[int]) -> list[int]:
-    """First, fifth and ninth, and the largest."""
+    """Returns the first, fifth and ninth decile, and the largest value."""
     ordered = sorted(values)
     return [ordered[len(ordered) * part // 10] for part in (1, 5, 9)] + ordered[-1:]
 
 
 def gathers(driver: Driver, flush: Callable[[], None], big: torch.Tensor, result: torch.Tensor) -> None:
-    """Four loads of each warp that wait for each other, in rows of their own."""
+    """Times four dependent loads of each warp, in separate rows."""
     for asynchronous in (0, 1):
         for width in (64, 128, 512):
             for ctas, warps in OCCUPANCIES:
@@ -80,7 +80,7 @@ def gathers(driver: Driver, flush: Callable[[], None], big: torch.Tensor, result
 
 
 def tokens(driver: Driver, flush: Callable[[], None], big: torch.Tensor, result: torch.Tensor) -> None:
-    """Rows of activations, which L2 holds, or L1 where they are the same again."""
+    """Times rows of activations in L2, or in L1 if they repeat."""
     steps, pitch = 8, 8192
     for pattern, what in enumerate(PATTERNS):
         for again in (0, 1):
@@ -100,7 +100,7 @@ def tokens(driver: Driver, flush: Callable[[], None], big: torch.Tensor, result:
 
 
 def kernels() -> None:
-    """us of products of few rows behind a flush of L2."""
+    """Prints us of products of few rows after a flush of L2."""
     shapes = [
         (m, n, k) for m in (1, 8, 16, 32) for n in (32, 1056, 4224, 8448) for k in (1024, 2048, 4096, 8192)
     ]
@@ -119,7 +119,7 @@ def _on_the_gpu(call: calls.Call, _: int) -> object:
 
 
 def main() -> None:
-    """All of it."""
+    """Runs all measurements."""
     other, read = (
         torch.zeros(256 << 20, dtype=torch.uint8, device="cuda"),
         torch.zeros(16 << 20, device="cuda"),

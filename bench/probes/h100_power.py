@@ -1,8 +1,8 @@
-"""Clock and power of matrix products that are repeated for seconds, on zeros, small integers and random data; and of copies.
+"""Clock and power of matrix products repeated for seconds, on zeros, small integers and random data; and of copies.
 
     python bench/probes/h100_power.py > bench/probes/h100_power.txt
 
-Needs torch and nvidia-smi. ``gpus.power`` takes its figures of Hopper from what this printed.
+Needs torch and nvidia-smi. ``gpus.power`` takes its figures of Hopper from this output.
 """
 
 import subprocess
@@ -21,12 +21,12 @@ QUERY = "--query-gpu=clocks.sm,power.draw.instant,temperature.gpu"
 
 @dataclass
 class Sampler:
-    """Clock in MHz, power in W and temperature of GPU 0, every 50 ms, each with the time that it was read."""
+    """Samples clock in MHz, power in W and temperature of GPU 0 every 50 ms, each with its time."""
 
     samples: list[tuple[float, ...]] = field(default_factory=list)
 
     def start(self) -> subprocess.Popen[str]:
-        """Read in the background until the process is killed."""
+        """Reads in the background until the process is killed."""
         command = ["nvidia-smi", "-i", "0", QUERY, "--format=csv,noheader,nounits", "-lms", "50"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
@@ -38,13 +38,13 @@ class Sampler:
             self.samples.append((time.monotonic(), *map(float, line.split(","))))
 
     def medians(self, begin: float, end: float) -> tuple[float, ...]:
-        """Of what was read between two times."""
+        """Returns the medians of the samples between two times."""
         found = [values for at, *values in self.samples if begin < at < end]
         return tuple(median(column) for column in zip(*found, strict=True))
 
 
 def time_us(run: Callable[[], object], launches: int = 1) -> float:
-    """Of a launch, between two events around so many."""
+    """Returns the time of one launch, from two events around ``launches``."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(launches):
@@ -57,7 +57,7 @@ def time_us(run: Callable[[], object], launches: int = 1) -> float:
 def report(
     sampler: Sampler, name: str, run: Callable[[], object], flops: float = 0, nbytes: float = 0
 ) -> None:
-    """Print a line: one launch after a pause, then many."""
+    """Prints a line: one launch after a pause, then many."""
     run()
     single = []
     for _ in range(5):
@@ -76,7 +76,7 @@ def report(
 
 
 def make(kind: str, rows: int, columns: int) -> torch.Tensor:
-    """Zeros, integers from -2 to 2, or normal random numbers."""
+    """Returns zeros, integers from -2 to 2, or normal random numbers."""
     if kind == "zeros":
         return torch.zeros(rows, columns, device="cuda")
     if kind == "ints":
@@ -85,7 +85,7 @@ def make(kind: str, rows: int, columns: int) -> torch.Tensor:
 
 
 def main() -> None:
-    """Print all lines."""
+    """Prints all lines."""
     sampler = Sampler()
     process = sampler.start()
     time.sleep(1.5)

@@ -1,1 +1,1 @@
-"""How far modelled times are from measured ones: calls predicted before anybody measures them, and other people's kernels."""
+"""Errors of modelled times: calls predicted before they were measured, and other people's kernels."""

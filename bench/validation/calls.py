@@ -1,4 +1,4 @@
-"""The calls of ``blind``, as their users make them: dense, dual, grouped, few rows, 16-bit rows, quantization, layers."""
+"""Calls of ``blind``, made like those of users: dense, dual, grouped, few rows, 16-bit rows, quantization, layers."""
 
 import random
 import re
@@ -26,7 +26,7 @@ class Case:
 
     Attributes:
         kind: a key of ``MAKERS``.
-        sizes: whole numbers that its maker takes.
+        sizes: integers that its maker takes.
     """
 
     kind: str
@@ -34,11 +34,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unique."""
+        """Unique name of the call."""
         return f"{self.kind} {' x '.join(map(str, self.sizes))}"
 
     def call(self, device: str) -> Call:
-        """With operands on a device: random ones on a GPU, ones that hold no data on the CPU."""
+        """Returns the call with operands on a device: random on a GPU, without data on the CPU."""
         return MAKERS[self.kind](torch.device(device), *self.sizes)
 
 
@@ -51,7 +51,7 @@ def _bytes(device: torch.device, *shape: int) -> torch.Tensor:
 
 
 def _scales(device: torch.device, *shape: int) -> torch.Tensor:
-    """E4m3 from 0.5 to 2."""
+    """Returns e4m3 scales from 0.5 to 2."""
     codes = _bytes(device, *shape)
     return (codes if device.type == "cpu" else 0x30 + codes % 16).view(torch.float8_e4m3fn)
 
@@ -64,7 +64,7 @@ def _rows(device: torch.device, *shape: int) -> torch.Tensor:
 
 
 def _operand(device: torch.device, rows: int, k: int, *batches: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and blocked scales, [*batches, rows, K]."""
+    """Returns data and blocked scales, [*batches, rows, K]."""
     data = _bytes(device, *batches, rows, NVFP4.row_bytes(k))
     return data, _scales(device, *batches, *NVFP4.scale_shape(rows, k))
 
@@ -167,8 +167,11 @@ MAKERS: dict[str, Callable[..., Call]] = {
     "LinearNVFP4": _linear,
     "route + MoENVFP4": _experts,
 }
-"""Sizes: M, N, K of products; M, K, batches of a gemv; groups, mean of their rows, N, K; M, K; M, N, K of a linear layer; tokens,
-experts, experts a token, hidden and intermediate size."""
+"""Makers and their sizes.
+
+M, N, K of products; M, K, batches of a gemv; groups, their mean rows, N, K; M, K; M, N, K of a linear layer; tokens, experts,
+experts per token, hidden and intermediate size.
+"""
 
 
 def case_named(name: str) -> Case:

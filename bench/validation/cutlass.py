@@ -1,12 +1,13 @@
-"""CUTLASS's CuTe DSL kernels for Hopper, as its example scripts launch them: the launch kept, modelled, and measured.
+"""CUTLASS's CuTe DSL kernels for Hopper, launched by its example scripts: the launch is captured, modelled, and measured.
 
-Needs a checkout of CUTLASS, which the environment variable NVFP4_CUTE_CUTLASS names. A call's name is that of a script with its
+Needs a checkout of CUTLASS, named by the environment variable NVFP4_CUTE_CUTLASS. A call's name is a script with its
 arguments. The scripts run unmodified.
 
-    python -m nvfp4_cute.bench.validation.cutlass NAME FILE      keeps the launch of one call
+    python -m nvfp4_cute.bench.validation.cutlass NAME FILE      captures the launch of one call
 
-Device addresses in parameters and in small tensors are 64-bit words. Whoever loads a launch says where each tensor lies now, and
-the words move along. Large tensors come without contents, because their data decides no control flow.
+Device addresses in parameters and in small tensors are 64-bit words. The loader of a launch states the new place of
+each tensor, and the words are moved accordingly. Large tensors have no contents, because their data does not affect
+control flow.
 """
 
 import ctypes
@@ -55,17 +56,21 @@ CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 class CaptureError(RuntimeError):
-    """A script of CUTLASS did not launch."""
+    """Raised when a script of CUTLASS did not launch."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A launch.
+    """A captured launch.
 
     Attributes:
-        kernel: entry name.  ptx, cubin: its module.  params: parameter buffer.  smem_bytes: dynamic shared memory.
+        kernel: entry name.
+        ptx, cubin: its module.
+        params: parameter buffer.
+        smem_bytes: dynamic shared memory.
         grid, block, cluster: launch shape.
-        ranges: (address, bytes) of every tensor when it was captured.  contents: of the small ones, by number.
+        ranges: (address, bytes) of every tensor at the time of the capture.
+        contents: contents of the small tensors, by number.
     """
 
     kernel: str
@@ -80,7 +85,7 @@ class Capture:
     contents: dict[int, np.ndarray]
 
     def moved(self, data: np.ndarray, bases: Sequence[int]) -> np.ndarray:
-        """Bytes in which every aligned 64-bit word that is an address in tensor i now points into `bases[i]`."""
+        """Returns bytes in which every aligned 64-bit word that is an address in tensor i points into `bases[i]`."""
         moved = data.copy()
         old = data[: len(data) // 8 * 8].view(np.uint64)
         new = moved[: len(data) // 8 * 8].view(np.uint64)
@@ -91,22 +96,22 @@ class Capture:
 
 
 class CapturingGpu(VirtualGpu):
-    """A virtual H200 that keeps its first launch, and runs none."""
+    """A virtual H200 that stores its first launch, and runs none."""
 
     def __init__(self) -> None:
-        """Nothing launched."""
+        """Starts without a launch."""
         super().__init__(H200.arch, H200.num_sms)
         self.captured: Capture | None = None
         self._texts: dict[str, tuple[str, bytes]] = {}
 
     def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
-        """Make kernels known, and keep their code."""
+        """Registers kernels, and stores their code."""
         names = super().register(ptx, cubin)
         self._texts.update(dict.fromkeys(names, (ptx, cubin or b"")))
         return names
 
     def run(self, launch: Launch) -> None:
-        """Keep a launch."""
+        """Stores a launch."""
         if self.captured is not None:
             return
         name = launch.code.entry.name
@@ -124,25 +129,25 @@ class CapturingGpu(VirtualGpu):
 
 @cache
 def driver() -> ctypes.CDLL:
-    """The CUDA driver."""
+    """Returns the CUDA driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def cuda(name: str, *args: Any) -> None:
-    """A driver call that must succeed."""
+    """Makes a driver call that must succeed."""
     status = getattr(driver(), name)(*args)
     if status:
         raise RuntimeError(f"{name}: error {status}")
 
 
 class Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
+    """Struct CUlaunchAttribute."""
 
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
 
 
 class Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """Struct CUlaunchConfig."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("smem", ctypes.c_uint), ("stream", ctypes.c_void_p),
@@ -151,10 +156,10 @@ class Config(ctypes.Structure):
 
 
 class GpuLaunch:
-    """A captured launch with tensors of its own; large ones hold normal fp16 numbers."""
+    """A captured launch with its own tensors; large ones hold normal fp16 numbers."""
 
     def __init__(self, captured: Capture):
-        """Load the code, allocate, fill, and move the addresses."""
+        """Loads the code, allocates and fills tensors, and moves the addresses."""
         self.cubin, self.module, self.function = captured.cubin, ctypes.c_void_p(), ctypes.c_void_p()
         cuda("cuModuleLoadData", ctypes.byref(self.module), self.cubin)
         cuda("cuModuleGetFunction", ctypes.byref(self.function), self.module, captured.kernel.encode())
@@ -182,7 +187,7 @@ class GpuLaunch:
         )  # fmt: skip
 
     def run(self) -> None:
-        """Launch on the current stream."""
+        """Launches on the current stream."""
         self.config.stream = torch.cuda.current_stream().cuda_stream
         cuda("cuLaunchKernelEx", ctypes.byref(self.config), self.function, self.arguments, None)
 
@@ -193,7 +198,7 @@ def is_there() -> bool:
 
 
 def captured(name: str) -> Capture:
-    """Returns the launch of a call. The script runs in a process of its own, because it changes modules.
+    """Returns the launch of a call. The script runs in a separate process, because it changes modules.
 
     Raises:
         CaptureError: the script failed.
@@ -208,7 +213,7 @@ def captured(name: str) -> Capture:
 
 
 def recorded(name: str, target: Target) -> LaunchTrace:
-    """Returns what the kernel does that takes time."""
+    """Returns the trace of the kernel's launch."""
     launched = captured(name)
     tensors = [aligned_bytes(nbytes) for _, nbytes in launched.ranges]
     bases = [int(tensor.ctypes.data) for tensor in tensors]
@@ -236,12 +241,12 @@ def recorded(name: str, target: Target) -> LaunchTrace:
 
 
 def call(name: str) -> Callable[[], object]:
-    """Returns the same launch on the GPU of this machine, with tensors of its own."""
+    """Returns a call of this launch on this machine's GPU, with its own tensors."""
     return GpuLaunch(captured(name)).run
 
 
 def main(name: str, file: str) -> None:
-    """Run the script of a call and keep its launch in a file."""
+    """Runs the script of a call and writes its launch to a file."""
     script, *arguments = name.removeprefix(PREFIX).split()
     gpu = CapturingGpu()
     outcome = run_script(Path(env.CUTLASS.read()) / FOLDER / SCRIPTS[script], [*QUICK, *arguments], gpu)

@@ -30,12 +30,12 @@ def newest() -> dict[str, Any]:
 
 
 def errors_of(record: dict[str, Any]) -> dict[str, float]:
-    """Predicted over measured time less one, by call, of those that were measured."""
+    """Returns predicted over measured time minus one, for every measured call."""
     return {name: record["us"][name] / us - 1 for name, us in record["measured"].items()}
 
 
 def summary_of(record: dict[str, Any]) -> tuple[float, float, float]:
-    """Sizes of errors: median, within which nine in ten are, worst.
+    """Returns magnitudes of errors: median, bound of nine in ten, worst.
 
     Raises:
         ValueError: nothing was measured.
@@ -47,7 +47,7 @@ def summary_of(record: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def wrong_pairs(record: dict[str, Any]) -> tuple[list[tuple[str, str]], int]:
-    """Pairs of calls predicted in the wrong order, and how many pairs there are whose measured times differ by `RANKED_GAP`."""
+    """Returns pairs of calls predicted in the wrong order, and the number of pairs with times `RANKED_GAP` apart."""
     times, us = record["measured"], record["us"]
     gaps = [
         (one, other)

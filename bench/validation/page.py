@@ -29,7 +29,7 @@ FAR = 0.15
 
 
 def blind_line(title: str, record: dict[str, Any]) -> str:
-    """Markdown: how far a set of predictions is from what was measured."""
+    """Returns Markdown: the errors of a set of predictions."""
     who = f"{record['made']}, sources {record['sources']}"
     if not record["measured"]:
         return f"| {title}: {len(record['us'])} | {who} | not measured yet | | | |"
@@ -40,7 +40,7 @@ def blind_line(title: str, record: dict[str, Any]) -> str:
 
 
 def kinds(record: dict[str, Any]) -> str:
-    """Markdown: errors by kind of call."""
+    """Returns Markdown: errors by kind of call."""
     found: dict[str, list[float]] = defaultdict(list)
     for name, error in errors_of(record).items():
         found[re.sub(r" (\d+( x \d+)*$|--.*)", "", name)].append(100 * error)
@@ -53,7 +53,7 @@ def kinds(record: dict[str, Any]) -> str:
 
 
 def far_ones(record: dict[str, Any]) -> str:
-    """Markdown: calls whose error is over `FAR`, and pairs in the wrong order."""
+    """Returns Markdown: calls with an error over `FAR`, and pairs in the wrong order."""
     errors = errors_of(record)
     listed = [
         f"| {name} | {record['measured'][name]:.2f} | {record['us'][name]:.2f} | {100 * error:+.0f} % |"
@@ -68,9 +68,9 @@ def far_ones(record: dict[str, Any]) -> str:
 
 
 def proved_calls(gpu: str) -> dict[str, tuple[float, float]]:
-    """(measured, modelled) us of calls that `prove` measured on a GPU before they were modelled, by name.
+    """Returns (measured, modelled) us of calls that `prove` measured on a GPU before they were modelled, by name.
 
-    Only those whose kernels are named as the ones that ran.
+    Includes only calls whose named kernels are those that ran.
     """
     predicted, proved = (
         json.loads((RESULTS / f"{kind}-{PROVED[gpu]}.json").read_text()) for kind in ("predictions", "prove")
@@ -84,7 +84,7 @@ def proved_calls(gpu: str) -> dict[str, tuple[float, float]]:
 
 
 def proved() -> str:
-    """Markdown: `proved_calls` of both GPUs beside each other, and their errors."""
+    """Returns Markdown: `proved_calls` of both GPUs next to each other, and their errors."""
     calls = {gpu: found for gpu in PROVED if (found := proved_calls(gpu))}
     if not calls:
         return "None was modelled since."

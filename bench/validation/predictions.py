@@ -1,15 +1,14 @@
-"""Predictions that are made before anybody measures: launches modelled here, measured elsewhere, compared.
+"""Predictions before measurements: launches are modelled here, measured elsewhere, and compared.
 
-    nvfp4-cute bench --predict h100.json --target H100 [--jobs 32]     models every launch, with the commit that did so
+    nvfp4-cute bench --predict h100.json --target H100 [--jobs 32]     models every launch, and notes the commit
     nvfp4-cute bench --against h100.json                               on that GPU: measures them, and compares
 
-The launches are those of a committed set (``errors.PREDICTIONS``), Triton's matrix product where Triton is installed, and
-CUTLASS's kernels
-where NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few rows, 16-bit rows, quantization, and layers, every one as its
-user calls it. A prediction is what CUDA events around a replayed graph of the call say on a cold L2
-(``roofline.modelled.modelled_chain``). Measured times are reduced by what an empty interval takes beyond the probe's. What the
-emulator recorded of a call may be kept (``--recordings``): it is modelled again in seconds as long as nothing but the timing
-model has changed.
+The launches are those of a committed set (``errors.PREDICTIONS``), Triton's matrix product if Triton is installed, and
+CUTLASS's kernels if NVFP4_CUTE_CUTLASS names a checkout: dense, grouped, few rows, 16-bit rows, quantization, and
+layers, called as by users. A prediction is the time between CUDA events around a replayed graph of the call on a cold
+L2 (``roofline.modelled.modelled_chain``). Measured times are reduced by the excess of an empty interval over the
+probe's. Recordings of the emulator may be stored (``--recordings``), so a call is modelled again in seconds as long as
+only the timing model has changed.
 """
 
 import json
@@ -54,16 +53,17 @@ MODEL_OF_TIME = ("timing/", "gpus/timing_figures.py", "gpus/power.py")
 def predict(
     path: Path, target: Target, *, calls: str = NEWEST, jobs: int = 1, recordings: Path | None = None
 ) -> int:
-    """Model all calls of a set and write what is predicted, by name, with the commit; returns 0. Keeps times that the file has.
+    """Models all calls of a set and writes the predictions, by name, with the commit. Returns 0. Keeps times in the file.
 
     Args:
-        path: predictions.  target: the GPU.
+        path: file of predictions.
+        target: the GPU.
         calls: a key of `errors.PREDICTIONS`.
-        jobs: processes.
-        recordings: folder for what the emulator records of each call.
+        jobs: number of processes.
+        recordings: folder for the emulator's recording of each call.
 
     Raises:
-        ValueError: the file's predictions are of another GPU or other sources.
+        ValueError: the file's predictions are for another GPU or from other sources.
     """
     sources = provenance.digest()
     known: dict[str, Any] = {
@@ -106,7 +106,7 @@ def _maker_of(name: str) -> Any:
 
 
 def prediction(name: str, target_name: str, recordings: Path | None = None) -> tuple[float, int] | str:
-    """us and launches of a call; or why there is no prediction."""
+    """Returns us and launches of a call; or why there is no prediction."""
     target = targets.lookup(target_name)
     try:
         timing = modelled_launches(recorded(name, target, recordings), target)
@@ -116,7 +116,7 @@ def prediction(name: str, target_name: str, recordings: Path | None = None) -> t
 
 
 def recorded(name: str, target: Target, folder: Path | None = None) -> list[LaunchTrace]:
-    """What the emulator records of a call; from a folder where it was kept, if nothing but the timing model has changed since."""
+    """Returns the emulator's recording of a call; a stored one if only the timing model has changed since."""
     kept = None
     if folder is not None:
         sources = provenance.digest(without=MODEL_OF_TIME)
@@ -147,15 +147,16 @@ def _now() -> str:
 
 # ---- measured ----------------------------------------------------------------------------------------------------------
 def against(path: Path, *, results: Path | None = None, jobs: int = 1) -> int:
-    """Measure what was predicted on the GPU of this machine, and compare; returns 0.
+    """Measures the predicted calls on this machine's GPU, and compares. Returns 0.
 
     Args:
-        path: predictions.
-        results: file for everything that was measured, as JSON, beside the predictions; written after every call.
-        jobs: processes that make each call once before anything is measured, to compile its kernels into the disk cache.
+        path: file of predictions.
+        results: file for all measured times as JSON, next to the predictions; written after every call.
+        jobs: processes that make each call once before anything is measured, to compile its kernels into the disk
+            cache.
 
     Raises:
-        ValueError: the file has no predictions, the GPU is another one, or there is none.
+        ValueError: the file has no predictions, the GPU is a different one, or there is none.
     """
     predictions = provenance.read_object(path, ("gpu", "us"), MAKER)
     here = targets.detect()
@@ -178,7 +179,7 @@ def against(path: Path, *, results: Path | None = None, jobs: int = 1) -> int:
 
 
 def on_the_gpu(name: str) -> Callable[[], object]:
-    """A call with operands on the GPU of this machine."""
+    """Returns a call with operands on this machine's GPU."""
     other = _maker_of(name)
     if other is not None:
         return other.call(name)
@@ -187,16 +188,16 @@ def on_the_gpu(name: str) -> Callable[[], object]:
 
 
 def run_once(name: str) -> None:
-    """Have a call's kernels compiled; what fails is told when it is measured."""
+    """Compiles a call's kernels. Errors are reported when it is measured."""
     with suppress(Exception):
         on_the_gpu(name)()
 
 
 def measure(name: str) -> float | str:
-    """us of a call between events beyond what an empty interval takes, that of the probe added; or why there is none.
+    """Returns us of a call between events minus the excess of an empty interval over the probe's; or why there is none.
 
-    The middle one of times that were measured in bursts with pauses between them: twenty rounds take five milliseconds, which
-    something else on the machine can hold up all the time.
+    It is the median of times measured in bursts with pauses between them: twenty rounds take five milliseconds, which
+    other work on the machine can delay completely.
     """
     from nvfp4_cute.tuning import stopwatch
 
@@ -218,7 +219,7 @@ def _call_of(run: Callable[[], object]) -> Callable[[int], object]:
 
 
 def comparison(record: dict[str, Any]) -> str:
-    """Errors of predictions: a line a call, and the sum of it."""
+    """Returns errors of predictions: one line per call, and a summary."""
     pairs = {name: (record["us"][name], us) for name, us in record["measured"].items()}
     errors = errors_of(record)
     rows = [

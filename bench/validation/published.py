@@ -2,7 +2,7 @@
 
     python -m nvfp4_cute.bench.validation.published FOLDER > bench/results/b200_published.json
 
-FOLDER holds checkouts of the repositories that KERNELS names. The kernels want CuTe DSL 4.3: run it with
+FOLDER holds checkouts of the repositories that KERNELS names. The kernels need CuTe DSL 4.3, so use
 `.venv/dsl-4.3.5/bin/python`, which `make test-dsl` makes. Files run unmodified, on the competition's benchmark shapes.
 """
 
@@ -22,12 +22,15 @@ RESULTS = Path(__file__).parents[1] / "results" / "b200_published.json"
 
 @dataclass(frozen=True)
 class PublishedKernel:
-    """A submission and what it took on a B200 in the competition's harness.
+    """A submission and its times on a B200 in the competition's harness.
 
     Attributes:
-        name: for people. problem: of ``nvfp4_cute.problems``. path: of the file, from the repository's owner on.
-        case_us: microseconds of each benchmark case, where they were published. geomean_us: their geometric mean.
-        source: who says so.
+        name: name for people.
+        problem: name in ``nvfp4_cute.problems``.
+        path: path of the file, from the repository's owner on.
+        case_us: microseconds of each benchmark case, if published.
+        geomean_us: their geometric mean.
+        source: source of the times.
     """
 
     name: str
@@ -59,7 +62,7 @@ KERNELS = (
 
 
 def model(kernel: PublishedKernel, folder: Path) -> dict:
-    """The kernel's results checked and its times modelled: the row that the JSON file keeps."""
+    """Checks the kernel's results and models its times. Returns the row for the JSON file."""
     command = [sys.executable, "-m", "nvfp4_cute.cli", "eval", str(folder / kernel.path)]
     command += ["--problem", kernel.problem, "--mode", "benchmark", "--device", "emulator"]
     done = subprocess.run([*command, "--ignore-rules", "--json"], stdout=subprocess.PIPE, check=False)
@@ -75,7 +78,7 @@ def model(kernel: PublishedKernel, folder: Path) -> dict:
 
 
 def table(results: Path = RESULTS) -> str:
-    """Markdown: published and modelled microseconds."""
+    """Returns Markdown: published and modelled microseconds."""
     modelled = {row["path"]: row for row in json.loads(results.read_text())}
     lines = ["| kernel and case | published us | modelled us | error |", "|---|---:|---:|---:|"]
     for kernel in KERNELS:
@@ -90,7 +93,7 @@ def table(results: Path = RESULTS) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Model all kernels and print the JSON."""
+    """Models all kernels and prints the JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def matmul(a, b, c, n, k, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr):
-    """C [M, N] = A [M, K] B [K, N]: a tile a CTA, pointers, no masks; all row-major and multiples of the tile."""
+    """C [M, N] = A [M, K] B [K, N]: one tile per CTA, pointers, no masks; all row-major and multiples of the tile."""
     rows = tl.program_id(0) * tile_m + tl.arange(0, tile_m)
     columns = tl.program_id(1) * tile_n + tl.arange(0, tile_n)
     steps = tl.arange(0, tile_k)

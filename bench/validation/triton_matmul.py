@@ -1,4 +1,4 @@
-"""Triton's matrix product, as its tutorial writes it, in bf16: its PTX modelled, its kernel measured. Needs Triton."""
+"""Triton's matrix product from its tutorial, in bf16: its PTX is modelled, its kernel measured. Needs Triton."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ def sizes_of(name: str) -> tuple[int, ...]:
 
 
 def compiled(arch: str) -> Any:
-    """For an architecture such as sm_90a, on any machine."""
+    """Compiles it for an architecture such as sm_90a, on any machine."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -49,7 +49,7 @@ def compiled(arch: str) -> Any:
 
 
 def recorded(name: str, target: Target) -> LaunchTrace:
-    """What the kernel does that takes time."""
+    """Returns the trace of the kernel's launch."""
     m, n, k = sizes_of(name)
     found = compiled(target.arch)
     ptx = found.asm["ptx"]
@@ -64,7 +64,7 @@ def recorded(name: str, target: Target) -> LaunchTrace:
 
 
 def call(name: str) -> Callable[[], object]:
-    """The kernel on random operands on the GPU of this machine, after its result was checked.
+    """Returns the kernel with random operands on this machine's GPU, after a check of its result.
 
     Raises:
         ValueError: the result is wrong.

@@ -1,4 +1,4 @@
-"""Measure whole models in vLLM on the GPU of this machine, or make the page anew: ``python -m nvfp4_cute.bench.vllm``."""
+"""Measures whole models in vLLM on this machine's GPU, or remakes the page: ``python -m nvfp4_cute.bench.vllm``."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ EPILOG = """examples:
 
 
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Runs as one: engines of later runs replace those of the same name."""
+    """Merges runs: engines of later runs replace those of the same name."""
     found: dict[str, Any] = {}
     for run in runs:
         found = {**found, **run, "engines": found.get("engines", {}) | run["engines"]}
@@ -29,7 +29,7 @@ def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_page(found: dict[str, Any], file: Path) -> None:
-    """Write the page and its picture next to the JSON file; the page alone if matplotlib is not installed."""
+    """Writes the page and its picture next to the JSON file; only the page if matplotlib is not installed."""
     picture = file.with_suffix(".png")
     try:
         page.picture(found, picture)
@@ -40,7 +40,7 @@ def write_page(found: dict[str, Any], file: Path) -> None:
 
 
 def main() -> int:
-    """Run what is asked for; return 0, or 1 if an engine failed."""
+    """Runs the requested parts. Returns 0, or 1 if an engine failed."""
     parser = argparse.ArgumentParser(
         prog="python -m nvfp4_cute.bench.vllm", description=__doc__, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,8 +1,8 @@
-"""One engine of vLLM with random weights, in a process of its own: start it, wait for the others of its wave, then measure.
+"""One engine of vLLM with random weights in a separate process: starts, waits for the others of its wave, then measures.
 
     python -m nvfp4_cute.bench.vllm.engine JOB.json WAVE_FOLDER NAME...
 
-writes WAVE_FOLDER/NAME.json after every step, so that what was measured is there whenever the process is ended.
+writes WAVE_FOLDER/NAME.json after every step, so finished measurements exist whenever the process is ended.
 """
 
 import cProfile
@@ -27,16 +27,17 @@ SHORT = 16
 """Tokens of the shorter of two runs whose difference is the time of decoding steps."""
 SECONDS_TO_WAIT = 240
 STEPS = ("started", "measured", "done")
-"""What an engine has done when a file of this ending is there."""
+"""Steps of an engine; it creates a file with this ending after each."""
 SEED = 0
 WORDS = 100  # of one line of a profile
 
 
 class JitCounter(logging.Handler):
-    """Counts what vLLM's monitor says of kernels that are compiled in a request.
+    """Counts reports of vLLM's monitor about kernels that are compiled during a request.
 
     Attributes:
-        ours: names of kernels of CuTe DSL. others: what else it says.
+        ours: names of kernels of CuTe DSL.
+        others: all other reports.
     """
 
     def __init__(self) -> None:
@@ -45,25 +46,25 @@ class JitCounter(logging.Handler):
         self.others: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one line of vLLM's log."""
+        """Handles one line of vLLM's log."""
         text = record.getMessage()
         if "during inference" in text:
             (self.ours if "CuTeDSL" in text else self.others).append(text.split(". This causes")[0])
 
 
 class Measured:
-    """An engine and what was measured of it."""
+    """An engine and its measurements."""
 
     def __init__(self, job: Job, folder: Path):
         self.job, self.folder = job, folder
         self.record: dict[str, Any] = {"name": job.name, "job": job.as_dict()}
 
     def save(self) -> None:
-        """Write what is known."""
+        """Writes the current measurements."""
         (self.folder / f"{self.job.name}.json").write_text(json.dumps(self.record))
 
     def start(self) -> None:
-        """Make the engine, and note how long that took and what it holds."""
+        """Makes the engine, and notes its start time and memory."""
         begun = time.perf_counter()
         import vllm.model_executor.model_loader.dummy_loader as dummy_loader
         from vllm import LLM
@@ -92,7 +93,7 @@ class Measured:
         self.record["quantization"] = str(self.engine.llm_engine.vllm_config.model_config.quantization)
 
     def generate(self, prompts: list[int], tokens: int) -> float:
-        """Seconds for ``tokens`` tokens after random prompts of these lengths."""
+        """Returns the seconds for ``tokens`` tokens after random prompts of these lengths."""
         from vllm import SamplingParams
 
         rng = random.Random(f"{prompts[:4]} {len(prompts)}")
@@ -107,7 +108,7 @@ class Measured:
         return time.perf_counter() - begun
 
     def measure(self) -> None:
-        """Time decoding and prefill, each twice."""
+        """Times decoding and prefill, each twice."""
         job, record = self.job, self.record
         self.generate([SHORT], 8)
         record["decode_ms"], record["prefill_ms"] = {}, {}
@@ -130,7 +131,7 @@ class Measured:
         self.save()
 
     def profile(self) -> None:
-        """List the kernels that take most GPU time."""
+        """Lists the kernels with the most GPU time."""
         for name in self.job.profiled:
             self.record.setdefault("profile", {})[name] = self._profile(name)
             self.save()
@@ -138,7 +139,7 @@ class Measured:
                 self.record["host"] = self._host_profile()
 
     def soak(self) -> None:
-        """Serve requests of random lengths, and note which kernels were compiled meanwhile."""
+        """Serves requests of random lengths, and notes kernels that are compiled meanwhile."""
         if not self.job.soak:
             return
         counter, rng = JitCounter(), random.Random(SEED)
@@ -155,7 +156,7 @@ class Measured:
         self.save()
 
     def _profile(self, name: str) -> list[tuple[str, int, float]]:
-        """The time on the clock, the GPU's time, and the kernels that take most of it: name, launches, ms in all."""
+        """Returns wall time, GPU time, and the kernels with the most GPU time: name, launches, total ms."""
         from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
@@ -176,7 +177,7 @@ class Measured:
         ]
 
     def _host_profile(self) -> list[tuple[str, int, float]]:
-        """The functions in which a prefill spends the host's time, with what they call: name, calls, ms in all."""
+        """Returns the functions in which a prefill spends host time, including their callees: name, calls, total ms."""
         profiler = cProfile.Profile()
         profiler.enable()
         self.generate([min(2048, self.longest - 64)], 1)
@@ -188,7 +189,7 @@ class Measured:
 
 
 def _load_weights(loader: Any, model: torch.nn.Module, config: Any) -> None:
-    """Random weights whose products neither vanish nor overflow, in place of vLLM's."""
+    """Fills weights, in place of vLLM's loader, with random values whose products neither vanish nor overflow."""
     from vllm.model_executor.model_loader.reload.utils import get_layer_tensors
 
     torch.manual_seed(SEED)
@@ -215,7 +216,7 @@ def _fill(name: str, tensor: torch.Tensor) -> None:
 
 
 def wait_for(folder: Path, names: list[str], what: str, seconds: float = SECONDS_TO_WAIT) -> None:
-    """Wait until every engine of ``names`` has come as far as ``what``, or has failed, for ``seconds`` at most."""
+    """Waits until every engine of ``names`` has reached step ``what``, or has failed, for at most ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if all((folder / f"{name}.{what}").exists() for name in names):
@@ -224,9 +225,9 @@ def wait_for(folder: Path, names: list[str], what: str, seconds: float = SECONDS
 
 
 def main() -> int:
-    """Measure one job; return 1 where something went wrong, which the record says.
+    """Measures one job. Returns 1 if something went wrong, which the record states.
 
-    All engines of the wave are measured in its order once all have started. Profiles and requests follow in the same order.
+    Once all engines of the wave have started, they are measured in its order. Profiles and requests follow in that order.
     """
     job = Job.from_dict(json.loads(Path(sys.argv[1]).read_text()))
     folder, names = Path(sys.argv[2]), sys.argv[3:]

@@ -1,4 +1,4 @@
-"""The page of what was measured."""
+"""The page of measurements of whole models in vLLM."""
 
 import platform
 from importlib import metadata
@@ -18,7 +18,7 @@ PACKAGES = ("vllm", "torch", "nvidia-cutlass-dsl", "triton", "humming-kernels", 
 
 
 def machine() -> dict[str, str]:
-    """The GPU and the versions of what runs on it."""
+    """Returns the GPU and the versions of the software."""
     import torch
 
     found = {"python": platform.python_version()}
@@ -33,7 +33,7 @@ def machine() -> dict[str, str]:
 
 
 def line(record: dict[str, Any]) -> str:
-    """One engine, for a terminal."""
+    """Returns one line about an engine, for a terminal."""
     decode = " ".join(f"b{b}: {min(ms):.2f}" for b, ms in record.get("decode_ms", {}).items())
     prefill = " ".join(f"{k}: {min(ms):.1f}" for k, ms in record.get("prefill_ms", {}).items())
     soak = record.get("soak", {})
@@ -74,7 +74,7 @@ def page(found: dict[str, Any], picture_name: str = "") -> str:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """Draw decoding speed relative to bf16: the faster of W4A16 and W4A4, computed by the plug-in and by vLLM's own methods.
+    """Draws decoding speed relative to bf16: the faster of W4A16 and W4A4, by the plug-in and by vLLM's own methods.
 
     Raises ValueError if matplotlib is not installed.
     """

@@ -1,4 +1,4 @@
-"""What is measured: engines by wave. The engines of one wave start together, and are timed one after the other."""
+"""Plan of measurements: engines by wave. The engines of one wave start together, and are timed one after the other."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -10,16 +10,22 @@ METHODS = {"plugin": "plug-in", "vllm": "vLLM's choice", "marlin": "vLLM's Marli
 
 @dataclass(frozen=True)
 class Job:
-    """One engine.
+    """One engine to measure.
 
     Attributes:
-        model: name of a config in ``models/configs``. scheme: how its weights and activations are quantized.
-        method: who computes: this package, what vLLM chooses, or vLLM's Marlin.
-        batches: sequences that decode together. prefills: (sequences, tokens of each).
-        seqs: most sequences of the engine. kv_gib: its KV cache. temperature: 0 for greedy.
-        soak: requests of random lengths after the times, during which compilations are counted.
+        model: name of a config in ``models/configs``.
+        scheme: quantization of its weights and activations.
+        method: implementation: this package, vLLM's choice, or vLLM's Marlin.
+        batches: numbers of sequences that decode together.
+        prefills: (sequences, tokens of each).
+        seqs: largest number of sequences of the engine.
+        kv_gib: size of its KV cache.
+        temperature: 0 for greedy.
+        soak: number of requests of random lengths after the timings, during which compilations are counted.
         profiled: batches, or "prefill", whose GPU time is listed by kernel.
-        steps: of decoding that are timed. engine: options of ``LLM``. config: entries of config.json to replace.
+        steps: number of timed decoding steps.
+        engine: options of ``LLM``.
+        config: entries of config.json to replace.
     """
 
     model: str
@@ -38,23 +44,23 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Unique in a run, and the name of its files."""
+        """Name of its files, unique in a run."""
         return f"{self.model}-{self.scheme}-{self.method}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the job for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Job":
-        """Inverse of ``as_dict``."""
+        """Inverts ``as_dict``."""
         given = {name: tuple(record[name]) for name in ("batches", "profiled")}
         return cls(**record | given | {"prefills": tuple(map(tuple, record["prefills"]))})
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Engines that start together. ``seconds``: after which it ends, whatever is left."""
+    """Engines that start together. ``seconds``: time limit of the wave."""
 
     name: str
     seconds: float
@@ -66,7 +72,7 @@ def _dense(scheme: Scheme, method: Method, **options: Any) -> Job:
 
 
 def _experts(scheme: Scheme, method: Method, **options: Any) -> Job:
-    # Random weights: sampled tokens keep experts as busy as text does.
+    # Random weights: sampled tokens keep experts as busy as real text does.
     few: dict[str, Any] = {"batches": (1, 8, 32), "seqs": 32, "kv_gib": 2.5, "temperature": 1.0}
     return Job("qwen3-30b-a3b", scheme, method, **few | options)
 

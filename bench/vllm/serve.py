@@ -1,4 +1,4 @@
-"""``vllm serve`` with a checkpoint and the plug-in, and a client of OpenAI's API that asks it."""
+"""``vllm serve`` with a checkpoint and the plug-in, and a client of OpenAI's API that queries it."""
 
 import json
 import socket
@@ -21,17 +21,17 @@ TOKENS = 64
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens to."""
+    """Returns a free port of this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def start(folder: Path, port: int, log: Path, *options: str) -> "subprocess.Popen[bytes]":
-    """``vllm serve FOLDER``, in vLLM's default mode of several processes."""
+    """Starts ``vllm serve FOLDER`` in vLLM's default mode of several processes."""
     program = ["vllm.entrypoints.cli.main", "serve", str(folder)]
     if not any(one.metadata["Name"] == "vllm" for one in metadata.distributions()):
-        # The build for CPUs has another name, by which vLLM's command does not find its own version.
+        # The build for CPUs has a different name, by which vLLM's command does not find its own version.
         program = ["vllm.entrypoints.openai.api_server", "--model", str(folder)]
     own = ["--port", str(port), "--host", "127.0.0.1", "--served-model-name", "model"]
     command = [sys.executable, "-m", *program, *own, *options]
@@ -43,7 +43,7 @@ def start(folder: Path, port: int, log: Path, *options: str) -> "subprocess.Pope
 
 
 def wait(port: int, server: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Whether the server answers within ``seconds``."""
+    """Waits for at most ``seconds``. Returns whether the server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:
         try:
@@ -55,7 +55,7 @@ def wait(port: int, server: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def ask(port: int, prompts: list[str], tokens: int) -> list[str]:
-    """Answers of the server to all prompts at once."""
+    """Sends all prompts at once. Returns the server's answers."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
@@ -69,7 +69,7 @@ def ask(port: int, prompts: list[str], tokens: int) -> list[str]:
 
 
 def serve(folder: Path, seconds: float, logs: Path) -> dict[str, Any]:
-    """Serve Qwen3-8B in W4A16 with random weights, and ask it; what came of it."""
+    """Serves Qwen3-8B in W4A16 with random weights, queries it, and returns the result."""
     model = make_folder(folder / "served", "qwen3-8b", "w4a16")
     add_tokenizer(model, json.loads((model / "config.json").read_text())["vocab_size"])
     port, log, begun = free_port(), logs / "serve.log", time.monotonic()

@@ -1,4 +1,4 @@
-"""Start the engines of a wave, wait for them, and collect what they measured."""
+"""Starts the engines of a wave, waits for them, and collects their measurements."""
 
 import json
 import shutil
@@ -15,9 +15,9 @@ from nvfp4_cute.bench.vllm.plan import Job, Wave
 
 
 def environment(job: Job, folder: Path) -> dict[str, str]:
-    """Variables of an engine: one process, no network, caches of its own, and the plug-in or none.
+    """Returns the environment of an engine: one process, no network, its own caches, with or without the plug-in.
 
-    vLLM's descriptions of model classes, which are the same for all engines, are those of its usual cache.
+    vLLM's descriptions of model classes, which are equal for all engines, come from its usual cache.
     """
     own, shared = folder / "cache" / job.name, Path("~/.cache/vllm/modelinfos").expanduser()
     own.mkdir(parents=True, exist_ok=True)
@@ -38,10 +38,12 @@ def environment(job: Job, folder: Path) -> dict[str, str]:
 
 
 def run_wave(wave: Wave, folder: Path, seconds: float, logs: Path) -> list[dict[str, Any]]:
-    """Records of the wave's engines; one that was ended for its time has what it had measured, and an error.
+    """Returns records of the wave's engines. An engine ended by the time limit has its finished measurements, and an error.
 
     Args:
-        folder: for files that are not kept. seconds: of all. logs: folder that gets one file with the ends of all logs.
+        folder: folder for temporary files.
+        seconds: time limit of all engines.
+        logs: folder that gets one file with the ends of all logs.
     """
     here, begun = folder / wave.name, time.monotonic()
     here.mkdir(parents=True, exist_ok=True)
@@ -64,7 +66,7 @@ def run_wave(wave: Wave, folder: Path, seconds: float, logs: Path) -> list[dict[
             )
     while time.monotonic() < begun + seconds and any(process.poll() is None for process in running.values()):
         for name, process in running.items():
-            if process.poll() is not None:  # the others wait no longer, however it ended
+            if process.poll() is not None:  # the others stop waiting, however it ended
                 for step in STEPS:
                     (here / f"{name}.{step}").touch()
         time.sleep(0.3)

@@ -77,7 +77,7 @@ class KernelConfig:
         return (n, m, k) if self.swap_ab else (m, n, k)
 
     def to_name(self) -> str:
-        """Returns a readable name such as ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` fits as many stages as possible."""
+        """Returns a readable name such as ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` means all stages that fit."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
         pair += "_ultra" * self.use_k96_instrs

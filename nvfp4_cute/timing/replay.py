@@ -345,9 +345,8 @@ class Replay(Simulation):
     def _least(self) -> float:
         """Returns the earliest time at which device memory can have moved the launches' reads and evicted writes.
 
-        Results that later launches use may stay in L2, but those of the last launch may not, because a graph that is
-        launched repeatedly is no faster than its traffic. A single launch with results that fit in L2 could end
-        earlier.
+        Results that later launches use may stay in L2, but those of the last launch may not, because the traffic bounds a graph
+        that is launched repeatedly. A single launch with results that fit in L2 could end earlier.
         """
         first, last = self.grids[0], self.grids[-1]
         replayed = self.memory.counters.since(last.at_start).stored_bytes

@@ -2,7 +2,7 @@
 
 Fields are those of :mod:`.sm100`, except ``num_acc_stage``: an accumulator has one K tile, which is one block of
 scales, 128 values. Two warpgroups promote it to sums in registers, half of the columns each. A dual GEMM's accumulator
-has both products, 64 columns each, so it has as many sums as 128 columns of one product.
+has both products, 64 columns each, so it has the sums of 128 columns of one product.
 """
 
 from collections.abc import Iterator

@@ -275,7 +275,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
         num_b=num_b,
     )
     most, step = MAX_DECODED_K_TILES * stages_of_k_tile(config), stages_of_k_tile(config)
-    if config.decode_first:  # No tokens are packed; load ahead as many stages as fit.
+    if config.decode_first:  # No tokens are packed; load ahead with all stages that fit.
         plan, most, step = replace(plan, a_stage_bytes=0, sfa_stage_bytes=0), MAX_AB_STAGE, 1
     if shares_stages(config):
         both_bytes = plan.stage_bytes + plan.decoded_stage_bytes

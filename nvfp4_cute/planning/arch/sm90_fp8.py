@@ -6,7 +6,7 @@ cluster share a tile's K tiles.
 
 Without ``swap_ab`` (FP8 with many tokens) it is (tokens, weight rows, K), and the CTAs of a pair have neighbouring tokens.
 
-A tile of an FP8 dual GEMM has 128 rows of each weight operand, so it has as many sums as 256 rows of one product.
+A tile of an FP8 dual GEMM has 128 rows of each weight operand, so it has the sums of 256 rows of one product.
 """
 
 import math
