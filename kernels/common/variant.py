@@ -9,7 +9,7 @@ from nvfp4_cute.planning.config import KernelConfig
 class GroupedGemmVariant:
     """Base of the grouped GEMM kernels: one instance per compiled variant.
 
-    Derived classes add what they compute from these parameters. Those that a kernel does not have keep their defaults.
+    Derived classes add what they compute from these parameters. A kernel leaves the parameters that it lacks at their defaults.
 
     Args:
         config: resolved KernelConfig that ``unsupported_reason`` of the kernel's family accepts.

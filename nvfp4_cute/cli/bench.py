@@ -1,4 +1,4 @@
-"""`nvfp4-cute bench`: times of cases beside their floors and what others take."""
+"""`nvfp4-cute bench`: times of cases, with their floors and the times of others."""
 
 import argparse
 import tempfile
@@ -11,8 +11,7 @@ from nvfp4_cute.cli import tune
 from nvfp4_cute.formats.block_format import NVFP4_PAIR
 from nvfp4_cute.gpus import targets
 
-# Of suites that are measured or modelled by themselves, and of all others: options that say something there.
-# What models or measures, and says nothing where committed or given results are shown.
+# Options of modelling and measuring, refused where committed or given results are shown.
 TIMING_OPTIONS = (
     "suites", "containing", "target", "explain", "like_harness", "json", "save", "jobs", "results", "tokens", "ranks", "predict",
     "against", "recordings", "formats", "m", "n", "k", "groups", "op", "out",

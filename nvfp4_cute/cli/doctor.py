@@ -20,7 +20,7 @@ from nvfp4_cute.gpus import targets
 def run(args: argparse.Namespace) -> int:
     """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1.
 
-    Of a script only what it needs is printed; 1 if something of it is missing.
+    For a script, print only what it needs; return 1 if something of it is missing.
     """
     if args.subject and Path(args.subject).suffix == ".py":
         return script_report(Path(args.subject))

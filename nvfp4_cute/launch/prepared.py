@@ -222,7 +222,7 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
     new = first.new_empty(0)  # cheaper than torch.empty, which parses its options in every call
     if len(outs) <= 2 or any(t.dtype != first.dtype for t in outs):
         empty = [t.new_empty(0).new_empty_strided for t in outs]
-        return lambda: [make(*layout) for make, layout in zip(empty, layouts)]  # noqa: B905, as many
+        return lambda: [make(*layout) for make, layout in zip(empty, layouts)]  # noqa: B905, equal lengths
     split = torch.unsafe_split_with_sizes
     if _is_split(outs):
         rows = [len(t) for t in outs]

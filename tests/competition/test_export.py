@@ -111,7 +111,7 @@ def test_options_stand_in_one_comment_block_once(submission, problem):
 
 @EACH
 def test_host_code_neither_copies_nor_waits(submission, problem):
-    """Of torch it takes addresses, shapes and what the GPU is; nothing that moves data or synchronizes."""
+    """It asks torch for addresses, shapes and the GPU, and for nothing that moves data or synchronizes."""
     nodes = list(ast.walk(ast.parse(submission(problem).text)))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     assert not attributes & {"item", "cpu", "tolist", "synchronize", "pin_memory", "record", "wait", "numpy"}
