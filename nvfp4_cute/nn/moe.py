@@ -76,7 +76,8 @@ class MoE(NamesFormats):
         input_scale: float32 [1] or [E], where there is one.
         hidden_scale: float32 [E], where there is one.
         bias13, bias2: [E, 2 I] and [E, H], where there are biases.
-        _extra_state: names of the formats and a version, as uint8 bytes of JSON. A state dict without it can also be loaded.
+        _extra_state: names of the formats, a ``weight_layout`` other than "concatenated", and a version, as uint8 bytes of JSON.
+            A state dict without it can also be loaded.
 
     Rows of w13 and w2 begin at lines of 128 bytes if this padding takes at most an eighth more memory. A state dict has no
     padding.
@@ -458,6 +459,13 @@ class MoE(NamesFormats):
             held = self._buffers.get(name)  # parameters are moved by torch, with their strides
             if held is not None:
                 self._buffers[name] = in_whole_lines(held)
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        said = super()._said
+        # Rows of w13 in another order have the same shape.
+        is_plain = self.weight_layout == "concatenated"
+        return said if is_plain else said | {"weight_layout": self.weight_layout}
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)

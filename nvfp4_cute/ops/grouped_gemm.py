@@ -125,8 +125,9 @@ def grouped_gemm(
     kernel reads the sizes on the device, so the host never waits for them and a captured graph follows changes.
 
     Args:
-        a: block-scaled, or float16 or bfloat16 (weight-only, W4A16). Ragged: [rows, K], from ``grouped_quantize``, or from
-            ``quantize`` where groups end at multiples of 128. Masked: [G, M_max, K]. List: one [M_g, K] per group.
+        a: block-scaled, or float16 or bfloat16 (weight-only, W4A16). Ragged: [rows, K], from ``grouped_quantize`` with the same
+            ``offs``, or from ``quantize`` where groups end at multiples of 128. Masked: [G, M_max, K]. List: one [M_g, K]
+            per group.
         b: ragged, masked: [G, N, K]. List: one [N_g, K] per group. README says which pairs of formats have kernels.
         offs: int32 [G], the row where each group ends, ascending, without a leading 0. Other values raise on the CPU; on a GPU
             they are undefined behavior, which ``nvfp4_cute.debug()`` checks for.

@@ -218,6 +218,19 @@ def test_experts_name_their_formats(layer):
             made(layer).load_state_dict(state | {"_extra_state": description(said)})
 
 
+def test_experts_name_the_order_of_their_rows():
+    """Gate and up in another order have the same shapes, and other results."""
+    layouts = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first")
+    layers = [MoE(2, 64, 128, weight_layout=layout) for layout in layouts]
+    for one in layers:
+        for other in layers:
+            if one is other:
+                one.load_state_dict(other.state_dict())
+                continue
+            with pytest.raises(RuntimeError, match="weight_layout"):
+                one.load_state_dict(other.state_dict())
+
+
 def test_int4_of_no_memory_is_made_of_parts():
     """Values on the meta device are not read, so the format has zero points even if all may be 8."""
     codes, scale = (
