@@ -1,7 +1,7 @@
-"""Host code of the submissions that the grouped GEMM kernel of sm_100a answers, with one group or several.
+"""Host code of the submissions that use sm_100a's grouped GEMM kernel, with one group or several.
 
-Compiled code is remembered by number of groups and config, schedules by sizes; both hold no data. Pointers, sizes and
-tensor maps travel as kernel parameters: no copy to the device, no wait. Every call computes every output.
+Compiled code is cached by number of groups and config, schedules by sizes; neither holds data. Pointers, sizes and tensor maps
+are kernel parameters, so nothing is copied to the device and nothing waits. Every call computes every output.
 """
 
 from array import array
@@ -22,7 +22,7 @@ from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.submission_parts import scale_address, table_pointer
 
-# Rows of a block of scales.
+# Rows per block of scales.
 SF_ROWS = 128
 Sizes = tuple[tuple[int, int, int], ...]
 
@@ -32,11 +32,11 @@ class GroupTensors:
     """The tensors of one group, on the device.
 
     Attributes:
-        a: [M, K/2, 1] float4_e2m1fn_x2, K-major; of another format [M, K(/2), 1] of its elements.
-        b: [N, K/2, 1], the same.
-        sfa, sfb: float8_e4m3fn, or of another format, [32, 4, rm, 4, rk, 1], views of contiguous [1, rm, rk, 32, 4, 4].
+        a: [M, K/2, 1] float4_e2m1fn_x2, K-major; for another format [M, K(/2), 1] of its elements.
+        b: [N, K/2, 1], in the same layout.
+        sfa, sfb: float8_e4m3fn, or the other format's dtype, [32, 4, rm, 4, rk, 1], views of contiguous [1, rm, rk, 32, 4, 4].
         c: [M, N, 1] float16, N-major, written.
-        b2, sfb2: what a dual GEMM multiplies ``a`` by besides, shaped like ``b`` and ``sfb``.
+        b2, sfb2: second weights of a dual GEMM, shaped like ``b`` and ``sfb``.
     """
 
     a: torch.Tensor
@@ -48,20 +48,20 @@ class GroupTensors:
     sfb2: torch.Tensor | None = None
 
     def size(self, a_format: BlockFormat) -> tuple[int, int, int]:
-        """(m, n, k) in elements."""
+        """Returns (m, n, k) in elements."""
         return self.a.shape[0], self.b.shape[0], a_format.elements(self.a.shape[1])
 
 
 def frozen_configs(
     problems: Iterable[GroupedProblem], config: KernelConfig | None = None, formats: Formats = NVFP4_PAIR
 ) -> dict[str, str]:
-    """What an export writes in the place of ``CONFIGS`` and ``DEFAULT_CONFIG``, with stages counted, and of ``FORMATS``.
+    """Returns an export's values for ``CONFIGS``, ``DEFAULT_CONFIG`` (with stages counted) and ``FORMATS``.
 
     Args:
-        problems: what is timed: a config each, as ``select`` chooses for a B200. Other shapes take the one of these whose
-            clusters are smallest, on all SMs.
-        config: for every shape, instead.
-        formats: of ``a`` and of every ``b``, a pair of ``sm100.MMA``.
+        problems: timed problems, one config each, as ``select`` chooses for a B200. Other shapes use the config among these
+            with the smallest clusters, on all SMs.
+        config: config for every shape instead.
+        formats: formats of ``a`` and of every ``b``, a pair of ``sm100.MMA``.
 
     Raises:
         ConfigError: a B200 has no kernel with ``config`` for these formats.
@@ -84,7 +84,7 @@ def frozen_configs(
 
 
 def _expression(record: BlockFormat | NumberType) -> str:
-    """Python of a record, as an export's names have it."""
+    """Returns the Python expression of a record with an export's names."""
     values = (getattr(record, field.name) for field in fields(record))
     parts = (_expression(x) if isinstance(x, NumberType) else repr(x) for x in values)
     return f"{type(record).__name__}({', '.join(parts)})"
@@ -97,14 +97,14 @@ def launch(
     activation: str | None = None,
     formats: Formats | None = None,
 ) -> None:
-    """Enqueue C = A @ B^T of every group, or with an ``activation`` C = activation(A @ B^T) * (A @ B2^T).
+    """Enqueues C = A @ B^T for every group, or with an ``activation`` C = activation(A @ B^T) * (A @ B2^T).
 
     Args:
         groups: at least one.
         configs: config by the sizes of all groups.
         default_config: for sizes that ``configs`` does not have.
         activation: "silu", "gelu_tanh" or "relu2".
-        formats: of ``a`` and of every ``b``; None is NVFP4.
+        formats: formats of ``a`` and of every ``b``; None for NVFP4.
     """
     sizes = tuple(group.size(a_format_of(formats)) for group in groups)
     config = configs.get(sizes, default_config)
@@ -128,7 +128,7 @@ def _schedule(sizes: Sizes, config: KernelConfig) -> TileSchedule:
 def _launch_table(
     schedule: TileSchedule, config: KernelConfig, groups: list[GroupTensors], sizes: Sizes
 ) -> array:
-    """Header row and one row a slot, as the compiled host code reads them (``launch_table``)."""
+    """Returns a header row and one row per slot for the compiled host code (``launch_table``)."""
     header = [0] * NUM_COLUMNS
     header[Header.NUM_GROUPS], header[Header.NUM_TILES] = len(groups), schedule.num_tiles
     header[Header.NUM_CTA] = schedule.num_cta * config.cluster_size
@@ -139,7 +139,7 @@ def _launch_table(
         row[Group.A], row[Group.B], row[Group.OUT] = (t.data_ptr() for t in (group.a, group.b, group.c))
         row[Group.SFA], row[Group.SFB] = scale_address(group.sfa), scale_address(group.sfb)
         row[Group.A_PITCH], row[Group.B_PITCH], row[Group.OUT_PITCH] = k, k, n
-        # Of the one batch, never used, but well formed.
+        # Pitches of the only batch are never used, but have to be well formed.
         row[Group.A_BATCH_PITCH], row[Group.B_BATCH_PITCH], row[Group.B2_BATCH_PITCH] = k, k, k
         row[Group.A_BATCH], row[Group.B_BATCH] = 1, 1
         row[Group.M], row[Group.N], row[Group.K] = m, n, k
@@ -155,7 +155,7 @@ def _launch_table(
 
 
 def a_format_of(formats: Formats | None) -> BlockFormat:
-    """That of ``a``."""
+    """Returns the format of ``a``."""
     return NVFP4 if formats is None else formats[0]
 
 

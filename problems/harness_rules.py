@@ -1,4 +1,4 @@
-"""How a competition server tests and times a problem: the figures in which its harnesses differ."""
+"""How a competition server tests and times a problem: the figures in which harnesses differ."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ class HarnessRules:
     """Figures of one harness.
 
     Attributes:
-        num_inputs: inputs of one timing, launched back to back.
-        seed_step: what is added to the seed from one of these inputs to the next.
-        benchmark_repeats, benchmark_s: most timings of a case in benchmark mode, and most seconds of kernel time.
-        ranked_repeats, ranked_s: the same in leaderboard mode.
-        warm_repeats, warm_s: the same for a warm-up before ranked timings.
+        num_inputs: inputs per timing, launched back to back.
+        seed_step: difference of the seeds of consecutive inputs.
+        benchmark_repeats, benchmark_s: limits of a case in benchmark mode: timings, and seconds of kernel time.
+        ranked_repeats, ranked_s: limits of a case in leaderboard mode.
+        warm_repeats, warm_s: limits of a warm-up before ranked timings.
         warms_all: whether every case is warmed up before ranked timings, or only the first.
-        l2_clear_bytes: memory that is written before a timing so that L2 holds nothing of the inputs.
+        l2_clear_bytes: memory written before a timing, so that L2 holds none of the inputs.
         test_timeout_s, benchmark_timeout_s, ranked_timeout_s: limits of a whole mode.
-        gpus: names of the runners that the leaderboard takes.
+        gpus: names of the leaderboard's runners.
     """
 
     num_inputs: int
@@ -37,9 +37,9 @@ class HarnessRules:
     gpus: tuple[str, ...] = ("NVIDIA",)
 
 
-# One input a timing, a 4 GiB clear.
+# One input per timing, a clear of 4 GiB.
 SINGLE = HarnessRules(1, 13, 200, 10, 1000, 30, 1000, 0.5, False, 4 * GIB)
-# Fifty inputs back to back behind one clear of 62.5 GiB.
+# Fifty inputs back to back after one clear of 62.5 GiB.
 BACK_TO_BACK = HarnessRules(50, 42, 200, 10, 1000, 30, 1000, 0.5, True, 16000 * 1024 * 1024 * 4)
 # Fifteen inputs.
 GROUPED = HarnessRules(

@@ -1,4 +1,4 @@
-"""The rule by which competition servers accept an answer, with their messages."""
+"""The competition servers' rule for accepting an answer, with their messages."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ PREFIX = "mismatch found! custom implementation doesn't match reference: "
 
 
 def match(received: Any, expected: torch.Tensor, *, rtol: float, atol: float) -> tuple[bool, str]:
-    """Judge one tensor: shape, NaN and infinities, and ``|received - expected| <= atol + rtol * |expected|`` elsewhere.
+    """Judges one tensor: shape, NaN and infinities, and ``|received - expected| <= atol + rtol * |expected|`` elsewhere.
 
-    The dtype and the strides of ``received`` are free; differences are computed in the tensors' dtype.
+    ``received`` may have any dtype and strides; differences are computed in the tensors' dtype.
     """
     faults = _faults(received, expected, rtol, atol)
     return (False, PREFIX + " ".join(faults)) if faults else (True, "")
 
 
 def match_list(received: Any, expected: list[torch.Tensor], *, rtol: float, atol: float) -> tuple[bool, str]:
-    """Judge one tensor a group; the message is about the first wrong one."""
+    """Judges one tensor per group; the message describes the first wrong one."""
     if not isinstance(received, list | tuple):
         return False, f"output is a {type(received).__name__}: expected a list of {len(expected)} tensors"
     if len(received) != len(expected):
@@ -35,7 +35,7 @@ def _faults(received: Any, expected: torch.Tensor, rtol: float, atol: float) -> 
         return [f"output is a {type(received).__name__}: expected a tensor"]
     if received.shape != expected.shape:
         return ["SIZE MISMATCH"]
-    # Equal infinities differ by NaN, which exceeds nothing.
+    # The difference of equal infinities is NaN, which exceeds nothing.
     wrong = (received - expected).abs() > atol + rtol * expected.abs()
     for is_kind in (torch.isnan, torch.isposinf, torch.isneginf):
         wrong |= is_kind(received) != is_kind(expected)

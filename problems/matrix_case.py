@@ -1,4 +1,4 @@
-"""One shape of a problem with one M, N and K, whose batch size is 1 throughout."""
+"""One shape of a problem with a single M, N and K and batch size 1."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,9 +13,9 @@ class MatrixCase:
     """One shape of a problem.
 
     Attributes:
-        m, n, k: extents in elements, n of each operand of weights; m and n are multiples of 128, k of 256.
+        m, n, k: extents in elements, n per operand of weights; m and n are multiples of 128, k of 256.
         sol_us: published speed of light in microseconds; None for test shapes.
-        seed: of the inputs.
+        seed: seed of the inputs.
     """
 
     m: int
@@ -26,17 +26,17 @@ class MatrixCase:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a case file says of the case."""
+        """Returns the case's entries in a case file."""
         return {"m": self.m, "n": self.n, "k": self.k, "l": 1, "seed": self.seed}
 
     @classmethod
     def from_arguments(cls: type[CaseT], m: int, n: int, k: int, l: int, seed: int) -> CaseT:
-        """The case of a case file or a task.yml. Raises ValueError for a batch."""
+        """Makes a case from a case file or a task.yml. Raises ValueError for a batch."""
         if l != 1:
             raise ValueError(f"l={l}: this problem has batch size 1 throughout")
         return cls(m, n, k, seed=seed)
 
     @property
     def name(self) -> str:
-        """Readable, for example ``m128_n7168_k16384``."""
+        """Readable name, for example ``m128_n7168_k16384``."""
         return f"m{self.m}_n{self.n}_k{self.k}"

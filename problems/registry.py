@@ -1,15 +1,15 @@
-"""Problems by name: what the parts of a problem's folder are, so that a new folder is a new problem.
+"""Problems by name. Defines the contents of a problem's folder, so that a new folder is a new problem.
 
 A folder ``problems/NAME`` holds
 
-- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, ``RTOL`` and ``ATOL``, and ``DEADLINE``, when
-  its leaderboard closes (an aware datetime, or None). A case is a frozen dataclass with ``name``, ``seed``, ``sol_us`` and
-  ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
+- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, ``RTOL`` and ``ATOL``, and ``DEADLINE``, the time
+  when its leaderboard closes (an aware datetime, or None). A case is a frozen dataclass with ``name``, ``seed``, ``sol_us`` and
+  ``arguments``, its entries in a case file; ``CASE.from_arguments`` is the inverse;
 - ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
-- ``submission.py``, where there is a kernel: ``custom_kernel(data)``; and ``frozen_constants()``, which names the constants
-  that an export gives other values, each with a Python expression;
-- ``torch_submission.py``: ``custom_kernel(data)`` answered by torch, to compare with.
+- ``submission.py``, if there is a kernel: ``custom_kernel(data)``; and ``frozen_constants()``, which returns the constants that
+  an export replaces, each with a Python expression;
+- ``torch_submission.py``: ``custom_kernel(data)`` computed by torch, for comparison.
 """
 
 import importlib
@@ -30,18 +30,18 @@ class Problem:
     """One competition problem.
 
     Attributes:
-        name: of the folder and of the leaderboard.
+        name: name of the folder and of the leaderboard.
         tests, benchmarks: its cases.
         case_type: class of the cases; ``from_arguments`` makes one from a line of a case file or of a task.yml.
         harness: how its server tests and times.
-        rtol, atol: by which it accepts.
-        deadline: when its leaderboard closes; None where that is not known.
-        make_inputs: (case, device, seed) -> the tuple that ``custom_kernel`` takes.
-        reference: that tuple -> the right answer.
+        rtol, atol: tolerances of its server.
+        deadline: time when its leaderboard closes; None if unknown.
+        make_inputs: (case, device, seed) -> the argument of ``custom_kernel``.
+        reference: the argument of ``custom_kernel`` -> the right answer.
         check: (answer, right answer) -> (whether it is accepted, message).
-        output: that tuple -> the tensors that may be written in place: C of every group.
-        cpu_entries: entries of that tuple whose tensors lie on the CPU.
-        submission: module with ``custom_kernel``; None while there is no kernel.
+        output: the argument of ``custom_kernel`` -> the tensors that may be written in place: C of every group.
+        cpu_entries: indices of the argument's entries that are on the CPU.
+        submission: module with ``custom_kernel``; None if there is no kernel.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Problem:
 
 
 def names() -> tuple[str, ...]:
-    """Every problem that there is a folder for, wherever the package's path leads."""
+    """Returns the names of all problems that have a folder, anywhere on the package's path."""
     folders = importlib.import_module(PACKAGE).__path__
     return tuple(sorted(path.parent.name for folder in folders for path in Path(folder).glob("*/spec.py")))
 
 
 def load(name: str) -> Problem:
-    """The problem called ``name``.
+    """Returns the problem called ``name``.
 
     Raises:
         ValueError: there is none.

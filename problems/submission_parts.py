@@ -1,5 +1,4 @@
-"""What every one-file submission needs on its way from tensors to a launch: addresses, the pointer that crosses into compiled
-code, errors that a server can send."""
+"""Parts of every one-file submission: addresses, pointers for compiled code, and errors that a server can send."""
 
 from functools import wraps
 
@@ -7,7 +6,7 @@ INT64_BYTES = 8
 
 
 def sendable_errors(function):
-    """Exceptions of the compiler cannot be sent from the server's worker process to its parent; their text can."""
+    """Wraps a function so that compiler exceptions become picklable: a server's worker process sends them to its parent."""
 
     @wraps(function)
     def call(data):
@@ -20,7 +19,7 @@ def sendable_errors(function):
 
 
 def scale_address(scale) -> int:
-    """Address of permuted scales [32, 4, rm, 4, rk, L], whose memory is used as it lies.
+    """Returns the address of permuted scales [32, 4, rm, 4, rk, L], whose memory is used in place.
 
     Raises:
         ValueError: they are not a view of contiguous [L, rm, rk, 32, 4, 4].
@@ -34,7 +33,7 @@ def scale_address(scale) -> int:
 
 
 def table_pointer(address: int):
-    """What compiled host code takes: the address of a launch table in host memory."""
+    """Converts the address of a launch table in host memory to the argument of compiled host code."""
     import cutlass
     import cutlass.cute as cute
 
@@ -42,5 +41,5 @@ def table_pointer(address: int):
 
 
 def permuted_scale(scale):
-    """The competition's view, [32, 4, rm, 4, rk, 1], of contiguous scales [rm, rk, 32, 4, 4]."""
+    """Views contiguous scales [rm, rk, 32, 4, 4] in the competition's form, [32, 4, rm, 4, rk, 1]."""
     return scale[None].permute(3, 4, 1, 5, 2, 0)

@@ -1,4 +1,4 @@
-"""task.yml: how gpu-mode/reference-kernels describes a problem, its cases and its harness."""
+"""task.yml: the description of a problem, its cases and its harness in gpu-mode/reference-kernels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ SUBMISSION = "@SUBMISSION@"
 
 @dataclass(frozen=True)
 class Task:
-    """What a task.yml says.
+    """Contents of a task.yml.
 
     Attributes:
         files: name in the working directory -> path of the file; without the submission.
-        main: the harness among them.
+        main: name of the harness among them.
         tests, benchmarks: arguments of every case; lists are tuples.
         ranking_by: how benchmarks become a score: "last", "mean" or "geom".
         timeouts_s: of test, benchmark and leaderboard mode.
@@ -27,15 +27,15 @@ class Task:
     timeouts_s: dict[str, int]
 
     def cases(self, mode: str) -> list[dict[str, Any]]:
-        """Arguments of the cases of a mode: the tests, or in any other mode the benchmarks."""
+        """Returns the arguments of a mode's cases: the tests, or in any other mode the benchmarks."""
         return self.tests if mode == "test" else self.benchmarks
 
 
 def read_task(path: Path) -> Task:
-    """Read a task.yml.
+    """Reads a task.yml.
 
     Raises:
-        ValueError: there is none, or it lacks what a task needs.
+        ValueError: the file is missing, or lacks an entry that a task needs.
     """
     import yaml
 
@@ -72,7 +72,7 @@ def _arguments(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_task(checkout: Path, problem: str) -> Path:
-    """The task.yml of a problem in a checkout.
+    """Returns the path of a problem's task.yml in a checkout.
 
     Raises:
         ValueError: there is none.

@@ -1,14 +1,14 @@
-"""torch's own NVFP4 product (cuBLAS), for the submissions that ours are compared with."""
+"""torch's own NVFP4 product (cuBLAS), for comparison with our submissions."""
 
 import torch
 
 
 def product(a, b, sfa, sfb, out_dtype=torch.float16):
-    """A @ B^T of every batch.
+    """Computes A @ B^T for every batch.
 
     Args:
         a, b: [M, K/2, L] and [N, K/2, L] float4_e2m1fn_x2, K-major.
-        sfa, sfb: float8_e4m3fn [32, 4, rm, 4, rk, L], views of contiguous [L, rm, rk, 32, 4, 4], used as they lie.
+        sfa, sfb: float8_e4m3fn [32, 4, rm, 4, rk, L], views of contiguous [L, rm, rk, 32, 4, 4], used in place.
 
     Returns:
         [M, N, L] in ``out_dtype``.

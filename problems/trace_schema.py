@@ -1,8 +1,8 @@
-"""Problems in the JSON files that FlashInfer-Bench and SOL-ExecBench share: definition, workloads, solution.
+"""Problems in the JSON files of FlashInfer-Bench and SOL-ExecBench: definition, workloads, solution.
 
-The fields are those of docs/flashinfer-trace of flashinfer-ai/flashinfer-bench and of docs/ of NVIDIA/SOL-ExecBench. Where the
-two differ, what is written here is valid in both: an axis is a constant or a variable, ``spec`` of a solution names ``language``
-(the one) and ``languages`` (the other). What either of them writes is read.
+The fields follow docs/flashinfer-trace of flashinfer-ai/flashinfer-bench and docs/ of NVIDIA/SOL-ExecBench. Where the two
+differ, files written here are valid in both: an axis is a constant or a variable, and the ``spec`` of a solution has both
+``language`` (FlashInfer-Bench) and ``languages`` (SOL-ExecBench). Files of either project can be read.
 """
 
 import ast
@@ -31,7 +31,7 @@ DTYPES = {
     "int8": torch.int8,
     "bool": torch.bool,
 }
-"""dtype of a tensor, by the schema's name. A shape counts elements of the torch dtype: of packed fp4, bytes."""
+"""Dtype of a tensor by its name in the schema. Shapes count elements of the torch dtype: bytes for packed fp4."""
 GENERATOR = "generate_inputs"
 OPERATORS = (
     ast.Expression,
@@ -48,7 +48,7 @@ OPERATORS = (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a definition: ``shape`` by names of axes, () for a tensor without dimensions, None for a Python number."""
+    """A tensor of a definition. ``shape`` has names of axes, () for a tensor without dimensions, None for a Python number."""
 
     dtype: str
     shape: tuple[str, ...] | None
@@ -57,7 +57,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Axis:
-    """A dimension: a constant ``value``, an ``expression`` of other axes, or, where both are None, one that a workload says."""
+    """A dimension: a constant ``value``, an ``expression`` of other axes, or, if both are None, a variable of the workload."""
 
     value: int | None = None
     expression: str | None = None
@@ -65,14 +65,16 @@ class Axis:
 
     @property
     def kind(self) -> str:
-        """As the schema names it."""
+        """Kind of the axis in the schema."""
         return "const" if self.value is not None else "expr" if self.expression is not None else "var"
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """When an answer is right: of its elements ``matched_ratio`` with ``|x - y| <= atol + rtol * |y|``, none off by more than
-    ``error_cap``. The defaults are those of both projects."""
+    """Rule for a right answer. The defaults are those of both projects.
+
+    A fraction ``matched_ratio`` of its elements has ``|x - y| <= atol + rtol * |y|``, and none exceeds ``error_cap``.
+    """
 
     atol: float = 1e-2
     rtol: float = 1e-2
@@ -83,7 +85,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of the variable axes, and where each input comes from: {"type": "random"}, "scalar", "safetensors" or "custom"."""
+    """Sizes of the variable axes, and the source of each input: {"type": "random"}, "scalar", "safetensors" or "custom"."""
 
     uuid: str
     axes: Mapping[str, int]
@@ -92,16 +94,17 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """Its axes, for people."""
+        """Its axes as readable text."""
         return "_".join(f"{axis}{size}" for axis, size in self.axes.items()) or self.uuid[:8]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What is to be computed.
+    """A problem to compute.
 
     Attributes:
-        name: unique.  op_type: category.
+        name: unique name.
+        op_type: category.
         axes, inputs, outputs: in the order of the calling convention.
         reference: Python with ``run(inputs)``, which returns the outputs.
         constraints: expressions of the axes that hold.
@@ -121,11 +124,11 @@ class Definition:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Axes that a workload says."""
+        """Axes whose sizes a workload gives."""
         return tuple(name for name, axis in self.axes.items() if axis.kind == "var")
 
     def sizes(self, axes: Mapping[str, int]) -> dict[str, int]:
-        """Every axis of a workload.
+        """Returns the size of every axis of a workload.
 
         Raises:
             ValueError: a variable axis has no size, or a constraint does not hold.
@@ -144,7 +147,7 @@ class Definition:
         return found
 
     def shape(self, spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """A tensor's shape. ``sizes``: of every axis."""
+        """Returns a tensor's shape. ``sizes``: of every axis."""
         return tuple(int(name) if name.isdigit() else sizes[name] for name in spec.shape or ())
 
 
@@ -154,9 +157,10 @@ class Solution:
 
     Attributes:
         entry_point: "FILE::FUNCTION", called with the inputs one after the other.
-        writes_outputs: destination-passing style: the outputs follow the inputs as arguments; else they are returned.
-        languages: as SOL-ExecBench names them, such as "cute_dsl".
-        binding: of C++ and CUDA, how Python calls it: "torch" or "tvm-ffi"; None takes the language's.
+        writes_outputs: whether the outputs follow the inputs as arguments (destination-passing style) instead of being
+            returned.
+        languages: names of SOL-ExecBench, such as "cute_dsl".
+        binding: how Python calls C++ and CUDA: "torch" or "tvm-ffi"; None for the language's default.
         sources: path -> text.
     """
 
@@ -174,21 +178,21 @@ class Solution:
 
     @property
     def entry_file(self) -> str:
-        """The file of the entry point."""
+        """File of the entry point."""
         return self.entry_point.partition("::")[0]
 
     @property
     def entry_name(self) -> str:
-        """The function of the entry point."""
+        """Function of the entry point."""
         return self.entry_point.partition("::")[2]
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A problem as a folder's ``spec.py`` states it; ``reference.py`` and ``kernel.py`` lie beside it.
+    """A problem as a folder's ``spec.py`` states it. ``reference.py`` and ``kernel.py`` are in the same folder.
 
     Attributes:
-        axes: name -> size of a constant axis, or what a variable axis is.
+        axes: name -> size of a constant axis, or the description of a variable axis.
         workloads: sizes of the variable axes.
         languages, target_hardware, dependencies: of the kernel.
     """
@@ -208,7 +212,7 @@ class Spec:
     dependencies: tuple[str, ...] = ()
 
     def definition(self, reference: str) -> Definition:
-        """With the text of ``reference.py``, which may have ``generate_inputs``."""
+        """Makes the definition with the text of ``reference.py``, which may have ``generate_inputs``."""
         axes = {
             name: Axis(value=axis) if isinstance(axis, int) else Axis(description=axis)
             for name, axis in self.axes.items()
@@ -229,7 +233,7 @@ class Spec:
         )
 
     def all_workloads(self, has_generator: bool) -> tuple[Workload, ...]:
-        """Inputs come from the reference's generator where it has one, and are random else."""
+        """Returns the workloads. Inputs come from the reference's generator if it has one, and are random otherwise."""
         source = {"type": "custom" if has_generator else "random"}
         return tuple(
             Workload(
@@ -243,10 +247,10 @@ class Spec:
 
 
 def evaluate(expression: str, sizes: Mapping[str, int]) -> int:
-    """An axis expression.
+    """Evaluates an axis expression.
 
     Raises:
-        ValueError: it is no arithmetic of known axes, or not a whole number.
+        ValueError: it is not arithmetic of known axes, or not a whole number.
     """
     tree = ast.parse(expression, mode="eval")
     if not all(isinstance(node, OPERATORS) for node in ast.walk(tree)):
@@ -263,7 +267,7 @@ def evaluate(expression: str, sizes: Mapping[str, int]) -> int:
 
 
 def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a comparison of axes is true. What speaks of more than axes, such as values of an input, is taken as true."""
+    """Returns whether a comparison of axes is true. Comparisons of anything else, such as values of an input, count as true."""
     tree = ast.parse(constraint, mode="eval")
     known = (*OPERATORS, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop)
     for node in ast.walk(tree):
@@ -276,7 +280,7 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
 
 
 def definition_json(definition: Definition) -> dict[str, Any]:
-    """As both projects read it."""
+    """Returns the definition in a form that both projects read."""
     axes = {
         name: _given(
             type=axis.kind, value=axis.value, expression=axis.expression, description=axis.description
@@ -298,7 +302,7 @@ def definition_json(definition: Definition) -> dict[str, Any]:
 
 
 def workload_json(workload: Workload) -> dict[str, Any]:
-    """A line of workload.jsonl."""
+    """Returns a line of workload.jsonl."""
     tolerance = workload.tolerance
     return {
         "uuid": workload.uuid,
@@ -315,7 +319,10 @@ def workload_json(workload: Workload) -> dict[str, Any]:
 
 
 def solution_json(solution: Solution) -> dict[str, Any]:
-    """As both projects read it: ``language`` is FlashInfer-Bench's word for what CuTe DSL is, ``languages`` SOL-ExecBench's."""
+    """Returns the solution in a form that both projects read:
+
+    ``language`` for FlashInfer-Bench, ``languages`` for SOL-ExecBench.
+    """
     return {
         "name": solution.name,
         "definition": solution.definition,
@@ -337,7 +344,7 @@ def solution_json(solution: Solution) -> dict[str, Any]:
 def write_folder(
     folder: Path, definition: Definition, workloads: Iterable[Workload], solution: Solution
 ) -> None:
-    """Write the three files; the folder is made."""
+    """Writes the three files into a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DEFINITION_FILE).write_text(json.dumps(definition_json(definition), indent=2) + "\n")
     lines = (json.dumps(workload_json(workload)) + "\n" for workload in workloads)
@@ -346,7 +353,7 @@ def write_folder(
 
 
 def read_folder(folder: Path, solution: Path | None = None) -> tuple[Definition, list[Workload], Solution]:
-    """Read a folder of the three files, whoever wrote them.
+    """Reads a folder of the three files from either project.
 
     Args:
         solution: another solution than the folder's ``solution.json``.
@@ -421,7 +428,7 @@ def _tensor(name: str, content: Mapping[str, Any], axes: Mapping[str, Axis]) -> 
 
 
 def _workload(content: Mapping[str, Any], definition: Definition) -> Workload:
-    content = content.get("workload") or content  # FlashInfer-Bench's lines are traces without a result
+    content = content.get("workload") or content  # lines of FlashInfer-Bench are traces without a result
     tolerance = {key: value for key, value in (content.get("tolerance") or {}).items() if value is not None}
     inputs = content["inputs"]
     unknown = sorted(set(inputs) - set(definition.inputs))
@@ -478,5 +485,5 @@ def _tensor_json(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _given(**fields: Any) -> dict[str, Any]:
-    """Fields that say something: neither None nor an empty text or list."""
+    """Returns the fields that are neither None nor an empty text or list."""
     return {name: value for name, value in fields.items() if value not in (None, "", [])}

@@ -1,4 +1,7 @@
-"""The command line: `nvfp4-cute demo | check | bench | tune | sol | trace | emulate | export | ... `. Parses, then calls."""
+"""The command line:
+
+`nvfp4-cute demo | check | bench | tune | sol | trace | emulate | export | ... `. Parses and calls a verb.
+"""
 
 import argparse
 import os
@@ -27,26 +30,26 @@ Matrix products and layers of experts in NVFP4, MXFP4, MXFP8, FP8 and int4 on Bl
 and judging models; a virtual GPU that runs and checks any CuTe DSL kernel. `nvfp4-cute VERB --help` shows a verb's options.
 
 """
-KEPT = "\n\t"  # of the characters that control a terminal, those that messages have
+KEPT = "\n\t"  # control characters that messages may contain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
+    """Runs the command line and returns its exit code.
 
-    0: everything asked for holds. 1: a difference, or something is missing or damaged. 2: refused for what was asked: an unknown
-    verb or option, a value, options that do not go together, a problem that no kernel computes. 130: interrupted.
+    0: success. 1: a difference was found, or something is missing or damaged. 2: the request is refused: an unknown verb or
+    option, a bad value, options that do not go together, a problem that no kernel computes. 130: interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
     # No option before the verb takes a value, so the first word is the verb. Only its module is imported.
     verb = next((word for word in argv if not word.startswith("-")), None)
-    try:  # also around the parser: the type of an option may import torch, which takes seconds
+    try:  # includes the parser, because types of options may import torch, which takes seconds
         args, unknown = build_parser([verb] if verb in VERBS else []).parse_known_args(argv)
-        if unknown:  # a parser of all verbs would name none of the verb's own options
+        if unknown:  # a parser of all verbs would not list the verb's own options
             see = f"see nvfp4-cute {verb} --help"
             print(f"nvfp4-cute {verb}: unrecognized arguments: {' '.join(unknown)}; {see}", file=sys.stderr)
             raise SystemExit(2)
         return args.run(args)
-    except BrokenPipeError:  # whoever read the output, such as `head`, has enough of it
+    except BrokenPipeError:  # the reader of the output, such as `head`, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -61,16 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cute_emulate() -> int:
-    """Run the command `cute-emulate`: the verb `emulate` by a name of its own, and `doctor`."""
+    """Runs the command `cute-emulate`: the verb `emulate`, or `doctor` if that is the first argument."""
     given = sys.argv[1:]
     return main(given if given[:1] == ["doctor"] else ["emulate", *given])
 
 
 def build_parser(complete: Iterable[str] = VERBS) -> argparse.ArgumentParser:
-    """Build the parser of every verb; its `run` default is a function of the parsed arguments.
+    """Builds the parser of every verb. Its `run` default is a function of the parsed arguments.
 
     Args:
-        complete: the verbs that are to have their options, which modules of their own know; all by default.
+        complete: the verbs that get their options, which are in separate modules; all by default.
     """
     parser = argparse.ArgumentParser(
         prog="nvfp4-cute",

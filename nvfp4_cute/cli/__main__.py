@@ -1,4 +1,4 @@
-"""`python -m nvfp4_cute.cli`: the command line tool where its script is not on the path."""
+"""Runs the command line tool as `python -m nvfp4_cute.cli`, for environments without its script on the path."""
 
 import sys
 

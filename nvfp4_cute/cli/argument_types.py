@@ -1,4 +1,4 @@
-"""Types of command line arguments: text to value, or an error that says what is wrong with it (argparse's ``type=``)."""
+"""Types of command line arguments (argparse's ``type=``): convert text to a value, or raise an error that explains the fault."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def whole(text: str) -> int:
-    """An integer."""
+    """Converts to an integer."""
     try:
         return int(text)
     except ValueError:
@@ -18,7 +18,7 @@ def whole(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """An integer above 0."""
+    """Converts to an integer above 0."""
     value = whole(text)
     if value < 1:
         raise ArgumentTypeError(f"{value} is not positive")
@@ -26,12 +26,12 @@ def positive(text: str) -> int:
 
 
 def positives(text: str) -> tuple[int, ...]:
-    """Integers above 0, with commas between them."""
+    """Converts comma-separated integers above 0."""
     return tuple(map(positive, text.split(",")))
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Rows of groups, with commas between them: not negative, and not all 0."""
+    """Converts comma-separated rows of groups: not negative, and not all 0."""
     values = tuple(map(whole, text.split(",")))
     if min(values) < 0:
         raise ArgumentTypeError(f"{min(values)} is negative")
@@ -41,7 +41,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def formats(text: str) -> "Formats":
-    """Of ``a`` and of ``b``, by name with a comma between them; one name is both."""
+    """Converts two comma-separated names of formats, for ``a`` and ``b``, or one name for both."""
     from nvfp4_cute.formats.block_format import format_named
 
     names = text.split(",")
@@ -54,14 +54,14 @@ def formats(text: str) -> "Formats":
 
 
 def input_file(text: str) -> Path:
-    """A file that exists."""
+    """Returns the path of a file that exists."""
     if not Path(text).is_file():
         raise ArgumentTypeError(f"there is no file {text}")
     return Path(text)
 
 
 def output_file(text: str) -> Path:
-    """A file to write, in a folder that exists: said before the work, not after it."""
+    """Returns the path of a file to write, in a folder that exists. Checked before the work begins."""
     path = Path(text)
     if not path.parent.is_dir():
         raise ArgumentTypeError(f"there is no folder {path.parent}")
@@ -71,7 +71,7 @@ def output_file(text: str) -> Path:
 
 
 def output_folder(text: str) -> Path:
-    """A folder, or the name of one that is to be made."""
+    """Returns the path of a folder, which need not exist."""
     path = Path(text)
     if path.exists() and not path.is_dir():
         raise ArgumentTypeError(f"{text} is a file; name a folder")
@@ -79,7 +79,7 @@ def output_folder(text: str) -> Path:
 
 
 def device(text: str) -> str:
-    """A device of torch that is here."""
+    """Returns a torch device that is available."""
     import torch
 
     try:
@@ -96,7 +96,10 @@ def device(text: str) -> str:
 
 
 def sizes_by_axis(text: str) -> dict[str, tuple[int, ...]]:
-    """``N=256,K=512,M=1:16``: sizes of axes; colons between several sizes of one. A size may be a pair, ``8+16``."""
+    """Parses sizes of axes, ``N=256,K=512,M=1:16``, with colons between several sizes of one axis.
+
+    A size may be a pair, ``8+16``.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for part in text.split(","):
         name, equals, values = part.partition("=")
@@ -111,14 +114,17 @@ def _size(text: str):
 
 
 def refuse_given(args: Namespace, options: Sequence[str], why: Callable[[str], str]) -> None:
-    """Raise ValueError for the first of these options that is given; ``why``: its name, as it is typed, to the message."""
+    """Raises ValueError for the first of these options that was given. ``why`` maps its name, as typed, to the message."""
     for option in options:
         if getattr(args, option):
             raise ValueError(why(option.replace("_", "-")))
 
 
 def add_shape(parser: ArgumentParser, rows: Callable[[str], tuple[int, ...]]) -> None:
-    """Add ``--m``, ``--n``, ``--k`` and ``--groups``. ``rows``: the type of ``--m``, whether a group may have none."""
+    """Adds ``--m``, ``--n``, ``--k`` and ``--groups``.
+
+    ``rows``: the type of ``--m``, which decides whether a group may be empty.
+    """
     parser.add_argument("--m", type=rows, metavar="M[,M...]", help="rows of a group, or of each group")
     parser.add_argument("--n", type=positive, help="columns of C")
     parser.add_argument("--k", type=positive, help="the dimension that is summed over")
@@ -126,7 +132,7 @@ def add_shape(parser: ArgumentParser, rows: Callable[[str], tuple[int, ...]]) ->
 
 
 def add_formats(parser: ArgumentParser, of: str, default: str | None = None) -> None:
-    """Add ``--formats``; ``of``: what its help says that they are of; ``default``: as it is typed, or None."""
+    """Adds ``--formats``. ``of``: operands named in its help. ``default``: as typed, or None."""
     parser.add_argument(
         "--formats",
         type=formats,

@@ -20,7 +20,7 @@ SHAPE_OPTIONS = ("m", "n", "k", "groups", "op", "out")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the chosen cases' times, or why their configs were chosen; return 0."""
+    """Prints the chosen cases' times, or the reasons for their configs; returns 0."""
     options: tuple[str, ...]
     if args.compare:
         options = (*TIMING_OPTIONS, "html")
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> list[Case]:
-    """Cases of suites, or a shape. Raises ValueError for options that do not go together."""
+    """Returns cases of suites, or a shape. Raises ValueError for options that do not go together."""
     formats = args.formats or NVFP4_PAIR
     if not any(getattr(args, name) for name in SHAPE_OPTIONS):
         return select(tuple(args.suites), args.containing, formats)

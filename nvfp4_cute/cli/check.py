@@ -1,4 +1,4 @@
-"""`nvfp4-cute check`: random problems on a backend against the reference, bit by bit."""
+"""`nvfp4-cute check`: compares random problems on a backend with the reference, bit by bit."""
 
 import argparse
 import shlex
@@ -15,7 +15,7 @@ from nvfp4_cute.prove.exact import Limits, draw, failure_of
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check as many problems as were asked for; return 0 if all are bit-equal to the reference."""
+    """Checks the requested number of problems; returns 0 if all are bit-equal to the reference."""
     limits = Limits(args.groups, args.max_m, args.max_n, args.max_k, args.formats, args.out)
     backend = args.backend
     if args.arch:
@@ -26,11 +26,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_problems(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
-    """Check the problems of seeds `seed`, `seed` + 1, ... on `backend`; print a line each. Return 0 if all are equal.
+    """Checks the problems of seeds `seed`, `seed` + 1, ... on `backend`; prints one line each. Returns 0 if all are equal.
 
-    `backend`: as `grouped_gemm` takes it. None takes the GPU where there is a kernel for it and the emulator elsewhere.
+    `backend`: see `grouped_gemm`. None selects the GPU if there is a kernel for it, and the emulator otherwise.
 
-    Raises: EmulatorError if the backend is the emulator and its launch shim is missing, UnsupportedTarget without a GPU.
+    Raises: EmulatorError if the emulator's launch shim is missing, UnsupportedTarget without a GPU.
     """
     backend = backend or ("cuda" if installed.native_gpus() else "emulator")
     if backend.startswith("emulator"):
@@ -52,7 +52,7 @@ def run_problems(backend: str | None, limits: Limits, *, seed: int, count: int) 
 
 
 def repeat_command(backend: str, limits: Limits, seed: int) -> str:
-    """Return the command line that checks the problem of `seed` alone."""
+    """Returns the command line that checks only the problem of `seed`."""
     name, _, arch = backend.partition(":")
     words = [
         "nvfp4-cute",

@@ -1,6 +1,6 @@
-"""`nvfp4-cute compile`: kernels compiled ahead of time, in parallel processes, into a folder that any machine can load from.
+"""`nvfp4-cute compile`: compiles kernels ahead of time, in parallel processes, into a folder that any machine can load from.
 
-The folder is a cache (``disk_cache``): a machine uses it, read-only or not, where NVFP4_CUTE_CACHE_DIR names it.
+The folder is a cache (``disk_cache``), which may be read-only. NVFP4_CUTE_CACHE_DIR selects it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from nvfp4_cute.problem import (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile what was asked for; return 0."""
+    """Compiles the requested kernels; returns 0."""
     if args.model:
         return compile_all(list(_of_model(args.model, args.arch)), args.out, args.jobs)
     configs = [KernelConfig.from_name(name) for name in args.config] if args.config else None
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_model(folder: str, archs: Sequence[str]) -> Iterator[Any]:
-    """What layers of a checkpoint take. Raises CheckpointError where the readers refuse it."""
+    """Iterates over the kernels for a checkpoint's layers. Raises CheckpointError if the readers refuse it."""
     from nvfp4_cute.models.checkpoints import Checkpoint
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.engines import TOP_K, checkpoint_kernels
@@ -85,7 +85,7 @@ def _of_model(folder: str, archs: Sequence[str]) -> Iterator[Any]:
 
 
 def _usual(arch: str, dtype: str) -> Sequence[str]:
-    """What is compiled where no operation is named."""
+    """Returns the operations to compile if none is named."""
     if is_weight_only(arch):
         return WEIGHT_ONLY
     return OF_FORMATS if dtype in RESULT_FORMATS else EVERYWHERE
@@ -107,24 +107,25 @@ def keys(
     bias_dtype: torch.dtype | None = None,
     early_weights: bool = False,
 ) -> Iterator[Any]:
-    """What to compile for one architecture.
+    """Iterates over the keys to compile for one architecture.
 
     Args:
-        operations: of ``OPERATIONS``.
-        groups: group counts of GEMMs; in forms other than list one kernel serves any count.
-        configs: of GEMMs; None for all that they may choose by themselves.
-        form: of ``grouped_gemm`` and the dual GEMM.
-        activation: of the dual GEMM.
-        dtype: of outputs, and of what is quantized; the name of a format of GEMMs.
+        operations: entries of ``OPERATIONS``.
+        arch: the architecture.
+        groups: numbers of groups of GEMMs; in forms other than list, one kernel serves any number.
+        configs: configs of GEMMs; None for all that an estimate may choose.
+        form: form of ``grouped_gemm`` and of the dual GEMM.
+        activation: activation of the dual GEMM.
+        dtype: dtype of outputs and of values to quantize; for GEMMs also the name of a format.
         has_alpha: whether products read a factor.
-        weight_layout, has_limit: of the dual GEMM.
-        formats: of ``a`` and of ``b`` of GEMMs.
-        bias_dtype: of what products add to every column, but dual ones, which add nothing; None for nothing.
-        early_weights: of GEMMs, where their kernels have it.
+        weight_layout, has_limit: options of the dual GEMM.
+        formats: formats of ``a`` and ``b`` of GEMMs.
+        bias_dtype: dtype of the bias of products, except dual ones, which have none; None for no bias.
+        early_weights: for GEMMs whose kernels support it.
 
     Raises:
-        UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist, or more groups than one takes.
-        ValueError: an operation that does not exist, or a dtype that quantize does not take.
+        UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel does not exist, or there are more groups than it can hold.
+        ValueError: an operation does not exist, or quantize does not support the dtype.
     """
     counts = groups if form == "list" else (1,)
     if {"grouped_gemm", "grouped_dual_gemm"} & set(operations):
@@ -178,7 +179,7 @@ def keys(
 
 
 def _finding_keys(arch: str, dtype: torch.dtype) -> Iterator[QuantizeKey | GlobalScaleKey]:
-    """What finds the global scale "auto": in the launch that quantizes few values, and in one before that of more."""
+    """Iterates over kernels that find the global scale "auto": in the quantizing launch for few values, before it for more."""
     for num_times in range(MAX_TIMES + 1):
         for is_blocked in (False, True):
             words = simt.quantize_choices(arch)[-1]
@@ -190,7 +191,7 @@ def _finding_keys(arch: str, dtype: torch.dtype) -> Iterator[QuantizeKey | Globa
 def _choices(
     arch: str, form: Form, dtype: OutDtype, gate: Gate | None, formats: Formats
 ) -> Sequence[KernelConfig]:
-    """All configs that a GEMM may choose by itself. Raises UnsupportedProblem where there is none."""
+    """Returns all configs that an estimate may choose for a GEMM. Raises UnsupportedProblem if there is none."""
     found = candidates(arch, form, result_format(dtype), gate, formats)
     if not found:
         a, b = formats
@@ -206,12 +207,14 @@ def _choices(
 
 
 def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:
-    """Have every kernel in the folder ``out``, compiling what is missing; show progress, print a summary, return 0.
+    """Puts every kernel into the folder ``out``, compiling missing ones; shows progress, prints a summary, returns 0.
 
     Args:
-        wanted: keys. jobs: see ``ensure_all``.
+        wanted: keys.
+        out: the folder.
+        jobs: see ``ensure_all``.
 
-    Raises: CacheError where the folder cannot be written.
+    Raises: CacheError if the folder cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)

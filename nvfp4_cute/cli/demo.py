@@ -1,4 +1,4 @@
-"""`nvfp4-cute demo`: the sm_100a kernel on the emulator, on a competition's inputs, every output bit compared."""
+"""`nvfp4-cute demo`: runs the sm_100a kernel on the emulator with a competition's inputs, and compares every output bit."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -36,21 +36,21 @@ SOL_NOTE = (
     f"{COMPETITION_HBM_BYTES_PER_S / 1e12:.2f} TB/s, flops / {COMPETITION_FP4_FLOPS_PER_S / 1e15:.2f} PFLOP/s). "
     "Computed, not measured.\nhost s: what the emulation took here; it says nothing about the time on a GPU."
 )
-# The smallest benchmark shape, a tenth of the work of all four: most of a short demo still goes into it.
+# The smallest benchmark shape. It is a tenth of the work of all four, and still most of a short demo's time.
 QUICK_BENCHMARK = 3
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; return 0 if every output bit is right."""
+    """Runs the demo; returns 0 if every output bit is right."""
     target = targets.lookup(args.arch) if args.arch else targets.B200
     return run_cases(cases(all_benchmarks=args.all), target)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case after its run. `fault` says what was wrong, None if every bit was right.
+    """One case after its run. `fault` describes what was wrong; None if every bit was right.
 
-    `plan` and `stats` are those of the launch; None where it did not end.
+    `plan` and `stats` are those of the launch; None if it did not finish.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Result:
 
 
 def cases(*, all_benchmarks: bool) -> dict[str, spec.GroupCase]:
-    """Name the cases: the ten test shapes, and one benchmark shape or all four."""
+    """Returns the cases by name: the ten test shapes, and one or all four benchmark shapes."""
     tests = {f"test {i}": case for i, case in enumerate(spec.TESTS)}
     benchmarks = {f"benchmark {i}": case for i, case in enumerate(spec.BENCHMARKS)}
     if not all_benchmarks:
@@ -72,7 +72,7 @@ def cases(*, all_benchmarks: bool) -> dict[str, spec.GroupCase]:
 
 
 def run_cases(selected: dict[str, spec.GroupCase], target: Target = B200) -> int:
-    """Run the cases, show progress, print the tables. Return 0 if every output bit of every case is right, else 1.
+    """Runs the cases, shows progress, prints the tables. Returns 0 if every output bit of every case is right, else 1.
 
     Raises: EmulatorError if the launch shim is missing.
     """
@@ -80,7 +80,7 @@ def run_cases(selected: dict[str, spec.GroupCase], target: Target = B200) -> int
     print(INTRODUCTION.format(arch=target.arch, name=target.name), flush=True)
     results: list[Result] = []
     total = sum(_num_tiles(case, target) for case in selected.values())
-    # Where nobody watches a bar, each case prints a line instead.
+    # Without a visible bar, each case prints a line instead.
     with bar(total=total, unit="tile") as shown:
         for name, case in selected.items():
             shown.set_description(name)
@@ -105,7 +105,7 @@ def _line(result: Result) -> str:
 def run_case(
     name: str, case: spec.GroupCase, on_tiles: Callable[[int], None], target: Target = B200
 ) -> Result:
-    """Run one case on the emulator and compare it. `on_tiles` is called with the number of tiles done so far."""
+    """Runs one case on the emulator and compares it. `on_tiles` is called with the number of tiles done so far."""
     num_tiles = _num_tiles(case, target)
     data = inputs.make_inputs(case)
     with emulator.observe(lambda done, ctas: on_tiles(num_tiles * done // ctas)) as observer:
@@ -152,7 +152,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 
 def _extents(extents: tuple[int, ...]) -> str:
-    """Write equal extents once."""
+    """Writes equal extents once."""
     return ",".join(map(str, extents if len(set(extents)) > 1 else extents[:1]))
 
 
@@ -167,7 +167,7 @@ def _kernel_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Align columns to the left, two spaces apart; the empty string without rows."""
+    """Aligns columns to the left, two spaces apart; the empty string without rows."""
     if not rows:
         return ""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]

@@ -1,6 +1,6 @@
 """`nvfp4-cute doctor`: what is installed, which GPUs there are, what would run where, and why.
 
-Everything is asked when `run` (or a function here) is called; nothing is imported or queried before.
+Nothing is imported or queried before `run` (or a function here) is called.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from nvfp4_cute.gpus import targets
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1.
+    """Prints the report. Returns 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1.
 
-    For a script, print only what it needs; return 1 if something of it is missing.
+    For a script, prints only its requirements, and returns 1 if one of them is missing.
     """
     if args.subject and Path(args.subject).suffix == ".py":
         return script_report(Path(args.subject))
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def script_report(script: Path) -> int:
-    """Print which architecture, version of CuTe DSL and packages a script wants. Return 1 if something is missing."""
+    """Prints the architecture, CuTe DSL version and packages that a script needs. Returns 1 if something is missing."""
     from nvfp4_cute.emulator.fronts.script_needs import needs
 
     if not script.is_file():
@@ -50,11 +50,11 @@ def script_report(script: Path) -> int:
 
 
 def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str, bool]:
-    """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator).
+    """Returns the whole report as text, and whether some kernel can run here (on a GPU or on the emulator).
 
     Args:
-        formats: of ``a`` and of ``b``, of which the report says what multiplies them where.
-        verbose: whether it ends with every environment variable; misspelt ones are named anyway.
+        formats: formats of ``a`` and ``b``, for which the report says what multiplies them where.
+        verbose: whether to list every environment variable at the end; misspelled ones are always listed.
     """
     from nvfp4_cute.prove import silicon
 
@@ -87,7 +87,7 @@ def report(formats: Formats = NVFP4_PAIR, *, verbose: bool = False) -> tuple[str
 
 
 def _ability_lines(native: list[Gpu], compiler: str | None, shim: str | None) -> Iterator[str]:
-    """What this machine is good for, and the command to begin with."""
+    """Iterates over what this machine can do, with the command to start with."""
     on_gpu = ", ".join(f"cuda:{gpu.index} {gpu.name}" for gpu in native)
     if compiler:
         yield f"compute on the CPU with the float64 reference, and look into checkpoints; no kernels: {compiler}"
@@ -107,7 +107,7 @@ def _ability_lines(native: list[Gpu], compiler: str | None, shim: str | None) ->
 
 
 def _engine_lines() -> list[str]:
-    """Engines that are installed, and whether vLLM loads the plug-in."""
+    """Returns lines on installed engines, and on whether vLLM loads the plug-in."""
     from nvfp4_cute.models import engines
 
     found = engines.installed()
@@ -116,13 +116,15 @@ def _engine_lines() -> list[str]:
 
 
 def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
-    """Say who serves a checkpoint in vLLM and why, and which kernels compute each kind of layer, by rows.
+    """Iterates over lines on who serves a checkpoint in vLLM and why, and on the kernels of each kind of layer, by rows.
 
     Args:
-        folder: of config.json and safetensors files. target: a GPU; None for the first one here, or a B200.
+        folder: folder of config.json and safetensors files.
+        target: a GPU; None for the first one here, or a B200.
 
     Raises:
-        CheckpointError: the readers refuse it. UnsupportedTarget: an unknown GPU.
+        CheckpointError: the readers refuse it.
+        UnsupportedTarget: the GPU is unknown.
     """
     from nvfp4_cute.models import engines
     from nvfp4_cute.models.checkpoints import Checkpoint
@@ -145,7 +147,7 @@ def checkpoint_lines(folder: str, target: str | None = None) -> Iterator[str]:
 
 
 def _kernel_lines(found: dict[str, str | None]) -> list[str]:
-    """What kernels are compiled for, and what the compiler refuses."""
+    """Returns lines on the architectures of the kernels, and on those that the compiler refuses."""
     from nvfp4_cute.planning.arch import ARCHS, is_weight_only, simt
 
     refused = installed.refused_archs()
@@ -163,7 +165,7 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
 
 
 def _format_lines(formats: Formats) -> Iterator[str]:
-    """How architectures multiply a pair, or why they do not, and what they would; and what multiplies 16-bit ``a`` by ``b``."""
+    """Iterates over lines on how architectures multiply a pair, or why they cannot, and on kernels for 16-bit ``a``."""
     from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_FAMILIES, is_weight_only, mmas_of, simt
     from nvfp4_cute.planning.arch.base import check_pair
 
@@ -210,7 +212,7 @@ def _target_line(gpu: Gpu) -> str:
 
 
 def _cache_lines() -> list[str]:
-    """Say where compiled kernels are kept, and how many are there."""
+    """Returns lines on the folder of compiled kernels, and on its contents."""
     from nvfp4_cute.compile import disk_cache
 
     folder = env.cache_dir()
@@ -241,7 +243,7 @@ def _writability(folder: Path) -> str:
 
 
 def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
-    """Say what backend="auto" does with CPU and with CUDA tensors, and why."""
+    """Returns lines on what backend="auto" does with CPU and with CUDA tensors, and why."""
     import torch
 
     from nvfp4_cute import backends

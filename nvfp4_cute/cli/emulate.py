@@ -1,4 +1,4 @@
-"""`nvfp4-cute emulate`: somebody's CuTe DSL script, unmodified, on a virtual GPU."""
+"""`nvfp4-cute emulate`: runs an unmodified CuTe DSL script on a virtual GPU."""
 
 import argparse
 import importlib.metadata
@@ -32,11 +32,11 @@ from nvfp4_cute.timing.clock import Clock
 
 DEFAULT_ARCH = "sm_100a"
 INTERRUPTED = 130
-"""Exit code of an interrupted run, as of other verbs."""
+"""Exit code of an interrupted run, equal for all verbs."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script; return its exit code, or what its kernels make of it."""
+    """Runs the script; returns its exit code, or the one for its kernels' faults."""
     return emulate(
         args.script,
         args.arguments,
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Files:
-    """Where to write what a run found: for machines, for code hosts, and for Perfetto. None writes nothing."""
+    """Files for the findings of a run: for machines, for code hosts, and for Perfetto. None writes nothing."""
 
     json: Path | None = None
     sarif: Path | None = None
@@ -73,25 +73,27 @@ def emulate(
     traceback: bool = False,
     files: Files = Files(),
 ) -> int:
-    """Run a script on a virtual GPU and return its exit code.
+    """Runs a script on a virtual GPU and returns its exit code.
 
-    1 if a kernel failed, a hazard is an error, or the script raised; `ONLY_WARNINGS` if the script ended well and
-    `check="all"` found warnings; `INTERRUPTED` after Ctrl-C.
+    1 if a kernel failed, a hazard is an error, or the script raised; `ONLY_WARNINGS` if the script ended well and `check="all"`
+    found warnings; `INTERRUPTED` after Ctrl-C.
 
     Args:
-        script: path of a Python file.  arguments: its `sys.argv[1:]`.
-        arch: PTX target of the GPU, or its name; None takes what the script is written for.
-        sm_count: its SMs; None takes those of the product.
+        script: path of a Python file.
+        arguments: its `sys.argv[1:]`.
+        arch: PTX target of the GPU, or its name; None selects the one for which the script is written.
+        sm_count: number of SMs; None for that of the product.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
         check: look for hazards (races, bytes that nobody wrote, ...); "errors" or "all" fail the run.
-        timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
-        stats: print tables of all launches, of what their kernels need, and of bank conflicts.
+        timing: GPU on which to model the time of every launch; its architecture and SMs replace `arch`.
+        stats: print tables of all launches, of their kernels' resources, and of bank conflicts.
         traceback: show where in the script a kernel failure surfaced.
-        files: what to write. A timeline without `timing` is that of a GPU of the architecture.
+        files: files to write. A timeline without `timing` is that of a GPU of the architecture.
 
     Raises:
-        EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
-        UnsupportedTarget: an unknown GPU.
+        EmulatorError: the script does not exist, or nothing can be launched here.
+        ValueError: the mode is unknown.
+        UnsupportedTarget: the GPU is unknown.
     """
     if not script.is_file():
         raise EmulatorError(f"there is no file `{script}`")
@@ -158,12 +160,12 @@ def emulate(
 
 
 def say(text: str) -> None:
-    """A line of this command among what the script prints."""
+    """Prints a line of this command among the script's output."""
     print(f"nvfp4-cute emulate: {text}", file=sys.stderr)
 
 
 def write(files: Files, summary: dict[str, Any], gpu: VirtualGpu) -> None:
-    """Write the files that were asked for."""
+    """Writes the requested files."""
     if files.json is not None:
         write_json(summary, files.json)
     if files.sarif is not None:
@@ -178,7 +180,7 @@ def write(files: Files, summary: dict[str, Any], gpu: VirtualGpu) -> None:
 
 
 def verdict(launches: int, shown: Sequence[Hazard]) -> str:
-    """What a check that stopped nothing says at the end: a silent one would look like none."""
+    """Returns the closing line of a check that stopped nothing; silence would look like no check."""
     if not launches:
         return "nothing was checked: the script launched no kernel"
     found = counted(hazard.severity for hazard in shown) or "no hazards"
@@ -186,11 +188,11 @@ def verdict(launches: int, shown: Sequence[Hazard]) -> str:
 
 
 ONLY_WARNINGS = 3
-"""Exit code of a run that ended well but for warnings, where they count."""
+"""Exit code of a run with warnings but no errors, if warnings count."""
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write a value; `-` is stdout."""
+    """Writes a value; `-` is stdout."""
     text = json.dumps(value, indent=1) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
@@ -199,13 +201,13 @@ def write_json(value: Any, path: Path) -> None:
 
 
 def kernel_store() -> KernelStore | None:
-    """Where PTX of exported objects is kept: beside the compiled kernels; None where nothing is kept on disk."""
+    """Returns the store for PTX of exported objects, next to the compiled kernels; None if nothing is stored on disk."""
     folder = env.cache_dir()
     return KernelStore(folder / "ptx") if folder else None
 
 
 def report(outcome: Outcome, check: str, traceback: bool, arch: str) -> None:
-    """Say on stderr what stopped the script: a kernel failure in its own words, any other exception as Python does."""
+    """Reports on stderr what stopped the script: kernel failures with their own message, other exceptions like Python."""
     error = outcome.error
     if error is None:
         return
@@ -223,27 +225,27 @@ def report(outcome: Outcome, check: str, traceback: bool, arch: str) -> None:
 
 
 class Progress:
-    """A bar on stderr for each launch; nothing where nobody watches."""
+    """A bar on stderr for each launch; nothing without a terminal."""
 
     def __init__(self) -> None:
-        """No launch yet."""
+        """Starts without a launch."""
         self._bar: tqdm | None = None
         self._started = 0.0
 
     def begin(self, row: LaunchRow) -> None:
-        """Show a launch."""
+        """Shows a launch."""
         self._started = time.perf_counter()
         self._bar = bar(total=row.ctas, unit="CTA", desc=short_name(row.kernel))
 
     def progress(self, row: LaunchRow, done: int, total: int) -> None:
-        """Advance the bar."""
+        """Advances the bar."""
         if self._bar is not None and not self._bar.disable:
             rate = row.work.instructions / max(time.perf_counter() - self._started, 1e-9)
             self._bar.set_postfix_str(f"{rate:,.0f} instr/s", refresh=False)
             self._bar.update(done - self._bar.n)
 
     def end(self, row: LaunchRow) -> None:
-        """Remove the bar."""
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,4 +1,4 @@
-"""`nvfp4-cute eval`: a submission, tried as its server would."""
+"""`nvfp4-cute eval`: evaluates a submission like its server."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from nvfp4_cute.competition.trace import evaluate as trace
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate the file or the folder; return 0 if everything was accepted, else 1."""
+    """Evaluates the file or the folder; returns 0 if everything was accepted, else 1."""
     if args.submission.is_dir():
         return _run_folder(args)
     options = ("solution", "rules", "rounds")

@@ -1,4 +1,4 @@
-"""`nvfp4-cute export`: a competition problem's kernel as one file."""
+"""`nvfp4-cute export`: writes a competition problem's kernel as one file."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file or the folder; return 0."""
+    """Writes the file or the folder; returns 0."""
     if args.format is None:
         args.format = trace_export.FOLDER if is_source(Path(args.problem)) else export.GPU_MODE
     if args.format in trace_export.FORMATS:

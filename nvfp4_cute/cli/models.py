@@ -1,4 +1,4 @@
-"""`nvfp4-cute models`: what is in a checkpoint, what would run where, how fast whole models are, and how far from 16 bits."""
+"""`nvfp4-cute models`: inspects checkpoints, and measures speed and accuracy of whole models."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from nvfp4_cute.cli.options.models import WAYS
 from nvfp4_cute.errors import printable
 from nvfp4_cute.terminal import text_table
 
-# Options of `models bench`, by what a report has of them.
+# Options of `models bench` by keys of a report.
 OPTIONS_OF_KEYS = {
     "batch": "batch",
     "prompt": "prompt",
@@ -21,11 +21,11 @@ OPTIONS_OF_KEYS = {
     "ways": "way",
     "attention": "attention",
 }
-WORST_LAYERS = 3  # of each way, that are printed
+WORST_LAYERS = 3  # number of layers to print per way
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    """Print what is in a folder; 1 where the readers refuse a layer."""
+    """Prints the contents of a folder; returns 1 if the readers refuse a layer."""
     from nvfp4_cute.models.checkpoints import Checkpoint
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.inspect import inspect, kept_bytes, what_runs, where_it_runs
@@ -76,7 +76,7 @@ def _size(nbytes: int) -> str:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """Measure, and print a table."""
+    """Measures, and prints a table."""
     import torch
 
     from nvfp4_cute.models.random_model import config_of
@@ -134,7 +134,7 @@ def _about(device: str) -> dict[str, Any]:
 
 
 def _save(report: dict[str, Any], stem: Path, read: Path | None = None) -> int:
-    """Write JSON, page and picture; without matplotlib, no picture."""
+    """Writes JSON, page and, if matplotlib is installed, picture."""
     from nvfp4_cute.models.speed_page import draw, page
 
     names = " ".join(model["model"] for model in report["models"])
@@ -175,7 +175,7 @@ def _print_speeds(found: Any, device: str) -> None:
 
 
 def run_eval(args: argparse.Namespace) -> int:
-    """Print how far quantized models are from the 16-bit one."""
+    """Prints how much quantized models differ from the 16-bit one."""
     import torch
 
     from nvfp4_cute.models.accuracy import compare, quantized_copy
@@ -209,7 +209,7 @@ def run_eval(args: argparse.Namespace) -> int:
     if args.calibrate:
         seen = largest_inputs(reference, samples(args.model, args.calibrate, vocabulary))
         makers["nvfp4, calibrated"] = partial(quantized_copy, reference, "nvfp4", seen)
-    decode = torch.device(args.device).type == "cpu"  # where kernels' float64 reference would compute
+    decode = torch.device(args.device).type == "cpu"  # kernels would be computed by the float64 reference
     makers |= {
         str(folder): partial(load, str(folder), decode=decode, **options) for folder in args.checkpoint
     }

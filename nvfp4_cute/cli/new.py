@@ -1,4 +1,4 @@
-"""`nvfp4-cute new`: a problem of your own, from a template."""
+"""`nvfp4-cute new`: makes a problem of your own from a template."""
 
 import argparse
 
@@ -6,5 +6,5 @@ from nvfp4_cute.competition.trace import new
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folder; return 0."""
+    """Writes the folder of the new problem; returns 0."""
     return new.run(args.kind, args.folder)

@@ -1,4 +1,4 @@
-"""`nvfp4-cute prove`: a report of what the GPU of this machine does."""
+"""`nvfp4-cute prove`: reports what the GPU of this machine does."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from nvfp4_cute.prove import command, predictions
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove, predict, or read a report."""
+    """Proves, predicts, or reads a report."""
     if args.read:
         return command.read(args.read, args.out)
     if args.predict:

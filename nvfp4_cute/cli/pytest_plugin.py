@@ -1,8 +1,8 @@
 """A pytest plug-in: `pytest --cute-emulate sm_100a` runs a CuTe DSL test suite on a virtual GPU, without a GPU.
 
-Everything that `nvfp4-cute emulate` does for a script holds for the whole run: torch tensors on cuda, compiled kernels,
-launches. A kernel failure or a hazard fails the test in which it happened, even if the test ignores what its launch
-answered; the device is whole again for the next one.
+The whole run behaves like a script under `nvfp4-cute emulate`: torch tensors on cuda, compiled kernels, launches. A kernel
+failure or a hazard fails the test in which it happened, even if the test ignores the error of its launch. The device is reset
+for the next test.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ GROUP = "cute-emulate", "CuTe DSL kernels on a virtual GPU"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the plug-in."""
+    """Adds the options of the plug-in."""
     group = parser.getgroup(*GROUP)
     group.addoption(
         "--cute-emulate", metavar="ARCH", help="run on a virtual GPU of this architecture: sm_100a"
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
-    """Become the GPU before any conftest looks for one."""
+    """Sets up the virtual GPU before any conftest looks for a GPU."""
     options = early_config.known_args_namespace
     if getattr(options, "cute_emulate", None):
         early_config.pluginmanager.register(Emulation(options), "cute-emulation")
@@ -43,10 +43,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
 
 
 class Emulation:
-    """The virtual GPU of one pytest run, and what was found on it."""
+    """The virtual GPU of one pytest run, and its findings."""
 
     def __init__(self, options: Any):
-        """Enter the emulation; it lasts until the run ends."""
+        """Enters the emulation, which lasts until the run ends."""
         from nvfp4_cute.cli.emulate import kernel_store
         from nvfp4_cute.emulator.fronts.script import emulation
         from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
@@ -66,20 +66,20 @@ class Emulation:
         self._stack.enter_context(emulation(self.gpu))
 
     def pytest_report_header(self, config: pytest.Config) -> str:
-        """What the run happens on."""
+        """Returns the header line about the virtual GPU."""
         gpu = self.gpu
         checks = f"hazards: {self.check}" if gpu.machine.checker else "hazards: not looked for (--cute-check)"
         return f"cute-emulate: {gpu.product.name} ({gpu.device.arch}), {gpu.product.sm_count} SMs, virtual; {checks}"
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """A kernel failure is the test's, whatever it made of it."""
+        """Attributes kernel failures to the test, even if it handled them."""
         outcome: Any = yield
         self._judge(item, outcome)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """Fixtures launch kernels, too."""
+        """Attributes failures of kernels that fixtures launch."""
         outcome: Any = yield
         self._judge(item, outcome)
 
@@ -91,7 +91,7 @@ class Emulation:
             outcome.force_exception(pytest.fail.Exception(f"{failure}{then}", pytrace=False))
 
     def _failure_of(self, item: pytest.Item) -> BaseException | None:
-        """What a test's launches were guilty of since the last look; notes go into its report."""
+        """Returns the failure of a test's launches since the last call; adds notes to its report."""
         from nvfp4_cute.emulator.check.findings import of_failure, record, reported
         from nvfp4_cute.emulator.check.ledger import HazardError
 
@@ -109,7 +109,7 @@ class Emulation:
         return HazardError(counted) if counted else failure
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """How much ran, and what was found: a line for each finding, however many tests met it."""
+        """Prints how much ran, and one line per finding with the number of tests that have it."""
         from nvfp4_cute.emulator.check.ledger import counted
 
         launches, number = len(self.gpu.launches), len(self.findings)
@@ -129,7 +129,7 @@ class Emulation:
             terminalreporter.line("--cute-check all lets warnings fail their test and shows notes")
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Write what was found, and give the machine back."""
+        """Writes the findings, and leaves the emulation."""
         if self.sarif:
             import importlib.metadata
 
@@ -143,7 +143,7 @@ class Emulation:
 
 
 def findings_lines(findings: list[dict[str, Any]]) -> list[str]:
-    """A line for each finding: severity, kind, kernel, place, and the tests that met it; errors first."""
+    """Formats one line per finding: severity, kind, kernel, place, and its tests; errors first."""
     from nvfp4_cute.emulator.check.ledger import SEVERITIES
 
     tests: dict[tuple[str, str, str, str], dict[str, None]] = {}

@@ -1,4 +1,4 @@
-"""`nvfp4-cute quantize`: a 16-bit checkpoint to a quantized one, in the layout of a tool."""
+"""`nvfp4-cute quantize`: quantizes a 16-bit checkpoint, in the layout of a tool."""
 
 import argparse
 import fnmatch
@@ -9,7 +9,7 @@ from nvfp4_cute.errors import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrate if asked for, quantize, and say what was done."""
+    """Calibrates if requested, quantizes, and prints a summary."""
     from nvfp4_cute.models.checkpoints.folders import local_folder
     from nvfp4_cute.models.checkpoints.tensors import TensorFiles, check_has_no_tensors
     from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     if args.budget is not None and not args.calibrate:
         raise ValueError("--budget measures on a text what layers lose; pass --calibrate TEXT")
     args.model = local_folder(args.model)
-    # All of this before a model is loaded to be calibrated.
+    # Checks that can fail run before a model is loaded for calibration.
     args.layout = args.layout or RECIPES[args.format].layouts[0]
     config_of_16_bits(args.model)
     TensorFiles(args.model)

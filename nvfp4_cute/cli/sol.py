@@ -1,6 +1,6 @@
-"""`nvfp4-cute sol`: the least time of the competition's problems, or of a shape, on a GPU; what weights occupy.
+"""`nvfp4-cute sol`: the least time of the competition's problems, or of a shape, on a GPU; the memory of weights.
 
-Everything printed here is computed from sizes and from the figures in ``targets.py``. Nothing is measured.
+Everything printed is computed from sizes and from the figures in ``targets.py``. Nothing is measured.
 """
 
 import argparse
@@ -47,7 +47,7 @@ COMPETITION_NOTE = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was asked for and return 0. Raises ValueError for options that do not go together."""
+    """Prints the requested tables and returns 0. Raises ValueError for options that do not go together."""
     if args.memory:
         return print_memory(args.target, matrices=_matrices(args), as_json=args.json)
     shape = None
@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _matrices(args: argparse.Namespace) -> tuple[int, int, int] | None:
-    """(count, n, k) of --memory, or None for the catalogue. Raises ValueError for what is not about weights."""
+    """Returns (count, n, k) of --memory, or None for the catalogue.
+
+    Raises ValueError for options that do not concern weights.
+    """
     if args.problem or args.m or args.op or args.out or args.plot or args.formats:
         raise ValueError("--memory is about weights: it takes --n, --k, --groups, --target, and --json")
     if args.n and args.k:
@@ -73,9 +76,9 @@ def _matrices(args: argparse.Namespace) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem given on the command line: ``m`` has one entry, or one a group; n and k are those of every group.
+    """A problem from the command line. ``m`` has one entry, or one per group; n and k are those of every group.
 
-    Raises: ValueError if sizes contradict each other or NVFP4 blocks do not divide them.
+    Raises: ValueError if sizes contradict each other or are not multiples of NVFP4 blocks.
     """
 
     m: tuple[int, ...]
@@ -108,18 +111,18 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Readable: ``g8_m16_n4096_k7168``."""
+        """Readable name such as ``g8_m16_n4096_k7168``."""
         return f"g{self.groups}_m{'-'.join(map(str, self.m))}_n{self.n}_k{self.k}"
 
     def work(self) -> light.Work:
-        """What the operation moves and computes."""
+        """Bytes and operations of the problem."""
         stored = {"a": self.formats[0].name, "b": self.formats[1].name} | OPERATIONS[self.operation]
         return light.grouped_gemm(self.sizes, out=self.out, **stored)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case with its floors. ``published_us`` is None for a shape that nobody published a time for."""
+    """One case with its floors. ``published_us`` is None for a shape without a published time."""
 
     problem: str
     case: str
@@ -129,17 +132,17 @@ class Row:
 
     @property
     def competition_us(self) -> float | None:
-        """The competition's formula in us; None for work that it does not cover."""
+        """Result of the competition's formula in us; None for work that it does not cover."""
         return light.competition_us(self.work) if self.work.math == "nvfp4" else None
 
     @property
     def difference(self) -> float | None:
-        """Ours over the published time, minus 1."""
+        """Our time divided by the published one, minus 1."""
         ours = self.competition_us
         return None if ours is None or self.published_us is None else ours / self.published_us - 1
 
     def record(self) -> dict[str, Any]:
-        """Everything about the row as plain data; times in us."""
+        """Returns everything about the row as plain data; times in us."""
         return {
             "problem": self.problem,
             "case": self.case,
@@ -160,7 +163,7 @@ class Row:
 
 
 def competition_rows(target: Target, problem: str | None = None) -> list[Row]:
-    """Benchmark cases of one competition problem or of all four."""
+    """Returns the benchmark cases of one competition problem or of all four."""
     return [
         Row(name, case.name, case.work, light.physical_floor(case.work, target), case.sol_us)
         for name, cases in PROBLEMS.items()
@@ -170,11 +173,11 @@ def competition_rows(target: Target, problem: str | None = None) -> list[Row]:
 
 
 def shape_row(target: Target, shape: Shape) -> Row:
-    """The row of a shape. Raises what a call of such formats raises on the target, of any sizes."""
+    """Returns the row of a shape. Raises what a call with such formats and any sizes raises on the target."""
     if "a" in OPERATIONS[shape.operation]:
         _check_weight_only(target.arch, shape)
     else:
-        from nvfp4_cute.cli import tune  # here: help loads no other verb
+        from nvfp4_cute.cli import tune  # imported here, because help must not load other verbs
 
         tune.check_call(target, shape.operation, shape.out, shape.formats)
     work = shape.work()
@@ -182,7 +185,7 @@ def shape_row(target: Target, shape: Shape) -> Row:
 
 
 def _check_weight_only(arch: str, shape: Shape) -> None:
-    """Raise what a product of bfloat16 rows and quantized weights raises on an architecture."""
+    """Raises what a product of bfloat16 rows and quantized weights raises on an architecture."""
     a_format, b_format = shape.formats
     if a_format != b_format:
         raise ValueError(
@@ -196,10 +199,10 @@ def _check_weight_only(arch: str, shape: Shape) -> None:
 
 
 def choose_target(name: str | None) -> tuple[Target, str]:
-    """The target, and why it was taken: asked for, detected, or B200 where neither.
+    """Returns the target, and why: it was requested, detected, or is the default, B200.
 
     Raises:
-        UnsupportedTarget: a name that is not in the table.
+        UnsupportedTarget: the name is not in the table.
     """
     if name is not None:
         return targets.lookup(name), "as asked"
@@ -215,11 +218,12 @@ def print_floors(
     as_json: bool = False,
     plot: Path | None = None,
 ) -> int:
-    """Print the floors of a shape, or of the competition's benchmark cases; write a picture if asked. Return 0.
+    """Prints the floors of a shape, or of the competition's benchmark cases; draws a picture if requested. Returns 0.
 
     Raises:
-        UnsupportedTarget: an unknown target. UnsupportedProblem: formats that it does not multiply or write. ValueError: ``plot``
-            without matplotlib.
+        UnsupportedTarget: the target is unknown.
+        UnsupportedProblem: the target does not multiply or write the formats.
+        ValueError: ``plot`` needs matplotlib.
     """
     target, why = choose_target(target_name)
     rows = [shape_row(target, shape)] if shape else competition_rows(target, problem)
@@ -240,10 +244,11 @@ def print_floors(
 def print_memory(
     target_name: str | None, *, matrices: tuple[int, int, int] | None = None, as_json: bool = False
 ) -> int:
-    """Print what weights occupy: ``matrices`` (count, n, k), or common layers and models. Return 0.
+    """Prints the memory of weights: ``matrices`` (count, n, k), or common layers and models. Returns 0.
 
     Raises:
-        UnsupportedTarget: an unknown target. ValueError: K is not a multiple of 16.
+        UnsupportedTarget: the target is unknown.
+        ValueError: K is not a multiple of 16.
     """
     target, why = choose_target(target_name)
     weights = footprint.catalogue()
@@ -287,7 +292,7 @@ def _competition_table(rows: Sequence[Row]) -> str:
 
 
 def _short(case: str, width: int = 38) -> str:
-    """A case name that fits its column; the extents in the middle give way."""
+    """Shortens a case name to its column by cutting extents in the middle."""
     return case if len(case) <= width else f"{case[: width - 18]}..{case[-16:]}"
 
 
@@ -326,7 +331,7 @@ def _breakdown(row: Row) -> str:
 
 
 def _sustained(row: Row) -> list[str]:
-    """A line on the power limit, where it is known and binds."""
+    """Returns a line on the power limit if it is known and binds."""
     us = row.floor.sustained_us
     if us is None or us <= row.floor.us:
         return []

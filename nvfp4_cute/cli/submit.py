@@ -1,4 +1,4 @@
-"""`nvfp4-cute submit`: a submission, handed to popcorn-cli."""
+"""`nvfp4-cute submit`: submits a file with popcorn-cli."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from nvfp4_cute.competition import submit
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit the file; return 0 if the server accepted it."""
+    """Submits the file; returns 0 if the server accepted it."""
     order = submit.Order(
         path=args.submission,
         leaderboard=args.leaderboard,

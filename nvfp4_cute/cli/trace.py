@@ -1,4 +1,4 @@
-"""`nvfp4-cute trace`: the modelled time of a competition case or a layer on a GPU, explained, and a timeline for Perfetto."""
+"""`nvfp4-cute trace`: models and explains the time of a competition case or a layer on a GPU; writes a timeline for Perfetto."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ ADVICE = "open it at https://ui.perfetto.dev or chrome://tracing"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Model one case or layer, print what took its time, write its timeline; return 0."""
+    """Models one case or layer, prints what took its time, writes its timeline; returns 0."""
     if args.name in registry.names():
         types.refuse_given(args, ("tokens",), lambda name: f"{args.name} has cases: leave out {name}")
         return model_case(args.name, args.case or 0, target_name=args.target, out=args.out)
@@ -29,15 +29,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def model_layer(layer: str, tokens: int, *, target_name: str, out: Path | None) -> int:
-    """Model a layer, print what took the time, and write the timeline; return 0.
+    """Models a layer, prints what took the time, and writes the timeline; returns 0.
 
     Args:
-        layer: as `bench.layers` names it.
-        tokens: rows that it gets.
-        target_name, out: as of `model_case`.
+        layer: a name of `bench.layers`.
+        tokens: number of rows.
+        target_name, out: see `model_case`.
 
     Raises:
-        ValueError: there is no such layer. UnsupportedTarget: an unknown GPU, or one without a kernel.
+        ValueError: there is no such layer.
+        UnsupportedTarget: the GPU is unknown, or has no kernel.
     """
     from nvfp4_cute.bench.layers import EXPERTS, LINEAR, Cell, modelled
 
@@ -54,7 +55,7 @@ def model_layer(layer: str, tokens: int, *, target_name: str, out: Path | None) 
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of CTAs of one launch after the other, and the function that moves it."""
+    """Shows a bar of the CTAs of each launch; yields the function that advances it."""
     with Progress(unit="CTA", desc=what) as bar:
 
         def advance(done: int, total: int) -> None:
@@ -67,7 +68,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _finish(timing: Timing | ChainTiming, out: Path | None) -> None:
-    """Say how good the times are, and write the timeline, if it is asked for."""
+    """Prints how reliable the times are, and writes the timeline if requested."""
     print(MODEL_ERROR)
     if out is not None:
         trace.write(out, timing)
@@ -75,17 +76,17 @@ def _finish(timing: Timing | ChainTiming, out: Path | None) -> None:
 
 
 def model_case(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
-    """Model one benchmark case of a problem, print what took the time, and write the timeline; return 0.
+    """Models one benchmark case of a problem, prints what took the time, and writes the timeline; returns 0.
 
     Args:
-        problem: name of a competition problem that this package answers.
+        problem: name of a competition problem with a kernel in this package.
         case: number of its benchmark case, from 0.
         target_name: the GPU.
         out: file of the timeline, compressed if it ends in .gz; None writes none.
 
     Raises:
         ValueError: there is no such case, or no kernel for the problem.
-        UnsupportedTarget: an unknown GPU, or one without a kernel.
+        UnsupportedTarget: the GPU is unknown, or has no kernel.
     """
     target = lookup(target_name)
     package = f"nvfp4_cute.problems.{problem}"

@@ -1,4 +1,4 @@
-"""`nvfp4-cute tune`: the fastest config of benchmark cases or of a shape, measured or modelled, kept for later calls."""
+"""`nvfp4-cute tune`: finds the fastest config of benchmark cases or of a shape, measured or modelled, for later calls."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
@@ -23,16 +23,16 @@ from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.problem import Form
 from nvfp4_cute.tuning import autotune
 
-# Of operands that stand for those of a shape: any format has blocks of such rows.
+# Extents of operands that replace those of a shape in checks; every format has blocks of such rows.
 ROWS, WIDTH = 128, 512
 
 
 MOST_FLOPS = 1.2e12
-"""Of a case whose candidates are all modelled, in minutes each."""
+"""Largest case for which all candidates are modelled, each in minutes."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune what was asked for; return 0. Raises ValueError for options that do not go together."""
+    """Tunes the requested cases; returns 0. Raises ValueError for options that do not go together."""
     if args.m and args.n and args.k and not args.suites and not args.containing:
         wanted = [of_shape(args.m, args.n, args.k, args.groups, args.op, args.form, args.out, args.formats)]
     elif args.m or args.n or args.k or args.groups or not (args.suites or args.containing):
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """What to tune: a case's sizes, in a form, with an output."""
+    """A case to tune: its sizes, form and output."""
 
     case: Case
     form: Form
@@ -52,7 +52,7 @@ class Work:
 
 
 def of_suites(suites: tuple[str, ...], containing: str, formats: Formats = NVFP4_PAIR) -> list[Work]:
-    """The GEMMs among benchmark cases. Raises ValueError for an unknown suite, or where none is left."""
+    """Returns the GEMMs among benchmark cases. Raises ValueError for an unknown suite, or if none is left."""
     cases = select(suites, containing, formats)
     found = [Work(case, case.form) for case in cases if case.operation != "gemv"]
     if not found:
@@ -70,7 +70,7 @@ def of_shape(
     out: str,
     formats: Formats = NVFP4_PAIR,
 ) -> Work:
-    """One shape: ``m`` of all groups, or of each. Raises ValueError where sizes contradict each other or the form."""
+    """Returns one shape; ``m`` is for all groups, or for each. Raises ValueError if sizes contradict each other or the form."""
     case = shape_case(m, n, k, groups, operation, formats)
     rows = tuple(m for m, _, _ in case.sizes)
     if form == "batched" and len(set(rows)) > 1:
@@ -79,12 +79,13 @@ def of_shape(
 
 
 def check_call(target: Target, operation: str, out: str, formats: Formats) -> None:
-    """Raise what a GEMM or dual GEMM raises on the target. The call is made, of small sizes, up to where it is planned.
+    """Raises what a GEMM or dual GEMM raises on the target. Makes the call with small sizes, up to its planning.
 
     Args:
+        target: the GPU.
         operation: a key of ``bench.cases.OPERATIONS``.
         out: a key of ``bench.cases.RESULT_DTYPES``.
-        formats: of ``a`` and of ``b``.
+        formats: formats of ``a`` and ``b``.
     """
     work = of_shape((ROWS,), WIDTH, WIDTH, 1, operation, "list", out, formats)
     call, operands, options = arguments(work, torch.device("cpu"))
@@ -93,16 +94,17 @@ def check_call(target: Target, operation: str, out: str, formats: Formats) -> No
 
 
 def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> int:
-    """Tune one after the other and print their tables; return 0.
+    """Tunes one case after the other and prints their tables; returns 0.
 
     Args:
-        wanted: what to tune.
-        target_name: the GPU: measured if it is that of this machine, else modelled. Default: that of this machine if it is
+        wanted: cases to tune.
+        target_name: the GPU, which is measured if it is this machine's, else modelled. Default: that of this machine if it is
             known, else B200.
-        keep: whether later calls shall take what is found.
+        keep: whether later calls use the result.
 
     Raises:
-        UnsupportedTarget: an unknown GPU, or one without a kernel. UnsupportedProblem: no kernel for formats, form or output.
+        UnsupportedTarget: the GPU is unknown, or has no kernel.
+        UnsupportedProblem: there is no kernel for formats, form or output.
     """
     here = targets.detect()
     target = targets.lookup(target_name) if target_name else here or targets.B200
@@ -128,7 +130,7 @@ def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> 
 
 
 def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-    """Operation, operands and options: random operands on a GPU; on the CPU, where only the model looks, without data."""
+    """Returns operation, operands and options. Operands are random on a GPU, and without data on the CPU, for the model."""
     case, form = work.case, work.form
     rows = [m for m, _, _ in case.sizes]
     if form == "masked":
@@ -150,7 +152,7 @@ def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], lis
 
 
 def _arranged(operands: Operands, form: Form) -> Iterator[Any]:
-    """Operands, then scales, in the order of every operation's arguments."""
+    """Iterates over operands, then scales, in the order of every operation's arguments."""
     for data in (True, False):
         tokens, *weights = (
             (operands.a, operands.b, operands.b2)

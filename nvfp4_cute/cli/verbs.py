@@ -1,6 +1,6 @@
 """The verbs of the command line.
 
-`nvfp4_cute.cli.options` has a module with the options of each, `nvfp4_cute.cli` one with what it does.
+`nvfp4_cute.cli.options` has one module per verb with its options, `nvfp4_cute.cli` one with its code.
 """
 
 import argparse
@@ -35,13 +35,13 @@ GROUPS = {
         "compile": "kernels ahead of time, into a folder",
     },
 }
-"""Verb -> its line in `nvfp4-cute --help`, by what a person wants."""
+"""Verb -> its line in `nvfp4-cute --help`, by purpose."""
 
 VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
 
 
 def listing() -> str:
-    """Every verb with its line, for `nvfp4-cute --help`."""
+    """Returns every verb with its line, for `nvfp4-cute --help`."""
     groups = (
         f"{title}:\n" + "".join(f"    {verb:9} {line}\n" for verb, line in verbs.items())
         for title, verbs in GROUPS.items()
@@ -55,7 +55,7 @@ Verbs = argparse._SubParsersAction
 def add_verb(
     verbs: Verbs, name: str, text: str, examples: str | None = None, *, add_help: bool = True
 ) -> argparse.ArgumentParser:
-    """Add the parser of a verb of ``VERBS``; `text` and `examples` stand in its help, which is `--help` unless told not to be."""
+    """Adds the parser of a verb of ``VERBS`` with `text` and `examples` in its help. `add_help`: whether it has `--help`."""
     return verbs.add_parser(
         name,
         description=text,
@@ -66,7 +66,7 @@ def add_verb(
 
 
 def lazily(module: str, function: str = "run") -> Callable[[argparse.Namespace], int]:
-    """A function of a verb's module, which is imported when it is called: help and mistakes in options need none of it."""
+    """Returns a function that imports a verb's module when it is called; help and wrong options need none of it."""
 
     def run(args: argparse.Namespace) -> int:
         return getattr(import_module(f"nvfp4_cute.cli.{module}"), function)(args)
@@ -75,7 +75,7 @@ def lazily(module: str, function: str = "run") -> Callable[[argparse.Namespace],
 
 
 def add_arch(verb: argparse.ArgumentParser) -> None:
-    """Add --arch, the GPU to emulate."""
+    """Adds --arch, the GPU to emulate."""
     verb.add_argument(
         "--arch", help="the GPU to emulate: an architecture (sm_120a) or a product (RTX 5090); default B200"
     )

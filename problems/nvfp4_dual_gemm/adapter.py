@@ -1,4 +1,4 @@
-"""The problem's entry point, answered by ``nvfp4_cute.dual_gemm``."""
+"""The problem's entry point, computed by ``nvfp4_cute.dual_gemm``."""
 
 import torch
 
@@ -6,14 +6,13 @@ from nvfp4_cute.ops import parts
 
 
 def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> torch.Tensor:
-    """Compute into the C that the input carries.
+    """Computes into the C in the input.
 
-    The permuted scales are used where they lie; the row-major ones are ignored. Nothing is remembered from one call to
-    the next but compiled code.
+    Uses the permuted scales in place and ignores the row-major ones. Only compiled code is cached between calls.
 
     Args:
         data: the tuple that ``inputs.make_inputs`` describes.
-        backend: as of ``dual_gemm``; "auto" asks NVFP4_CUTE_BACKEND, then takes what fits the tensors' device.
+        backend: see ``dual_gemm``; "auto" uses NVFP4_CUTE_BACKEND, or else the tensors' device.
 
     Returns:
         C, float16 [M, N, 1].

@@ -1,10 +1,10 @@
-"""Inputs of a case, in the structure, dtypes, strides and value ranges that the problem prescribes.
+"""Inputs of a case with the structure, dtypes, strides and value ranges that the problem prescribes.
 
 ``(a, b1, b2, sfa, sfb1, sfb2, sfa_permuted, sfb1_permuted, sfb2_permuted, c)``: A [M, K/2, 1], B1 and B2 [N, K/2, 1]
-float4_e2m1fn_x2, 0 to 1.5 of either sign; scales from 0 to 1 as float8_e4m3fn, row-major [rows, K/16, 1] and permuted
-[32, 4, rm, 4, rk, 1]; C [M, N, 1] float16.
+float4_e2m1fn_x2, 0 to 1.5 of either sign; scales from 0 to 1 as float8_e4m3fn, row-major [rows, K/16, 1] and permuted [32, 4,
+rm, 4, rk, 1]; C [M, N, 1] float16.
 
-The bits come from a generator of our own, so they differ from those that the official generator draws for a seed.
+The bits come from our own generator, so they differ from those of the official generator for the same seed.
 """
 
 import torch
@@ -13,14 +13,14 @@ from nvfp4_cute.problems.operands import SMALL_VALUES, fraction_scales, packed_v
 
 from .spec import DualGemmCase
 
-# Entries of the tuple that lie on the CPU.
+# Indices of the tuple's entries that are on the CPU.
 CPU_ENTRIES: tuple[int, ...] = ()
 
 
 def make_inputs(
     case: DualGemmCase, device: str | torch.device = "cpu", seed: int | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The tuple of ``case`` on ``device``; ``seed`` instead of the case's own. Equal seeds give equal bits everywhere."""
+    """Returns the tuple of ``case`` on ``device``. ``seed`` replaces the case's own; equal seeds give equal bits everywhere."""
     generator = torch.Generator().manual_seed(case.seed if seed is None else seed)
     sides = (case.m, case.n, case.n)
     values = [packed_values(rows, case.k, 1, SMALL_VALUES, generator, device) for rows in sides]
@@ -30,5 +30,5 @@ def make_inputs(
 
 
 def outputs(data: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """C."""
+    """Returns C."""
     return [data[-1]]

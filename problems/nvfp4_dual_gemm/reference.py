@@ -11,9 +11,9 @@ from .spec import ATOL, RTOL
 
 
 def reference(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """C, float16 [M, N, 1]: both products in float64, rounded to float32; silu and product in float32; rounded once more.
+    """Returns C, float16 [M, N, 1]: products in float64, rounded to float32; silu and product in float32; rounded once more.
 
-    C in ``data`` is not touched.
+    Does not touch C in ``data``.
     """
     a, b1, b2, _, _, _, sfa, sfb1, sfb2, _ = data
     gate, up = grouped_gemm_reference(
@@ -25,5 +25,5 @@ def reference(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
 def check(
     received: Any, expected: torch.Tensor, *, rtol: float = RTOL, atol: float = ATOL
 ) -> tuple[bool, str]:
-    """Judge an answer as the official harness does: (True, ""), or False and the harness's message."""
+    """Judges an answer like the official harness: (True, ""), or False and the harness's message."""
     return match(received, expected, rtol=rtol, atol=atol)

@@ -16,15 +16,15 @@ DEADLINE = datetime(2026, 1, 20, tzinfo=timezone.utc)
 
 
 class DualGemmCase(MatrixCase):
-    """One shape of the problem."""
+    """One shape of the dual GEMM problem."""
 
     @property
     def work(self) -> light.Work:
-        """What it moves and computes."""
+        """Bytes and operations of the case."""
         return light.dual_gemm(self.m, self.n, self.k)
 
 
-# The third repeats the first, as the official list does.
+# The third repeats the first, as in the official list.
 TESTS = (
     DualGemmCase(1536, 512, 7168),
     DualGemmCase(256, 512, 256),

@@ -1,9 +1,9 @@
-"""Inputs of a case, in the structure, dtypes, strides and value ranges that the problem prescribes.
+"""Inputs of a case with the structure, dtypes, strides and value ranges that the problem prescribes.
 
-``(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c)``: A [M, K/2, 1] and B [N, K/2, 1] float4_e2m1fn_x2 with every value;
-scales 0 to 3 as float8_e4m3fn, row-major [rows, K/16, 1] and permuted [32, 4, rm, 4, rk, 1]; C [M, N, 1] float16.
+``(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c)``: A [M, K/2, 1] and B [N, K/2, 1] float4_e2m1fn_x2 with every value; scales 0
+to 3 as float8_e4m3fn, row-major [rows, K/16, 1] and permuted [32, 4, rm, 4, rk, 1]; C [M, N, 1] float16.
 
-The bits come from a generator of our own, so they differ from those that the official generator draws for a seed.
+The bits come from our own generator, so they differ from those of the official generator for the same seed.
 """
 
 import torch
@@ -12,14 +12,14 @@ from nvfp4_cute.problems.operands import ALL_VALUES, integer_scales, packed_valu
 
 from .spec import GemmCase
 
-# Entries of the tuple that lie on the CPU.
+# Indices of the tuple's entries that are on the CPU.
 CPU_ENTRIES: tuple[int, ...] = ()
 
 
 def make_inputs(
     case: GemmCase, device: str | torch.device = "cpu", seed: int | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The tuple of ``case`` on ``device``; ``seed`` instead of the case's own. Equal seeds give equal bits everywhere."""
+    """Returns the tuple of ``case`` on ``device``. ``seed`` replaces the case's own; equal seeds give equal bits everywhere."""
     generator = torch.Generator().manual_seed(case.seed if seed is None else seed)
     a, b = (packed_values(rows, case.k, 1, ALL_VALUES, generator, device) for rows in (case.m, case.n))
     (sfa, sfa_permuted), (sfb, sfb_permuted) = (
@@ -30,5 +30,5 @@ def make_inputs(
 
 
 def outputs(data: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """C."""
+    """Returns C."""
     return [data[-1]]

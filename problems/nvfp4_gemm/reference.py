@@ -11,7 +11,7 @@ from .spec import ATOL, RTOL
 
 
 def reference(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """C, float16 [M, N, 1]: computed in float64, rounded once. C in ``data`` is not touched."""
+    """Returns C, float16 [M, N, 1]: computed in float64, rounded once. Does not touch C in ``data``."""
     a, b, _, _, sfa, sfb, _ = data
     (c,) = grouped_gemm_reference([a[:, :, 0]], [b[:, :, 0]], [sfa], [sfb], out_dtype=torch.float16)
     return c.unsqueeze(-1)
@@ -20,5 +20,5 @@ def reference(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
 def check(
     received: Any, expected: torch.Tensor, *, rtol: float = RTOL, atol: float = ATOL
 ) -> tuple[bool, str]:
-    """Judge an answer as the official harness does: (True, ""), or False and the harness's message."""
+    """Judges an answer like the official harness: (True, ""), or False and the harness's message."""
     return match(received, expected, rtol=rtol, atol=atol)

@@ -16,11 +16,11 @@ DEADLINE = datetime(2025, 12, 21, tzinfo=timezone.utc)
 
 
 class GemmCase(MatrixCase):
-    """One shape of the problem."""
+    """One shape of the GEMM problem."""
 
     @property
     def work(self) -> light.Work:
-        """What it moves and computes."""
+        """Bytes and operations of the case."""
         return light.gemm(self.m, self.n, self.k)
 
 

@@ -1,4 +1,4 @@
-"""The entry point as a competition server calls it: what `nvfp4-cute export nvfp4_gemm` puts into one file."""
+"""The entry point that a competition server calls, which `nvfp4-cute export nvfp4_gemm` writes into one file."""
 
 import torch
 
@@ -11,16 +11,16 @@ from nvfp4_cute.problems.submission_parts import sendable_errors
 
 from .spec import BENCHMARKS
 
-# The size -> config, for the shapes that are timed, where the export freezes what `select` chooses; every other shape
-# takes one of them, the default.
+# The size -> config, for the timed shapes, where the export stores the choice of `select`. Other shapes use the default, which
+# is one of them.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
-# Of the operands where they are not NVFP4, as in an export for others.
+# Formats of the operands in exports for formats other than NVFP4.
 FORMATS: Formats | None = None
 
 
 def frozen_constants(config: KernelConfig | None = None, formats: Formats = NVFP4_PAIR) -> dict[str, str]:
-    """What an export writes in the place of constants: name to Python expression. ``config``: for every shape."""
+    """Returns an export's values of constants: name -> Python expression. ``config``: for every shape."""
     sizes = [((case.m, case.n, case.k),) for case in BENCHMARKS]
     problems = (GroupedProblem(size, out_dtype=torch.float16) for size in sizes)
     return frozen_configs(problems, config, formats)
@@ -28,12 +28,12 @@ def frozen_constants(config: KernelConfig | None = None, formats: Formats = NVFP
 
 @sendable_errors
 def custom_kernel(data):
-    """Compute C = A @ B^T into the C that the input carries.
+    """Computes C = A @ B^T into the C in the input.
 
     Args:
-        data: (a, b, scales of both, permuted scales of both, c): A [M, K/2, 1] and B [N, K/2, 1] float4_e2m1fn_x2; the
-            permuted scales float8_e4m3fn [32, 4, rm, 4, rk, 1], a view of contiguous [1, rm, rk, 32, 4, 4], whose memory
-            is used as it lies; C [M, N, 1] float16.
+        data: (a, b, scales of both, permuted scales of both, c): A [M, K/2, 1] and B [N, K/2, 1] float4_e2m1fn_x2; the permuted
+            scales float8_e4m3fn [32, 4, rm, 4, rk, 1], a view of contiguous [1, rm, rk, 32, 4, 4], whose memory is used in
+            place; C [M, N, 1] float16.
 
     Returns:
         C.

@@ -1,4 +1,4 @@
-"""The problem's entry point, answered by ``nvfp4_cute.gemv``."""
+"""The problem's entry point, computed by ``nvfp4_cute.gemv``."""
 
 import torch
 
@@ -8,14 +8,14 @@ from .inputs import InputTuple
 
 
 def custom_kernel(data: InputTuple, *, backend: str = "auto") -> torch.Tensor:
-    """Compute into the C that the input carries.
+    """Computes into the C in the input.
 
-    Row 0 of b and the permuted scales are used where they lie; the row-major scales are ignored. Nothing is remembered
-    from one call to the next but compiled code.
+    Uses row 0 of b and the permuted scales in place, and ignores the row-major scales. Only compiled code is cached between
+    calls.
 
     Args:
         data: the tuple that ``inputs.make_inputs`` describes.
-        backend: as of ``gemv``; "auto" asks NVFP4_CUTE_BACKEND, then takes what fits the tensors' device.
+        backend: see ``gemv``; "auto" uses NVFP4_CUTE_BACKEND, or else the tensors' device.
 
     Returns:
         C, float16 [M, 1, L].

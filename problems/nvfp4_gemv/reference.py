@@ -12,7 +12,7 @@ from .spec import ATOL, RTOL
 
 
 def reference(data: InputTuple) -> torch.Tensor:
-    """C, float16 [M, 1, L]: computed in float64, rounded once. C in ``data`` is not touched."""
+    """Returns C, float16 [M, 1, L]: computed in float64, rounded once. Does not touch C in ``data``."""
     a, b, _, _, sfa, sfb, c = data
     m, row_bytes, batches = a.shape
     scales = [
@@ -28,5 +28,5 @@ def reference(data: InputTuple) -> torch.Tensor:
 def check(
     received: torch.Tensor, expected: torch.Tensor, *, rtol: float = RTOL, atol: float = ATOL
 ) -> tuple[bool, str]:
-    """Judge an answer as the official harness does: (True, ""), or False and the harness's message."""
+    """Judges an answer like the official harness: (True, ""), or False and the harness's message."""
     return match(received, expected, rtol=rtol, atol=atol)

@@ -1,7 +1,7 @@
 """The problem in numbers: shapes, seed, tolerance, published speed of light.
 
-GPU MODE x NVIDIA "Blackwell NVFP4 kernel hackathon", first problem: a batch of L products of a matrix and a vector,
-NVFP4 operands, fp16 result. B arrives padded to 128 rows, of which only the first counts.
+GPU MODE x NVIDIA "Blackwell NVFP4 kernel hackathon", first problem: a batch of L matrix-vector products with NVFP4 operands and
+fp16 results. B is padded to 128 rows, of which only the first counts.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ PADDED_N = 128
 
 @dataclass(frozen=True)
 class GemvCase:
-    """One shape of the problem.
+    """One shape of the GEMV problem.
 
     Attributes:
         m, k: extents of a matrix in elements; k is a multiple of 64.
-        l: products of the batch.
+        l: number of products in the batch.
         sol_us: published speed of light in microseconds; None for test shapes.
-        seed: of the inputs.
+        seed: seed of the inputs.
     """
 
     m: int
@@ -37,26 +37,26 @@ class GemvCase:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a case file says of the case."""
+        """Returns the case's entries in a case file."""
         return {"m": self.m, "k": self.k, "l": self.l, "seed": self.seed}
 
     @property
     def work(self) -> light.Work:
-        """What it moves and computes."""
+        """Bytes and operations of the case."""
         return light.gemv(self.m, self.k, self.l)
 
     @classmethod
     def from_arguments(cls, m: int, k: int, l: int, seed: int) -> "GemvCase":
-        """The case of a case file or a task.yml."""
+        """Makes a case from a case file or a task.yml."""
         return cls(m, k, l, seed=seed)
 
     @property
     def name(self) -> str:
-        """Readable, for example ``m7168_k16384_l1``."""
+        """Readable name, for example ``m7168_k16384_l1``."""
         return f"m{self.m}_k{self.k}_l{self.l}"
 
 
-# The fifth repeats the fourth, as the official list does.
+# The fifth repeats the fourth, as in the official list.
 TESTS = (
     GemvCase(128, 256, 1),
     GemvCase(128, 1536, 1),

@@ -1,7 +1,7 @@
-"""The entry point as a competition server calls it: what `nvfp4-cute export nvfp4_gemv` puts into one file.
+"""The entry point that a competition server calls, which `nvfp4-cute export nvfp4_gemv` writes into one file.
 
-There is one compiled kernel, remembered for good; it holds no sizes and no data. Pointers, strides and sizes travel as
-kernel parameters: no copy to the device, no wait. Every call computes every output.
+There is one compiled kernel, cached for good, without sizes and data. Pointers, strides and sizes are kernel parameters, so
+nothing is copied to the device and nothing waits. Every call computes every output.
 """
 
 from array import array
@@ -17,18 +17,18 @@ from nvfp4_cute.problems.submission_parts import scale_address, sendable_errors,
 
 
 def frozen_constants() -> dict[str, str]:
-    """What an export writes in the place of constants: nothing, the kernel has no configs."""
+    """Returns no constants for an export, because the kernel has no configs."""
     return {}
 
 
 @sendable_errors
 def custom_kernel(data):
-    """Compute C of every batch, in place.
+    """Computes C of every batch, in place.
 
     Args:
-        data: (a, b, scales of both, permuted scales of both, c): A [M, K/2, L] and B [128, K/2, L] float4_e2m1fn_x2,
-            K-major, of B row 0 counts; the permuted scales float8_e4m3fn [32, 4, rm, 4, rk, L], a view of contiguous
-            [L, rm, rk, 32, 4, 4], whose memory is used as it lies; C [M, 1, L] float16.
+        data: (a, b, scales of both, permuted scales of both, c): A [M, K/2, L] and B [128, K/2, L] float4_e2m1fn_x2, K-major,
+            of which only row 0 of B counts; the permuted scales float8_e4m3fn [32, 4, rm, 4, rk, L], a view of contiguous [L,
+            rm, rk, 32, 4, 4], whose memory is used in place; C [M, 1, L] float16.
 
     Returns:
         C.
@@ -39,7 +39,7 @@ def custom_kernel(data):
 
 
 def _launch_table(data) -> array:
-    """The row that the compiled host code reads (``launch_table.Gemv``)."""
+    """Returns the row that the compiled host code reads (``launch_table.Gemv``)."""
     a, b, _, _, sfa, sfb, c = data
     m, row_bytes, batches = a.shape
     k = NVFP4.elements(row_bytes)
@@ -61,7 +61,7 @@ def _compiled():
 
     from nvfp4_cute.kernels.simt.gemv import GemvKernel
 
-    # CUDA cores do the work, so the GPU need not be a Blackwell: only how e2m1 is converted differs.
+    # The kernel runs on CUDA cores of any GPU; only the conversion of e2m1 depends on the architecture.
     arch = "sm_{}{}a".format(*torch.cuda.get_device_capability())
     kernel = GemvKernel(
         cutlass.Float16,

@@ -1,4 +1,4 @@
-"""The problem's entry point, answered by ``nvfp4_cute.grouped_gemm``."""
+"""The problem's entry point, computed by ``nvfp4_cute.grouped_gemm``."""
 
 import torch
 
@@ -8,17 +8,16 @@ from .inputs import InputTuple
 
 
 def custom_kernel(data: InputTuple, *, backend: str = "auto") -> list[torch.Tensor]:
-    """Compute every group into the C that the input carries.
+    """Computes every group into the C in the input.
 
-    The permuted scales are used where they lie; the row-major ones on the CPU are ignored. Nothing is remembered
-    from one call to the next but compiled code.
+    Uses the permuted scales in place and ignores the row-major ones on the CPU. Only compiled code is cached between calls.
 
     Args:
         data: the tuple that ``inputs.make_inputs`` describes.
-        backend: as of ``grouped_gemm``; "auto" asks NVFP4_CUTE_BACKEND, then takes what fits the tensors' device.
+        backend: see ``grouped_gemm``; "auto" uses NVFP4_CUTE_BACKEND, or else the tensors' device.
 
     Returns:
-        The C tensors, float16 [M, N, 1], one a group.
+        The C tensors, float16 [M, N, 1], one per group.
     """
     abc, _, permuted_scales, _ = data
     a, b, c = (list(tensors) for tensors in zip(*abc, strict=True))

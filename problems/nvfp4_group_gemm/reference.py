@@ -12,7 +12,7 @@ from .spec import ATOL, RTOL
 
 
 def reference(data: InputTuple) -> list[torch.Tensor]:
-    """C of every group, float16 [M, N, 1]: computed in float64, rounded once. C in ``data`` is not touched."""
+    """Returns C of every group, float16 [M, N, 1]: computed in float64, rounded once. Does not touch C in ``data``."""
     abc, _, permuted_scales, _ = data
     a, b = [a[:, :, 0] for a, _, _ in abc], [b[:, :, 0] for _, b, _ in abc]
     a_scale, b_scale = zip(*permuted_scales, strict=True)
@@ -26,11 +26,10 @@ def check(
     rtol: float = RTOL,
     atol: float = ATOL,
 ) -> tuple[bool, str]:
-    """Judge an answer as the official harness does.
+    """Judges an answer like the official harness.
 
-    Every group needs the expected shape, NaN and infinities where the reference has them, and elsewhere
-    ``|received - expected| <= atol + rtol * |expected|``, computed in the tensors' dtype. The dtype and the strides
-    of ``received`` are free.
+    Every group needs the expected shape, NaN and infinities where the reference has them, and elsewhere ``|received - expected|
+    <= atol + rtol * |expected|``, computed in the tensors' dtype. ``received`` may have any dtype and strides.
 
     Returns:
         (True, ""), or False and the harness's message: the first faults of the first wrong group.

@@ -19,12 +19,12 @@ DEADLINE = datetime(2026, 2, 21, 7, 30, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class GroupCase:
-    """One shape of the problem.
+    """One shape of the grouped GEMM problem.
 
     Attributes:
-        m, n, k: extents in elements, one entry a group; n is a multiple of 128, k of 256, m of 4.
+        m, n, k: extents in elements, one entry per group; n is a multiple of 128, k of 256, m of 4.
         sol_us: published speed of light in microseconds; None for test shapes.
-        seed: of the inputs.
+        seed: seed of the inputs.
     """
 
     m: tuple[int, ...]
@@ -35,7 +35,7 @@ class GroupCase:
 
     @property
     def num_groups(self) -> int:
-        """Groups of the case."""
+        """Number of groups of the case."""
         return len(self.m)
 
     @property
@@ -45,31 +45,31 @@ class GroupCase:
 
     @property
     def problem_sizes(self) -> list[tuple[int, int, int, int]]:
-        """(m, n, k, l) of every group, as the problem's inputs carry them."""
+        """Returns (m, n, k, l) of every group, as in the problem's inputs."""
         return [(*size, 1) for size in self.sizes]
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a case file says of the case."""
+        """Returns the case's entries in a case file."""
         return {"m": self.m, "n": self.n, "k": self.k, "g": self.num_groups, "seed": self.seed}
 
     @property
     def work(self) -> light.Work:
-        """What it moves and computes."""
+        """Bytes and operations of the case."""
         return light.grouped_gemm(self.sizes)
 
     @classmethod
     def from_arguments(
         cls, m: tuple[int, ...], n: tuple[int, ...], k: tuple[int, ...], g: int, seed: int
     ) -> "GroupCase":
-        """The case of a case file or a task.yml."""
+        """Makes a case from a case file or a task.yml."""
         if not len(m) == len(n) == len(k) == g:
             raise ValueError(f"g={g} groups with {len(m)} m, {len(n)} n, {len(k)} k; one of each a group")
         return cls(tuple(m), tuple(n), tuple(k), seed=seed)
 
     @property
     def name(self) -> str:
-        """Readable and unique, for example ``g2_m96-128_n128-256_k256-512``; equal extents are written once."""
+        """Readable unique name, for example ``g2_m96-128_n128-256_k256-512``; equal extents are written once."""
         return f"g{self.num_groups}_" + "_".join(
             letter + "-".join(map(str, extents if len(set(extents)) > 1 else extents[:1]))
             for letter, extents in (("m", self.m), ("n", self.n), ("k", self.k))

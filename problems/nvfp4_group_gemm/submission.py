@@ -1,4 +1,4 @@
-"""The entry point as a competition server calls it: what `nvfp4-cute export nvfp4_group_gemm` puts into one file."""
+"""The entry point that a competition server calls, which `nvfp4-cute export nvfp4_group_gemm` writes into one file."""
 
 import torch
 
@@ -11,28 +11,28 @@ from nvfp4_cute.problems.submission_parts import sendable_errors
 
 from .spec import BENCHMARKS
 
-# Sizes of all groups -> config, for the shapes that are timed, where the export freezes what `select` chooses; every
-# other shape takes one of them, the default.
+# Sizes of all groups -> config, for the timed shapes, where the export stores the choice of `select`. Other shapes use the
+# default, which is one of them.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
-# Of the operands where they are not NVFP4, as in an export for others.
+# Formats of the operands in exports for formats other than NVFP4.
 FORMATS: Formats | None = None
 
 
 def frozen_constants(config: KernelConfig | None = None, formats: Formats = NVFP4_PAIR) -> dict[str, str]:
-    """What an export writes in the place of constants: name to Python expression. ``config``: for every shape."""
+    """Returns an export's values of constants: name -> Python expression. ``config``: for every shape."""
     problems = (GroupedProblem(case.sizes, out_dtype=torch.float16) for case in BENCHMARKS)
     return frozen_configs(problems, config, formats)
 
 
 @sendable_errors
 def custom_kernel(data):
-    """Compute every group into the C that the input carries.
+    """Computes every group into the C in the input.
 
     Args:
-        data: (abc, scales on the CPU, permuted scales, problem sizes), one entry a group in each: A [M, K/2, 1] and
-            B [N, K/2, 1] float4_e2m1fn_x2, C [M, N, 1] float16; SFA and SFB float8_e4m3fn [32, 4, rm, 4, rk, 1], a view
-            of contiguous [1, rm, rk, 32, 4, 4], whose memory is used as it lies; (m, n, k, 1).
+        data: (abc, scales on the CPU, permuted scales, problem sizes), with one entry per group each: A [M, K/2, 1] and B [N,
+            K/2, 1] float4_e2m1fn_x2, C [M, N, 1] float16; SFA and SFB float8_e4m3fn [32, 4, rm, 4, rk, 1], a view of contiguous
+            [1, rm, rk, 32, 4, 4], whose memory is used in place; (m, n, k, 1).
 
     Returns:
         The C tensors.

@@ -1,4 +1,4 @@
-"""Distances of a quantized model from its 16-bit one: of numbers by hand, and of tiny models."""
+"""Distances of a quantized model from its 16-bit model: numbers computed by hand, and tiny models."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ def windows():
 
 
 class Fixed(torch.nn.Module):
-    """A model that predicts the same everywhere."""
+    """A model with the same prediction everywhere."""
 
     device = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Fixed(torch.nn.Module):
 
 
 def test_numbers_by_hand():
-    """Tokens 0, 1, 1: the two that follow are both token 1."""
+    """Tokens are 0, 1, 1, so both following tokens are 1."""
     p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
     found = compare(Fixed(p), Fixed(q), [torch.tensor([[0, 1, 1]])])
     assert found.tokens == 2
@@ -72,7 +72,7 @@ def test_another_model_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_ways(kind):
-    """Four bits of weights lose less than four bits of both; every quantized layer has its error."""
+    """4-bit weights lose less than 4-bit weights and activations; every quantized layer has its error."""
     model = model_of(kind, torch.bfloat16, **(EXPERTS if kind == "qwen3_moe" else {}))
     seen = largest_inputs(model, windows())
     made = {

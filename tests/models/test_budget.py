@@ -1,4 +1,4 @@
-"""More bits for layers that lose most: costs that are measured, and what a budget buys."""
+"""More bits for the layers that lose most: measured costs, and the choice within a budget."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ def windows():
 
 
 def test_what_a_budget_buys():
-    """Steps in the order of what they save a bit; a step that does not fit gives way to one that does."""
+    """Steps are ordered by savings per bit; a step that does not fit is skipped for one that does."""
     layers, size = [layer("a"), layer("b"), layer("big", 640)], 64 * 64
     costs = {"a": cost(4.0), "b": cost(3.0), "big": cost(100.0)}
     step = (MXFP8_BITS - 4.5) * size
@@ -56,7 +56,7 @@ def test_what_a_budget_buys():
 
 
 def test_costs_are_those_of_the_model(model):
-    """KL by hand for one layer; the model is as it was; a layer that the result does not depend on costs nothing."""
+    """Compares one layer's KL with a value by hand. The model is unchanged, and a layer without influence costs nothing."""
     before = copy.deepcopy(model.state_dict())
     name = "model.layers.1.mlp.down_proj"
     ids = windows()[:1]

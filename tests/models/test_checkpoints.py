@@ -1,4 +1,4 @@
-"""Readers: values of tools' own files, every convention, and what is refused by name."""
+"""Readers: values of the tools' own files, every convention, and refusals by name."""
 
 import json
 import os
@@ -28,12 +28,12 @@ FP4_GROUP = {
 
 
 def by_hand(codes, scale, block):
-    """Values of [..., K] codes and scales of blocks, in the plainest way."""
+    """Dequantizes [..., K] codes with scales of blocks in the plainest way."""
     return codes.unflatten(-1, (-1, block)) * scale.unsqueeze(-1)
 
 
 def test_files_of_the_tools():
-    """Random weights had standard deviation 0.02: nibbles, scales and the direction of global scales are right."""
+    """Random weights had standard deviation 0.02, so nibbles, scales and the direction of global scales are right."""
     for name, linears, count in (
         ("modelopt-qwen3moe-nvfp4", 8, 2),
         ("modelopt-gptoss-nvfp4", 8, 2),
@@ -61,7 +61,7 @@ def test_every_tensor_is_plain_or_of_a_layer():
 
 
 def test_interleaved_gate_and_up_are_told_apart():
-    """gpt-oss: row 2 i of the file is row i of the gate, row 2 i + 1 row i of up."""
+    """gpt-oss: row 2 i of the file is row i of the gate, row 2 i + 1 is row i of up."""
     checkpoint = Checkpoint(DATA / "modelopt-gptoss-nvfp4")
     files, name = checkpoint.files, f"{L}.experts.gate_up_proj"
     one = checkpoint.read_experts(f"{L}.experts")
@@ -94,7 +94,7 @@ def test_compressed_tensors_scales_are_reciprocal():
 
 
 def test_gpt_oss_as_released(tmp_path):
-    """Blocks of 32 in a dimension of their own, exponents plus 127, gate and up in turns."""
+    """Blocks of 32 have a separate dimension, exponents are stored plus 127, and rows of gate and up alternate."""
     g = torch.Generator().manual_seed(0)
     prefix = f"{L}.experts"
     blocks = torch.randint(0, 256, (2, 8, 3, 16), dtype=torch.uint8, generator=g)
@@ -129,7 +129,7 @@ def test_fp8_blocks_multiply(tmp_path):
 
 
 def test_mixed_precision_by_layer(tmp_path):
-    """The exact name, then the module around it; transformers' spelling finds the tool's."""
+    """The exact name comes first, then the module around it; transformers' spelling finds the tool's."""
     fp8 = {"x.weight": torch.ones(16, 64).to(torch.float8_e4m3fn), "x.weight_scale": torch.tensor(0.5)}
     tensors = nvfp4("backbone.layers.0.mixer.q_proj") | nvfp4("backbone.layers.1.mixer.up_proj")
     del tensors["backbone.layers.1.mixer.up_proj.input_scale"]
@@ -149,7 +149,7 @@ def test_mixed_precision_by_layer(tmp_path):
 
 @pytest.mark.parametrize(("activations", "scheme"), [(None, "W4A16_NVFP4"), ({"num_bits": 4}, "NVFP4")])
 def test_groups_without_activations_are_weights_alone(tmp_path, activations, scheme):
-    """Some exports of weights alone call themselves NVFP4; their layers have no scale of activations."""
+    """Some weight-only exports call themselves NVFP4; their layers have no scale of activations."""
     quantization = MODELOPT | {
         "config_groups": {"group_0": {"input_activations": activations, "targets": ["Linear"]}}
     }
@@ -171,7 +171,7 @@ def test_groups_without_activations_are_weights_alone(tmp_path, activations, sch
     ],
 )
 def test_excluded_modules(tmp_path, pattern, excluded):
-    """An excluded layer that is quantized nevertheless is of another export."""
+    """An excluded layer that is quantized anyway comes from another export."""
     folder = write(tmp_path, nvfp4("model.layers.0.self_attn.q_proj"), MODELOPT | {"ignore": [pattern]})
     if excluded:
         with pytest.raises(CheckpointError, match="leaves out"):
@@ -185,7 +185,7 @@ Q = "model.layers.0.self_attn.q_proj"
 
 @pytest.mark.parametrize("shape", [(2, 1, 3, 1), (2, 3)], ids=str)
 def test_blocks_of_modelopt(tmp_path, shape):
-    """FP8_PB_WO has a dimension for the inside of each block of scales."""
+    """FP8_PB_WO has an extra dimension for the inside of each block of scales."""
     g = torch.Generator().manual_seed(0)
     weight, scale = (
         torch.randn(256, 384, generator=g).to(torch.float8_e4m3fn),
@@ -210,7 +210,7 @@ def test_one_block_has_a_scale_without_dimensions(tmp_path):
 
 
 def test_blocks_of_32_with_8_bit_activations(tmp_path):
-    """ModelOpt's W4A8_NVFP4_FP8: each of its scales is for two blocks of 16."""
+    """ModelOpt's W4A8_NVFP4_FP8: each scale belongs to two blocks of 16."""
     one = nvfp4(Q)
     scale = one[f"{Q}.weight_scale"][:, :2].clone()
     quantization = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
@@ -223,7 +223,7 @@ def test_blocks_of_32_with_8_bit_activations(tmp_path):
 
 @pytest.mark.parametrize("scales", ["one", "experts"])
 def test_fused_experts_that_lie_k_first(tmp_path, scales):
-    """Llama-4 in FP8: [E, K, N] and a scale for all, or for each expert. Blocks along N are refused."""
+    """Llama-4 in FP8 has [E, K, N] and one scale for all, or one per expert. Blocks along N are refused."""
     g = torch.Generator().manual_seed(0)
     first, down = (torch.randn(2, *s, generator=g).to(torch.float8_e4m3fn) for s in ((64, 96), (48, 64)))
     scale = torch.tensor(0.25) if scales == "one" else torch.tensor([0.25, 0.5])
@@ -276,7 +276,7 @@ def test_refused_by_name(tmp_path, change, message):
 
 @pytest.mark.parametrize("value", [None, 0.0, torch.inf])
 def test_experts_that_no_token_reached(tmp_path, value):
-    """Their scale of activations is the layer's largest, if one asks for that."""
+    """On request, their scale of activations is the largest of the layer."""
     tensors, name = experts(f"{L}.experts"), f"{L}.experts.1.down_proj.input_scale"
     if value is None:
         del tensors[name]
@@ -329,7 +329,7 @@ def test_unknown_schemes(tmp_path, quantization, message):
 
 
 def with_biases(tensors, count=3):
-    """``tensors`` and a bias for each projection of experts."""
+    """Adds a bias for each projection of experts to ``tensors``."""
     g, biases = torch.Generator().manual_seed(1), {}
     for e in range(count):
         for name, n in (("gate_proj", 16), ("up_proj", 16), ("down_proj", 32)):
@@ -338,7 +338,7 @@ def with_biases(tensors, count=3):
 
 
 def test_biases_of_single_experts(tmp_path):
-    """As of gpt-oss with one tensor an expert: they are stacked, gate before up."""
+    """gpt-oss with one tensor per expert: biases are stacked, gate first."""
     tensors, biases = with_biases(experts(f"{L}.experts"))
     one = Checkpoint(write(tmp_path, tensors, MODELOPT)).read_experts(f"{L}.experts")
     assert one.w13_bias.shape == (3, 32) and one.w2_bias.shape == (3, 32)
@@ -364,7 +364,7 @@ def test_biases_of_experts_are_complete(tmp_path, change, message):
 
 
 def test_fused_experts_have_nothing_unknown(tmp_path):
-    """Names of tensors that belong to all experts of a layer follow that of the weights, behind an underscore."""
+    """Names of tensors for all experts of a layer are the weights' name plus an underscore and a suffix."""
     tensors = {}
     for name, n, k in (("gate_up_proj", 64, 32), ("down_proj", 32, 32)):
         key = f"{L}.experts.{name}"
@@ -403,7 +403,7 @@ def test_packed_tensors_without_a_config(tmp_path, name):
     ],
 )
 def test_damaged_headers(tmp_path, part, change, message):
-    """Where a header says that a tensor lies in other bytes, nothing is read of these."""
+    """Nothing is read if a header places a tensor in another tensor's bytes."""
     folder = write(tmp_path, nvfp4(Q), MODELOPT)
     path = folder / "model.safetensors"
     data = path.read_bytes()
@@ -456,7 +456,7 @@ def test_damaged_files(tmp_path):
 
 
 def test_files_that_are_not_there(tmp_path):
-    """A link whose file is gone, as caches of hubs leave it, and tensors in another format."""
+    """Covers a dangling link, as caches of hubs leave it, and tensors in another file format."""
     folder = write(tmp_path, nvfp4(Q), MODELOPT)
     path = folder / "model.safetensors"
     path.unlink()
@@ -470,7 +470,7 @@ def test_files_that_are_not_there(tmp_path):
 
 
 def test_shards(tmp_path):
-    """Files of a size, an index, and the same tensors back."""
+    """Files of a limited size with an index return the same tensors."""
     tensors = {f"t{i}": torch.full((100,), i, dtype=torch.float32) for i in range(5)}
     with TensorWriter(
         tmp_path, [(n, t.dtype, (100,)) for n, t in tensors.items()], shard_bytes=900
@@ -494,7 +494,7 @@ def test_reading_does_not_write(tmp_path):
 
 @pytest.mark.parametrize("span", [0, 17, 18])
 def test_mxfp4_as_nvfp4(span):
-    """Bit for bit the same values, where the exponents span at most 17."""
+    """Values are bit-equal if the exponents span at most 17."""
     g = torch.Generator().manual_seed(0)
     data = torch.randint(0, 256, (8, 64), dtype=torch.uint8, generator=g)
     scale = torch.randint(100, 101 + span, (8, 4), dtype=torch.uint8, generator=g)
@@ -510,7 +510,7 @@ def test_mxfp4_as_nvfp4(span):
 
 
 def test_peak_memory_is_that_of_a_layer(tmp_path):
-    """Going through all layers of a file of 36 MB takes the pages of the file, and what one layer takes."""
+    """Going through all layers of a file of 36 MB takes the file's pages, plus the memory of one layer."""
     g = torch.Generator().manual_seed(0)
     tensors = {}
     for i in range(16):
@@ -535,7 +535,7 @@ def test_peak_memory_is_that_of_a_layer(tmp_path):
 
 
 def test_experts_named_by_projection_first(tmp_path):
-    """``experts.<projection>.<number>``, and all experts in one tensor with K last."""
+    """Covers ``experts.<projection>.<number>``, and all experts in one tensor with K last."""
     plain = experts(f"{L}.experts")
     turned = {}
     for name, tensor in plain.items():
@@ -564,7 +564,7 @@ def test_experts_named_by_projection_first(tmp_path):
 
 
 def test_groups_and_patterns_of_compressed_tensors(tmp_path):
-    """A group that names layers goes before one for every Linear; ``re:`` begins a regular expression."""
+    """A group that names layers comes before one for every Linear; ``re:`` starts a regular expression."""
     spec = {"num_bits": 4, "type": "float", "group_size": 16}
     groups = {
         "all": {"targets": ["Linear"], "weights": spec, "input_activations": spec, "format": "nvfp4-pack-quantized"},

@@ -1,4 +1,4 @@
-"""Routers and attention of transformers' models: the results that they had, in fewer launches."""
+"""Routers and attention of transformers' models: the same results in fewer launches."""
 
 import copy
 import json
@@ -48,7 +48,7 @@ def model_of(tmp_path, kind, **options):
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_routers(tmp_path, kind):
-    """Logits, weights and ids of transformers' own; in a copy, and with other weights, too."""
+    """Logits, weights and ids equal transformers' own, also in a copy and with other weights."""
     model = model_of(tmp_path, kind)
     routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
     assert len(routers) == 2
@@ -60,7 +60,7 @@ def test_routers(tmp_path, kind):
         logits, weights, ids = router(x)
         expected = type(router).forward(router, x)
         assert torch.equal(logits, expected[0])
-        # Of equal logits topk takes either first: those of the ids are compared.
+        # topk may order equal logits either way, so the logits of the ids are compared.
         assert torch.equal(logits.gather(1, ids.long()), logits.gather(1, expected[2]))
         assert all(len(set(row)) == len(row) for row in ids.tolist())
         torch.testing.assert_close(weights, expected[1], rtol=2**-7, atol=0)
@@ -82,7 +82,7 @@ def test_other_routers_are_left(tmp_path):
 
 
 def test_grouped_attention(tmp_path, monkeypatch):
-    """Logits of every step as with transformers' sdpa, without a copy for every head, which older versions of it make."""
+    """Logits of every step equal those with transformers' sdpa, without its copy per head in older versions."""
     model = model_of(tmp_path, "qwen3")
     calls, product = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What doctor says of engines and of a checkpoint."""
+"""doctor's report on engines and on a checkpoint."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,7 +79,7 @@ def test_doctor_of_a_checkpoint(capsys):
 
 
 def test_all_kernels_of_a_checkpoint():
-    """Layers alone and joined: what vLLM asks for is among them."""
+    """Covers separate and merged layers; the kernels that vLLM needs are among them."""
     kinds = inspect(Checkpoint(MOE)).kinds
     assert [kind.shape for kind in engines.joined(k for k in kinds if k.scheme)] == ["[256, 128]"]
     names = {key.to_name() for key in engines.checkpoint_kernels(kinds, "sm_90a", 2, 40)}

@@ -1,4 +1,4 @@
-"""Errors that later columns make up for: invariants that are exact, and what is gained on inputs that are correlated."""
+"""GPTQ's compensation by later columns: exact invariants, and the gain on correlated inputs."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def weights(n=24, k=128, seed=0):
 
 
 def inputs(rows=512, k=128, rank=24, seed=1):
-    """Rows of few directions and some noise, with channels of different size: what activations look like."""
+    """Draws rows of few directions plus noise, with channels of different size, like activations."""
     g = torch.Generator().manual_seed(seed)
     mixed = torch.randn(rows, rank, generator=g) @ torch.randn(rank, k, generator=g)
     return (mixed + 0.5 * torch.randn(rows, k, generator=g)) * torch.linspace(0.2, 3, k)[
@@ -26,7 +26,7 @@ def inputs(rows=512, k=128, rank=24, seed=1):
 
 
 def error(weight, stored, x):
-    """Of the results, relative."""
+    """Relative error of the layer's results."""
     exact = x @ weight.T
     return float((x @ stored.dequantize().T - exact).norm() / exact.norm())
 
@@ -34,7 +34,7 @@ def error(weight, stored, x):
 @pytest.mark.parametrize("format", NAMES)
 @pytest.mark.parametrize("search", [False, True])
 def test_of_a_diagonal_hessian_are_the_codes_without_compensation(format, search):
-    """No column helps another, and all columns of a block count the same: bit for bit what the weights' own error asks for."""
+    """No column can compensate another, and all columns of a block count equally: codes minimize the weights' own error."""
     weight = weights()
     weight[0, :32] = 0
     block = FORMATS[format].block_k
@@ -48,7 +48,7 @@ def test_of_a_diagonal_hessian_are_the_codes_without_compensation(format, search
 
 @pytest.mark.parametrize("format", NAMES)
 def test_results_err_less(format, part=0.75):
-    """By a quarter at least; and less on rows that it did not see, too."""
+    """The error falls by at least a quarter, and also falls on rows that GPTQ did not see."""
     weight = weights()
     x, fresh = inputs(2048).split(1024)
     errors = {
@@ -62,9 +62,9 @@ def test_results_err_less(format, part=0.75):
 
 
 def test_two_columns_by_hand():
-    """Of 64 inputs that are all equal in two columns, the second column takes what the first one lost.
+    """With 64 inputs that are equal in two columns, the second column compensates the first.
 
-    Both weights are 1.2 of steps of 1, which have 1 and 1.5 around it: to nearest both become 1, and the sum errs by 0.4.
+    Both weights are 1.2, between the codes 1 and 1.5. To nearest, both become 1, and the sum has an error of 0.4.
     """
     weight = torch.zeros(1, 16)
     weight[0, :3] = torch.tensor([1.2, 1.2, 6.0])
@@ -89,7 +89,7 @@ def test_factor_of_the_inverse():
 
 
 def test_columns_without_inputs():
-    """Channels that are always zero have finite weights, to nearest; and so has a layer that saw zeros alone."""
+    """Channels that are always zero get finite weights, to nearest; so does a layer that saw only zeros."""
     weight, x = weights(), inputs()
     x[:, 32:64] = 0
     got = gptq(weight, Rounding.of(weight, "nvfp4", None, False), x.T @ x).dequantize()
@@ -109,9 +109,9 @@ def test_refused():
 
 
 def test_what_tests_compare_differs():
-    """The cases above are no copies of one another."""
+    """The cases above have different results."""
     ways = [
         (f, s) for f in NAMES for s in (False, True) if not (f == "mxfp8_e4m3" and s)
-    ]  # its scales are found the same
+    ]  # both methods find the same scales
     found = [quantized(weights(), f, search=s).dequantize() for f, s in ways]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))

@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoints: refused in bounded time, by an error that names the file or the tensor."""
+"""Damaged and hostile checkpoints are refused in bounded time, by an error that names the file or the tensor."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ ENTRY = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
 
 
 def file_of(folder, header, body=b""):
-    """A folder with one safetensors file of this header, an object or text."""
+    """Makes a folder with one safetensors file with this header, an object or text."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
     (folder / "config.json").write_text('{"model_type": "llama"}')
@@ -39,7 +39,7 @@ def file_of(folder, header, body=b""):
     "text", [DEEP, b'{"a":' + b"[" * 500 + b"]" * 500 + b"}", b'{"a": 1, "a": 2}', b"\xff\xfe{}", b"[]"]
 )
 def test_damaged_json_is_refused_by_file(tmp_path, name, text):
-    """Nested too deep for Python or for those who copy it, a key twice, another encoding, not an object."""
+    """Covers nesting too deep for Python or for copies, a duplicate key, another encoding, and values that are not objects."""
     file_of(tmp_path, {})
     if name == "header":
         file_of(tmp_path, text)
@@ -100,7 +100,7 @@ def test_index_entries_outside_the_folder(tmp_path, name):
 
 
 def test_two_sets_of_files(tmp_path):
-    """One file next to the shards of an index is another checkpoint; an index of that file alone is fine."""
+    """One file next to the shards of an index is a second checkpoint; an index of only that file is fine."""
     folder = write(tmp_path, nvfp4(Q), MODELOPT)
     tensors = nvfp4(Q, seed=3)
     write(tmp_path / "other", tensors, MODELOPT)
@@ -172,7 +172,7 @@ def test_methods_that_contradict_the_tensors(tmp_path, method, name):
 @pytest.mark.parametrize("role", ["weight_scale_2", "input_scale"])
 @pytest.mark.parametrize("value", [1e-39, 1e-30, 3e38, 1e30, float("inf"), float("nan"), -1.0])
 def test_factors_out_of_range(tmp_path, role, value):
-    """The factor, its inverse and the product of two are normal float32 numbers; "fill" fills in for activations."""
+    """The factor, its inverse and the product of two must be normal float32 numbers; "fill" replaces those of activations."""
     folder = write(tmp_path, nvfp4(Q) | {f"{Q}.{role}": torch.tensor(value)}, MODELOPT)
     with pytest.raises(CheckpointError, match=f"{Q}.{role} is "):
         Checkpoint(folder).linear(Q)
@@ -208,7 +208,7 @@ def test_expressions_that_are_none(pattern):
 
 
 def test_sets_match_as_python_does():
-    """Random patterns over a small alphabet, on random names: the same answers."""
+    """Random patterns over a small alphabet give the same answers on random names."""
     draw = random.Random(0)
     pieces = ["a", "b", ".", "[^a]", "[a-b1]", r"\d", r"\w", r"\.", r"\b", "^", "$", "(?=a)", "(?!b)"]
 
@@ -228,7 +228,7 @@ def test_sets_match_as_python_does():
 
 
 def test_order_of_targets(tmp_path):
-    """The library's: a name, then expressions by their letters, then classes; the order of groups does not count."""
+    """The library's order: a name, then expressions alphabetically, then classes; the order of groups does not matter."""
     eight = {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
     cases = [
         ([Q], ["re:.*proj$"], "fp8"),
@@ -298,7 +298,7 @@ VALUES = [
 
 
 def test_values_of_other_types_in_configs():
-    """Every value of every convention replaced by every other kind of value: read, or refused by CheckpointError."""
+    """Every value of every convention is replaced by every other kind of value: read, or refused by CheckpointError."""
 
     def places(value, path=()):
         yield path
@@ -338,7 +338,7 @@ def test_control_characters_do_not_reach_a_terminal(tmp_path, capsys):
 
 
 def test_opening_many_experts(tmp_path):
-    """Names of experts are spelled once a layer: 190,000 tensors, as DeepSeek-V3 has, open in three seconds."""
+    """Names of experts are spelled once per layer: 190,000 tensors, as in DeepSeek-V3, open in three seconds."""
     tensors = experts(EXPERTS, count=40)
     names._spellings.cache_clear()
     Checkpoint(write(tmp_path, tensors, MODELOPT | {"ignore": ["*.self_attn*", "re:.*shared.*"]}))
@@ -346,7 +346,7 @@ def test_opening_many_experts(tmp_path):
 
 
 def test_names_on_the_hub(tmp_path, monkeypatch):
-    """A downloaded snapshot is found by its name; without one the message says how to get it."""
+    """A downloaded snapshot is found by its name; without one, the message says how to get it."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="download it first, with `hf download owner/name`"):
         quantization_of(local_folder("owner/name"))

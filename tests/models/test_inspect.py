@@ -1,4 +1,4 @@
-"""nvfp4-cute models inspect: what it counts, what it refuses, and by which name."""
+"""nvfp4-cute models inspect: what it counts and refuses, and with which names."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_counts_of_a_tools_folder(capsys):
         "8 x [128, 128]",
         "MoENVFP4",
     )
-    # 8 experts: 4.5 bits a weight, and a float32 of weights and of activations for each of three projections.
+    # 8 experts: 4.5 bits per weight, and one float32 each for weights and activations of three projections.
     assert of_experts["nbytes"] == 2 * 8 * (3 * 64 * 128 * 4.5 / 8 + 3 * 8)
     assert kinds["model.layers.*.self_attn.q_proj"]["scheme"] == "W nvfp4, A nvfp4"
     assert kinds["lm_head.weight"]["dtype"] == "BF16" and kinds["lm_head.weight"]["scheme"] is None
@@ -81,7 +81,7 @@ def test_folders_that_are_none(tmp_path, capsys):
     ],
 )
 def test_int4_beside_8_bit_activations(shape, activations, expected):
-    """As ``linear_module`` and ``experts_module`` do: no kernel takes them, so they are rounded."""
+    """Weights are rounded as in ``linear_module`` and ``experts_module``, because no kernel multiplies them."""
     assert what_runs(Kind("layer", Scheme("W4A8", "int4", activations), shape, k_sizes={256})) == expected
 
 

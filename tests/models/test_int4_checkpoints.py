@@ -1,4 +1,4 @@
-"""Checkpoints with int4 weights, packed here as their tools pack them, against (code - zero point) * scale written out here."""
+"""Checkpoints with int4 weights, packed here like their tools do, against (code - zero point) * scale written out here."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "
 
 
 def parts(blocks=4, dtype=torch.float16, seed=0, n=N, k=K):
-    """Codes [N, K], scales [N, blocks], zero points 0 to 15 [N, blocks]."""
+    """Draws codes [N, K], scales [N, blocks], zero points 0 to 15 [N, blocks]."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (n, k), generator=generator)
     scale = (torch.rand(n, blocks, generator=generator) + 0.1).to(dtype)
@@ -103,14 +103,14 @@ def test_awq(tmp_path):
 
 
 def product(stored, x):
-    """What the module of a layer computes, without bias."""
+    """Computes the result of a layer's module, without bias."""
     module = linear_module(stored, None, dtype=torch.float16, device="cpu")
     return module(x.half()).double()
 
 
 @pytest.mark.parametrize("tool", ["gptq", "compressed-tensors"])
 def test_ordered_by_activations(tmp_path, tool):
-    """desc_act and actorder: each value of K names its block; the layer is given its rows in the order of blocks."""
+    """desc_act and actorder: each value of K names its block, and the layer reads its rows in the order of blocks."""
     codes, scale, zero = parts()
     order = torch.randperm(K, generator=torch.Generator().manual_seed(1)).int() // 64
     if tool == "gptq":
@@ -131,7 +131,7 @@ def test_ordered_by_activations(tmp_path, tool):
 
 @pytest.mark.parametrize(("kind", "activations"), [("int", "int8"), ("float", "fp8")])
 def test_w4a8(tmp_path, kind, activations):
-    """compressed-tensors' W4A8 and W4AFP8: one integer a byte, activations of 8 bits with a scale a token."""
+    """compressed-tensors' W4A8 and W4AFP8: one integer per byte, 8-bit activations with one scale per token."""
     codes, scale, zero = parts(blocks=2)
     config = compressed_tensors(group_size=128)
     config["format"] = config["config_groups"]["group_0"]["format"] = "int-quantized"
@@ -149,7 +149,7 @@ def test_w4a8(tmp_path, kind, activations):
 
 
 def test_unused_order(tmp_path):
-    """compressed-tensors writes -1 throughout where K was never ordered."""
+    """compressed-tensors writes -1 everywhere if K was never ordered."""
     codes, scale, zero = parts()
     tensors = {
         "weight_packed": words(codes, 1),
@@ -162,7 +162,7 @@ def test_unused_order(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_modelopt_awq(tmp_path, dtype):
-    """W4A16_AWQ: bytes of two rows, -8 to 7; activations are multiplied by pre_quant_scale first, of layers that have one."""
+    """W4A16_AWQ: bytes of two rows, -8 to 7; layers with a pre_quant_scale multiply activations by it first."""
     codes, scale, zero = parts(blocks=2, dtype=torch.bfloat16)
     scale = scale.to(dtype)
     pre = 2.0 ** torch.randint(-2, 3, (K,), generator=torch.Generator().manual_seed(2))
@@ -282,7 +282,7 @@ def test_tensors_that_are_refused(tmp_path):
 
 
 def test_experts_are_stacked(tmp_path):
-    """As Kimi-K2 has them: a layer for each projection of an expert, bfloat16 scales for 32 values."""
+    """Kimi-K2's form: one layer per projection of an expert, bfloat16 scales per 32 values."""
     tensors, wanted = {}, {}
     for e in range(2):
         for i, (name, n, k) in enumerate((("gate_proj", 64, K), ("up_proj", 64, K), ("down_proj", K, 64))):
@@ -300,7 +300,7 @@ def test_experts_are_stacked(tmp_path):
 
 
 def experts_of(folder, orders, change=lambda name, tensors: tensors):
-    """GPTQ experts [2, 64, 128], each with an order of its own; the values of each projection for rows as they come."""
+    """Writes GPTQ experts [2, 64, 128] with separate orders; returns the values of each projection for unordered rows."""
     tensors, wanted = {}, {}
     for e in range(2):
         for i, (name, n, k) in enumerate(
@@ -325,7 +325,10 @@ def test_experts_follow_orders_of_their_own(tmp_path):
     layer = experts_module(stored, "silu", dtype=torch.float16, device="cpu")
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(6, 128, generator=generator) / 16).half()
-    ids, weights = torch.tensor([[0], [1], [0], [1], [1], [2]]), torch.ones(6, 1)  # the last of no expert
+    ids, weights = (
+        torch.tensor([[0], [1], [0], [1], [1], [2]]),
+        torch.ones(6, 1),
+    )  # the last belongs to no expert
     y = layer(x, ids, weights)
     for row, (e,) in enumerate(ids.tolist()):
         if e == 2:
@@ -377,7 +380,7 @@ def test_factors_of_experts_activations(tmp_path, scheme):
         assert (stored.w2_pre_scale is not None) == has_factors
         x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
         if scheme == "NVFP4_AWQ":
-            # Rows of factors are rounded to 4 bits: blocks of NVFP4 are scaled as whole, and no scale overflows.
+            # Scaled rows are rounded to 4 bits; this factor scales whole NVFP4 blocks without overflow of a scale.
             x = x / 8
         ids = torch.tensor([[0], [1], [0], [1], [1]])
         module = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu")
@@ -386,7 +389,7 @@ def test_factors_of_experts_activations(tmp_path, scheme):
 
 
 def test_a_model_is_quantized(tmp_path, capsys):
-    """By the command line, in compressed-tensors' layout; the weights are those of ``quantize``."""
+    """The command line writes compressed-tensors' layout; the weights equal those of ``quantize``."""
     generator = torch.Generator().manual_seed(0)
     names = [f"model.layers.0.self_attn.{p}_proj" for p in "qkvo"]
     tensors = {f"{name}.weight": torch.randn(64, 256, generator=generator).bfloat16() for name in names}

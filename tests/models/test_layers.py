@@ -1,4 +1,4 @@
-"""Modules of stored layers, beside products of their decoded weights."""
+"""Modules of stored layers against products of their dequantized weights."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PREFIX = "model.layers.0.mlp.experts"
 @pytest.mark.parametrize("is_equal", [True, False])
 @torch.no_grad()
 def test_gate_and_up_of_64_rows(tmp_path, is_equal):
-    """Two global scales for rows that the kernel of both products does not take: two products, and nothing is refused."""
+    """The fused kernel does not take rows with two global scales, so there are two products, and nothing is refused."""
     tensors = experts(PREFIX, width=64, features=64)
     if is_equal:
         for e in range(3):
@@ -42,7 +42,7 @@ def test_gate_and_up_of_64_rows(tmp_path, is_equal):
 
 @torch.no_grad()
 def test_biases_of_a_model_in_float32():
-    """Rows in float32 are rounded for the kernel, and biases have the dtype of rows."""
+    """Rows in float32 are rounded for the kernel, and biases have the dtype of the rounded rows."""
     stored = Checkpoint(DATA / "modelopt-gptoss-nvfp4").read_experts(PREFIX)
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids, weights = torch.tensor([[0, 1], [2, 3], [1, 0]]), torch.full((3, 2), 0.5)
@@ -55,7 +55,7 @@ def test_biases_of_a_model_in_float32():
 
 @pytest.mark.parametrize("own", [{"order": torch.arange(64).flip(0)}, {"pre_scale": torch.full((64,), 2.0)}])
 def test_an_embedding_has_no_activations(own):
-    """What a product gives its input first, rows of a table cannot have; it is not left out in silence."""
+    """An embedding cannot reorder or scale its input, so such weights are refused."""
     weight = StoredWeight("nvfp4", torch.zeros(16, 32, dtype=torch.uint8), torch.zeros(16, 4), None, (16, 64))
     stored = StoredLinear("model.embed_tokens", Scheme("NVFP4_AWQ", "nvfp4", None), weight, None, **own)
     with pytest.raises(CheckpointError, match=r"model.embed_tokens is an embedding with an order of K"):

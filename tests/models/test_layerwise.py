@@ -1,4 +1,4 @@
-"""Models that are quantized block by block: what layers are told they read, and what comes out."""
+"""Block-by-block quantization of models: the recorded inputs of layers, and the result."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ def parts_of(model, tmp_path, format="nvfp4a16"):
 
 
 class Given:
-    """Weights for a layer, whatever it had."""
+    """Given weights for a layer, instead of rounded ones."""
 
     def __init__(self, values):
         self.values = values
@@ -44,7 +44,7 @@ class Given:
 
 
 def inputs_of(model, name, batches):
-    """Rows that a linear layer reads, [T, K]."""
+    """Returns the rows that a linear layer reads, [T, K]."""
     rows = []
     hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: rows.append(args[0][0]))
     with torch.no_grad():
@@ -55,7 +55,7 @@ def inputs_of(model, name, batches):
 
 
 def test_weights_that_stay(tmp_path):
-    """Every layer comes once, in the order of the model, with the sums of what the untouched model's layers read."""
+    """Every layer comes once, in the order of the model, with the sums of the unchanged model's inputs."""
     model, batches = model_of(), windows(3)
     reference = copy.deepcopy(model)
     parts = parts_of(model, tmp_path)
@@ -71,7 +71,7 @@ def test_weights_that_stay(tmp_path):
 
 
 def test_inputs_come_from_the_rounded_layers_before(tmp_path):
-    """With all weights halved, each layer is told what it reads in the halved model."""
+    """With all weights halved, each layer's recorded inputs are those in the halved model."""
     model, batches = model_of(), windows(2)
     halved = copy.deepcopy(model)
     for layer in halved.model.layers:
@@ -91,7 +91,7 @@ def test_inputs_come_from_the_rounded_layers_before(tmp_path):
     ids=["apart", "one matrix", "tied, other formats"],
 )
 def test_the_output_layer_reads_what_follows_the_blocks(tmp_path, tied, names):
-    """A matrix that is the embedding, too, is quantized for its product, unless the product has one of its own."""
+    """A matrix that is also the embedding is quantized for its product, unless the product has a separate one."""
     model, batches = model_of(tie_word_embeddings=tied), windows(3)
     reference = copy.deepcopy(model)
     recipe = RECIPES["nvfp4a16"]
@@ -109,7 +109,7 @@ def test_the_output_layer_reads_what_follows_the_blocks(tmp_path, tied, names):
 
 
 def test_activations_are_rounded_where_the_layer_rounds_them(tmp_path):
-    """mxfp4 inputs: what is summed has the values of the format, and the result of the block is that of rounded rows."""
+    """mxfp4 inputs: sums use values of the format, and the block's result is that of rounded rows."""
     from nvfp4_cute.nn.rounded import rounded
 
     model, batches = model_of(), windows(1)
@@ -124,7 +124,7 @@ def test_activations_are_rounded_where_the_layer_rounds_them(tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_less_is_lost(tmp_path, kind):
-    """Weights alone: logits on the text, and on other tokens, err less than to nearest."""
+    """Weight-only: logits on the text and on other tokens have a smaller error than with rounding to nearest."""
     model = model_of(kind, torch.bfloat16, **(EXPERTS if kind == "qwen3_moe" else {}))
     model.save_pretrained(tmp_path / "in")
     errors = {}
@@ -165,14 +165,14 @@ def test_command(tmp_path, format, layout, capsys):
     ids = windows(1)[0]
     with torch.no_grad():
         got, expected = loaded(ids).logits.double(), model(ids).logits.double()
-    # Tokens of a random model change experts easily: rounding to nearest gives 0.63.
+    # Tokens of a random model change experts easily; rounding to nearest gives 0.63.
     assert 0.01 < (got - expected).norm() / expected.norm() < 0.7
 
 
 def test_experts_without_tokens(tmp_path):
-    """They are named, have searched weights, and the largest scale of their layer."""
+    """They are named, have searched weights, and get the largest scale of their layer."""
     model = model_of("qwen3_moe", torch.bfloat16, **EXPERTS)
-    with torch.no_grad():  # all tokens have a positive component that two experts like
+    with torch.no_grad():  # all tokens have a positive component that two experts prefer
         model.model.layers[0].mlp.gate.weight.zero_()
     model.save_pretrained(tmp_path / "in")
     weight = TensorFiles(tmp_path / "in")
@@ -190,7 +190,7 @@ def test_experts_without_tokens(tmp_path):
 
 
 def test_layers_that_the_model_does_not_have(tmp_path):
-    """Weights alone are searched, and named; with stored scales of activations they are refused."""
+    """Weight-only layers are searched and named; layers with stored scales of activations are refused."""
     model = model_of("llama", torch.bfloat16)
     model.save_pretrained(tmp_path / "in")
     path = tmp_path / "in" / "config.json"

@@ -1,4 +1,4 @@
-"""What ``load`` and ``quantize`` do with whole folders: options, classes of models, dtypes, saving."""
+"""``load`` and ``quantize`` on whole folders: options, model classes, dtypes, saving."""
 
 import copy
 import shutil
@@ -38,7 +38,7 @@ def logits(folder, **options):
 
 @pytest.mark.parametrize("folder", [CT, MOE], ids=lambda p: p.name)
 def test_decoded_layers_keep_16_bits_where_asked(folder):
-    """``activations="16bit"`` counts with ``decode``, of linear layers and of experts."""
+    """``activations="16bit"`` also applies with ``decode``, to linear layers and to experts."""
     plain, both, four = (
         logits(folder, activations="16bit"),
         logits(folder, activations="16bit", decode=True),
@@ -48,7 +48,7 @@ def test_decoded_layers_keep_16_bits_where_asked(folder):
 
 
 def test_layers_that_no_kernel_takes_keep_16_bits_where_asked(tmp_path):
-    """K of 96 is decoded in any case."""
+    """K of 96 is always dequantized."""
     config = AutoConfig.for_model("llama", **SMALL | {"hidden_size": 96, "intermediate_size": 96})
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "in")
     quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="mxfp4")
@@ -58,7 +58,7 @@ def test_layers_that_no_kernel_takes_keep_16_bits_where_asked(tmp_path):
 
 
 def test_one_set_of_files(tmp_path):
-    """``from_pretrained`` reads quantized layers from the very file that it reads the others from."""
+    """``from_pretrained`` reads quantized layers from the same file as the others."""
     folder = tmp_path / "new"
     shutil.copytree(CT, folder)
     expected = logits(folder)
@@ -73,7 +73,7 @@ def test_one_set_of_files(tmp_path):
 
 
 def test_towers_stay_in_16_bits(tmp_path, capsys):
-    """Layers of images are left out by a rule, and ``load`` chooses the class that knows the model."""
+    """A rule leaves out layers of images, and ``load`` selects the class that knows the model."""
     text = SMALL | {
         "rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6], "mrope_interleaved": True}
     }
@@ -104,7 +104,7 @@ def test_a_class_that_nothing_knows(tmp_path):
 
 
 def test_saving_says_how(tmp_path):
-    """Neither a loaded model nor one with replaced layers is written in a form that nothing reads."""
+    """Neither a loaded model nor one with replaced layers can be saved in a form that nothing reads."""
     with pytest.raises(ValueError, match=f"saved form is {CT}: copy that"):
         ours.load(CT, dtype=torch.bfloat16).save_pretrained(tmp_path / "a")
     config = AutoConfig.for_model("llama", **SMALL)
@@ -117,7 +117,7 @@ def test_saving_says_how(tmp_path):
 
 
 def test_float32_is_float32_throughout():
-    """Routers that transformers renames, as Mixtral's, keep their files' dtype in some of its versions."""
+    """Routers that transformers renames, such as Mixtral's, keep the files' dtype in some of its versions."""
     model = torch.nn.ModuleList([torch.nn.Linear(4, 4, dtype=torch.bfloat16), torch.nn.Linear(4, 4)])
     model.dtype = torch.bfloat16
     ours.widen(model)
@@ -138,7 +138,7 @@ def test_a_damaged_tokenizer(tmp_path):
 
 @pytest.mark.slow
 def test_generate_with_a_static_cache_and_compile():
-    """Tokens of a compiled step with a cache of fixed size are those of the eager model."""
+    """Tokens of a compiled step with a static cache equal those of the eager model."""
     model = ours.load(CT, dtype=torch.bfloat16)
     ids = torch.arange(8)[None]
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}

@@ -1,4 +1,4 @@
-"""Models whose tensors are named in ways of their own, from a saved folder to logits."""
+"""Models with unusual names of tensors, from a saved folder to logits."""
 
 import json
 
@@ -67,7 +67,7 @@ def logits(model):
 @pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_saved_quantized_and_loaded(tmp_path, kind, layout):
-    """Every quantized layer of the files finds its module; the logits are those of the 16-bit model, but for 4-bit weights."""
+    """Every quantized layer of the files finds its module; the logits differ from the 16-bit model's only by 4-bit weights."""
     model, folder = saved(tmp_path, kind)
     done = quantize_checkpoint(folder, tmp_path / "out", format="nvfp4a16", layout=layout)
     loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
@@ -78,7 +78,7 @@ def test_saved_quantized_and_loaded(tmp_path, kind, layout):
 
 
 def test_gpt_oss_as_released(tmp_path):
-    """MXFP4 experts in blocks, gate and up in turns, 16-bit activations: as NVFP4 with the same values."""
+    """MXFP4 experts in blocks with alternating rows of gate and up and 16-bit activations become NVFP4 with the same values."""
     extra = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -109,7 +109,7 @@ def test_gpt_oss_as_released(tmp_path):
 
 
 def test_llama4_experts_in_one_tensor(tmp_path):
-    """ModelOpt packs them along K, which comes first; gate and up follow each other. Tokens of all experts lie together."""
+    """ModelOpt packs them along K, which comes first; gate precedes up. Rows of all experts are in one tensor."""
     model, folder = saved(tmp_path, "llama4_text")
     files, tensors = TensorFiles(folder), {}
     for name in files:
@@ -132,7 +132,7 @@ def test_llama4_experts_in_one_tensor(tmp_path):
 
 
 def test_llama4_experts_of_llm_compressor(tmp_path):
-    """A layer for each projection of an expert, which transformers' class has in one tensor."""
+    """The file has one layer per projection of an expert; transformers' class has one tensor."""
     model, folder = saved(tmp_path, "llama4_text")
     files, tensors = TensorFiles(folder), {}
     for name in files:
@@ -165,7 +165,7 @@ def test_llama4_experts_of_llm_compressor(tmp_path):
 
 
 def test_fp8_blocks(tmp_path):
-    """DeepSeek's blocks of 128 x 128, in linear layers and experts; activations e4m3 in blocks of 128."""
+    """DeepSeek's blocks of 128 x 128 in linear layers and experts, with e4m3 activations in blocks of 128."""
     extra = {
         "hidden_size": 256,
         "intermediate_size": 256,

@@ -1,4 +1,4 @@
-"""The blocks in MoE's docstring, in place of transformers' own experts: Qwen3-MoE quantized, gpt-oss as it is stored."""
+"""The blocks in MoE's docstring, replacing transformers' own experts: quantized Qwen3-MoE, and released gpt-oss weights."""
 
 import re
 import textwrap
@@ -21,7 +21,7 @@ NAMES = {"torch": torch, "MoE": MoE, "route": route, "BlockScaledTensor": BlockS
 
 
 def block(containing):
-    """The code of the literal block that has a text."""
+    """Returns the code of the literal block that contains a text."""
     doc = textwrap.dedent("    " + MoE.__doc__)
     found = [textwrap.dedent(text) for text in re.findall(r"::\n\n((?:(?:    )+.*\n|\n)+)", doc)]
     (code,) = (text for text in found if containing in text)
@@ -44,7 +44,7 @@ def test_in_place_of_qwen3s_block():
 
 
 def test_gpt_oss_as_it_is_stored():
-    """Decoded, the weights are transformers': the same layer but for the order of sums and roundings to bf16 between."""
+    """The dequantized weights are transformers'; the layer differs only by the order of sums and by roundings to bf16."""
     generator = torch.Generator().manual_seed(0)
     some = lambda *shape: torch.randn(*shape, generator=generator)
     stored = [quantize(some(E, n, k) / 8, format=MXFP4) for n, k in ((2 * I, H), (H, I))]

@@ -1,4 +1,4 @@
-"""Output layers and embeddings that are quantized: what files say, what the loader makes of them, tied or not."""
+"""Quantized output layers and embeddings: contents of files, and modules of the loader, tied or not."""
 
 import json
 
@@ -50,7 +50,7 @@ def logits_of(model):
     [("nvfp4", "nvfp4"), ("nvfp4", "mxfp8"), ("nvfp4", None), (None, "mxfp4"), ("nvfp4", "16bit")],
 )
 def test_round_trip(model, tmp_path, layout, lm_head, embedding):
-    """The loaded model computes what the weights in the file say; a tied pair of one format is one matrix."""
+    """The loaded model computes with the file's weights; a tied pair in one format is one matrix."""
     tied = model.config.tie_word_embeddings
     options = {"lm_head": lm_head, "embedding": embedding}
     done = quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16", layout=layout, **options)
@@ -113,7 +113,7 @@ def test_random_model(tied):
 
 
 def test_kept_decoded_weights(tmp_path, capsys):
-    """Loaded so, many rows are multiplied by decoded weights; the inspection says their size; a missing folder is named."""
+    """Dequantized weights multiply many rows; the inspection has their size; a missing folder is named."""
     torch.manual_seed(0)
     tied_or_apart(True).save_pretrained(tmp_path / "in")
     quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16")

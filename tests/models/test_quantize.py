@@ -1,4 +1,4 @@
-"""Quantizing a checkpoint: rounding, which layers, what files hold, and that the readers take them."""
+"""Quantizing a checkpoint: rounding, choice of layers, contents of files, and reading them back."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ from nvfp4_cute.models.quantizing.rules import group_of
 from nvfp4_cute.models.quantizing.weights import quantized
 
 H, I, E = 64, 96, 3
-# Root mean square of errors of normally distributed values, over that of the values: what formats.block_scales states.
+# Root mean square error for normally distributed values, relative to the values, as in formats.block_scales.
 ERRORS = {"nvfp4": 0.1, "nvfp4a16": 0.1, "mxfp4": 0.12, "mxfp8": 0.031}
 
 
 def source(folder, **changes):
-    """A tiny 16-bit model: attention, experts, router, embeddings."""
+    """Writes a tiny 16-bit model: attention, experts, router, embeddings."""
     g = torch.Generator().manual_seed(0)
     rand = lambda *shape: (torch.randn(shape, generator=g) / 8).bfloat16()
     tensors = {
@@ -80,7 +80,7 @@ def test_every_format_is_read_back(tmp_path, format, layout):
 
 
 def test_what_calibration_saw(tmp_path):
-    """q, k and v read the same rows; an expert that no token reached has the largest of its layer."""
+    """q, k and v read the same rows; an expert that no token reached gets the largest scale of its layer."""
     folder, tensors = source(tmp_path / "in")
     done = quantize_checkpoint(folder, tmp_path / "out", seen=seen())
     checkpoint = Checkpoint(tmp_path / "out")
@@ -150,7 +150,7 @@ def test_refusals(tmp_path, change, options, message):
 
 
 def test_experts_whose_down_is_narrow_stay(tmp_path):
-    """Their K of 96 is no multiple of int4's block, and readers take no experts that are half quantized."""
+    """Their K of 96 is not a multiple of int4's block, and readers refuse experts that are half quantized."""
     folder, _ = source(tmp_path / "in", **{"model.layers.0.wide.weight": torch.ones(8, 128).bfloat16()})
     done = quantize_checkpoint(folder, tmp_path / "out", format="int4", layout="compressed-tensors")
     checkpoint = Checkpoint(tmp_path / "out")
@@ -184,13 +184,13 @@ def test_searched_scales_lose_less(format):
 
 
 def test_mxfp8_does_not_saturate():
-    """Where the mantissa of a block's largest value is over 1.75, rounding scales down would cut it."""
+    """If the mantissa of a block's largest value exceeds 1.75, rounding the scale down would clamp it."""
     weight = torch.full((1, 32), 1.0)
     weight[0, 0] = 1.9
     found = quantized(weight, "mxfp8_e4m3").dequantize()
     assert found[0, 0] == 1.875 and torch.equal(found[0, 1:], weight[0, 1:])
     weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)) * 1e-4
-    weight[:, 0] = 1.8  # 460.8 of 448: a smaller scale has the same value of it, and more bits of the others
+    weight[:, 0] = 1.8  # 460.8 of 448: a smaller scale gives it the same value, and the others more bits
     nearest, searched = (
         quantized(weight, "mxfp8_e4m3", search=s).dequantize() - weight for s in (False, True)
     )
@@ -212,7 +212,7 @@ def test_groups():
 
 
 def test_calibrated_through_transformers(tmp_path, capsys):
-    """A model of transformers, saved, quantized from the command line with random tokens, and loaded again."""
+    """A transformers model is saved, quantized from the command line with random tokens, and loaded again."""
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed; make test-transformers installs it"
     )

@@ -1,4 +1,4 @@
-"""Random models of real configs: their sizes, and that timing them runs (on the CPU; graphs need a GPU)."""
+"""Random models of real configs: their sizes, and a test run of the timing (on the CPU; graphs need a GPU)."""
 
 import json
 
@@ -16,7 +16,7 @@ from nvfp4_cute.models.random_model import NAMES, config_of, random_model  # noq
 from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 
-# Parameters in units of 10^9, as the models' cards say.
+# Parameters in units of 10^9, from the models' cards.
 SIZES = {
     "gpt-oss-20b": 20.9, "llama-3.1-8b": 8.03, "mixtral-8x7b": 46.7, "nemotron-nano-9b-v2": 8.9, "qwen3-30b-a3b": 30.5,
     "qwen3-8b": 8.2,
@@ -95,7 +95,7 @@ def test_bench(tiny, capsys):
 
 @pytest.mark.parametrize("tiny", ["qwen3_moe"], indirect=True)
 def test_saved_pages(tiny, tmp_path, capsys):
-    """Three ways, as JSON, page and picture; the page again from the JSON."""
+    """Saves three ways as JSON, page and picture, and the page again from the JSON."""
     pytest.importorskip("matplotlib")
     stem = tmp_path / "new" / "cpu"
     command = [
@@ -146,7 +146,7 @@ def test_a_model_or_a_report_is_needed(capsys):
 
 
 def test_fp8_linear():
-    """Values of e4m3, products of float32."""
+    """Values are e4m3, products float32."""
     torch.manual_seed(0)
     weight, x = torch.randn(48, 64).bfloat16(), torch.randn(2, 3, 64).bfloat16()
     y = LinearFP8(weight, 0.01, 0.02, torch.ones(48).bfloat16())(x)

@@ -1,4 +1,4 @@
-"""torch's scaled products answered here: signatures, values against exact sums, refusals, and enable()."""
+"""torch's scaled products computed by this library: signatures, values against exact sums, refusals, and enable()."""
 
 import inspect
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ M, N, K = 40, 96, 192
 
 
 def operand(rows, format, seed, **options):
-    """(data in torch's dtype, blocked scales) of random rows."""
+    """Returns (data in torch's dtype, blocked scales) of random rows."""
     values = torch.randn(rows, K, generator=torch.Generator().manual_seed(seed))
     result = quantize(values, format=format, **options)
     return result.data.view(ELEMENTS[format]), result.scale
@@ -86,7 +86,7 @@ def test_global_scales_and_bias_are_applied_before_the_rounding():
 @pytest.mark.parametrize("formats", PAIRS[:3], ids=str)
 def test_the_operator_without_recipes(formats):
     operands = pair(formats)
-    if formats[0] is MXFP4:  # e8m0 says 1x32, whatever the elements
+    if formats[0] is MXFP4:  # e8m0 means 1x32 for all elements
         assert torch_api._told_by_dtype(*operands, None)[0].format is MXFP4
     assert torch.equal(
         torch_api._scaled_mm(*operands, out_dtype=torch.float32), exact(*operands, torch.float32)
@@ -94,7 +94,7 @@ def test_the_operator_without_recipes(formats):
 
 
 def fp8_blocks(padded=False):
-    """(a, b, scale_a, scale_b) of FP8 with float32 scales, as torch lays them out, with sums that are exact in float32."""
+    """Returns (a, b, scale_a, scale_b) in FP8 with float32 scales in torch's layout, with sums that are exact in float32."""
     seeds = torch.Generator().manual_seed(5)
     m, n, k = 24, 200, 384
     a, b = (torch.randint(-3, 4, (rows, k), generator=seeds).to(torch.float8_e4m3fn) for rows in (m, n))
@@ -115,7 +115,7 @@ def right_of_fp8_blocks(dtype):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_fp8_of_blocks(padded):
-    """Scales are told by their recipes, or by their shapes as torch does; the rows of b's may be padded to four."""
+    """Scales are recognized by their recipes, or by their shapes as in torch; rows of b's may be padded to four."""
     a, b, scale_a, scale_b = fp8_blocks(padded)
     recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
     for dtype in torch_api.OUT_DTYPES:
@@ -260,7 +260,7 @@ def test_a_graph_holds_the_product():
 
 
 def refused_by_torch():
-    """Scales that torch's own function does not take: the words of torch 2.13, and those of 2.11."""
+    """Returns scales that torch's own function refuses, with the messages of torch 2.13 and of 2.11."""
     words = "Invalid scaling configuration|Now _scaled_mm only supports per-tensor"
     return pytest.raises((ValueError, RuntimeError), match=words)
 
@@ -275,14 +275,14 @@ def test_torchs_functions_multiply_what_torch_cannot_and_it_can_be_taken_back():
             torch._scaled_mm(*operands, out_dtype=torch.bfloat16)
         with ExitStack() as stack:
             stack.enter_context(torch_api.enable())
-            for _ in range(2):  # the second time torch is not asked
+            for _ in range(2):  # the second call does not go to torch
                 assert torch.equal(torch._scaled_mm(*operands, out_dtype=torch.bfloat16), exact(*operands))
                 assert torch.equal(F.scaled_mm(*call), exact(*operands))
                 assert torch.equal(torch._scaled_mm(*plain, out_dtype=torch.bfloat16), before)
             a, b, a_scale, b_scale, ends = ragged()
             grouped = F.scaled_grouped_mm(a, b, a_scale, recipe, b_scale, recipe, BLOCKED, BLOCKED, offs=ends)
             assert torch.equal(grouped, torch_products.scaled_grouped_mm(a, b, a_scale, b_scale, ends))
-            with refused_by_torch():  # neither takes it
+            with refused_by_torch():  # both refuse
                 torch._scaled_mm(*operands[:2], FLOAT_SCALE, operands[3], out_dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError):
         F.scaled_grouped_mm(a, b, a_scale, recipe, b_scale, recipe, BLOCKED, BLOCKED, offs=ends)

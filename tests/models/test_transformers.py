@@ -1,6 +1,6 @@
-"""Checkpoints through transformers: layer by layer what the scheme says, and logits beside those of decoded weights.
+"""Checkpoints through transformers: each layer follows its scheme, and logits match those of dequantized weights.
 
-More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of whose folders is one.
+NVFP4_CUTE_CHECKPOINTS=folder adds checkpoints: each of its subfolders is one.
 """
 
 import copy
@@ -41,7 +41,7 @@ def ids():
 
 
 def stacked(stored):
-    """Float32 weights of experts: [E, 2 I, H] (or [E, I, H]) and [E, H, I]."""
+    """Returns float32 weights of experts: [E, 2 I, H] (or [E, I, H]) and [E, H, I]."""
     w13, w2 = stored.w13.dequantize(), stored.w2.dequantize()
     if stored.w13_global is not None:
         parts = stored.w13_global.shape[1]
@@ -51,7 +51,7 @@ def stacked(stored):
 
 
 def decoded_model(folder, loaded):
-    """The 16-bit model of the dequantized weights; plain tensors are those that transformers loaded."""
+    """Returns the 16-bit model with the dequantized weights, and the plain tensors that transformers loaded."""
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -93,7 +93,7 @@ def relative(got, expected):
 
 
 def check_experts(module, stored, x, index, weights, y):
-    """Against one product a token and expert, activations rounded as the scheme says."""
+    """Compares with one product per token and expert, with activations rounded as the scheme says."""
     w13, w2 = stacked(stored)
     name = getattr(module, "experts", module).activation
     expected = torch.zeros(x.shape, dtype=torch.float64)
@@ -106,7 +106,7 @@ def check_experts(module, stored, x, index, weights, y):
             h = round_with(h, stored.w2_input).double() @ w2[e].double().T
             h = h if stored.w2_bias is None else h + stored.w2_bias[e].double()
             expected[t] += weight * h[0]
-    # A hidden value beside the middle of two codes may fall to either side: one in some hundred does, by at most 1/3.
+    # Hidden values near the midpoint of two codes may round either way: about 1 % do, by at most 1/3.
     assert relative(y, expected) < (0.02 if stored.w2_input is None else 0.06)
 
 
@@ -143,7 +143,7 @@ def test_checkpoint(folder):
 
 
 def test_from_pretrained_takes_modelopt_by_itself():
-    """Importing the module is enough for what transformers has no quantizer for."""
+    """Importing the module suffices for methods without a quantizer in transformers."""
     model = AutoModelForCausalLM.from_pretrained(DATA / "modelopt-qwen3moe-nvfp4", dtype=torch.bfloat16)
     with torch.no_grad():
         tokens = model.generate(ids()[:1], max_new_tokens=4, do_sample=False)
@@ -154,7 +154,7 @@ def test_from_pretrained_takes_modelopt_by_itself():
 
 @pytest.mark.parametrize("name", ["modelopt-qwen3moe-nvfp4", "ct-qwen3-nvfp4"])
 def test_copied_saved_and_converted(tmp_path, name):
-    """A copy computes the same bits without the files of the checkpoint; another dtype nearly the same."""
+    """A copy computes the same bits without the files of the checkpoint; another dtype gives nearly the same."""
     model = ours.load(DATA / name, dtype=torch.bfloat16)
     with torch.no_grad():
         expected = model(ids()).logits
@@ -162,7 +162,7 @@ def test_copied_saved_and_converted(tmp_path, name):
         for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
             assert torch.equal(other(ids()).logits, expected)
             assert other.hf_quantizer.checkpoint is None and model.hf_quantizer.checkpoint is not None
-        # 4-bit activations beside a tie fall to either side.
+        # 4-bit activations near a tie may round either way.
         assert relative(other.to(torch.float16)(ids()).logits, expected) < 0.2
 
 
@@ -177,7 +177,7 @@ def test_load_leaves_transformers_as_it_was():
 
 
 def test_experts_implementation():
-    """A 16-bit model's experts, quantized when they are first called."""
+    """A 16-bit model's experts are quantized when they are first called."""
     config = AutoConfig.from_pretrained(DATA / "modelopt-qwen3moe-nvfp4")
     del config.quantization_config
     torch.manual_seed(0)
@@ -191,7 +191,7 @@ def test_experts_implementation():
 
 
 def test_experts_follow_their_weights():
-    """What a model quantized before it was loaded or copied is not what it computes with."""
+    """After loading or copying, a model does not compute with the weights that it quantized before."""
     config = AutoConfig.from_pretrained(DATA / "modelopt-qwen3moe-nvfp4")
     del config.quantization_config
     config.num_hidden_layers = 1
@@ -210,7 +210,7 @@ def test_experts_follow_their_weights():
 
 
 def changed(folder, name, *, config=None, tensors=None):
-    """A copy of a checkpoint of the repository with another config.json and other tensors."""
+    """Copies a checkpoint of the repository with another config.json and other tensors."""
     files = TensorFiles(DATA / name)
     own = {key: files[key] for key in files}
     if tensors is not None:
@@ -241,7 +241,7 @@ EXPERTS = "model.layers.0.mlp.experts"
     ],
 )  # fmt: skip
 def test_another_model_is_refused(tmp_path, config, tensors, message):
-    """Before anything is computed, by name; transformers alone would make up what is missing."""
+    """The error comes before any computation and names the fault; transformers alone would invent what is missing."""
     if message is None:
         name, message = "ct-qwen3-nvfp4", r"mlp\..*_proj is .* in the checkpoint"
     else:
@@ -251,7 +251,7 @@ def test_another_model_is_refused(tmp_path, config, tensors, message):
 
 
 def biases_of_experts():
-    """Of all experts of the first layer."""
+    """Biases of all experts in the first layer."""
     sizes = {"gate_proj": 64, "up_proj": 64, "down_proj": 128}
     return {
         f"{EXPERTS}.{e}.{name}.bias": torch.ones(n).bfloat16() for e in range(8) for name, n in sizes.items()
@@ -259,7 +259,7 @@ def biases_of_experts():
 
 
 def test_biases_of_zeros_change_nothing(tmp_path):
-    """Some tools that quantize give every layer one."""
+    """Some quantizing tools give every layer a bias."""
     name = "modelopt-qwen3moe-nvfp4"
     zeros = {key: torch.zeros_like(bias) for key, bias in biases_of_experts().items()}
     zeros[f"{Q}.bias"] = torch.zeros(128).bfloat16()
@@ -269,7 +269,7 @@ def test_biases_of_zeros_change_nothing(tmp_path):
 
 
 def test_experts_without_their_biases(tmp_path):
-    """A model whose class adds them would compute without."""
+    """A model whose class adds biases would compute without them."""
     tensors = lambda t: [t.pop(name) for name in list(t) if name.endswith("_proj_bias")]
     with pytest.raises(
         CheckpointError, match="experts: gate and up projections have no biases .* have biases by config.json"
@@ -278,7 +278,7 @@ def test_experts_without_their_biases(tmp_path):
 
 
 def test_one_tensor_an_expert_is_the_same_model(tmp_path):
-    """gpt-oss with every expert in tensors of its own, biases among them."""
+    """gpt-oss with separate tensors per expert, including biases."""
 
     def apart(tensors):
         for layer in range(2):
@@ -313,7 +313,7 @@ def test_one_tensor_an_expert_is_the_same_model(tmp_path):
     ],
 )  # fmt: skip
 def test_shards(tmp_path, change, error, message):
-    """What transformers would not name, or would take for another checkpoint's."""
+    """Covers faults that transformers would not name, and files that it would take from another checkpoint."""
     folder = changed(tmp_path, "modelopt-qwen3moe-nvfp4")
     files = TensorFiles(folder)
     names, places = list(files), {}
@@ -332,7 +332,7 @@ def test_shards(tmp_path, change, error, message):
 
 
 def in_a_folder(folder):
-    """Move the files to one, and say so in the index."""
+    """Moves the files into one folder, and updates the index."""
     (folder / "parts").mkdir()
     for path in folder.glob("*.safetensors"):
         path.rename(folder / "parts" / path.name)
@@ -346,13 +346,13 @@ def drop(tensors, prefix):
 
 
 def move(tensors, old, new):
-    """Copy the tensors of one layer to another one's names."""
+    """Copies the tensors of one layer to the names of another."""
     for name in [name for name in tensors if name.startswith(f"{old}.")]:
         tensors[new + name.removeprefix(old)] = tensors[name]
 
 
 def test_config_that_says_nothing(tmp_path):
-    """Older exports of ModelOpt have what is quantized in hf_quant_config.json alone; without that they are refused."""
+    """Older exports of ModelOpt describe the quantization only in hf_quant_config.json; without it they are refused."""
     folder = changed(tmp_path, "modelopt-qwen3moe-nvfp4")
     config = json.loads((folder / "config.json").read_text())
     own = config.pop("quantization_config")
@@ -368,13 +368,13 @@ def test_config_that_says_nothing(tmp_path):
 
 
 def test_options_reach_the_config():
-    """As of from_pretrained; a config of our own would send them to the model's constructor."""
+    """They have the effect that they have in from_pretrained; passing a config would send them to the model's constructor."""
     model = ours.load(DATA / "ct-qwen3-nvfp4", dtype=torch.bfloat16, use_cache=False)
     assert model.config.use_cache is False
 
 
 def test_layers_that_a_class_leaves_out(tmp_path, monkeypatch):
-    """As Gemma leaves out keys and values of layers that have those of an earlier one."""
+    """Gemma, for example, leaves out keys and values of layers that reuse those of an earlier one."""
     other = "model.layers.0.self_attn.x_proj"
     folder = changed(tmp_path, "modelopt-qwen3moe-nvfp4", tensors=lambda t: move(t, Q, other))
     monkeypatch.setattr(
@@ -385,7 +385,7 @@ def test_layers_that_a_class_leaves_out(tmp_path, monkeypatch):
 
 
 def test_what_is_tied_needs_no_tensor_of_its_own():
-    """Modules that are moved lose the marks of transformers; a tied weight is in no file."""
+    """Moved modules lose the marks of transformers; a tied weight is in no file."""
     quantizer = ours.CheckpointQuantizer(ours.CheckpointConfig())
     quantizer.checkpoint = SimpleNamespace(files={"embed.weight"})
     model = torch.nn.ModuleDict(

@@ -1,6 +1,6 @@
-"""The plug-in in vLLM on the CPU: layers and tokens beside those of transformers, what it takes, and what it refuses.
+"""The plug-in in vLLM on the CPU: layers and tokens against those of transformers, supported checkpoints, and refusals.
 
-More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of whose folders is one.
+NVFP4_CUTE_CHECKPOINTS=folder adds checkpoints: each of its subfolders is one.
 """
 
 import json
@@ -51,7 +51,7 @@ def is_taken(folder):
 
 
 def changed(folder, to, change):
-    """A copy of a checkpoint whose tensors went through ``change(name, tensor)``, which may give None."""
+    """Copies a checkpoint and passes its tensors through ``change(name, tensor)``, which may return None to drop one."""
     shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.safetensors"))
     files = TensorFiles(folder)
     tensors = {name: change(name, files[name]) for name in files}
@@ -63,7 +63,7 @@ def changed(folder, to, change):
 
 
 def check_tokens(folder, got, tolerance):
-    """Each token is the one that transformers gives the highest logit after the same tokens, or that less ``tolerance``."""
+    """Checks that each token has transformers' highest logit after the same tokens, or one within ``tolerance`` of it."""
     model = transformers_model(folder)
     for prompt, answer in zip(vllm_tokens.PROMPTS, got, strict=True):
         assert len(answer) == vllm_tokens.TOKENS
@@ -74,13 +74,15 @@ def check_tokens(folder, got, tolerance):
 
 
 def transformers_model(folder):
-    # Some loaders of transformers keep the dtype of the file for names that they change.
+    # Some loaders of transformers keep the file's dtype for tensors that they rename.
     return torch.nn.Module.float(ours.load(folder, dtype=torch.float32))
 
 
 def check_in_lockstep(folder, llm):
-    """vLLM's layers and transformers' give equal bits of equal rows; what lies between differs by the order of sums, and so do
-    logits; tokens are equal wherever that cannot turn them.
+    """Compares vLLM's layers with transformers': equal bits for equal rows.
+
+    Everything between the layers, and so the logits, differs by the order of sums. Tokens are equal where that cannot change
+    them.
     """
     served, logits = vllm_tokens.model_of(llm), []
     hook = served.logits_processor.register_forward_hook(lambda module, inputs, out: logits.append(out))
@@ -92,13 +94,13 @@ def check_in_lockstep(folder, llm):
     starts, steps = torch.tensor([0, *map(len, prompts)]).cumsum(0), vllm_tokens.TOKENS
     assert len(logits) == steps
     for i, (prompt, answer) in enumerate(zip(prompts, got, strict=True)):
-        # The first step has the rows of all prompts, each step after it one a prompt.
+        # The first step has the rows of all prompts, every later step one row per prompt.
         own_rows, later = torch.arange(starts[i], starts[i + 1]), torch.arange(steps - 1)
         expected = recorded.over(steps, torch.cat([own_rows, starts[-1] + i + len(prompts) * later]))
         with torch.no_grad(), Lockstep(model, expected) as lockstep:
             own = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
         lockstep.check()
-        # Rows of the output layer differ as those of other layers do, and the order of its own sums is another one.
+        # Rows of the output layer differ like those of other layers, and its own sums have another order.
         h, w = hidden[-1][len(prompt) - 1 :], model.lm_head.weight
         bound = 2 * closeness(w.shape[1]) * h.abs().amax(1, keepdim=True) * w.abs().sum(1)
         theirs = torch.stack([step[i, : own.shape[1]] for step in logits])
@@ -120,7 +122,7 @@ def test_layers_are_those_of_transformers(folder):
     ids=["gptq-ordered", "compressed-tensors", "experts-awq", "experts-gptq"],
 )
 def test_int4(tmp_path, source, tool, orders):
-    """With zero points, q, k and v each with an order of its own, experts whose router the config does not leave out."""
+    """Has zero points, separate orders for q, k and v, and experts whose router the config does not exclude."""
     folder = write_int4(source, tmp_path / "m", tool, orders)
     with vllm_tokens.engine(folder) as llm:
         assert llm.llm_engine.vllm_config.model_config.quantization == "nvfp4_cute"
@@ -130,7 +132,7 @@ def test_int4(tmp_path, source, tool, orders):
 
 
 def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
-    """k_proj and up_proj with other global scales than what vLLM puts into one tensor with them."""
+    """k_proj and up_proj have other global scales than the layers with which vLLM merges them."""
     factors = {"k_proj.weight_scale_2": 0.5, "up_proj.weight_scale_2": 3.0}
     change = lambda name, t: t * next((f for end, f in factors.items() if name.endswith(end)), 1)
     folder = changed(MOE, tmp_path / "m", lambda n, t: change(n, t) if n.endswith("_scale_2") else t)
@@ -141,7 +143,10 @@ def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_ranks():
-    """Each has half of every layer. Sums of experts are rounded to bfloat16 on each rank: a tie may fall to the other side."""
+    """Each rank has half of every layer.
+
+    Sums of experts are rounded to bfloat16 on each rank, so ties may round differently.
+    """
     command = [sys.executable, vllm_tokens.__file__, str(MOE), "2"]
     run = subprocess.run(command, capture_output=True, text=True)
     line = next((line for line in run.stdout.splitlines() if line.startswith("tokens ")), None)
@@ -189,12 +194,12 @@ def test_filled():
 
 
 def test_dummy_weights(tmp_path):
-    """What ``--load-format dummy`` fills parameters with is no weight of anybody; times can be measured with it."""
+    """``--load-format dummy`` fills parameters with random numbers, with which times can be measured."""
     with vllm_tokens.engine(MOE, load_format="dummy") as llm:
         assert all(vllm_tokens.tokens(llm))
 
 
-# ---- what is taken ---------------------------------------------------------------------------------------------
+# ---- supported checkpoints -------------------------------------------------------------------------------------
 
 CT = {
     "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
@@ -258,7 +263,7 @@ def test_names_are_taken_in_vllms_spelling():
 
 
 def mixed_with_fp8(folder):
-    """The dense checkpoint with down_proj in FP8, a scale per output feature."""
+    """Makes the dense checkpoint with down_proj in FP8 and one scale per output feature."""
     shutil.copytree(DENSE, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     model, files, tensors = ours.load(DENSE, dtype=torch.float32), TensorFiles(DENSE), {}
     for name in files:
@@ -331,7 +336,7 @@ def test_weight_only_layers_can_be_asked_of_a_w4a4_checkpoint(monkeypatch):
 
 
 class Registry:
-    """As much of vLLM's registry as takes kernels, and a config that says how many tokens there are."""
+    """The parts of vLLM's registry that accept kernels, and a config with a number of tokens."""
 
     def __init__(self):
         self.registered = []
@@ -342,7 +347,7 @@ class Registry:
 
 
 def test_kernels_are_compiled_while_loading_and_loaded_in_the_warm_up(monkeypatch):
-    """On an emulated H200: other processes are told of all kernels; vLLM's warm-up finds each of them once."""
+    """On an emulated H200, other processes get all kernels, and vLLM's warm-up finds each of them once."""
     from nvfp4_cute.models.vllm import kernels
     from nvfp4_cute.nn.linear import QuantizedLinear
 
@@ -392,7 +397,7 @@ def test_a_config_travels_to_other_processes():
 
 
 class Holder(torch.nn.Module):
-    """As much of RoutedExperts as gives its weights to vLLM's load balancer."""
+    """The parts of RoutedExperts that pass its weights to vLLM's load balancer."""
 
     def __init__(self, experts):
         super().__init__()
@@ -400,7 +405,7 @@ class Holder(torch.nn.Module):
 
 
 def wide_experts():
-    """Of 128 rows, whose gate and up one kernel multiplies."""
+    """Makes experts of 128 rows, whose gate and up one kernel multiplies."""
     from nvfp4_cute.nn.experts import RoutedExperts as Ours
 
     g = torch.Generator().manual_seed(0)
@@ -411,7 +416,7 @@ def wide_experts():
 @pytest.mark.parametrize("kind", ["stored", "wide"])
 @torch.no_grad()
 def test_experts_can_be_moved(kind):
-    """Rows of all parameters moved as EPLB does it: the experts under new numbers."""
+    """Rows of all parameters move as in EPLB; the result is the same experts with new numbers."""
     if kind == "stored":
         stored = Checkpoint(MOE).read_experts("model.layers.0.mlp.experts")
         experts = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu", keep_two_factors=True)

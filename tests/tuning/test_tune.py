@@ -1,4 +1,4 @@
-"""tune: what is asked, tried, kept and found again; times from a stopwatch that is none, or from the timing model."""
+"""tune: requests, candidates, stored results and their reuse; times from a fake stopwatch, or from the timing model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +34,13 @@ from nvfp4_cute.tuning.stopwatch import EMPTY, Sample
 H200 = targets.lookup("H200")
 SIZES = ((40, 72, 256), (70, 128, 512))
 PROBLEM = GroupedProblem(SIZES)
-# What no rule chooses for these problems.
+# A config that no rule chooses for these problems.
 ODD = KernelConfig.from_name("t128x192x256_s2a2_swap_p1")
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A cache of the test's own for what is tuned; kernels stay where the session keeps them."""
+    """A separate cache for tuning results; kernels stay in the session's cache."""
     monkeypatch.setattr(tuned, "env", SimpleNamespace(cache_dir=lambda: tmp_path))
     tuned.forget()
     yield tmp_path
@@ -146,7 +146,7 @@ def test_entries_of_other_kernels_and_versions_do_not_count(folder, monkeypatch)
         with monkeypatch.context() as patch:
             patch.setattr(tuned.disk_cache, name, lambda value=value: value)
             assert tuned.load(request()) is None
-            request().path(folder).write_bytes(kept.read_bytes())  # intact, in our place
+            request().path(folder).write_bytes(kept.read_bytes())  # intact, but of another request
             assert tuned.load(request()) is None
     assert tuned.load(request()) is not None
 
@@ -197,7 +197,7 @@ def test_a_later_call_takes_it_where_the_device_has_the_sizes(form):
 
 @pytest.fixture
 def on_cuda(monkeypatch):
-    """A stand-in for an H200: what is launched is written down instead."""
+    """Fakes an H200 and records launches."""
     from nvfp4_cute.backends import cuda
 
     launched = []
@@ -208,7 +208,7 @@ def on_cuda(monkeypatch):
 
 
 def fake_stopwatch(monkeypatch, times_us):
-    """Calls run once, as a capture would run them; their times are given."""
+    """Runs calls once, as in a capture, and returns given times."""
 
     def measure(calls, num_sets, *, rounds=40):
         for call in calls.values():
@@ -220,7 +220,7 @@ def fake_stopwatch(monkeypatch, times_us):
 
 
 def test_measured_on_a_gpu(on_cuda, monkeypatch):
-    """All of sm_90a's configs, each launched, the chosen one first; then a call without a config takes the fastest."""
+    """All of sm_90a's configs are launched, the chosen one first; then a call without a config uses the fastest."""
     a, b, a_scale, b_scale, _ = operands()
     monkeypatch.setattr(calls, "prepared", NeverPrepared)
     fake_stopwatch(monkeypatch, lambda config: 50.0 - config.cta_tile_shape_mnk[1] / 8 + config.cluster_size)
@@ -239,13 +239,13 @@ def test_measured_on_a_gpu(on_cuda, monkeypatch):
 
 
 class NeverPrepared:
-    """``prepared`` that keeps nothing: there is no GPU to launch on."""
+    """Replaces ``prepared`` and stores nothing, because there is no GPU to launch on."""
 
     lookup = staticmethod(lambda *args: (None, None))
 
 
 def test_a_call_that_is_repeated_does_not_look(monkeypatch):
-    """Where a call is prepared nothing asks for a config; tuning has this thread's calls prepared anew."""
+    """A prepared call does not look up a config; tuning drops this thread's prepared calls."""
 
     class Prepared:
         def try_launch(self, inputs, outs):
@@ -264,7 +264,7 @@ def test_a_call_that_is_repeated_does_not_look(monkeypatch):
 
 
 def test_modelled_without_a_gpu(monkeypatch):
-    """Every candidate's modelled time; what is kept is what the next call is computed with."""
+    """Every candidate has a modelled time, and the next call uses the stored config."""
     tried = (sm100.CANDIDATES[0], ODD)
     monkeypatch.setattr(autotune, "candidates", lambda *given: list(tried))
     a, b, a_scale, b_scale, _ = operands()
@@ -296,7 +296,7 @@ def test_problems_without_a_kernel_are_refused():
 
 
 def test_configs_are_judged_by_what_is_launched():
-    """A product in bands is a launch of as many groups, and stream-K does not count all work of a large one."""
+    """A product in bands is a launch with one group per band, and stream-K cannot count all work of a large one."""
     m, n, k = 1 << 17, 1 << 15, 1 << 20
     huge = GroupedProblem(((m, n, k),), has_alpha=False)
     tried = autotune.candidates(Request.of(huge, H200.gpu))

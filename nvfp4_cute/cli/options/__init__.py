@@ -1,1 +1,1 @@
-"""Options of the verbs, a module each: importing one imports neither torch nor what the verb does."""
+"""Options of the verbs, one module each. Importing one imports neither torch nor the verb's code."""

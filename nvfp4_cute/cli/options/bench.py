@@ -43,7 +43,7 @@ OTHER_OPTIONS = ("containing", "formats", "target", "explain", "like_harness", "
 
 
 class _Help(argparse.Action):
-    """`bench SUITE --help`: that suite's options and examples; `bench --help`: all."""
+    """Prints one suite's options and examples for `bench SUITE --help`, and everything for `bench --help`."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         suite = next(iter(namespace.suites or ()), None)
@@ -60,7 +60,7 @@ class _Help(argparse.Action):
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `bench` and its options."""
     text = (
         "Print for every case bytes, operations, speed of light, time, percent of speed of light, TB/s, TFLOP/s, and "
         "the fastest peer."

@@ -8,7 +8,7 @@ BACKENDS = ("cuda", "emulator")
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `check` and its options."""
     text = (
         "Compute random grouped problems on a backend and compare every output bit with the reference. Operands are "
         "drawn so that fp32 accumulation is exact in any order: a difference of one bit is a defect. A failure prints "

@@ -1,4 +1,4 @@
-"""Names that options may take, which modules that import torch define: `tests/cli/test_options.py` holds them to those."""
+"""Values of options that modules with torch define; `tests/cli/test_options.py` compares the two."""
 
 SUITES = ("competition", "dense", "linear", "experts")
 OPERATIONS = ("gemm", "dual", "w4a16")

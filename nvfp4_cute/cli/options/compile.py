@@ -9,7 +9,7 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 
 
-# Compiled unless operations are named; OF_FORMATS: those that write the format that --dtype names.
+# Compiled unless operations are named. OF_FORMATS: operations that write the format named by --dtype.
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")
 
 
@@ -36,7 +36,7 @@ native code.
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `compile` and its options."""
     text = "Compile kernels ahead of time, in parallel processes, into a folder that programs load them from."
     parser = add_verb(verbs, "compile", text, EXAMPLES)
     parser.add_argument(

@@ -4,7 +4,7 @@ from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb, lazily
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `demo` and its options."""
     text = (
         "Compile the sm_100a grouped GEMM kernel, execute its PTX on the emulator over the test shapes and one "
         "benchmark shape of the nvfp4_group_gemm problem, and compare every output bit with the reference."

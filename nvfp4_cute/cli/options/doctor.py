@@ -5,7 +5,7 @@ from nvfp4_cute.cli.verbs import Verbs, add_verb, lazily
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `doctor` and its options."""
     text = (
         "Say what you can do on this machine, and print versions, GPUs, the emulator's launch shim, what would run where and "
         "why. Exit code 1: no kernel can run."

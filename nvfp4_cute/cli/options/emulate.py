@@ -25,7 +25,7 @@ pytest --cute-emulate sm_100a
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `emulate` and its options."""
     text = (
         "Run a CuTe DSL script that expects a GPU, unmodified: torch tensors on cuda, cute.compile, launches, its own "
         "checks. Every kernel it launches is executed on the emulator."

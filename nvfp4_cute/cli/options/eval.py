@@ -29,7 +29,7 @@ A folder holds definition.json, workload.jsonl and solution.json, or spec.py, re
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `eval` and its options."""
     text = "Try a submission as its server would: rules, import step, then tests or timings in a process of its own."
     parser = add_verb(verbs, "eval", text, EXAMPLES)
     parser.add_argument("submission", type=Path, help="a Python file, or a folder")

@@ -24,7 +24,7 @@ trace-set also take a folder of your own: spec.py, reference.py and kernel.py.
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `export` and its options."""
     text = "Write a competition problem's kernel as one readable file that its server accepts."
     parser = add_verb(verbs, "export", text, EXAMPLES)
     parser.add_argument("problem", help="a folder of problems/, for example nvfp4_group_gemm")

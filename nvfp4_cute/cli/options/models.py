@@ -23,7 +23,7 @@ BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all", "kept")
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb, its verbs and their options."""
+    """Adds `models`, its verbs and their options."""
     text = "Look into checkpoints of quantized models, and measure whole models."
     parser = add_verb(verbs, "models", text, EXAMPLES)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")

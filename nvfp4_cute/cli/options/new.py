@@ -15,7 +15,7 @@ examples:
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `new` and its options."""
     text = "Write a problem that runs: what is computed, the right answer, a kernel, and a test."
     parser = add_verb(verbs, "new", text, EXAMPLES)
     parser.add_argument("kind", metavar="KIND", help=f"what to begin with: {', '.join(choices.KINDS)}")

@@ -24,7 +24,7 @@ folder: attach it to an issue.
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `prove` and its options."""
     text = "Prove on the GPU of this machine what can be proven, and write a report that says what was found."
     parser = add_verb(verbs, "prove", text, EXAMPLES)
     parser.add_argument("--quick", action="store_true", help="one or two minutes instead of ten")

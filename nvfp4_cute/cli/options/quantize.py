@@ -33,7 +33,7 @@ LAYER_FORMATS = ("nvfp4", "mxfp4", "mxfp8", "16bit")
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `quantize` and its options."""
     text = "Quantize the weights of a checkpoint and write one that ModelOpt's or compressed-tensors' readers take, and ours."
     parser = add_verb(verbs, "quantize", text, EXAMPLES)
     parser.add_argument(

@@ -19,7 +19,7 @@ Computed from sizes and from published or measured figures of the GPU; nothing i
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `sol` and its options."""
     text = (
         "Print the speed of light, the least time that moving the bytes and doing the operations takes: of the "
         "competition's benchmark cases, or of one shape. Or print what weights occupy in memory."

@@ -21,7 +21,7 @@ to ~/.local/share/nvfp4_cute/submissions.jsonl.
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `submit` and its options."""
     text = "Hand a submission to popcorn-cli and keep a history of what came back."
     parser = add_verb(verbs, "submit", text, EXAMPLES)
     parser.add_argument("submission", type=Path, help="a Python file")

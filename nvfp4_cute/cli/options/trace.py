@@ -20,7 +20,7 @@ measured on an H200: bench/results/timing_model.md.
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `trace` and its options."""
     text = (
         "Model the time that this package takes for a benchmark case of a competition problem, or for a layer, print what took "
         "it (the critical path, and every warp role's stalls by cause), and write a timeline: a process for each SM, a row for "

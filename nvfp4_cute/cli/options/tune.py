@@ -21,7 +21,7 @@ For operands of your own: nvfp4_cute.tune(grouped_gemm, a, b, a_scale, b_scale, 
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Add the verb and its options."""
+    """Adds `tune` and its options."""
     text = (
         "Time every config that a grouped GEMM may be computed with, on the GPU of this machine, or as modelled for one that is "
         "not there; print all times, each marked measured or modelled, and have later calls take the fastest."

@@ -5,7 +5,7 @@ from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, v
 
 
 def spec(N: int = 3072, K: int = 4096, M: tuple[int, ...] = (1, 16, 256, 512)) -> Spec:
-    """C [M, N] float16 of A [M, K], B1 and B2 [N, K]; N and K are constants, M says each workload."""
+    """C [M, N] float16 from A [M, K], B1 and B2 [N, K]; N and K are constants, workloads give M."""
     return Spec(
         f"nvfp4_dual_gemm_n{N}_k{K}",
         "dual_gemm",

@@ -1,4 +1,4 @@
-"""The answer in one file: the grouped GEMM kernel with one group."""
+"""The solution in one file: the grouped GEMM kernel with one group."""
 
 import torch
 
@@ -8,18 +8,18 @@ from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, frozen_configs, launch
 from nvfp4_cute.problems.submission_parts import permuted_scale
 
-# The size -> config, where the export freezes what `select` chooses for the workloads; every other size takes the default.
+# The size -> config, where the export stores the choice of `select` for the workloads. Other sizes use the default.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
 
 
 def frozen_constants(workloads) -> dict[str, str]:
-    """What an export writes in the place of constants. `workloads`: every axis of each."""
+    """Returns an export's values of constants. `workloads`: every axis of each."""
     sizes = [((axes["M"], axes["N"], axes["K"]),) for axes in workloads]
     return frozen_configs(GroupedProblem(size, out_dtype=torch.float16) for size in sizes)
 
 
 def run(a, b, a_scale, b_scale, c):
-    """Write C [M, N] float16."""
+    """Writes C [M, N] float16."""
     scales = permuted_scale(a_scale), permuted_scale(b_scale)
     launch([GroupTensors(a, b, *scales, c)], CONFIGS, DEFAULT_CONFIG)

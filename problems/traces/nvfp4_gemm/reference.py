@@ -1,15 +1,15 @@
-"""C = A @ B^T in float32, rounded once."""
+"""Computes C = A @ B^T in float32, rounded once."""
 
 from nvfp4_cute.problems.traces.nvfp4 import dequantize, random_scales, random_values
 
 
 def run(a, b, a_scale, b_scale):
-    """C, float16 [M, N]."""
+    """Returns C, float16 [M, N]."""
     return (dequantize(a, a_scale) @ dequantize(b, b_scale).T).half()
 
 
 def generate_inputs(axes_and_scalars, device):
-    """Random operands."""
+    """Draws random operands."""
     n = axes_and_scalars
     return {
         "a": random_values(n["M"], n["K_bytes"], device=device),

@@ -1,11 +1,11 @@
-"""nvfp4_gemm: C = A @ B^T of one matrix."""
+"""nvfp4_gemm: C = A @ B^T for one matrix."""
 
 from nvfp4_cute.problems.trace_schema import Spec, TensorSpec
 from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, values
 
 
 def spec(N: int = 7168, K: int = 2048, M: tuple[int, ...] = (1, 16, 128, 512, 4096)) -> Spec:
-    """C [M, N] float16 = A [M, K] @ B [N, K]^T; N and K are constants, M says each workload."""
+    """C [M, N] float16 = A [M, K] @ B [N, K]^T; N and K are constants, workloads give M."""
     return Spec(
         f"nvfp4_gemm_n{N}_k{K}",
         "gemm",

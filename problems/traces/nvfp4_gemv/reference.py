@@ -1,4 +1,4 @@
-"""y = A @ x of every batch in float32, rounded once."""
+"""Computes y = A @ x for every batch in float32, rounded once."""
 
 import torch
 
@@ -6,7 +6,7 @@ from nvfp4_cute.problems.traces.nvfp4 import dequantize, random_scales, random_v
 
 
 def run(a, x, a_scale, x_scale):
-    """y, float16 [L, M]."""
+    """Returns y, float16 [L, M]."""
     products = [
         dequantize(matrix, matrix_scale) @ dequantize(vector, vector_scale)[0]
         for matrix, vector, matrix_scale, vector_scale in zip(
@@ -17,7 +17,7 @@ def run(a, x, a_scale, x_scale):
 
 
 def generate_inputs(axes_and_scalars, device):
-    """Random operands."""
+    """Draws random operands."""
     n = axes_and_scalars
     return {
         "a": random_values(n["L"], n["M"], n["K_bytes"], device=device),

@@ -1,11 +1,11 @@
-"""nvfp4_gemv: a batch of products of a matrix and a vector."""
+"""nvfp4_gemv: a batch of matrix-vector products."""
 
 from nvfp4_cute.problems.trace_schema import Spec, TensorSpec
 from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, values
 
 
 def spec(M: int = 4096, K: int = 7168, L: tuple[int, ...] = (1, 2, 8)) -> Spec:
-    """y [L, M] float16 = A [L, M, K] @ x [L, K]; M and K are constants, L says each workload."""
+    """y [L, M] float16 = A [L, M, K] @ x [L, K]; M and K are constants, workloads give L."""
     return Spec(
         f"nvfp4_gemv_m{M}_k{K}",
         "gemv",

@@ -1,4 +1,4 @@
-"""The answer in one file: the grouped GEMM kernel with two groups."""
+"""The solution in one file: the grouped GEMM kernel with two groups."""
 
 import torch
 
@@ -8,19 +8,19 @@ from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, frozen_configs, launch
 from nvfp4_cute.problems.submission_parts import permuted_scale
 
-# Sizes of both groups -> config, where the export freezes what `select` chooses for the workloads; others take the default.
+# Sizes of both groups -> config, where the export stores the choice of `select` for the workloads. Others use the default.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
 
 
 def frozen_constants(workloads) -> dict[str, str]:
-    """What an export writes in the place of constants. `workloads`: every axis of each."""
+    """Returns an export's values of constants. `workloads`: every axis of each."""
     sizes = [tuple((axes[m], axes["N"], axes["K"]) for m in ("M_0", "M_1")) for axes in workloads]
     return frozen_configs(GroupedProblem(size, out_dtype=torch.float16) for size in sizes)
 
 
 def run(a_0, a_1, b_0, b_1, a_scale_0, a_scale_1, b_scale_0, b_scale_1, c_0, c_1):
-    """Write C [M_g, N] float16 of both groups."""
+    """Writes C [M_g, N] float16 of both groups."""
     groups = [
         GroupTensors(a_0, b_0, permuted_scale(a_scale_0), permuted_scale(b_scale_0), c_0),
         GroupTensors(a_1, b_1, permuted_scale(a_scale_1), permuted_scale(b_scale_1), c_1),

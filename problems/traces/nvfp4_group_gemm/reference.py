@@ -1,10 +1,10 @@
-"""C = A @ B^T of both groups in float32, rounded once."""
+"""Computes C = A @ B^T for both groups in float32, rounded once."""
 
 from nvfp4_cute.problems.traces.nvfp4 import dequantize, random_scales, random_values
 
 
 def run(a_0, a_1, b_0, b_1, a_scale_0, a_scale_1, b_scale_0, b_scale_1):
-    """C of both, float16 [M_g, N]."""
+    """Returns C of both groups, float16 [M_g, N]."""
     return (
         (dequantize(a_0, a_scale_0) @ dequantize(b_0, b_scale_0).T).half(),
         (dequantize(a_1, a_scale_1) @ dequantize(b_1, b_scale_1).T).half(),
@@ -12,7 +12,7 @@ def run(a_0, a_1, b_0, b_1, a_scale_0, a_scale_1, b_scale_0, b_scale_1):
 
 
 def generate_inputs(axes_and_scalars, device):
-    """Random operands."""
+    """Draws random operands."""
     n = axes_and_scalars
     inputs = {}
     for g in (0, 1):

@@ -1,4 +1,4 @@
-"""nvfp4_group_gemm: two products of operands of their own, in one launch."""
+"""nvfp4_group_gemm: two products with separate operands, in one launch."""
 
 from nvfp4_cute.problems.trace_schema import Spec, TensorSpec
 from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, values
@@ -7,7 +7,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def spec(N: int = 3072, K: int = 4096, M: Pairs = ((192, 320), (8, 1), (64, 96))) -> Spec:
-    """Of each of two groups C [M_g, N] float16 = A [M_g, K] @ B [N, K]^T; (M_0, M_1) says each workload."""
+    """C [M_g, N] float16 = A [M_g, K] @ B [N, K]^T for each of two groups; workloads give (M_0, M_1)."""
     groups = (0, 1)
     return Spec(
         f"nvfp4_group_gemm_g2_n{N}_k{K}",

@@ -1,8 +1,8 @@
-"""The answer by this library, which must be installed where it runs: sizes stay on the device."""
+"""A solution that calls this library, which must be installed where it runs. Sizes stay on the device."""
 
 from nvfp4_cute.ops import parts
 
 
 def run(a, b, a_scale, b_scale, offs, c):
-    """Write C [M, N] bfloat16."""
+    """Writes C [M, N] bfloat16."""
     parts.grouped_gemm(a, b, a_scale, b_scale, offs, out=c)

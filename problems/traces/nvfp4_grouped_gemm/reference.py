@@ -1,4 +1,4 @@
-"""C of every group in float32, rounded once."""
+"""Computes C of every group in float32, rounded once."""
 
 import torch
 
@@ -6,7 +6,7 @@ from nvfp4_cute.problems.traces.nvfp4 import dequantize, random_scales, random_v
 
 
 def run(a, b, a_scale, b_scale, offs):
-    """C, bfloat16 [M, N]."""
+    """Returns C, bfloat16 [M, N]."""
     c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
     begin, atoms = 0, 0
     rows, weights = a.view(torch.uint8), b.view(torch.uint8)
@@ -20,7 +20,7 @@ def run(a, b, a_scale, b_scale, offs):
 
 
 def generate_inputs(axes_and_scalars, device):
-    """Random operands; the rows fall into groups at random, some of which are empty."""
+    """Draws random operands, and random groups of rows, some of which are empty."""
     n = axes_and_scalars
     ends = torch.randint(0, n["M"] + 1, (n["G"],), device=device).sort().values
     ends[-1] = n["M"]

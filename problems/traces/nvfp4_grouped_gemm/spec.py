@@ -1,11 +1,11 @@
-"""nvfp4_grouped_gemm: rows of all groups one after the other, as a layer of experts has them."""
+"""nvfp4_grouped_gemm: rows of all groups one after the other, as in a layer of experts."""
 
 from nvfp4_cute.problems.trace_schema import Spec, TensorSpec
 from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, values
 
 
 def spec(G: int = 32, N: int = 4096, K: int = 7168, M: tuple[int, ...] = (32, 256, 4096)) -> Spec:
-    """C [M, N] bfloat16: rows offs[g - 1] to offs[g] of A times B[g]^T; G, N, K are constants, M says each workload."""
+    """C [M, N] bfloat16: rows offs[g - 1] to offs[g] of A times B[g]^T; G, N, K are constants, workloads give M."""
     return Spec(
         f"nvfp4_grouped_gemm_g{G}_n{N}_k{K}",
         "grouped_gemm",

@@ -1,4 +1,4 @@
-"""A layer of experts in float32; rows are rounded to NVFP4 before each product, and to bfloat16 behind the second."""
+"""Computes a layer of experts in float32. Rows are rounded to NVFP4 before each product, and to bfloat16 after the second."""
 
 import torch
 
@@ -6,7 +6,7 @@ from nvfp4_cute.problems.traces.nvfp4 import dequantize, random_scales, random_v
 
 
 def run(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale):
-    """y, bfloat16 [T, H]."""
+    """Returns y, bfloat16 [T, H]."""
     rows = through_nvfp4(x)
     w13, w2 = w13.view(torch.uint8), w2.view(torch.uint8)
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -20,7 +20,7 @@ def run(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale):
 
 
 def generate_inputs(axes_and_scalars, device):
-    """Random rows and weights; every row takes experts at random, with weights that add up to 1."""
+    """Draws random rows and weights. Every row has random experts, with weights that add up to 1."""
     n = axes_and_scalars
     logits = torch.randn(n["T"], n["E"], device=device)
     top, ids = logits.topk(n["TOPK"], dim=1)

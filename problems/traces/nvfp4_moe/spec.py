@@ -1,4 +1,4 @@
-"""nvfp4_moe: a layer of gated experts with NVFP4 weights, behind the router."""
+"""nvfp4_moe: a layer of gated experts with NVFP4 weights, after the router."""
 
 from nvfp4_cute.problems.trace_schema import Spec, TensorSpec, Tolerance
 from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, values
@@ -7,7 +7,7 @@ from nvfp4_cute.problems.traces.layout import ATOM, k_axes, row_atoms, scales, v
 def spec(
     E: int = 128, H: int = 2048, I: int = 768, TOPK: int = 8, T: tuple[int, ...] = (1, 16, 256, 4096)
 ) -> Spec:
-    """y [T, H] bfloat16 of E experts of hidden size I, TOPK of which each row takes; T says each workload."""
+    """y [T, H] bfloat16 of E experts with hidden size I, TOPK per row; workloads give T."""
     return Spec(
         f"nvfp4_moe_e{E}_h{H}_i{I}_topk{TOPK}",
         "moe",

@@ -1,11 +1,11 @@
-"""nvfp4_quantize: bfloat16 rows to NVFP4."""
+"""nvfp4_quantize: quantizes bfloat16 rows to NVFP4."""
 
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.problems.trace_schema import Spec, TensorSpec
 
 
 def spec(K: int = 7168, M: tuple[int, ...] = (1, 16, 128, 4096)) -> Spec:
-    """Data [M, K/2] and row-major scales [M, K/16] of x [M, K]; K is a constant, M says each workload."""
+    """Data [M, K/2] and row-major scales [M, K/16] for x [M, K]; K is a constant, workloads give M."""
     return Spec(
         f"nvfp4_quantize_k{K}",
         "quantize",
