@@ -24,8 +24,9 @@ ACTIVATION_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] =
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
-# Values and columns of the test that finds out which formula a module computes.
+# Values of the test that finds out which formula a module computes: small ones in steps, and ones that a limit would cut off.
 TRIED = 64
+LARGE = (7.5, 11.0, 40.0, 300.0, 2e4)
 
 
 @dataclass
@@ -104,6 +105,8 @@ def _gated_mlp(module: torch.nn.Module) -> GatedMLP | str | None:
     activation = None if function is None else _activation_of(function)
     if function is None or activation is None:
         return "its activation is none that the launch of gate and up computes"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "it has forward hooks, which would be lost"
     if any(True for _ in module.parameters(recurse=False)) or not _is_gated(module, function):
         return "it computes something else than down_proj(act_fn(gate_proj(x)) * up_proj(x))"
     try:
@@ -114,11 +117,16 @@ def _gated_mlp(module: torch.nn.Module) -> GatedMLP | str | None:
 
 
 def _activation_of(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation | None:
-    values = torch.linspace(-6, 6, TRIED, device="cpu")
+    values = _tried(-6, 6)
     for name, known in ACTIVATION_FUNCTIONS.items():
         if torch.equal(function(values), known(values)):
             return name
     return None
+
+
+def _tried(low: float, high: float) -> torch.Tensor:
+    large = torch.tensor(LARGE, device="cpu")
+    return torch.cat([-large, torch.linspace(low, high, TRIED, device="cpu"), large])
 
 
 class _Known(torch.nn.Module):
@@ -134,7 +142,7 @@ class _Known(torch.nn.Module):
 
 def _is_gated(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> bool:
     """Returns whether ``module`` computes the formula, judging by a call with layers that return known results."""
-    gate, up = (torch.linspace(*ends, TRIED, device="cpu").view(1, TRIED) for ends in ((-3, 3), (1, 2)))
+    gate, up = _tried(-3, 3).view(1, -1), _tried(1, 2).flip(0).view(1, -1)
     own = dict(module._modules)
     try:
         with torch.no_grad():

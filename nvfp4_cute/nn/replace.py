@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from nvfp4_cute.nn.activations import Activations
 from nvfp4_cute.nn.linear import K_STEP, QuantizedLinear
@@ -45,9 +46,10 @@ def replace_linears(
         ['0']
 
     A layer stays if it matches ``keep``, if K is not a multiple of 32, if another module has the same weight (tied embeddings),
-    or if the module around it multiplies by its weight without calling it, as torch.nn.MultiheadAttention does, which would
-    dequantize the weight in every call. ``torch.nn.TransformerEncoderLayer`` has a fast path that reads weights; it is switched
-    off if a layer inside is replaced.
+    if it computes more than its weight and bias say (hooks, parametrizations, a forward of its own), or if the module around it
+    multiplies by its weight without calling it, as torch.nn.MultiheadAttention does, which would dequantize the weight in every
+    call. ``torch.nn.TransformerEncoderLayer`` has a fast path that reads weights; it is switched off if a layer inside is
+    replaced.
 
     Args:
         activations, pre_decode, backend: see QuantizedLinear.
@@ -122,6 +124,12 @@ def _reason(
         return f"in_features={linear.in_features} is no multiple of {K_STEP}"
     if isinstance(parent, torch.nn.MultiheadAttention):
         return "torch.nn.MultiheadAttention multiplies by its weight"
+    if is_parametrized(linear):
+        return "its weight is parametrized; torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+    if type(linear).forward is not torch.nn.Linear.forward or "forward" in vars(linear):
+        return f"this {type(linear).__name__} has a forward of its own"
+    if linear._forward_hooks or linear._forward_pre_hooks:
+        return "it has forward hooks, which would be lost"
     others = [other for other in owners[id(linear.weight)] if other != f"{name}.weight"]
     if others:
         return f"its weight is also {others[0]}"

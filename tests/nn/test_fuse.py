@@ -48,6 +48,19 @@ class Swapped(MLP):
         return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
 
 
+class Limited(MLP):
+    """As gpt-oss and later models have it: small values do not show the limit."""
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x).clamp(max=10), self.up_proj(x).clamp(-10, 10)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+def hooked(mlp):
+    mlp.register_forward_hook(lambda *_: None)
+    return mlp
+
+
 class Block(torch.nn.Module):
     def __init__(self, attention=None, mlp=None):
         super().__init__()
@@ -223,6 +236,9 @@ def test_hooks_see_every_layer():
     ("mlp", "reason"),
     [
         (lambda: Swapped(), "something else"),
+        (lambda: Limited(), "something else"),
+        (lambda: MLP(lambda x: torch.nn.functional.silu(x).clamp(max=7)), "activation is none"),
+        (lambda: hooked(MLP()), "forward hooks"),
         (lambda: MLP(torch.nn.functional.gelu), "activation is none"),
         (lambda: MLP(bias=True), "has a bias"),
     ],

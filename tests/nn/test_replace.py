@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 
 from nvfp4_cute.nn.linear import QuantizedLinear
 from nvfp4_cute.nn.replace import replace_linears
@@ -40,6 +41,39 @@ def test_what_stays_and_why():
         "tied": "its weight is also embed.weight",
     }
     assert replace_linears(model).layers == [], "what is replaced is no linear layer any more"
+
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def patched():
+    layer = torch.nn.Linear(64, 32)
+    layer.forward = lambda x: x
+    return layer
+
+
+def hooked(register):
+    layer = torch.nn.Linear(64, 32)
+    getattr(layer, register)(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Scaled(64, 32), "this Scaled has a forward of its own"),
+        (patched, "this Linear has a forward of its own"),
+        (lambda: hooked("register_forward_hook"), "it has forward hooks"),
+        (lambda: hooked("register_forward_pre_hook"), "it has forward hooks"),
+        (lambda: weight_norm(torch.nn.Linear(64, 32)), "its weight is parametrized"),
+    ],
+)
+def test_layers_that_compute_more_than_weight_and_bias_stay(make, reason):
+    model = torch.nn.Sequential(make(), torch.nn.Linear(32, 32))
+    done = replace_linears(model)
+    assert done.layers == ["1"] and done.left["0"].startswith(reason)
 
 
 @pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
