@@ -270,3 +270,12 @@ def test_a_kernel_failure_counts_even_if_the_script_ignores_it(tmp_path):
     assert (done.returncode, done.stdout) == (1, "ignored\n")
     assert "outside every live range" in done.stderr and "float32 tensor of shape (32,)" in done.stderr
     assert "st.global" in done.stderr and "PTX line" in done.stderr and "overrun" in done.stderr
+
+
+def test_tiles_of_an_atomic_counter_take_the_time_of_tiles_dealt_out(tmp_path):
+    """Modelled times of the same work, static and dynamic, lie within 25 %."""
+    done = emulate("--timing", "b200", "--json", tmp_path / "found.json", SCRIPTS / "work_counter.py")
+    assert done.stdout.split() == ["close", "True"] * 2, done.stderr
+    launches = json.loads((tmp_path / "found.json").read_text())["launches"]
+    static, dynamic = (launch["modelled"]["us"] for launch in launches)
+    assert abs(dynamic / static - 1) < 0.25
