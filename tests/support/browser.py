@@ -1,4 +1,4 @@
-"""What a browser without a window makes of a page: laid out, and read by a script behind the page's own."""
+"""Loads a page in a browser without a window, and runs a script in it after the page's own scripts."""
 
 import html
 import json
@@ -13,7 +13,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def look(text, script, width, folder):
-    """What ``script``, JavaScript that ends in an object ``report``, finds; skips the test where there is no browser."""
+    """Returns the object ``report`` that ``script`` (JavaScript) builds. Skips the test without a browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} in PATH")
@@ -38,7 +38,7 @@ def look(text, script, width, folder):
 
 
 def check_needs_no_network(text):
-    """A page asks for nothing, and no place of its template was left open."""
+    """Checks that a page requests nothing from the network, and that every placeholder of its template was filled."""
     parser = _Links()
     parser.feed(text)
     assert parser.found == [] and not re.search(r"(?<!xmlns=\")https?:|@import|url\(", text)

@@ -15,8 +15,8 @@ from nvfp4_cute.reference import expand_operand
 
 NAN_CODE = 0x7F
 FINITE_E4M3_CODES = tuple(code for code in range(256) if code & 0x7F != NAN_CODE)
-# Every term is a multiple of 0.5 * 0.5 and at most 6 * 6 * 2 * 2, so sums of K terms are exact in fp32, in whatever
-# order, while 144 * K <= 2^24 * 0.25.
+# Every term is a multiple of 0.5 * 0.5 and at most 6 * 6 * 2 * 2, so sums of K terms are exact in fp32, in any order,
+# while 144 * K <= 2^24 * 0.25.
 EXACT_SCALES = (0.0, 1.0, 2.0)
 EXACT_MAX_K = 2**24 // (4 * 144)
 EXACT_ALPHAS = (1.0, -0.5, 2.0, 0.25, -1.0, 4.0)
@@ -74,21 +74,21 @@ def make_operands(case: Case) -> CaseOperands:
 
 
 def _values(rows: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """Random bytes [rows, K/2], in rows of a multiple of 16 bytes; the gap between rows is never to be used."""
+    """Random bytes [rows, K/2], with a row pitch that is a multiple of 16 bytes. Nobody may read the gaps between rows."""
     buffer = torch.full((rows, math.ceil(k / 32) * 16), 0x77, dtype=torch.uint8)
     buffer[:, : k // 2] = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
     return buffer[:, : k // 2]
 
 
 def _scales(rows: int, k: int, case: Case, generator: torch.Generator) -> torch.Tensor:
-    """Blocked, flat. Padding rows as the case says; padding columns zero, as the operand contract asks."""
+    """Flat blocked scales. Padding rows hold what the case says; padding columns are zero, as the operand contract requires."""
     k_blocks = k // SF_VEC_SIZE
     padded_rows, _ = padded_shape(rows, k_blocks)
     if case.kind == "exact":
         codes = encode_e4m3(torch.tensor(EXACT_SCALES))
     else:
         codes = torch.tensor(FINITE_E4M3_CODES, dtype=torch.uint8)
-    # Every code as often as every other, in random places: small operands meet all of them, too.
+    # Every code occurs equally often, in random places, so that small operands contain all of them.
     order = torch.randperm(padded_rows * k_blocks, generator=generator)
     scale = codes[order % len(codes)].view(padded_rows, k_blocks)
     if case.padding == "nan":
@@ -157,7 +157,7 @@ K_RANGE = (
     Case("k_long", ((72, 64, 10240),)),
 )
 
-# K a multiple of 16 but not of 32: rows lie further apart than they are long
+# K is a multiple of 16 but not of 32, so the row pitch is larger than the row.
 K_PITCHED = (Case("k_pitched", ((64, 128, 16), (40, 128, 48), (130, 64, 272))),)
 
 # groups without rows, or without columns

@@ -1,4 +1,6 @@
-"""Submissions that do not compute what they are asked for, and one that does. Each is a file's text.
+"""Submissions that do not compute what they should, and one that does. Each is the text of a file.
+
+They use torch's matrix product, which the emulator computes, so that no kernel has to be compiled.
 
 They use torch's product, which the emulator answers, so that no kernel has to be compiled.
 """
@@ -25,7 +27,7 @@ def variant(text: str) -> str:
     return HONEST + text
 
 
-# Name -> (text, what strict mode says of it).
+# Name -> (text of the submission, message of the strict mode).
 CHEATS = {
     "remembers outputs by shape": (
         variant("""
@@ -178,7 +180,7 @@ def custom_kernel(data):
         "mismatch",
     ),
 }
-# Cheats that one call with one check, as the official harness tests, does not notice.
+# Cheats that the official harness does not notice with one call and one check.
 UNNOTICED_BY_ONE_CALL = [
     "remembers outputs by shape",
     "relies on C still holding the answer",

@@ -1,4 +1,4 @@
-"""Small checkpoints of any convention, written for tests from random weights."""
+"""Writes small checkpoints of every convention with random weights."""
 
 import json
 

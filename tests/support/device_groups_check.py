@@ -1,4 +1,4 @@
-"""Arguments of the ragged and the masked form: the groups of a list-form case, put together; and how to run them."""
+"""Puts the groups of a list-form case together as arguments of the ragged and the masked form, and runs these."""
 
 import cases
 import torch
@@ -12,7 +12,7 @@ N, K = 200, 320
 def operands(
     form, rows, *, n=N, k=K, seed=0, slack=0, out_dtype=torch.float16, has_alpha=True, m_major=False
 ):
-    """Arguments of ``grouped_gemm`` for groups of ``rows``; ``slack`` more rows belong to no group."""
+    """Returns arguments of ``grouped_gemm`` for groups of ``rows``, with ``slack`` more rows that belong to no group."""
     case = cases.Case("device", tuple((m, n, k) for m in rows), seed, out_dtype, has_alpha)
     listed = cases.make_operands(case)
     m_max = max(rows) + slack
@@ -48,7 +48,7 @@ def operands(
 
 
 def run(arguments, backend, **changed):
-    """What ``grouped_gemm`` writes into a fresh copy of the output."""
+    """Returns the output of ``grouped_gemm``, written to a new copy of the output tensor."""
     out = arguments["out"].clone(memory_format=torch.preserve_format)
     result = grouped_gemm(**{**arguments, "out": out, **changed}, backend=backend)
     assert result is out

@@ -1,4 +1,4 @@
-"""CPU tensors that take the way of CUDA tensors: calls are prepared, and launched again on an emulated GPU."""
+"""Runs the code path of CUDA tensors with CPU tensors: calls are prepared, and repeated launches run on an emulated GPU."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from nvfp4_cute.launch import prepared
 
 @contextlib.contextmanager
 def emulated_gpu(monkeypatch, target=targets.B200):
-    """The emulator of ``target``. Nothing is prepared; the first call of each kind is made with the reference."""
+    """Emulates ``target``. No call is prepared yet; the reference computes the first call of each kind."""
     from nvfp4_cute.backends import cuda
 
     monkeypatch.setattr(prepared._local, "calls", {})

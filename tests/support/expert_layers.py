@@ -1,4 +1,4 @@
-"""Layers of experts for tests: operands whose sums are exact in any order, and the layer token by token in plain torch."""
+"""Layers of experts for tests: operands with exact sums, and a plain torch implementation that computes token by token."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from nvfp4_cute.reference import expand_operand
 
 @dataclass
 class Layer:
-    """Arguments of ``moe``: positional ones, and options."""
+    """Arguments of ``moe``, positional ones and options."""
 
     x: torch.Tensor
     ids: torch.Tensor
@@ -30,7 +30,7 @@ class Layer:
 
 
 def mx_weights(experts, n, k, generator, least_exponent=-6, format=MXFP4):
-    """Random e2m1, or whole numbers up to 7, three powers of two as scales, from 2^-6 on unless named; padding rows NaN."""
+    """Random e2m1, or integers up to 7; scales are three powers of two from 2^least_exponent on, NaN in padding rows."""
     first = 127 + least_exponent
     data = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=generator)
     if format.element.bits == 8:
@@ -43,7 +43,7 @@ def mx_weights(experts, n, k, generator, least_exponent=-6, format=MXFP4):
 
 
 def some_weights(experts, n, k, generator):
-    """Random e2m1, scales 0, 1 and 2; padding rows NaN; the global scale a power of two an expert."""
+    """Random e2m1 with scales 0, 1 and 2, NaN in padding rows, and a power of two per expert as the global scale."""
     data = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=generator)
     rows, blocks = padded_shape(n, k // 16)
     codes = torch.full((experts, rows, k // 16), 0x7F, dtype=torch.uint8)
@@ -56,9 +56,11 @@ def some_weights(experts, n, k, generator):
 def some_layer(
     tokens, top_k, experts, hidden, width, *, seed=0, dtype=torch.bfloat16, gated=True, used=None, foreign=False, **options
 ):  # fmt: skip
-    """A layer whose gate and up are cut to 2, so that hidden values have scales close to each other.
+    """A layer whose gate and up values are clamped at 2, so that the scales of hidden values are close to each other.
 
-    used: experts that ids are drawn from; None: all. foreign: whether some ids are of no local expert.
+    Args:
+        used: experts from which ids are drawn; None means all.
+        foreign: whether some ids belong to no local expert.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(-6, 7, (tokens, hidden), generator=generator).float()
@@ -91,7 +93,7 @@ def factor_of(factors, expert):
 
 
 def naive(layer: Layer) -> torch.Tensor:
-    """The layer, token by token and choice by choice, products in float64."""
+    """Computes the layer token by token and expert by expert, with products in float64."""
     options, x = layer.options, layer.x
     first, layout = options.get("first_expert", 0), options.get("weight_layout", "concatenated")
     experts = layer.w13.shape[0]
@@ -128,7 +130,7 @@ def naive(layer: Layer) -> torch.Tensor:
 
 
 def quantized_product(rows, weights, scale, weight_scale, expert, dtype):
-    """Quantized rows times an expert's weights, float32: summed exactly, rounded, times the factors."""
+    """Product of quantized rows and an expert's weights in float32: summed exactly, rounded, multiplied by the factors."""
     factor = factor_of(scale, expert)
     q = block_scaled.quantize(rows, global_scale=factor)
     values = block_scaled.dequantize(block_scaled.NVFP4Tensor(q.data, q.scale, None, q.shape), torch.float32)
@@ -138,7 +140,7 @@ def quantized_product(rows, weights, scale, weight_scale, expert, dtype):
 
 
 def weight_only_product(rows, weights, scale, weight_scale, expert, dtype):
-    """Rows of ``dtype`` times an expert's weights, as ``quantized_product``; there is no scale of the rows."""
+    """Like ``quantized_product``, for rows of ``dtype``, which have no scales."""
     assert scale is None
     products = (rows.to(dtype).double() @ weights.T).float()
     return products if weight_scale is None else products * factor_of(weight_scale, expert)

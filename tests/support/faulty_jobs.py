@@ -1,4 +1,4 @@
-"""A child of `prove` whose jobs do what their arguments say, for tests of what becomes of their parent."""
+"""A child process of `prove` whose jobs fail as their arguments say. Tests check how the parent handles that."""
 
 import os
 import signal

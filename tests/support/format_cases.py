@@ -1,4 +1,4 @@
-"""Operands of every pair of formats whose products are exact in float32, in every form, and how to run and compare them."""
+"""Operands of every pair of formats with exact products in float32, and functions that run and compare every form."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.ops import parts as on_parts
 
-# Largest magnitudes of integers that an element of a type holds, all smaller ones too.
+# The largest n for which an element type holds all integers from -n to n.
 INTEGERS = {"e2m1": 4, "e4m3": 15, "e5m2": 7}
 # Codes of 1/2, 1 and 2, and of NaN.
 SCALE_CODES = {"ue4m3": (0x30, 0x38, 0x40), "ue8m0": (126, 127, 128)}
@@ -19,7 +19,7 @@ NAN_CODES = {"ue4m3": 0x7F, "ue8m0": 0xFF}
 
 
 def operand(format: BlockFormat, rows: int, k: int, generator: torch.Generator) -> nv.BlockScaledTensor:
-    """Integers times powers of two; NaN in padding rows of the scales, zeros in their padding columns; pitched rows."""
+    """Integers times powers of two. Padding rows of the scales are NaN, padding columns zero; the row pitch exceeds the row."""
     most = INTEGERS[format.element.name]
     numbers = torch.randint(-most, most + 1, (rows, k), generator=generator).float()
     data = torch.full((rows, format.pitch_bytes(k) + 32), 0x77, dtype=torch.uint8)[:, : format.row_bytes(k)]
@@ -36,7 +36,7 @@ def operand(format: BlockFormat, rows: int, k: int, generator: torch.Generator) 
 
 @dataclass
 class Groups:
-    """Operands of groups of (m, n, k), the second weights of a dual GEMM, and a factor each."""
+    """Operands of groups of (m, n, k), with the second weights of a dual GEMM and a factor per group."""
 
     formats: Formats
     a: list[nv.BlockScaledTensor]
@@ -46,7 +46,7 @@ class Groups:
 
     @classmethod
     def of(cls, formats: Formats, sizes, seed=0) -> "Groups":
-        """Drawn by a seed."""
+        """Draws operands from a seed."""
         generator = torch.Generator().manual_seed(seed)
         a_format, b_format = formats
         a, b, b2 = [], [], []
@@ -57,7 +57,7 @@ class Groups:
         return cls(formats, a, b, b2, torch.tensor([1.0, -0.5, 2.0, 0.25])[: len(sizes)])
 
     def run(self, form: str, backend: str, config=None, dual=False, m_major=False, **options):
-        """What the operation on these groups gives, a tensor a group of the rows that count, whatever the form."""
+        """Runs the operation and returns one tensor per group with its valid rows, whatever the form."""
         weights = [self.b, self.b2] if dual else [self.b]
         run = on_parts.grouped_dual_gemm if dual else on_parts.grouped_gemm
         told = {
@@ -93,7 +93,7 @@ class Groups:
             a = data, scale
             told["masked_m"] = torch.tensor(rows, dtype=torch.int32)
         data, scales = (list(parts) for parts in zip(*stacked, strict=True))
-        # K/2 bytes that are no multiple of 16 have to be kept in longer rows.
+        # The row pitch is a multiple of 16 bytes, also where K/2 bytes are not.
         sides = [_pitched(x) for x in (a[0], *data)]
         out = run(sides[0], *sides[1:], a[1], *scales, **told)
         if form == "masked":
@@ -101,7 +101,7 @@ class Groups:
         return list(out.split(rows))
 
     def check(self, form: str, backend: str, config=None, dual=False, **options) -> None:
-        """Bit for bit what the reference gives; of a dual GEMM, whose factors a kernel multiplies in float32, within their error."""
+        """Compares with the reference bit for bit, or within an error bound for a dual GEMM, whose factors are float32."""
         found = self.run(form, backend, config, dual, **options)
         for got, want in zip(found, self.run(form, "reference", None, dual, **options), strict=True):
             if dual:

@@ -1,4 +1,4 @@
-"""What tests of FP8 products with fp32 scales share on all architectures: operands, calls, and what their bits are held against."""
+"""Shared checks of FP8 products with fp32 scales on all architectures: operands, calls and expected bits."""
 
 import torch
 from oracle import assert_bitwise_equal, bits
@@ -12,7 +12,7 @@ ENDS = (0, 40, 40, 45, 111)
 
 
 def some(format, *shape, seed=0):
-    """Small integers times powers of two: sums are exact."""
+    """Small integers times powers of two, so that sums are exact."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     data = torch.randint(-3, 4, shape, generator=generator).to(torch.float8_e4m3fn)
     powers = torch.randint(-2, 3, (*shape[:-2], *format.scale_shape(*shape[-2:])), generator=generator)
@@ -28,13 +28,13 @@ def weights_of(*shape, seed=0):
 
 
 def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
-    """Empty groups, groups that end within a tile, rows of no group."""
+    """Checks ragged groups: empty ones, groups that end inside a tile, and rows that belong to no group."""
     alpha = torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25])
     check_ends(tokens_of(120, k), weights_of(len(ENDS), n, k), alpha, chosen, backend, mode, device)
 
 
 def check_ends(x, w, alpha, chosen, backend, mode, device):
-    """Of groups that end at ENDS every bit is the reference's."""
+    """Compares a ragged product whose groups end at ENDS with the reference, bit for bit."""
     offs = torch.tensor(ENDS, dtype=torch.int32)
     want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
     x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
@@ -46,7 +46,7 @@ def check_ends(x, w, alpha, chosen, backend, mode, device):
 
 
 def check_list_masked_and_batched(chosen, backend):
-    """Sizes of their own, an empty group, a last block of fewer rows; rows of no group are left as they are."""
+    """Checks these forms with different sizes, an empty group and a short last block; rows of no group stay unchanged."""
     options = {"out_dtype": torch.float32}
     a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
     b = [weights_of(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
@@ -64,7 +64,7 @@ def check_list_masked_and_batched(chosen, backend):
 
 
 def check_rounding_and_pitch(out_dtype, backend, chosen=None):
-    """Results are rounded once, and rows may lie apart."""
+    """Checks that results are rounded once, and that rows may have a pitch."""
     x, w = tokens_of(33, 256), weights_of(130, 256)
     buffers = [torch.full((33, 144), 7.0, dtype=out_dtype) for _ in range(2)]
     for buffer, one, config in zip(buffers, (backend, "reference"), (chosen, None), strict=True):
@@ -73,7 +73,7 @@ def check_rounding_and_pitch(out_dtype, backend, chosen=None):
 
 
 def check_any_scales(chosen, backend):
-    """Scales that are no powers of two: promoted once for each block, by the product of both scales in fp32."""
+    """Checks scales that are not powers of two: each block's sum is multiplied once by the fp32 product of its two scales."""
     x, w = tokens_of(20, 384), weights_of(128, 384)
     generator = torch.Generator().manual_seed(1)
     scales = [torch.rand(t.scale.shape, generator=generator) + 0.5 for t in (x, w)]
@@ -92,7 +92,7 @@ def check_any_scales(chosen, backend):
 
 
 def check_not_a_number(backend):
-    """It stays in its row or column."""
+    """Checks that a NaN stays in its row or column."""
     x, w = tokens_of(24, 256), weights_of(300, 256)
     x.scale[3, 1], w.scale[1, 0] = torch.nan, torch.nan
     x.data.view(torch.uint8)[5, 200] = 0x7F
@@ -105,13 +105,13 @@ def check_not_a_number(backend):
 
 
 def relu2_of(one, other, dtype):
-    """What a dual GEMM gives of exact products: each operation rounds once, as the kernels' do."""
+    """The result of a dual GEMM for exact products: each operation rounds once, as in the kernels."""
     positive = one.clamp(min=0)
     return (positive * positive * other).to(dtype)
 
 
 def check_dual_ragged(n, k, chosen, backend, mode="eager", device="cpu", out_dtype=torch.bfloat16):
-    """Of both products in one launch every bit is what their exact values give; rows of no group are left as they are."""
+    """Checks two products in one launch: every bit follows from the exact values, and rows of no group stay unchanged."""
     x, gate, up = tokens_of(120, k), weights_of(len(ENDS), n, k), weights_of(len(ENDS), n, k, seed=3)
     alpha, offs = torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25]), torch.tensor(ENDS, dtype=torch.int32)
     exact = {"offs": offs, "out_dtype": torch.float32}
@@ -131,7 +131,7 @@ def check_dual_ragged(n, k, chosen, backend, mode="eager", device="cpu", out_dty
 
 
 def check_dual_list_and_masked(chosen, backend):
-    """As of ``check_list_masked_and_batched``, and one operand with both products' weights."""
+    """Does the checks of ``check_list_masked_and_batched`` for dual products: one operand times two weights."""
     options = {"out_dtype": torch.float32}
     settings = {"activation": "relu2", "config": chosen, "backend": backend}
     a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
@@ -158,7 +158,7 @@ def check_dual_list_and_masked(chosen, backend):
 
 
 def check_activations(chosen, backend):
-    """Of inexact ones: as near to the reference as the GPU's exponential allows."""
+    """Checks inexact activations: they agree with the reference as closely as the GPU's exponential allows."""
     x, gate, up = tokens_of(20, 128), weights_of(72, 128), weights_of(72, 128, seed=3)
     for activation, limit in (("silu", None), ("gelu_tanh", 5.0), ("swiglu_oai", 7.0)):
         options = {

@@ -1,4 +1,4 @@
-"""Run a case of `cases` on a backend and compare every output with the float64 reference."""
+"""Runs a case of `cases` on a backend and compares every output with the float64 reference."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ from oracle import assert_bitwise_equal, poisoned, repro_line
 from nvfp4_cute.ops.parts import grouped_gemm
 from nvfp4_cute.reference import grouped_gemm_reference
 
-# Many tiles, ragged in every extent, and a long K; sums are not exact.
+# Many tiles, ragged in every extent, and a long K. Sums are not exact.
 SHAPES = cases.Case("shapes", ((130, 264, 1280), (72, 128, 3328), (1, 40, 256)), seed=11, kind="wide")
 
 
@@ -35,7 +35,7 @@ def run(case, operands, backend, config=None, m_major=False):
 
 
 def check(case, config=None, backend="emulator"):
-    """Fail where an output is wrong: by a bit, or by more than the bound of a case with inexact sums."""
+    """Fails if an output differs by a bit or, for inexact sums, by more than the case's bound."""
     operands = cases.make_operands(case)
     digest = fingerprint(operands)
     actual = run(case, operands, backend, config)

@@ -1,4 +1,4 @@
-"""Small kernels under the checker: what it reports of a body of PTX, or that it reports nothing."""
+"""Runs small kernels under the checker, and tests what it reports about a piece of PTX."""
 
 import re
 
@@ -30,7 +30,7 @@ def hazards(body, **kwargs):
 
 
 def remarks(body, *, src=WORDS, mode="eager", block=64, grid=1):
-    """What a launch without errors is told: (severity, kind, text) of each warning and note."""
+    """Returns (severity, kind, text) of each warning and note of a launch without errors."""
     machine = Machine(148, mode=mode, check=True)
     out = np.zeros(2048, np.uint32)
     run_ptx(small.kernel(body), None, grid, block, [src, out], smem_bytes=32768, machine=machine)
@@ -38,7 +38,7 @@ def remarks(body, *, src=WORDS, mode="eager", block=64, grid=1):
 
 
 def assert_found(body, kind, text, *, modes=MODES, **kwargs):
-    """Every mode reports a hazard of this kind whose text matches."""
+    """Checks that every mode reports a hazard of this kind with a matching text."""
     for mode in modes:
         found = hazards(body, mode=mode, **kwargs)
         matching = [h for h in found if h.kind == kind and re.search(text, h.text)]

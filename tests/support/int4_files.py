@@ -1,4 +1,4 @@
-"""Int4 weights packed as their tools pack them, and whole checkpoints of such."""
+"""Packs int4 weights as the public tools do, and writes whole checkpoints of them."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True
 
 
 def compressed_tensors(**weights):
-    """``quantization_config`` as compressed-tensors 0.20 writes it, shortened."""
+    """A shortened ``quantization_config`` as compressed-tensors 0.20 writes it."""
     args = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 64} | weights
     group = {"targets": ["Linear"], "weights": args, "input_activations": None, "format": "pack-quantized"}
     return {
@@ -25,7 +25,7 @@ def compressed_tensors(**weights):
 
 
 def words(nibbles, dim):
-    """int32 of eight values 0 to 15 along a dimension, the first in the lowest bits."""
+    """Packs eight values 0 to 15 along a dimension into an int32, the first one in the lowest bits."""
     eight = nibbles.movedim(dim, -1).unflatten(-1, (-1, 8))
     packed = sum(eight[..., i].long() << 4 * i for i in range(8))
     packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
@@ -62,7 +62,10 @@ def packed(tool, codes, scale, zero, order=None):
 
 
 def rounded_to_int4(weight, order=None, dtype=torch.float16):
-    """Codes, scales and zero points of [N, K] weights in blocks of GROUP, or in those that ``order`` names."""
+    """Quantizes weights [N, K] in blocks of GROUP, or in the blocks that ``order`` names.
+
+    Returns codes, scales and zero points.
+    """
     n, k = weight.shape
     sorted_k = torch.arange(k) if order is None else order.long().argsort(stable=True)
     blocks = weight.float()[:, sorted_k].unflatten(1, (-1, GROUP))
@@ -76,10 +79,10 @@ def rounded_to_int4(weight, order=None, dtype=torch.float16):
 
 
 def write_int4(source, to, tool, orders=False):
-    """The checkpoint in ``source`` with its quantized layers in int4, with zero points.
+    """Writes the checkpoint in ``source`` again, with its quantized layers in int4 with zero points.
 
     Args:
-        orders: whether each layer outside experts has an order of K of its own (desc_act, GPTQ alone).
+        orders: whether each layer outside experts has its own order of K (desc_act, only in GPTQ).
     """
     checkpoint, generator = Checkpoint(source), torch.Generator().manual_seed(0)
     tensors = {name: checkpoint.files[name] for name in checkpoint.plain}

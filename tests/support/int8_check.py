@@ -1,4 +1,4 @@
-"""What tests of INT8 products share on all architectures: sums are exact, so every bit is the reference's, whatever the operands."""
+"""Shared checks of INT8 products on all architectures. Sums are exact, so every bit must equal the reference's."""
 
 import torch
 from fp8_check import ENDS, check_ends
@@ -14,7 +14,7 @@ PAIR = (nv.INT8, nv.INT8)
 
 
 def some(*shape, seed=0):
-    """All integers, -128 among them, and scales that are no powers of two."""
+    """All integers including -128, with scales that are not powers of two."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     data = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
     scale = torch.rand((*shape[:-1], 1), generator=generator) + 0.5
@@ -22,13 +22,16 @@ def some(*shape, seed=0):
 
 
 def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
-    """Empty groups, groups that end within a tile, rows of no group."""
+    """Checks ragged groups: empty ones, groups that end inside a tile, and rows that belong to no group."""
     alpha = torch.tensor([0.3, -2.0, 1.0, 4.0, 0.25])
     check_ends(some(120, k), some(len(ENDS), n, k), alpha, chosen, backend, mode, device)
 
 
 def check_list_masked_and_batched(chosen, backend):
-    """Sizes of their own, an empty group, K and N tails; rows of no group are left as they are. Sums, too."""
+    """Checks these forms with different sizes, an empty group, and K and N that end inside a tile.
+
+    Rows of no group stay unchanged. Also checks int32 sums.
+    """
     a = [some(m, k) for m, k in ((40, 272), (0, 128), (66, 128))]
     b = [some(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
     x, w, sizes = some(3, 50, 256), some(3, 200, 256), torch.tensor([3, 0, 50], dtype=torch.int32)
@@ -45,7 +48,7 @@ def check_list_masked_and_batched(chosen, backend):
 
 
 def check_extremes(backend):
-    """The largest sum that int32 holds, a NaN scale and an infinite one, zeros times a negative scale; rows apart."""
+    """Checks the largest sum that int32 holds, NaN and infinite scales, zeros times a negative scale, and rows with a pitch."""
     k = MAX_INTEGER_K // 16 * 16
     low = torch.full((1, k), -128, dtype=torch.int8)
     sums = parts.gemm(low, low, out_dtype=torch.int32, backend=backend, **FORMATS)

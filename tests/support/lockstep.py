@@ -1,7 +1,8 @@
-"""Two programs that compute one model, compared layer by layer: quantized layers of the second read what those of the first read.
+"""Compares two programs that compute one model layer by layer: in both, a quantized layer gets the same input.
 
-A 4-bit step turns the last bit of a float32 sum into a difference of a third: two programs whose sums have other orders differ in
-tokens. Given equal rows, quantized layers have to give equal bits, and what lies between them may differ by its sums' order.
+Rounding to 4 bits can turn a difference in the last bit of a float32 sum into a difference of a third. So two programs
+that sum in different orders generate different tokens. With equal inputs, quantized layers must agree in every bit, and
+the operations between them may differ by as much as the order of a sum explains.
 """
 
 from dataclasses import dataclass, field
@@ -16,16 +17,17 @@ UNIT = 2.0**-24
 
 
 def closeness(terms: int) -> float:
-    """How far two orders of one float32 sum lie apart, of the sum of magnitudes: each is off by at most a unit a term."""
-    return 2 * terms * UNIT
+    """Largest difference between two orders of a float32 sum, relative to the sum of magnitudes."""
+    return 2 * terms * UNIT  # one rounding error per term and order
 
 
 @dataclass
 class Readers:
-    """Calls of quantized layers that read one tensor, such as those of q, k and v.
+    """Calls of quantized layers that read the same tensor, such as those of q, k and v.
 
     Attributes:
-        inputs: what they read; of experts also numbers and weights of experts. outputs: what each of them gave.
+        inputs: what they read; for experts also the ids and weights of experts.
+        outputs: the result of each of them.
     """
 
     inputs: list[torch.Tensor]
@@ -33,13 +35,13 @@ class Readers:
 
 
 def quantized_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Layers whose weights have 4 bits."""
+    """Returns the layers that have 4-bit weights."""
     kinds = QuantizedLinear | RoutedExperts | SortedExperts
     return [m for m in model.modules() if isinstance(m, kinds)]
 
 
 class Recorded:
-    """What quantized layers of a model read and wrote while it is entered, in the order of calls, as rows.
+    """Records inputs and outputs of a model's quantized layers while it is entered, as rows, in the order of calls.
 
     Attributes:
         readers: of all calls.
@@ -58,7 +60,7 @@ class Recorded:
             hook.remove()
 
     def over(self, steps: int, rows: torch.Tensor) -> list[Readers]:
-        """Calls of the same layers in all steps as one, ``rows`` of those of all steps behind each other."""
+        """Joins the calls of a layer in all steps into one, with the inputs and outputs of all steps in ``rows``."""
         count, left = divmod(len(self.readers), steps)
         assert not left
         of_layers = [self.readers[number::count] for number in range(count)]
@@ -76,10 +78,10 @@ class Recorded:
 
 
 class Lockstep(Recorded):
-    """Has quantized layers read what was recorded elsewhere, and compares.
+    """Feeds recorded inputs of the other program to quantized layers, and compares the results.
 
     Args:
-        expected: what layers of the other program read and wrote, one entry for all that read one tensor.
+        expected: inputs and outputs of the other program's layers, one entry for all layers that read one tensor.
     """
 
     def __init__(self, model: torch.nn.Module, expected: list[Readers]):
@@ -113,7 +115,7 @@ class Lockstep(Recorded):
         return tuple(theirs.reshape(t.shape) for t, theirs in zip(inputs, known.inputs, strict=True))
 
     def check(self) -> None:
-        """All layers were called, and gave equal bits."""
+        """Checks that all layers were called and agreed in every bit."""
         assert len(self.readers) == len(self._expected)
         for number, (ours, theirs) in enumerate(zip(self.readers, self._expected, strict=True)):
             assert torch.equal(torch.cat(ours.outputs, 1), torch.cat(theirs.outputs, 1)), f"layer {number}"

@@ -1,4 +1,4 @@
-"""Matrix instructions with their operands and results: what the emulator, the model, and a real device are asked."""
+"""Matrix instructions with operands and results, for the emulator, the slow model, and a real device."""
 
 import hashlib
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def compare(got: np.ndarray, expected: Callable[[int, int], int], samples: int) 
 
 
 class Case:
-    """A kernel `text` for `threads` threads; `arguments()` are fresh each time, the result is argument `result`."""
+    """A kernel for `threads` threads. `arguments()` returns new arguments on each call; number `result` is the output."""
 
     text: str
     threads: int = 32

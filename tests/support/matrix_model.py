@@ -1,4 +1,4 @@
-"""A slow model of the matrix instructions for the tests: rationals, one element at a time, from the rules alone."""
+"""A slow model of the matrix instructions for tests. It computes one element at a time in rational numbers."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -64,7 +64,7 @@ def round_even(x: Fraction) -> int:
 
 
 def encode(x: Fraction, d: str, mantissa_bits: int | None = None) -> int:
-    """Bits of the nearest float16, or of the float32 toward zero (with fewer mantissa bits where so asked)."""
+    """Bits of the nearest float16, or of the float32 toward zero (with `mantissa_bits` mantissa bits if given)."""
     exponent_bits, full, bias, _ = FORMATS[d]
     kept = full if mantissa_bits is None else mantissa_bits
     if x == 0:
@@ -77,7 +77,7 @@ def encode(x: Fraction, d: str, mantissa_bits: int | None = None) -> int:
     steps = round_even(units) if d == "f16" else truncate(units)
     if steps == 0:
         return 0
-    code = ((exponent - 1 + bias) << full) + (steps << (full - kept))  # a carry runs into the exponent
+    code = ((exponent - 1 + bias) << full) + (steps << (full - kept))  # a carry increments the exponent
     return sign | min(code, ((1 << exponent_bits) - 1) << full)
 
 
@@ -129,7 +129,7 @@ def fused_dot(
 
 
 def aligned_sum(terms: Sequence[Term], fraction_bits: int) -> Fraction:
-    """Sum of the terms, each truncated to so many fractional bits of the largest exponent."""
+    """Sums the terms after truncating each to `fraction_bits` bits below the largest exponent."""
     top = max(e for _, e in terms)
     return sum(truncate(s * power(fraction_bits + e - top)) for s, e in terms) * power(top - fraction_bits)
 

@@ -1,4 +1,4 @@
-"""Planting faults: the PTX of a kernel is edited on its way to the emulator."""
+"""Plants faults: edits the PTX of a kernel before the emulator gets it."""
 
 import re
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from nvfp4_cute.ops.parts import grouped_gemm
 
 
 def register_mutants(patch, mutate: Callable[[str], str]) -> None:
-    """From now on the emulator gets every PTX text through `mutate`."""
+    """Passes every later PTX text through `mutate` before the emulator gets it."""
     register = Emulator.register
     patch.setattr(Emulator, "register", lambda self, ptx, *cubin: register(self, mutate(ptx), *cubin))
 
 
 def run_mutant(monkeypatch, mode, mutate, *, case, backend="emulator", config, times=1, found=None):
-    """Outputs of a grouped GEMM whose PTX went through `mutate`, launched `times` under the checker.
+    """Returns the outputs of a grouped GEMM whose PTX went through `mutate`, launched `times` under the checker.
 
-    `found` gets all findings, notes among them. Raises what the checker raises.
+    Appends all findings to `found`, including notes. Raises what the checker raises.
     """
     operands = cases.make_operands(case)
     out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]

@@ -1,6 +1,7 @@
-"""Processes without the seconds that importing torch and the package takes.
+"""Starts processes without the seconds that importing torch and the package takes.
 
-A process that has imported them and done nothing else forks: its child goes on as ``python ARGUMENTS`` would, or calls a function.
+A process imports them once and then forks for each request. The child continues as ``python ARGUMENTS`` would, or calls
+a function.
 """
 
 import gc
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-# Not CuTe DSL, which reads its environment when it is imported: programs set that before.
+# Does not import CuTe DSL, which reads its environment at import: programs set it first.
 IMPORTED = (
     "nvfp4_cute.cli.emulate",
     "nvfp4_cute.competition.worker",
@@ -27,7 +28,7 @@ IMPORTED = (
 
 
 def forking() -> multiprocessing.context.BaseContext:
-    """A context of ``multiprocessing`` whose processes are forked so, of one that has imported CuTe DSL as well."""
+    """A context of ``multiprocessing`` that forks its processes from one that has also imported CuTe DSL."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED, "cutlass.cute"])
     return context
@@ -36,7 +37,7 @@ def forking() -> multiprocessing.context.BaseContext:
 def run_python(
     *arguments: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """Run a module (``-m``), a program (``-c``) or a file in a process of its own.
+    """Runs a module (``-m``), a program (``-c``) or a file in a separate process.
 
     Args:
         env: the whole environment, read after the imports; this process's by default.
@@ -60,14 +61,14 @@ def run_python(
 
 @cache
 def _server() -> subprocess.Popen:
-    """The one of this process. It ends when its input does."""
+    """Returns the server process of this process. It ends when its input ends."""
     return subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
 def _serve() -> dict | None:
-    """Fork for every request, which the children get; answer with their exit codes, until there are no more."""
+    """Forks a child for every request and answers with its exit code, until the input ends. Returns the request in a child."""
     for line in iter(sys.stdin.readline, ""):
         child = os.fork()
         if child == 0:
@@ -77,7 +78,7 @@ def _serve() -> dict | None:
 
 
 def _go_on(request: dict) -> None:
-    """Be the process that was asked for."""
+    """Continues as the requested process."""
     for number, path in enumerate((os.devnull, *request["outputs"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.chdir(request["cwd"])

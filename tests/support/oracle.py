@@ -1,4 +1,4 @@
-"""How tests compare: bit for bit, or by largest and RMS error; poisoned outputs; a line that repeats a failure."""
+"""Comparisons for tests: bit for bit, or by largest and RMS error; poisoned outputs; a line that repeats a failure."""
 
 import os
 
@@ -33,7 +33,7 @@ def repro_line(**facts) -> str:
 
 
 def assert_bitwise_equal(actual: torch.Tensor, expected: torch.Tensor, **facts) -> None:
-    """Same shape, dtype and bits: -0 differs from 0, and NaNs are equal only with the same payload.
+    """Checks for equal shape, dtype and bits: -0 differs from 0, and NaNs are equal only with the same payload.
 
     Args:
         actual: the result under test, any device.
@@ -77,7 +77,7 @@ def error_norms(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, fl
 def assert_error_within(
     actual: torch.Tensor, expected: torch.Tensor, *, max_tol: float, rms_tol: float, **facts
 ) -> None:
-    """Largest and RMS error (:func:`error_norms`) within bounds; non-finite elements must be the same ones.
+    """Checks that largest and RMS error (:func:`error_norms`) are within bounds, and that non-finite elements agree.
 
     Args:
         actual: the result under test, any float dtype and device.

@@ -1,4 +1,4 @@
-"""Several ranks' buffers in one process, or in a file that processes share: what peer pointers reach on GPUs."""
+"""Buffers of several ranks in one process, or in a file that processes share. On GPUs, peer pointers reach them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ SECONDS = 200.0
 
 
 def local_peers(layout: BufferLayout, seconds: float = SECONDS, fill: int = 0xFF) -> list[PeerBuffers]:
-    """As every rank has them; bytes that nothing writes are ``fill``: NaN."""
+    """Returns the buffers as every rank sees them. Bytes that nothing has written hold ``fill``, which is NaN."""
     peers = tuple(torch.full((layout.nbytes,), fill, dtype=torch.uint8) for _ in range(layout.num_ranks))
     return list(_views(layout, peers, seconds))
 
@@ -24,7 +24,7 @@ def _views(layout: BufferLayout, peers: tuple[torch.Tensor, ...], seconds: float
 
 
 def shared_peers(folder: Path, layout: BufferLayout, rank: int, seconds: float = SECONDS) -> PeerBuffers:
-    """Of a process: every rank's buffer is a file, zero at first."""
+    """Returns the buffers of this process: every rank's buffer is a file that starts with zeros."""
     name = f"{layout.capacity}-{layout.top_k}-{layout.rows.hidden}-{layout.rows.dtype}-{layout.nbytes}"
     peers = tuple(
         torch.from_file(str(folder / f"{name}-{peer}"), shared=True, size=layout.nbytes, dtype=torch.uint8)

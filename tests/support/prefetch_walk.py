@@ -1,4 +1,4 @@
-"""Kernels of bench/probes/h200_prefetch_probe.cu as events of the timing model, and the cycles that an H200 took."""
+"""Kernels of bench/probes/h200_prefetch_probe.cu as events of the timing model, with the cycles that an H200 took."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,22 +38,22 @@ Measurement = tuple[Any, ...]
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 def load(address: int, full: int, instruction: int = 0, nbytes: int = BOX_BYTES) -> Event:
-    """A box into a stage."""
+    """Loads a box into a stage."""
     return (Op.LOAD, ((address, nbytes),), nbytes, (full,), (0,), 0, instruction)
 
 
 def prefetch(address: int, nbytes: int = BOX_BYTES) -> Event:
-    """A box into L2."""
+    """Prefetches a box into L2."""
     return (Op.PREFETCH, ((address, nbytes),), nbytes, 0)
 
 
 def spend(cycles: float) -> Event:
-    """Time that passes."""
+    """Spends cycles."""
     return (Op.COMPUTE, 0, 0, 0, cycles, 0)
 
 
 def fetched(boxes: list[int], nbytes: int = BOX_BYTES) -> Events:
-    """Boxes brought into L2, one long after the other."""
+    """Prefetches boxes into L2 with long pauses in between."""
     return [event for box in boxes for event in (prefetch(box, nbytes), spend(4000))]
 
 
@@ -63,12 +63,12 @@ def strip(cta: int, count: int, at: int = 0, nbytes: int = BOX_BYTES) -> list[in
 
 
 def expect(full: int, nbytes: int = BOX_BYTES) -> Events:
-    """The only arrival at a stage."""
+    """The only arrival on a stage."""
     return [(Op.TX, full, nbytes), (Op.ARRIVE, full, 1)]
 
 
 def in_ring(boxes: list[int]) -> Iterator[Events]:
-    """For each box: wait until its stage's last one is there, and load it. Then wait for the last ones."""
+    """For each box: waits until the stage's previous box is there, and loads the next one. At the end waits for all."""
     for i in range(len(boxes) + STAGES):
         full, rounds = i % STAGES, i // STAGES
         step: Events = [(Op.WAIT, full, rounds)] if rounds else []
@@ -76,13 +76,13 @@ def in_ring(boxes: list[int]) -> Iterator[Events]:
 
 
 def barriers(count: int) -> Events:
-    """Their initialization."""
+    """Initialises the barriers."""
     return [(Op.INIT, barrier, 1) for barrier in range(count)]
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 def requests(cta: int, nbytes: int, is_cold: bool, what: str, count: int) -> Cta:
-    """Boxes of the CTA's own, then a small one that L2 holds."""
+    """Loads the CTA's own boxes, then a small one that is in L2."""
     boxes, small = strip(cta, 8, nbytes=nbytes), load(OTHERS_AT, 0, instruction=8, nbytes=1024)
     before = barriers(2) + ([] if is_cold else fetched(boxes, nbytes))
     before += [*expect(0, 1024), small, (Op.WAIT, 0, 1), prefetch(boxes[0], nbytes)]
@@ -93,7 +93,7 @@ def requests(cta: int, nbytes: int, is_cold: bool, what: str, count: int) -> Cta
 
 
 def later(cta: int, nbytes: int, delay: int) -> Cta:
-    """A box, loaded ``delay`` cycles after its prefetch; a negative delay leaves the prefetch out."""
+    """Loads a box ``delay`` cycles after its prefetch. A negative delay omits the prefetch."""
     box, other = strip(cta, 2, nbytes=nbytes)
     before = [*barriers(1), *expect(0, nbytes), load(other, 0, 1, nbytes), (Op.WAIT, 0, 1)]
     before += [prefetch(box, nbytes), spend(delay)] if delay >= 0 else []
@@ -101,7 +101,7 @@ def later(cta: int, nbytes: int, delay: int) -> Cta:
 
 
 def walk(cta: int, share: int, work: int, turns: str) -> Cta:
-    """A warp that loads and prefetches strips that CTAs share, and one that takes ``work`` cycles for each K tile."""
+    """One warp loads and prefetches strips that CTAs share, and another one works ``work`` cycles for each K tile."""
     row, member = divmod(cta, share)
     copies: Events = [(Op.BARRIER, 0, 64, True)]
     compute: Events = [(Op.BARRIER, 0, 64, True)]
@@ -119,7 +119,7 @@ def walk(cta: int, share: int, work: int, turns: str) -> Cta:
 
 
 def mixed(cta: int, is_cold: bool, extra: int) -> Cta:
-    """Loads, and with every second one prefetches of another strip."""
+    """Loads, with a prefetch of another strip at every second load."""
     count = LOADS if is_cold else STAGES
     loaded, others = strip(cta, count), strip(cta, count, at=OTHERS_AT)
     before = barriers(STAGES) + ([] if is_cold else fetched(loaded + others))
@@ -136,7 +136,7 @@ def mixed(cta: int, is_cold: bool, extra: int) -> Cta:
 
 
 def burst(cta: int, count: int, is_prefetched: bool) -> Cta:
-    """Boxes loaded long after they were prefetched in a row."""
+    """Prefetches boxes in a row, and loads them long after."""
     boxes = strip(cta, count)
     before = barriers(STAGES) + [prefetch(box) for box in boxes if is_prefetched] + [spend(100000)]
     return before, [[event for step in in_ring(boxes) for event in step]]
@@ -144,13 +144,13 @@ def burst(cta: int, count: int, is_prefetched: bool) -> Cta:
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
 def busy(ctas: list[list[Events]]) -> float:
-    """Cycles of a CTA, each on an SM of its own: the mean of all."""
+    """Mean cycles of CTAs that each have an SM."""
     clusters = [ClusterTrace((i, 0, 0), [warps]) for i, warps in enumerate(ctas)]
     return mean(filter(None, replay(CONSTANTS, LaunchTrace("probe", 1, clusters)).sm_busy))
 
 
 def cycles(ctas: int, kernel: Callable[..., Cta], *arguments: object) -> float:
-    """Modelled cycles from the clock's begin to a CTA's end, mean of all."""
+    """Modelled cycles from the start of the clock to the end of a CTA, the mean of all CTAs."""
     made = [kernel(cta, *arguments) for cta in range(ctas)]
     return busy([[before + warps[0], *warps[1:]] for before, warps in made]) - busy(
         [[before] for before, _ in made]
@@ -158,7 +158,7 @@ def cycles(ctas: int, kernel: Callable[..., Cta], *arguments: object) -> float:
 
 
 def lines() -> Iterator[tuple[str, Measurement]]:
-    """The probe's words for each of its measurements."""
+    """The probe's label for each of its measurements."""
     for nbytes, ctas, is_cold in product((4096, 8192, 16384, 32768), (1, SMS), (False, True)):
         for what, count in product(("loads", "prefetches"), (0, 4, 8)):
             words = f"{count} {what:10} of {nbytes:5} bytes, {ctas:3} CTAs, {WARMTH[is_cold]}"
@@ -180,6 +180,6 @@ def lines() -> Iterator[tuple[str, Measurement]]:
 
 
 def measured() -> dict[str, float]:
-    """The H200's cycles, by the probe's words."""
+    """Cycles of the H200 by the probe's labels."""
     split = (line.split(": ", 1) for line in MEASURED.read_text().splitlines())
     return {words: float(re.findall(r"[\d.]+", said.split(", latest")[0])[-1]) for words, said in split}

@@ -45,7 +45,7 @@ _CODE = re.compile(r"``.*?``|`[^`]*`|\"[^\"]*\"")
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences of a paragraph; code and quotations become a placeholder, for they are not ours to rephrase."""
+    """Sentences of a paragraph. Code and quotations become a placeholder, because they must not be rephrased."""
     flat = " ".join(_CODE.sub("X", text).split())
     return [s for s in _SENTENCE_END.split(flat) if s]
 

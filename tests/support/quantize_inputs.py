@@ -1,4 +1,4 @@
-"""What tests of quantization quantize, and how they compare results."""
+"""Inputs for tests of quantization, and comparisons of their results."""
 
 import math
 
@@ -17,7 +17,7 @@ def assert_same(got, want):
 
 
 def spread(shape, dtype, seed=0):
-    """Every block at a magnitude of its own, from far below the smallest scale to beyond the largest."""
+    """Blocks of different magnitudes, from far below the smallest scale to above the largest."""
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randn(*shape[:-1], shape[-1] // 16, 16, generator=generator)
     exponents = torch.randint(-16, 12, (*blocks.shape[:-1], 1), generator=generator)
@@ -25,7 +25,7 @@ def spread(shape, dtype, seed=0):
 
 
 def hostile(dtype):
-    """Blocks of specials: zeros of both signs, NaN of both signs, infinities, subnormals, ties, largest values."""
+    """Blocks with special values: zeros and NaN of both signs, infinities, subnormals, ties, largest values."""
     info = torch.finfo(dtype)
     tiny = info.smallest_normal * info.eps
     ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]

@@ -1,4 +1,4 @@
-"""Quantized results: outputs to write, and comparison with what ``formats.quantize`` makes of float32 results."""
+"""Output tensors for quantized results, and their comparison with ``formats.quantize`` of float32 results."""
 
 import torch
 from oracle import assert_bitwise_equal
@@ -11,7 +11,7 @@ POISON = 0x5A
 
 
 def poisoned_out(sizes, format: BlockFormat = NVFP4):
-    """A tensor a group, in rows of 16-byte pitches."""
+    """Returns a poisoned output tensor per group, whose row pitch is a multiple of 16 bytes."""
     outs = []
     for m, n, _ in sizes:
         data = torch.full((m, format.pitch_bytes(n) + 16), POISON, dtype=torch.uint8)[
@@ -23,7 +23,7 @@ def poisoned_out(sizes, format: BlockFormat = NVFP4):
 
 
 def assert_quantized(data, scale, x, global_scale, poison=None, format: BlockFormat = NVFP4):
-    """Data and blocked scales are those of ``x`` [M, N]; padding columns are zero, padding rows hold the poison."""
+    """Checks data and blocked scales of ``x`` [M, N]: padding columns are zero, and padding rows keep the poison."""
     m, n = x.shape
     want = block_scaled.quantize(x, format=format, global_scale=global_scale)
     assert_bitwise_equal(data.view(torch.uint8), want.data.view(torch.uint8))

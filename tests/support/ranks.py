@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a gloo group on the CPU, and layers divided over them."""
+"""Runs the ranks of a gloo group as processes on the CPU, and divides layers over them."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations
 from nvfp4_cute.experts.weights import ExpertWeights
 
-# A rank that does not come: within this time every other rank says so.
+# If a rank does not arrive, every other rank reports it within this time.
 TIMEOUT_SECONDS = 60.0
 RESULT_SECONDS = 900.0
 JOIN_SECONDS = 20.0
@@ -31,9 +31,9 @@ def run_ranks(
     seconds: float = TIMEOUT_SECONDS,
     backend: str = "gloo",
 ) -> list[Any]:
-    """Call ``body(rank, *arguments)`` in ``count`` processes of one group. Returns what they return, or exceptions, by rank.
+    """Calls ``body(rank, *arguments)`` in ``count`` processes of one group. Returns results or exceptions, by rank.
 
-    With ``backend="nccl"`` a process has the GPU of its rank's number.
+    With ``backend="nccl"``, the process of rank i uses GPU i.
     """
     context = forking()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def _process(body, rank, count, folder, seconds, backend, results, arguments) ->
 
 
 def some_placement(dice: random.Random, experts: int, ranks: int) -> Placement:
-    """Every expert on one rank or more, unevenly; a rank may have none."""
+    """Places every expert on one or more ranks, unevenly. A rank may have none."""
     held: list[list[int]] = [[] for _ in range(ranks)]
     ids = [*range(experts)]
     dice.shuffle(ids)
@@ -90,7 +90,7 @@ def some_placement(dice: random.Random, experts: int, ranks: int) -> Placement:
 
 
 def some_layer_of_ranks(seed: int, ranks: int) -> tuple[Layer, Placement, list[int]]:
-    """A random layer of all ranks' tokens, where its experts lie, and how many of the tokens are each rank's."""
+    """Returns a random layer with all ranks' tokens, the placement of its experts, and the number of tokens of each rank."""
     dice = random.Random(1000 * ranks + seed)
     experts = dice.choice([1, 2, 4, 8, 16]) if ranks == 1 else dice.choice([ranks, 2 * ranks, 9, 16])
     placement = (
@@ -118,7 +118,7 @@ def some_layer_of_ranks(seed: int, ranks: int) -> tuple[Layer, Placement, list[i
         options["hidden_scale"] = torch.exp2(torch.randint(-2, 2, (experts,), generator=generator).float())
     if layout == "interleaved":
         options["weight_layout"] = layout
-    # Skewed: few experts are chosen at all, of which some are none.
+    # Skewed routing: only few experts are chosen, and some ranks may have none of them.
     layer = some_layer(
         sum(shares), top_k, experts, hidden, width, seed=seed, dtype=dtype, gated=layout != "none",
         used=dice.choice([None, 1, 2]), foreign=dice.random() < 0.5, **options,
@@ -128,7 +128,7 @@ def some_layer_of_ranks(seed: int, ranks: int) -> tuple[Layer, Placement, list[i
 
 
 def with_rows(layer: Layer, rows: Activations, generator: torch.Generator) -> Layer:
-    """The layer with other rows, 16-bit or MX ones, and of MX rows MXFP4 weights: its sums are exact all the same."""
+    """Replaces the rows by others, in 16 bits or MX; with MX rows, the weights become MXFP4. Sums stay exact."""
     (experts, n, hidden), (_, _, width) = layer.w13.shape, layer.w2.shape
     weights = replace(layer.w13, global_scale=torch.ones(experts)), layer.w2
     if rows != "16bit":
@@ -142,7 +142,7 @@ PER_EXPERT = ("bias13", "hidden_scale", "input_scale")
 
 
 def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) -> Layer:
-    """A rank's tokens and experts."""
+    """Returns the tokens and experts of a rank."""
     start = sum(shares[:rank])
     tokens = slice(start, start + shares[rank])
     held = torch.tensor(placement.experts[rank], dtype=torch.long, device=layer.x.device)
@@ -164,7 +164,7 @@ def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) ->
 
 
 def alone(part: Layer, placement: Placement, rank: int) -> Layer:
-    """A rank's part as a layer of one process: there ``bias2`` has rows of the experts that are there, not of all."""
+    """Returns a rank's part as a layer of one process, where ``bias2`` has rows of only the experts that are present."""
     options = dict(part.options)
     if options.get("bias2") is not None:
         options["bias2"] = options["bias2"][list(placement.experts[rank])]
@@ -176,7 +176,7 @@ def _picked(scale: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
 
 
 def on_device(layer: Layer, device: str) -> Layer:
-    """The layer on another device."""
+    """Copies the layer to another device."""
 
     def moved(x: Any) -> Any:
         if isinstance(x, ExpertWeights):
@@ -190,7 +190,7 @@ def on_device(layer: Layer, device: str) -> Layer:
 def differences(
     seed: int, group: Any, capacity: int | None, device: str = "cpu", backend: str = "auto"
 ) -> str:
-    """Why this rank's result of a random layer is not that of one process with all experts; empty where it is."""
+    """Lists how this rank's result of a random layer differs from that of one process with all experts."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     layer, placement, shares = some_layer_of_ranks(seed, ranks)
     layer = on_device(layer, device)

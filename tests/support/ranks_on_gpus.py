@@ -1,11 +1,11 @@
-"""A layer over two GPUs (over RANKS of them, where the environment says so): captured graphs whose routing changes, random
-layers, shares of every expert's width, a soak, and a rank that does not come.
+"""Checks a layer over two GPUs (or RANKS of them, from the environment) against one GPU.
 
-Each is compared with one GPU; "buffers" says with how many sizes the ranks store into each other's memory.
+Checks captured graphs with changing routing, random layers, shares of every expert's width, a long run, and a rank that
+does not arrive. "buffers" in the summary is the number of sizes for which ranks store into each other's memory.
 
     python tests/support/ranks_on_gpus.py [graphs layers shares soak lost] [--layers 300] [--soak 60] [--json FILE]
 
-prints what differs and a summary. Operands have exact sums, so that every bit has to agree.
+prints differences and a summary. Operands have exact sums, so every bit has to agree.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def progress(rank: int, items: Any, what: str) -> Any:
 
 
 def random_layers(rank: int, seeds: range, device: str = "cuda", backend: str = "auto") -> dict[str, Any]:
-    """Every layer in the exact form and with a capacity; every fourth also by the group's collectives."""
+    """Runs every layer in the exact form and with a capacity, and every fourth also with the group's collectives."""
     device = f"cuda:{rank}" if device == "cuda" else device
     began, wrong = time.monotonic(), []
     for seed in progress(rank, seeds, "layers"):
@@ -65,13 +65,13 @@ def random_layers(rank: int, seeds: range, device: str = "cuda", backend: str = 
 
 
 def num_buffers() -> int:
-    """Layouts that the ranks store into each other's memory with."""
+    """Number of layouts with which the ranks store into each other's memory."""
     made = symmetric._made.get(dist.group.WORLD, {})
     return sum(buffers is not None for buffers in made.values())
 
 
 def lost(rank: int, seconds: float) -> dict[str, Any]:
-    """Rank 1 does not come to the third call: rank 0's result is NaN within the group's timeout, its next call an error."""
+    """Rank 1 skips the third call: rank 0's result becomes NaN within the group's timeout, and its next call fails."""
     captured = Captured(rank)
     wrong = [] if captured.agrees(1) else ["before"]
     torch.cuda.synchronize()
@@ -114,20 +114,20 @@ class Captured:
             self.y = call()
 
     def drawn(self, seed: int) -> Layer:
-        """Tokens and routing of all ranks: seeds 1 to 3 of 4 are skewed, or have ids that are none."""
+        """Tokens and routing of all ranks. Seeds 1 to 3 of 4 are skewed, or contain ids of no expert."""
         return some_layer(
             sum(self.shares), TOP_K, EXPERTS, HIDDEN, WIDTH, seed=seed, used=(None, 1, 3, 9)[seed % 4], foreign=seed % 2 == 1
         )  # fmt: skip
 
     def over_ranks(self, x, ids, weights, capacity):
-        """The layer over all ranks."""
+        """Computes the layer over all ranks."""
         return moe(
             x, ids, weights, self.part.w13, self.part.w2, **self.part.options, group=dist.group.WORLD,
             placement=self.placement, capacity=capacity,
         )  # fmt: skip
 
     def agrees(self, seed: int) -> bool:
-        """Whether the graph, and the exact form, give the bits of one GPU for other tokens and ids."""
+        """Whether the graph and the exact form agree with one GPU in every bit for other tokens and ids."""
         layer = self.drawn(seed)
         x, ids, weights = (t.to(self.x.device) for t in layer.arguments()[:3])
         want = moe(x, ids, weights, self.whole.w13, self.whole.w2, **self.whole.options)
@@ -140,7 +140,7 @@ class Captured:
 
 
 def graphs(rank: int, count: int) -> dict[str, Any]:
-    """A graph that follows ``count`` routings."""
+    """Replays a graph for ``count`` routings."""
     captured = Captured(rank)
     wrong = [seed for seed in progress(rank, range(1, count + 1), "routings") if not captured.agrees(seed)]
     del captured.graph  # before the group ends: NCCL waits for graphs that hold its calls
@@ -148,7 +148,7 @@ def graphs(rank: int, count: int) -> dict[str, Any]:
 
 
 def soak(rank: int, seconds: float) -> dict[str, Any]:
-    """For some time, other tokens and ids in every step."""
+    """Runs for ``seconds``, with other tokens and ids in every step."""
     captured = Captured(rank)
     for seed in range(8):
         captured.agrees(seed)
@@ -171,7 +171,7 @@ def soak(rank: int, seconds: float) -> dict[str, Any]:
 
 
 def memory() -> dict[str, int]:
-    """Bytes in use: by torch's tensors, of the GPU by anybody, and of the host by this process."""
+    """Bytes in use: by torch's tensors, on the GPU by all processes, and on the host by this process."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -179,7 +179,7 @@ def memory() -> dict[str, int]:
 
 
 class Shares:
-    """Random layers, each with the operands that all ranks have; of experts each rank has a share of the width."""
+    """Random layers with the same operands on all ranks. Each rank has a share of the width of every expert."""
 
     def __init__(self, seed: int, device: str):
         dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -190,11 +190,11 @@ class Shares:
         self.arguments = draw(tokens, hidden), *route(draw(tokens, EXPERTS), TOP_K)
 
     def layer(self, rank: int, **options: Any) -> MoENVFP4:
-        """That of a rank."""
+        """Returns the layer of a rank."""
         return MoENVFP4.from_experts(*shard(*self.weights, rank, RANKS), **options)
 
     def differing(self, rank: int) -> list[str]:
-        """Results that have not the bits of the sum of all shares' layers on one GPU: eager, and in a graph."""
+        """Names results that differ in a bit from the sum of all shares' layers on one GPU, eager and in a graph."""
         want = sum(self.layer(number)(*self.arguments).float() for number in range(RANKS)).bfloat16()
         own = self.layer(rank, process_group=dist.group.WORLD, parallel="tensor")
         results = {"eager": own(*self.arguments)}
@@ -208,7 +208,7 @@ class Shares:
 
 
 def shares(rank: int, seeds: range) -> dict[str, Any]:
-    """Layers of shares."""
+    """Runs layers of shares."""
     wrong = []
     for seed in progress(rank, seeds, "shares"):
         wrong += [f"seed {seed}, {name}" for name in Shares(seed, f"cuda:{rank}").differing(rank)]
@@ -216,7 +216,7 @@ def shares(rank: int, seeds: range) -> dict[str, Any]:
 
 
 def keys(arch: str) -> list[Any]:
-    """Kernels that store into other ranks' memory, or wait for what they store."""
+    """Returns the kernels that store into other ranks' memory or wait for such stores."""
     dtypes, sides = (torch.bfloat16, torch.float16), (False, True)
     rows = [(True, False), (True, True), (False, False)]
     return [
@@ -234,7 +234,7 @@ def keys(arch: str) -> list[Any]:
 
 
 def warm(worker: int, count: int, seeds: range) -> None:
-    """Compile, in many processes at once, what the layers need."""
+    """Compiles the kernels of the layers, in many processes at once."""
     torch.cuda.set_device(worker % torch.cuda.device_count())
     for key in keys(gpu_of(torch.device("cuda", torch.cuda.current_device())).arch)[worker::count]:
         get_kernel(key)
@@ -246,7 +246,7 @@ def warm(worker: int, count: int, seeds: range) -> None:
 
 
 def warm_layer(seed: int, device: str) -> None:
-    """Compute a layer as one process does that has all experts, and one that has those of the first rank."""
+    """Computes a layer as a process with all experts does, and as one with the experts of the first rank."""
     layer, placement, shares = some_layer_of_ranks(seed, RANKS)
     layer = on_device(layer, device)
     for one in (layer, alone(part_of(layer, placement, shares, 0), placement, 0)):
@@ -255,7 +255,7 @@ def warm_layer(seed: int, device: str) -> None:
 
 
 def main() -> int:
-    """Command line. Returns 1 where a bit is wrong, 2 where there are not two GPUs."""
+    """Runs the command line. Returns 1 if a bit is wrong, and 2 without two GPUs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""Record what a real sm_90a device computes for matrix_cases.device_cases().
+"""Records the results of matrix_cases.device_cases() on a real sm_90a device.
 
-Usage: python tests/support/record_device.py OUT.npz. The file holds, for each case, the bits of D and a fingerprint of the
-kernel and its inputs; tests/emulator/test_device.py compares the emulator with it.
+Usage: python tests/support/record_device.py OUT.npz. The file holds, for each case, the bits of D and a fingerprint of
+the kernel and its inputs; tests/emulator/test_device.py compares the emulator with it.
 """
 
 import sys

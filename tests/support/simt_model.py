@@ -1,4 +1,4 @@
-"""What the kernels in kernels/simt compute, in their own order of summation: NumPy float32, one operation a step."""
+"""The kernels of kernels/simt in NumPy float32, with the same order of summation."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ NAN_CODE = 0x7F
 
 
 def gemv_in_order(a, b, a_scale, b_scale, alpha=None, out_dtype=torch.float32):
-    """One batch of a gemv, bit for bit. a uint8 [M, K/2], b uint8 [K/2], scales blocked; alpha a number or None.
+    """One batch of a gemv, bit for bit: a uint8 [M, K/2], b uint8 [K/2], scales blocked, alpha a number or None.
 
-    Blocks are exact; 32 lanes times two warps take pieces of 32 values in turn and add their blocks in ascending
-    order; then lanes by distance 16, 8, 4, 2, 1; then warps in ascending order.
+    Blocks are exact. Lanes of two warps take pieces of 32 values in turn and add their blocks in ascending order; then
+    lanes are added at distance 16, 8, 4, 2, 1; then warps in ascending order.
     """
     values_a = expand_operand(a, a_scale, "blocked").numpy()
     values_b = expand_operand(b.unsqueeze(0), b_scale, "blocked").numpy()
     m, k = values_a.shape
-    # Exact in float64: at most 20 significant bits a block term.
+    # Exact in float64: a block term has at most 20 significant bits.
     terms = (values_a * values_b).reshape(m, k // BLOCK, BLOCK).sum(-1)
     assert np.array_equal(terms.astype(np.float32).astype(np.float64), terms, equal_nan=True)
     lanes = simt.GEMV_LANES_K * simt.GEMV_WARPS_K
@@ -57,7 +57,7 @@ class Operands:
 
 
 def make_gemv_operands(m, k, l=1, seed=0, small_scales=False):
-    """Every byte of values; scales of all finite codes, both signs, or of 1 and 2. Rows lie 16 bytes apart, or more."""
+    """Every byte of values. Scales are all finite codes of both signs, or only 1 and 2. The row pitch exceeds the row."""
     generator = torch.Generator().manual_seed(seed)
 
     def values(*shape):
@@ -77,7 +77,7 @@ def make_gemv_operands(m, k, l=1, seed=0, small_scales=False):
 
 
 def gemv_expected(operands, alpha=None, out_dtype=torch.float32):
-    """[M, L] in the kernel's order."""
+    """[M, L], summed in the kernel's order."""
     a, b, a_scale, b_scale = operands
     alphas = [None] * b.shape[1] if alpha is None else alpha.expand(b.shape[1]).tolist()
     columns = [
@@ -88,7 +88,7 @@ def gemv_expected(operands, alpha=None, out_dtype=torch.float32):
 
 
 def launches(call, **options):
-    """The result, how many launches it took on the emulator, and of how many there was a plan: those of GEMMs."""
+    """Returns the result, the number of launches on the emulator, and how many of them had a plan, as those of GEMMs have."""
     with observe(check=True, **options) as observer:
         result = call()
     return result, len(observer.stats), len(observer.plans)

@@ -1,4 +1,4 @@
-"""What tests of the sm_90a grouped GEMM share: configs, problems, and how to run them."""
+"""Shared checks of the sm_90a grouped GEMM: configs, problems, and functions that run them."""
 
 import device_groups_check
 import torch
@@ -12,10 +12,10 @@ from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.reference import expand_operand
 
 EMULATED = "emulator:sm_90a"
-# Machine code, as nvdisasm 13.0 shows it: the low bits of HGMMA, whose bits 84 to 86 are 0 where it ends a group (gsb0), and the lower
-# half of WARPGROUP.DEPBAR.LE, whose bits 72 to 79 are the groups that it leaves.
+# Machine code, as nvdisasm 13.0 prints it: the low bits of HGMMA, whose bits 84 to 86 are 0 if it ends a group (gsb0),
+# and the lower half of WARPGROUP.DEPBAR.LE, whose bits 72 to 79 are the number of groups that may stay pending.
 HGMMA, WARPGROUP_DEPBAR = 0xDF0, 0x00008000_000079C5
-# Groups of no rows first and last; groups that end within a tile, and on its edge; tiles that begin within a scale block.
+# The first and last group are empty. Others end inside a tile or on its edge, or begin inside a scale block.
 ROWS = (0, 40, 96, 1, 130, 0)
 
 
@@ -24,17 +24,17 @@ def config(tokens, **settings):
 
 
 def first(tokens, **settings):
-    """Tokens are decoded by a launch before."""
+    """A config with a preceding launch that decodes the tokens."""
     return config(tokens, decode_first=True, **settings)
 
 
 def stream(tokens, **settings):
-    """With stream-K."""
+    """A config with stream-K."""
     return first(tokens, stream_k=True, **settings)
 
 
 def on_gpu(tensor):
-    """The same values with the same row pitch."""
+    """Copies to the GPU with the same row pitch."""
     if tensor.ndim < 2 or tensor.shape[0] < 2:
         return tensor.cuda()
     buffer = torch.empty((tensor.shape[0], tensor.stride(0)), dtype=tensor.dtype, device="cuda")
@@ -53,7 +53,7 @@ def run(case, operands, backend, chosen=None):
 
 
 def assert_sizes_on_the_device_match(form, chosen, mode, k=320):
-    """Ragged or masked groups of ``ROWS``: the emulated kernel's bits are the reference's."""
+    """Checks ragged or masked groups of ``ROWS``: the emulated kernel agrees with the reference in every bit."""
     arguments = device_groups_check.operands(form, ROWS, n=200, k=k, slack=9)
     expected = device_groups_check.run(arguments, "reference")
     with observe(mode=mode, check=True):
@@ -62,14 +62,14 @@ def assert_sizes_on_the_device_match(form, chosen, mode, k=320):
 
 
 def assert_same_bits_in_every_launch(chosen):
-    """On a GPU: many launches of a problem large enough that stages are filled again as soon as they are released."""
+    """Checks many launches on a GPU, of a problem so large that stages are refilled as soon as they are released."""
     m, n, k = 512, 4096, 8192
     generator = torch.Generator("cuda").manual_seed(0)
     a, b = (
         torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda", generator=generator)
         for rows in (m, n)
     )
-    # Scales of 1 to 1.875: sums of values that differ by little, and so change with any of them.
+    # Scales of 1 to 1.875, so that sums of similar values change with any of them.
     a_scale, b_scale = (
         torch.randint(0x38, 0x40, (rows * k // 16,), dtype=torch.uint8, device="cuda", generator=generator)
         for rows in (m, n)
@@ -79,17 +79,19 @@ def assert_same_bits_in_every_launch(chosen):
     outs = []
     for _ in range(40):
         outs += grouped_gemm([a], [b], [a_scale], [b_scale], out_dtype=torch.float32, config=chosen)
-    # torch's sums are rounded to float16, by 2^-11 of theirs at most.
+    # torch rounds sums to float16, with a relative error of at most 2^-11.
     torch.testing.assert_close(outs[0], expected, rtol=2.0**-10, atol=expected.abs().max().item() * 2.0**-10)
     assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
 
 
 def assert_mmas_overlap(cubin, kernel="", ends=1):
-    """The assembler waits for no MMA by itself: where it cannot tell what they read and write it serializes all of them, which no
-    result shows.
+    """Checks that the assembler did not serialize MMAs.
+
+    It does so if it cannot tell what they read and write, which no result shows.
 
     Args:
-        kernel: how the name of the one with MMAs begins. ends: places where all MMAs are waited for.
+        kernel: how the name of the kernel with MMAs begins.
+        ends: number of places that wait for all MMAs.
     """
     words = read_instructions(cubin, kernel)
     mmas = [word for word in words if word & 0xFFF == HGMMA]

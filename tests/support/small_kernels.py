@@ -1,4 +1,4 @@
-"""Pieces of small PTX kernels whose warps talk through mbarriers, TMA, and tensor memory."""
+"""Pieces of small PTX kernels whose warps communicate through mbarriers, TMA and tensor memory."""
 
 from zlib import crc32
 
@@ -116,7 +116,7 @@ A_BYTES, B_BYTES = 128 * 32, 64 * 32
 
 
 def mma(accumulate: int = 0, at: int = 0, column: int = 0) -> str:
-    """D[%r20 + column] (+)= A @ B^T with A at smem+DATA+at and B behind it. Uses %r21, %r22, %rd20, %rd21, %p4."""
+    """D[%r20 + column] (+)= A @ B^T with A at smem+DATA+at and B directly after it. Uses %r21, %r22, %rd20, %rd21, %p4."""
     return f"""mov.b64 %rd20, {descriptor(at)};
 mov.b64 %rd21, {descriptor(at + A_BYTES)};
 mov.b32 %r21, {F16_128x64};

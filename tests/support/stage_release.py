@@ -1,13 +1,14 @@
-"""Machine code held against the rule of releasing stages: no read of a stage is under way when it is released.
+"""Checks in machine code that no read of a stage is under way when the stage is released.
 
 An instruction that reads shared memory or tensor memory is done when its *scoreboard* is: it raises one of six
-counters, and whatever needs its values names the counter in its wait mask. An arrival at an mbarrier needs no values. If
-nothing waited in between, the arrival may overtake the read, and TMA fills the stage before the read got its words: seen
-on an H200. PTX has no say in this. ptxas moves arithmetic, MMAs and shuffles behind an arrival that they precede in PTX.
+counters, and an instruction that needs its values names the counter in its wait mask. An arrival on an mbarrier needs
+no values. Without a wait in between, the arrival may overtake the read, and TMA may fill the stage before the read has
+its words, which was observed on an H200. The order in PTX does not prevent this: ptxas moves arithmetic, MMAs and
+shuffles after an arrival that follows them in PTX.
 
-Encoding, as ``nvdisasm -hex`` prints it from sm_90 to sm_120: 128 bits an instruction; opcode in bits 0..11; bits 105..125
-are stall cycles (4), yield (1), the scoreboard that the result raises (3, 7 for none), the one that reading the operands
-raises (3), and the mask of scoreboards to wait for (6). Fences do not count as waits here.
+Encoding, as ``nvdisasm -hex`` prints it from sm_90 to sm_120: an instruction has 128 bits, with the opcode in bits
+0..11. Bits 105..125 are stall cycles (4), yield (1), the scoreboard that the result raises (3, 7 for none), the one
+that reading the operands raises (3), and the mask of scoreboards to wait for (6). Fences do not count as waits here.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ MOST_HELD = 3
 
 @dataclass(frozen=True)
 class Read:
-    """A read that may be under way: where it stands, its scoreboard, and how many stages were acquired behind its own."""
+    """A read that may be under way: its place, its scoreboard, and the number of stages acquired after the one that it reads."""
 
     at: int
     scoreboard: int
@@ -44,11 +45,12 @@ class Read:
 
 @dataclass(frozen=True)
 class Path:
-    """What a warp that got to an instruction may have done.
+    """Possible state of a warp at an instruction.
 
     Attributes:
-        held: stages of the ring that it acquired and has not released.  fresh: it acquired one and has read nothing yet.
-        reading: it is behind a wait for this ring, so what it reads are stages of the ring.
+        held: stages of the ring that it acquired and has not released.
+        fresh: whether it acquired a stage and has not read from it.
+        reading: whether its last wait was for this ring, so that its reads are of the ring's stages.
     """
 
     held: int = 0
@@ -58,20 +60,20 @@ class Path:
 
 @dataclass(frozen=True)
 class Finding:
-    """An arrival and the reads that may be under way there: byte offsets in the kernel's code."""
+    """An arrival and the reads that may be under way there, as byte offsets in the kernel's code."""
 
     arrival: int
     reads: tuple[tuple[int, str], ...]
 
     def __str__(self) -> str:
-        """In words."""
+        """Describes the finding in words."""
         reads = ", ".join(f"{name} at {at:#x}" for at, name in self.reads)
         return f"SYNCS.ARRIVE at {self.arrival:#x} does not wait for {reads}"
 
 
 @dataclass(frozen=True)
 class RingOffsets:
-    """Offsets in shared memory of a ring's barriers. No `empty`: arrivals come from other CTAs' addresses."""
+    """Offsets of a ring's barriers in shared memory. `empty` is None if arrivals use addresses of other CTAs."""
 
     full: range
     empty: range | None
@@ -82,26 +84,27 @@ class RingOffsets:
 
 
 def field(word: int, low: int, count: int) -> int:
-    """Bits of an instruction."""
+    """Extracts bits of an instruction."""
     return word >> low & (1 << count) - 1
 
 
 def offset_of(word: int) -> int:
-    """Immediate part of the address that a SYNCS names."""
+    """Immediate offset of the address of a SYNCS instruction."""
     return field(word, 40, 24)
 
 
 def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = (), kernel: str = "") -> list[Finding]:
-    """Arrivals of the only kernel in ``cubin`` whose name begins with ``kernel`` that may overtake reads of what they release.
+    """Finds arrivals that may overtake reads of the stage that they release.
 
     Args:
-        stage_counts: stages of the rings whose full barriers and then empty barriers lie one after the other in shared
-            memory, from the first barrier on; of what is left, barriers that lie one after the other are a ring. A read belongs to the ring that the warp waited
-            for last, and stages are released in the order in which they were acquired. None given: any arrival may
-            release what any read reads.
+        cubin: machine code with exactly one kernel whose name begins with ``kernel``.
+        stage_counts: stages of rings from the first barrier on. Full barriers of a ring precede its empty barriers in
+            shared memory. Each contiguous range of the remaining barriers is a ring. A read belongs to the ring that
+            the warp last waited for, and stages are released in the order in which they were acquired. Without counts,
+            any arrival may release what any read reads.
 
     Raises:
-        ValueError: the kernel's barriers are others.
+        ValueError: the kernel's barriers do not match ``stage_counts``.
     """
     code = Code(cubin, kernel)
     if not stage_counts:
@@ -111,10 +114,10 @@ def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = (), kernel: str
 
 
 class Code:
-    """A kernel's instructions and where each goes on."""
+    """A kernel's instructions, and the possible successors of each."""
 
     def __init__(self, cubin: bytes, kernel: str):
-        """Decode the only kernel of that name in ``cubin``."""
+        """Decodes the only kernel in ``cubin`` whose name begins with ``kernel``."""
         self.words = read_instructions(cubin, kernel)
         self.targets = read_branch_targets(cubin, kernel)
         self.successors = [
@@ -137,11 +140,11 @@ class Code:
         return {offset_of(word) for word in self.words if field(word, 0, 12) == opcode}
 
     def rings(self, stage_counts: Sequence[int]) -> list[RingOffsets]:
-        """Rings of so many stages, from the lowest barrier on, and of the barriers that are left."""
+        """Returns rings with these stage counts, from the lowest barrier on, and rings of the remaining barriers."""
         barriers, arrivals = sorted(self._offsets(SYNCS_EXCH)), self._offsets(SYNCS_ARRIVE)
         if (
             len(barriers) % 2
-        ):  # A barrier behind those rings that nobody waits for: an arrival there releases nothing.
+        ):  # nobody waits for the barrier after these rings, so an arrival on it releases nothing
             del barriers[2 * sum(stage_counts)]
         left = barriers[2 * sum(stage_counts) :]
         ends = [i for i in range(1, len(left) + 1) if i == len(left) or left[i] != left[i - 1] + 8]
@@ -155,7 +158,7 @@ class Code:
         return found
 
     def findings(self, ring: RingOffsets | None, others: Sequence[RingOffsets] = ()) -> list[Finding]:
-        """Arrivals that may overtake reads of the ring's stages; of no ring: any arrivals and any reads."""
+        """Returns arrivals that may overtake reads of the ring's stages; without a ring, any arrivals and any reads."""
         states: list[dict[Path, frozenset[Read]]] = [{} for _ in self.words]
         states[0][Path()] = frozenset()
         work, found = [(0, Path())], {}
@@ -184,7 +187,7 @@ class Code:
         ring: RingOffsets | None,
         others: Sequence[RingOffsets],
     ) -> tuple[Path, frozenset[Read], frozenset[Read]]:
-        """Path and reads under way behind an instruction, and those that an arrival does not wait for."""
+        """Returns the path and pending reads after an instruction, and the reads that an arrival does not wait for."""
         word = self.words[at]
         opcode, waits, raises = field(word, 0, 12), field(word, 116, 6), field(word, 110, 3)
         reads = frozenset(read for read in reads if not waits >> read.scoreboard & 1)

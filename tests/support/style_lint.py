@@ -1,17 +1,17 @@
-"""The house rules that a machine can check, as functions over source text.
+"""House rules that a machine can check, as functions over source text.
 
-Used by test_style.py, which runs them over the tree and over planted faults. Nothing here imports the code it reads.
+test_style.py runs them over the tree and over planted faults. Nothing here imports the checked code.
 
-Pipeline state (`pipeline_state_findings`): CuTe DSL carries a value through a dynamic loop only when the loop body
-rebinds a local name. State that advances anywhere else restarts at stage 0, phase 0 on every trip, and the DSL says
-nothing. Hence four rules for everything in `ADVANCERS`:
+Pipeline state (`pipeline_state_findings`): CuTe DSL carries a value through a dynamic loop only if the loop body
+rebinds a local name. Other state restarts at stage 0, phase 0 in every iteration, without a message from the DSL. So
+four rules hold for everything in `ADVANCERS`:
 
     P1  the receiver is a plain local name, not `args.consumer`, `self.state`, or `states[0]`
     P2  the name belongs to the function itself, not to an enclosing one
     P3  a function that advances a parameter returns it from every `return`
-    P4  whoever calls such a function rebinds the argument: `consumer, acc = mma_tile(consumer, ...)`
+    P4  a caller of such a function rebinds the argument: `consumer, acc = mma_tile(consumer, ...)`
 
-Functions are matched by name (the same file first), so a helper reached through an alias is not seen.
+Functions are matched by name (the same file first), so calls through an alias are not found.
 """
 
 import ast
@@ -32,15 +32,15 @@ ADVANCERS = frozenset(
         "mark_invalid",
     }
 )
-# A family or an architecture, by itself or within a longer name.
+# A family or an architecture, as a whole name or a part of one.
 ARCHITECTURE = re.compile(r"(?<![a-zA-Z])[sS][mM]_?\d{2}|[a-z]Sm\d{2}")
 ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 
-# K or bytes of a row at the end of what is divided; bytes or strides in what is doubled.
+# Matches K or row bytes at the end of a dividend, and bytes or strides in a product with two.
 COUNTS_K = re.compile(r"(\b[kK]|\bin_features|row_bytes|k_bytes|\.shape\[-1\])\)?$")
 COUNTS_BYTES = re.compile(r"row_bytes|k_bytes|stride\(|pitch|\.shape\[-1\]")
 BLOCK_EXTENTS = (2, 16, 32, 64)
-# What a record of ``formats.block_format`` answers, format by format.
+# Attributes of ``formats.block_format`` records, which depend on the format.
 OF_ONE_FORMAT = ("SF_VEC_SIZE", "ATOM_BYTES", "num_k_blocks", "atom_counts", "padded_shape")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -106,7 +106,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Sets of modules that reach one another, each sorted. `graph`: module -> the modules that it imports."""
+    """Returns sets of modules that import one another in a circle, sorted. `graph`: module -> the modules that it imports."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         pending, seen = [start], set[str]()
@@ -124,7 +124,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def environment_findings(path: str, source: str) -> list[Finding]:
-    """Every use of the process environment, except plain writes: those hand a setting to a library we call."""
+    """Every use of the process environment, except plain writes, which pass a setting to a library."""
     tree = ast.parse(source)
     written = {
         node.value
@@ -166,7 +166,7 @@ def architecture_findings(path: str, source: str) -> list[Finding]:
 
 
 def element_size_findings(path: str, source: str) -> list[Finding]:
-    """Places that say how many bits an element has, or how many share a scale: ``2 * row_bytes``, ``k // 16``."""
+    """Places that assume how many bits an element has or how many elements share a scale: ``2 * row_bytes``, ``k // 16``."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
@@ -184,7 +184,7 @@ def element_size_findings(path: str, source: str) -> list[Finding]:
 
 
 def pipeline_state_findings(sources: dict[str, str]) -> list[Finding]:
-    """Check rules P1 to P4 over a set of files, path -> text."""
+    """Checks rules P1 to P4 over a set of files, path -> text."""
     functions = [
         _Function(path, node) for path, text in sources.items() for node in _functions(ast.parse(text))
     ]
@@ -195,7 +195,7 @@ def pipeline_state_findings(sources: dict[str, str]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class _Touch:
-    """One expression that advances `receiver`: a method of `ADVANCERS`, or an argument of a function that does."""
+    """An expression that advances `receiver`: a method of `ADVANCERS`, or an argument of a function that advances it."""
 
     node: ast.Call
     receiver: ast.expr
@@ -217,7 +217,7 @@ class _Function:
         self.returns = [n for n in self.own if isinstance(n, ast.Return)]
 
     def argument(self, call: ast.Call, param: str) -> ast.expr | None:
-        """Find the expression that `call`, a call of this function, passes for `param`."""
+        """Finds the expression that `call`, a call of this function, passes for `param`."""
         for keyword in call.keywords:
             if keyword.arg == param:
                 return keyword.value
@@ -226,7 +226,7 @@ class _Function:
 
 
 class _Table:
-    """Which function advances which of its parameters, closed over calls from one function to another."""
+    """Which function advances which of its parameters, including through calls of other functions."""
 
     def __init__(self, functions: list[_Function]):
         self._named: dict[str, list[_Function]] = {}

@@ -1,4 +1,4 @@
-"""Kernels that use tensor memory: a bulk copy brings their operands to shared memory, and they dump what they made."""
+"""Kernels that use tensor memory: a bulk copy brings operands to shared memory, and the results are dumped."""
 
 import numpy as np
 from small_kernels import wait
@@ -140,7 +140,7 @@ SFA_COLUMN, SFB_COLUMN = 256, 264
 def block_scaled_body(
     idesc: int, offsets: tuple[int, int, int, int], n: int, kind: str, *, group: int = 1, twice: bool = False
 ) -> str:
-    """cp of the scales and one or two MMAs into column 0; offsets of A, B, SFA, SFB behind DATA."""
+    """Copies the scales and executes one or two MMAs into column 0. Offsets of A, B, SFA, SFB are relative to DATA."""
     a, b, sfa, sfb = offsets
     body = words(descriptor(a, **K_MAJOR), descriptor(b, **K_MAJOR), descriptor(sfa, stride=128))
     copies = [(SFA_COLUMN, 0)] + [(SFB_COLUMN + 4 * i, sfb - sfa + 512 * i) for i in range(-(-n // 128))]

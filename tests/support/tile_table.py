@@ -1,4 +1,4 @@
-"""A kernel that writes the device's view of the schedule: one record of six Int32 a tile."""
+"""A kernel that writes the tile schedule as the device sees it: one record of six Int32 per tile."""
 
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ THREADS = 32
 
 
 class TileTable:
-    """Compiled once a group count; tile shape is compile-time, as in the real kernels."""
+    """Compiled once per group count. The tile shape is a compile-time constant, as in the real kernels."""
 
     def __init__(self, cta_tile_shape_mnk):
         self.cta_tile_shape_mnk = cta_tile_shape_mnk
@@ -48,7 +48,7 @@ def pointer(address):
 
 @lru_cache
 def compile_tile_table(num_groups, cta_tile_shape_mnk):
-    """(host function, PTX) for a number of groups."""
+    """Returns (host function, PTX) for a number of groups."""
     sizes = [(Int32(1), Int32(1), Int32(1))] * num_groups
     function, ptx, _ = compile_jit(
         "sm_100a", TileTable(cta_tile_shape_mnk), sizes, [Int32(0)] * num_groups, Int32(1), pointer(0)

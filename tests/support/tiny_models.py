@@ -1,4 +1,4 @@
-"""Models of transformers that are small enough to be quantized in a test."""
+"""Models of transformers that are small enough to quantize in a test."""
 
 import torch
 
@@ -16,7 +16,7 @@ def config_of(kind, **fields):
 
 
 def model_of(kind="llama", dtype=torch.float32, **fields):
-    """Random weights, the same in every call."""
+    """Returns a model with random weights, the same in every call."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)

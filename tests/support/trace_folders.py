@@ -1,4 +1,4 @@
-"""Small problems in the schema of FlashInfer-Bench, and a process that judges solutions of them."""
+"""Small problems in the schema of FlashInfer-Bench, and a process that judges solutions."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from new_process import forking
 from nvfp4_cute.competition.trace import evaluate, session
 from nvfp4_cute.problems import trace_schema as schema
 
-# Axes of every problem that we have, small enough for a test.
+# Axes of every problem that the package has, small enough for a test.
 SMALL = {
     "nvfp4_gemm": {"N": (256,), "K": (512,), "M": (40,)},
     "nvfp4_group_gemm": {"N": (256,), "K": (512,), "M": ((40, 3),)},
@@ -60,7 +60,7 @@ def solution(text=RIGHT, **changes):
 
 
 def write(folder, definition_json=None, workloads=None, solution_json=None):
-    """The three files; what is not given is right."""
+    """Writes the three files. Defaults are valid."""
     folder.mkdir(exist_ok=True)
     (folder / schema.DEFINITION_FILE).write_text(json.dumps(definition_json or definition()))
     lines = "\n".join(map(json.dumps, workloads or [workload()]))
@@ -70,7 +70,7 @@ def write(folder, definition_json=None, workloads=None, solution_json=None):
 
 
 def judge(folder, device="cpu", rules="sol-execbench", timed=False):
-    """Results of a folder by a process forked from a server that has loaded torch: starting one takes seconds."""
+    """Judges a folder in a process forked from a server that has loaded torch, which saves seconds. Returns the results."""
     place, own = folder / "solution", folder / "judge"
     own.mkdir(exist_ok=True)
     evaluate.write_sources(schema.read_folder(folder)[2], place)

@@ -1,4 +1,4 @@
-"""Greedy tokens of a checkpoint through vLLM on the CPU; as a program for several ranks: vllm_tokens.py FOLDER RANKS."""
+"""Greedy tokens of a checkpoint through vLLM on the CPU. As a program for several ranks: vllm_tokens.py FOLDER RANKS."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ ENVIRONMENT = {
 
 @contextlib.contextmanager
 def engine(folder, ranks=1, **options):
-    """vLLM with a checkpoint; in float32, where tokens have no ties."""
+    """Returns a vLLM engine for a checkpoint, in float32, where logits have no ties."""
     os.environ.update(ENVIRONMENT)
     from vllm import LLM
 
@@ -34,7 +34,7 @@ def engine(folder, ranks=1, **options):
 
 
 def tokens(llm):
-    """Those that follow PROMPTS."""
+    """Returns the tokens that follow PROMPTS."""
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
@@ -43,7 +43,7 @@ def tokens(llm):
 
 
 def model_of(llm):
-    """The torch.nn.Module that an engine of one process runs."""
+    """Returns the torch.nn.Module that an engine of one process runs."""
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
 
 

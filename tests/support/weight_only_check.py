@@ -1,4 +1,4 @@
-"""Operands of weight-only grouped products whose sums are exact, and how to run them."""
+"""Operands of weight-only grouped products with exact sums, and functions that run them."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 
 EMULATED = "emulator:sm_90a"
-# Groups of no rows first and last; groups that end within a tile, and on its edge.
+# The first and last group are empty. Others end inside a tile or on its edge.
 ROWS = (0, 40, 5, 1, 66, 0)
-# Integers of 3 bits times e2m1 times these: sums are exact in fp32 in any order. Codes of scales, and of NaN.
+# Integers of 3 bits times e2m1 times these: sums are exact in fp32 in any order. Then codes of scales, and of NaN.
 FEW_SCALES, ZERO_POINTS = torch.tensor([0.25, 0.5, -1.0, 2.0]), torch.tensor([0, 7, 8, 16])
 SCALES = {
     "ue4m3": encode_e4m3(torch.tensor([0.0, 0.5, 1.0, 2.0])),
@@ -38,17 +38,17 @@ ALPHAS = (0.5, -2.0, 1.0, 4.0)
 
 
 def config(tokens, k=128, **settings):
-    """Of one product, or of two with interleaved weights."""
+    """Config of one product, or of two with interleaved weights."""
     return KernelConfig((128, tokens, k), num_acc_stage=1, swap_ab=True, **settings)
 
 
 def dual(tokens, k=128, **settings):
-    """Of two products with weights of their own."""
+    """Config of two products with separate weights."""
     return KernelConfig((64, tokens, k), num_acc_stage=1, swap_ab=True, **settings)
 
 
 def weights(groups, n, k, generator, format=NVFP4):
-    """uint8 [G, N, bytes of K] with a gap between rows, and scales as of the format, [G, bytes], whose padding nobody may use."""
+    """Weights uint8 [G, N, bytes of K] and scales [G, bytes]. Nobody may use gaps between rows or padding of scales."""
     length = format.row_bytes(k)
     buffer = torch.full((groups, n, -(-length // 16) * 16 + 16), 0x77, dtype=torch.uint8)
     if format.element.bits == 8:
@@ -71,7 +71,7 @@ def weights(groups, n, k, generator, format=NVFP4):
 
 
 def tokens(batches, rows, k, dtype, generator):
-    """[batches, rows, K] with a gap between rows that nobody may use."""
+    """Tokens [batches, rows, K] with gaps between rows that nobody may use."""
     pitch = -(-k // 8) * 8 + 8
     buffer = torch.full((batches, rows, pitch), float("nan"), dtype=dtype)
     buffer[..., :k] = torch.randint(-7, 8, (batches, rows, k), generator=generator).to(dtype)
@@ -91,7 +91,7 @@ def task(
     seed=0,
     format=NVFP4,
 ):
-    """A task with poisoned outputs; where the device knows the sizes, some rows are of no group. n: columns of the results."""
+    """A task with poisoned outputs. If the device knows the sizes, some rows belong to no group. n: columns of the results."""
     generator, groups = torch.Generator().manual_seed(seed), len(rows)
     n_b = n if gate is None or gate.weight_layout == "separate" else 2 * n
     listed, two = form == "list", gate is not None and gate.weight_layout == "separate"
@@ -124,7 +124,7 @@ def task(
 
 
 def on_gpu(made):
-    """The same task on the current GPU."""
+    """Copies the task to the current GPU."""
 
     def moved(x):
         if isinstance(x, tuple):
@@ -139,7 +139,7 @@ def on_gpu(made):
 
 
 def run_both(mode="eager", backend=EMULATED, **arguments):
-    """Results of a kernel and of the reference, an entry a tensor."""
+    """Returns the results of a kernel and of the reference, one entry per tensor."""
     made, expected = task(**arguments), task(**arguments)
     with observe(mode=mode, check=True):
         backends.run_task(backend, made)
@@ -148,7 +148,7 @@ def run_both(mode="eager", backend=EMULATED, **arguments):
 
 
 def largest_candidates(num_b=1, format=NVFP4):
-    """A config of every kind: the most tokens with each K tile, share of tokens and split."""
+    """One config of every kind: the most tokens with each K tile, share of tokens and split."""
     kinds = {}
     for found in planning.candidates(num_b, format):
         kinds[found.work_tile_mnk[2], found.multicast_n, found.split_k, planning.ctas_per_sm(found)] = found

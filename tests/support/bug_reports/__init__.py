@@ -1,4 +1,4 @@
-"""Faults that people reported of public kernels, each made anew as a small CuTe DSL kernel with and without it.
+"""Small CuTe DSL kernels that reproduce reported faults of public kernels, each with and without the fault.
 
-A kernel takes `src` and `out` (Int32, 1-D) and `fixed`.
+A kernel takes `src` and `out` (Int32, 1-D), and `fixed`, which removes the fault.
 """

@@ -1,4 +1,4 @@
-"""Reports of faults of copies and their barriers, of addresses, warps, CTAs and launches."""
+"""Faults of copies and their barriers, of addresses, warps, CTAs and launches."""
 
 import cutlass
 import cutlass.cute as cute
@@ -21,7 +21,7 @@ def expect(bar, nbytes: cutlass.Constexpr):
 
 @cute.jit
 def copy(to, source, bar, nbytes: cutlass.Constexpr):
-    """A bulk load of which nobody has said that it is expected."""
+    """Issues a bulk load without announcing its bytes to the barrier."""
     inline_ptx(
         f"cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{{$r0}}], [{{$r1}}], {nbytes}, [{{$r2}}];",
         read_only_args=[Int32(to), Int64(source), Int32(bar)],
@@ -31,7 +31,7 @@ def copy(to, source, bar, nbytes: cutlass.Constexpr):
 # ---- copies and their barriers -------------------------------------------------------------------------------------------------
 @cute.kernel
 def lanes_still_load(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A slot of mask words is released by a lane of each warp, behind loads of all lanes and without a fence."""
+    """A lane of each warp releases a slot of mask words after loads by all lanes, without a fence."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(2, (1, 64 if fixed else 2))
     for turn in cutlass.range_constexpr(2):
@@ -51,7 +51,7 @@ def lanes_still_load(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def staging_of_a_reduction(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The thread that issues a bulk reduction waits for it; the others store the next rows without being told."""
+    """The thread that issues a bulk reduction waits for it; the others store the next rows without a signal."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):
@@ -72,7 +72,7 @@ def staging_of_a_reduction(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Co
 
 @cute.kernel
 def never_initialised(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The call that announces bytes is taken for the one that initialises the barrier."""
+    """The call that announces bytes is used in place of the call that initialises the barrier."""
     tidx, warp, lane = place()
     buffer, bar = shared(NBYTES), shared(8, 8)
     if tidx == 0:
@@ -90,7 +90,7 @@ def never_initialised(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def bytes_of_the_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A barrier expects the bytes of each CTA of the cluster, and only a pair of them signals it."""
+    """A barrier expects the bytes of every CTA of the cluster, but only a pair of CTAs signals it."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
@@ -117,7 +117,7 @@ def bytes_of_the_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
 
 @cute.kernel
 def bytes_without_arrival(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Bytes are announced, and nobody arrives: the phase lacks its one arrival."""
+    """Bytes are announced without an arrival, so the phase never completes."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -133,7 +133,7 @@ def bytes_without_arrival(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def leader_signals_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The first warp of a role says that a slot is free while the others may not have found it full."""
+    """The first warp of a role releases a slot before the others may have found it full."""
     tidx, warp, lane = place()
     bars = barriers(2, (1, 1))
     for turn in cutlass.range(3, unroll=1):
@@ -152,7 +152,7 @@ def leader_signals_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
 
 @cute.kernel
 def bytes_of_the_tail(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A bulk store of so many bytes as there are, which is no multiple of 16."""
+    """The size of a bulk store is not a multiple of 16."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     put(buffer + 4 * tidx, tidx + 1)
@@ -168,7 +168,7 @@ def bytes_of_the_tail(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def slot_of_64_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A ring of slots as small as their rows: every other one begins where no tensor copy may write."""
+    """Slots of a ring are as small as their rows, so every second slot starts where no tensor copy may write."""
     tidx, warp, lane = place()
     buffer, draft, bars = shared(NBYTES), shared(128), barriers(2, (1, 1))
     live = (address(src, 1024) + 127) & -128
@@ -199,7 +199,7 @@ def slot_of_64_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def tile_off_the_pattern(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A swizzled tile begins 128 bytes behind where the swizzle's pattern does, and its reader counts rows from the tile on."""
+    """A swizzled tile starts 128 bytes after the start of a swizzle pattern, but its reader counts rows from the tile."""
     tidx, warp, lane = place()
     buffer, draft, bars = shared(2048, 1024), shared(128), barriers(1, (1,))
     live = (address(src, 1024) + 127) & -128
@@ -225,7 +225,7 @@ def tile_off_the_pattern(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
 
 @cute.kernel
 def offset_of_the_box(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A tensor store of a part of rows that begins 20 bytes into them."""
+    """A tensor store of a part of the rows starts at byte 20 of each row."""
     tidx, warp, lane = place()
     buffer, draft = shared(NBYTES), shared(128)
     live = (address(src, 1024) + 127) & -128
@@ -267,7 +267,7 @@ def fence_of_another_thread(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.C
 
 @cute.kernel
 def misaligned_barriers(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A barrier more in a branch that one warp takes: it meets the other one a barrier early from there on."""
+    """A branch of one warp contains an extra barrier, so the warp is one barrier ahead from there on."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):
@@ -282,7 +282,7 @@ def misaligned_barriers(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
 
 @cute.kernel
 def counts_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Some threads clear counters in shared memory, and all count: an addition may come before the zero."""
+    """Some threads clear counters in shared memory and all threads count, so an addition may precede the clearing."""
     tidx, warp, lane = place()
     counters = shared(NBYTES)
     if warp == 1:
@@ -297,7 +297,7 @@ def counts_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def release_of_one_thread(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """All threads add to a histogram of several CTAs, and one releases without having met the others."""
+    """All threads add to a histogram of several CTAs, and one thread releases before it has synchronised with the others."""
     tidx, warp, lane = place()
     counter = address(out, 1024)
     if cute.arch.block_idx()[0] == 0:
@@ -311,10 +311,11 @@ def release_of_one_thread(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
         out[128 + tidx] = out[tidx] * 2
 
 
-# ---- addresses -------------------------------------------------------------------------------------------------------------------
+# ---- addresses
+# -------------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def rows_of_92_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Vectors of 16 bytes are stored to rows whose pitch is no multiple of 16: only the source was looked at."""
+    """Vectors of 16 bytes are stored to rows whose pitch is not a multiple of 16; only the source was checked."""
     tidx, warp, lane = place()
     for row in cutlass.range(2, unroll=1):
         if tidx < 4:
@@ -331,7 +332,7 @@ def rows_of_92_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def vector_behind_sums(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Vectors lie in shared memory right behind one word of each of two warps."""
+    """Vectors in shared memory directly follow one word of each of two warps."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES + 64)
     rows = buffer + (16 if fixed else 8)
@@ -348,7 +349,7 @@ def vector_behind_sums(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def over_the_next_row(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Rows of 62 words are stored as vectors of four: the last one of a row covers the beginning of the next CTA's."""
+    """Rows of 62 words are stored as vectors of four, so the last vector overwrites the next CTA's first words."""
     tidx, warp, lane = place()
     row = cute.arch.block_idx()[0]
     if tidx < (62 if fixed else 64):
@@ -357,10 +358,10 @@ def over_the_next_row(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def row_times_stride(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The offset of a row of a large tensor is computed in 32 bits."""
+    """The offset of a row in a large tensor is computed in 32 bits."""
     tidx, warp, lane = place()
     row, stride = Int32(40000) + warp * 0, Int32(1 << 16)
-    first = address(src, 0) - Int64(40000 << 18)  # where a tensor begins of which `src` is row 40000
+    first = address(src, 0) - Int64(40000 << 18)  # address of a tensor whose row 40000 is `src`
     offset = Int64(row) * Int64(stride) if fixed else Int64(row * stride)
     out[tidx] = inline_ptx(
         "ld.global.b32 {$w0}, [{$r0}];",
@@ -381,7 +382,7 @@ def load_after_store(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def fill_over_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A tile is stored, and a part of it filled by other threads than those that stored that part."""
+    """A tile is stored, and threads other than those that stored a part of it refill that part."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     put(buffer + 4 * tidx, src[tidx])
@@ -393,10 +394,11 @@ def fill_over_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
     out[tidx] = get(buffer + 4 * tidx)
 
 
-# ---- warps -------------------------------------------------------------------------------------------------------------------------
+# ---- warps
+# -------------------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def mask_of_the_first_half(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Groups of 16 lanes reduce, and the upper one shuffles with the mask of the lower one."""
+    """Groups of 16 lanes reduce, and the upper group shuffles with the mask of the lower one."""
     tidx, warp, lane = place()
     mask = Int32(0xFFFF)
     if cutlass.const_expr(fixed):
@@ -410,7 +412,7 @@ def mask_of_the_first_half(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Co
 
 @cute.kernel
 def elected_in_a_branch(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A lane is elected where only one lane comes."""
+    """elect.sync is executed by only one lane of the warp."""
     tidx, warp, lane = place()
     elect = "{ .reg .pred P; .reg .b32 L; elect.sync L|P, 0xffffffff; selp.b32 {$w0}, 1, 0, P; }"
     chosen = Int32(0)
@@ -422,10 +424,11 @@ def elected_in_a_branch(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
     out[tidx] = chosen
 
 
-# ---- CTAs --------------------------------------------------------------------------------------------------------------------------
+# ---- CTAs
+# --------------------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def leader_exits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The CTA that holds the result of an atomic exits when it has published it; the others still load it."""
+    """The CTA that holds the result of an atomic publishes it and exits while others still load it."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer = shared(NBYTES)
@@ -444,7 +447,7 @@ def leader_exits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def last_block(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The last CTA to count itself adds up what the others stored, with no fence behind the atomic that told it so."""
+    """The last CTA to increment a counter adds the partial sums of the others without a fence after the atomic."""
     tidx, warp, lane = place()
     cta = cute.arch.block_idx()[0]
     last = shared(16, 16)
@@ -467,7 +470,7 @@ def last_block(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def counted_without_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A counter says that a partial result was stored in bulk, and nothing stands between the wait and the count."""
+    """A counter announces a partial result of a bulk store without a fence between the wait and the count."""
     tidx, warp, lane = place()
     buffer, counter = shared(NBYTES), address(out, 1024)
     if cute.arch.block_idx()[0] == 0:
@@ -485,7 +488,8 @@ def counted_without_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
         out[128 + tidx] = out[tidx] * 2
 
 
-# ---- launches ----------------------------------------------------------------------------------------------------------------------
+# ---- launches
+# ----------------------------------------------------------------------------------------------------------------------
 @cute.jit
 def lets_dependents_start():
     inline_ptx("griddepcontrol.launch_dependents;")
@@ -498,7 +502,7 @@ def waits_for_launches():
 
 @cute.kernel
 def preprocess(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Lets the next launch start, and stores what it needs."""
+    """First launch: lets the next one start, then stores the data that it needs."""
     tidx, warp, lane = place()
     lets_dependents_start()
     out[tidx] = 5 * tidx
@@ -506,7 +510,7 @@ def preprocess(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def partition(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A launch between two others, which lets the next one start and stores without having waited."""
+    """Second launch: lets the next one start, and stores without a wait for the first one."""
     tidx, warp, lane = place()
     if cutlass.const_expr(fixed):
         waits_for_launches()
@@ -516,7 +520,7 @@ def partition(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def one_warp_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The warp that loads waits for the launch before; another one reads statistics of that launch at once."""
+    """The loading warp waits for the previous launch; another warp reads that launch's statistics at once."""
     tidx, warp, lane = place()
     if warp == 0 or cutlass.const_expr(fixed):
         waits_for_launches()
@@ -525,7 +529,7 @@ def one_warp_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
 
 @cute.kernel
 def merge(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Waits for the launch before, which has not waited for the one before that: its stores may be under way."""
+    """A launch waits for the previous one, which did not wait for its own predecessor, whose stores may be under way."""
     tidx, warp, lane = place()
     waits_for_launches()
     out[512 + tidx] = out[tidx] + 1

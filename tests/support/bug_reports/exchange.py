@@ -11,7 +11,7 @@ from .pieces import *
 # ---- CTAs that exchange through global memory ------------------------------------------------------------------------------
 @cute.kernel
 def split_without_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A semaphore says that partial sums are stored, without a fence between the stores and it."""
+    """A semaphore announces partial sums without a fence after their stores."""
     tidx, warp, lane = place()
     flag = address(out, 1024)
     if cute.arch.block_idx()[0] == 0:
@@ -28,7 +28,7 @@ def split_without_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
 
 @cute.kernel
 def flag_after_read_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A flag says that a bulk store has ended, after a wait for its reads only."""
+    """A flag announces the end of a bulk store after a wait for only its reads."""
     tidx, warp, lane = place()
     buffer, flag = shared(NBYTES), address(out, 1024)
     if cute.arch.block_idx()[0] == 0:
@@ -48,7 +48,7 @@ def flag_after_read_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
 # ---- shared memory and its copies ---------------------------------------------------------------------------------------
 @cute.kernel
 def box_of_more_bytes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The barrier expects the bytes of a small batch, and the copy delivers a whole box."""
+    """The barrier expects the bytes of a small batch, but the copy delivers a full box."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -80,7 +80,7 @@ def zeros_without_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def commit_after_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A group of cp.async is closed behind the wait that should cover it, which therefore waits for nothing."""
+    """A group of cp.async is closed after the wait that should cover it, so the wait covers nothing."""
     tidx, warp, lane = place()
     at = Int32(shared(NBYTES) + 4 * tidx)
     inline_ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 4;", read_only_args=[at, address(src, 63 - tidx)])
@@ -94,7 +94,7 @@ def commit_after_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def one_barrier_in_a_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A loop fills and reads a tile with one barrier a turn: a fast warp fills it again under a slow one."""
+    """A loop fills and reads a tile with one barrier per iteration, so a fast warp refills it while a slow one reads."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):
@@ -107,7 +107,7 @@ def one_barrier_in_a_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def refill_under_loads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A tile is loaded again behind a barrier that loads of it precede and do not end at."""
+    """A tile is loaded again after a barrier that follows the issue of its loads but not their completion."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -126,7 +126,7 @@ def refill_under_loads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def released_before_store(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A consumer releases a stage, then stores from it, while the producer loads it again."""
+    """A consumer releases a stage and then stores from it, while the producer loads it again."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(2, (1, 1))
     if tidx == 0:
@@ -146,7 +146,7 @@ def released_before_store(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def no_warp_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Lanes of a warp read what other lanes of it wrote, without a barrier of the warp."""
+    """Lanes of a warp read what other lanes wrote, without a warp barrier."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     put(buffer + 4 * tidx, tidx + 1)
@@ -158,7 +158,7 @@ def no_warp_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr
 # ---- clusters -----------------------------------------------------------------------------------------------------------
 @cute.kernel
 def mask_beyond_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The mask of a multicast names a CTA that the cluster does not have."""
+    """The mask of a multicast copy names a CTA that the cluster does not have."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
@@ -181,7 +181,7 @@ def mask_beyond_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
 
 @cute.kernel
 def half_of_the_peer(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Each CTA loads its half and waits for it; the leader reads the peer's half, whose arrival it never saw."""
+    """Each CTA loads its half and waits for it; the leader reads the peer's half without waiting for its arrival."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer, bars = shared(NBYTES), barriers(2, (1, 1))

@@ -1,4 +1,4 @@
-"""Reports of faults of tensor memory, tensor cores and their operands."""
+"""Faults of tensor memory, tensor cores and their operands."""
 
 import cutlass
 import cutlass.cute as cute
@@ -23,7 +23,7 @@ def tensor_memory(slot, columns: cutlass.Constexpr):
 
 @cute.jit
 def operand(at, version: cutlass.Constexpr):
-    """Descriptor of a K-major operand of 16 halves in K, without swizzle. `version`: 1 of tcgen05, 0 of wgmma."""
+    """Descriptor of a K-major operand with 16 halves along K, without swizzle. `version` is 1 for tcgen05 and 0 for wgmma."""
     return (Int64(at) >> 4) | Int64(128 >> 4 << 16 | 256 >> 4 << 32 | version << 46)
 
 
@@ -39,7 +39,7 @@ def multiply(d, a, b):
 
 @cute.jit
 def multiply_tmem(d, a, b):
-    """The same with A in tensor memory, at column `a`."""
+    """Like ``multiply``, with A in tensor memory from column `a` on."""
     inline_ptx(
         "{ .reg .pred P; .reg .b32 I; setp.ne.b32 P, 0, 0; mov.b32 I, 0x08100010;\n"
         "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], [{$r1}], {$r2}, I, P; }",
@@ -57,7 +57,7 @@ def commit(bar):
 
 @cute.jit
 def store_tmem(at, value):
-    """tcgen05.st of one column, and nobody waits for it."""
+    """Stores one column with tcgen05.st, without a wait."""
     inline_ptx(
         "{ .reg .b32 V; mov.b32 V, {$r1}; tcgen05.st.sync.aligned.32x32b.x1.b32 [{$r0}], {V}; }",
         read_only_args=[Int32(at), Int32(value)],
@@ -66,7 +66,7 @@ def store_tmem(at, value):
 
 @cute.jit
 def load_tmem(at):
-    """tcgen05.ld of one column, and nobody waits for it."""
+    """Loads one column with tcgen05.ld, without a wait."""
     return inline_ptx(
         "tcgen05.ld.sync.aligned.32x32b.x1.b32 {{$w0}}, [{$r0}];",
         write_only_types=[Int32],
@@ -77,7 +77,7 @@ def load_tmem(at):
 # ---- tensor memory -----------------------------------------------------------------------------------------------------------
 @cute.kernel
 def lanes_without_use(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Half of the lanes use what tcgen05.ld brought; then all say that they are done, and the columns are freed."""
+    """Half of the lanes use the result of tcgen05.ld; then all lanes report completion, and the columns are freed."""
     tidx, warp, lane = place()
     slot, bars = shared(16, 16), barriers(1, (128,))
     tmem = tensor_memory(slot, 32)
@@ -96,7 +96,7 @@ def lanes_without_use(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def packed_over_others(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Two warps of a quadrant load a half of the columns each; what one of them packs lies over the other's half."""
+    """Two warps of a quadrant each load half of the columns; one packs its result over the other's half."""
     tidx, warp, lane = place()
     slot = shared(16, 16)
     tmem = tensor_memory(slot, 32)
@@ -117,7 +117,7 @@ def packed_over_others(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def next_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The next product overwrites an accumulator when an older generation of it was read, not this one."""
+    """The next product overwrites an accumulator after an older generation of it was read, not the current one."""
     tidx, warp, lane = place()
     slot, operands, bars = shared(16, 16), shared(6144), barriers(3, (1, 1, 128))
     tmem = tensor_memory(slot, 64)
@@ -141,7 +141,7 @@ def next_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def operand_under_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Columns that a product reads are stored again, before the commit says that it is complete."""
+    """Columns that a product reads are stored again before the commit says that the product is complete."""
     tidx, warp, lane = place()
     slot, operands, bars = shared(16, 16), shared(2048), barriers(2, (1, 1))
     tmem = tensor_memory(slot, 128)
@@ -168,7 +168,7 @@ def operand_under_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def operand_past_the_end(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The descriptor of an operand of few rows has the shape of the whole tile, which ends behind shared memory."""
+    """The descriptor of an operand with few rows has the shape of the full tile, which ends beyond shared memory."""
     tidx, warp, lane = place()
     slot, operands, bars = shared(16, 16), shared(6144), barriers(2, (1, 1))
     tmem = tensor_memory(slot, 64)
@@ -186,7 +186,7 @@ def operand_past_the_end(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
 
 @cute.kernel
 def widened_not_fenced(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Threads widen an operand in shared memory and meet; the tensor core reads it through another proxy."""
+    """Threads widen an operand in shared memory and synchronise; the tensor core reads it through another proxy without fence."""
     tidx, warp, lane = place()
     slot, operands, bars = shared(16, 16), shared(6144), barriers(1, (1,))
     tmem = tensor_memory(slot, 64)
@@ -216,7 +216,7 @@ REGISTERS = (
 
 @cute.kernel
 def operand_rewritten(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A register that holds a part of A gets the next part while wgmma may still read it."""
+    """A register with a part of A receives the next part while wgmma may still read it."""
     tidx, warp, lane = place()
     operands, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -256,7 +256,7 @@ def written_behind_the_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.
 
 @cute.jit
 def multiply_shared(a, b):
-    """A product of 64 x 8 x 16 halves in shared memory, complete; a word of it."""
+    """Multiplies 64 x 8 x 16 halves in shared memory and waits. Returns one word of the result."""
     return inline_ptx(
         "{ .reg .pred P; .reg .b32 D<4>; setp.ne.b32 P, 0, 0;\n"
         + "".join(f"mov.b32 D{i}, 0;\n" for i in range(4))
@@ -269,7 +269,7 @@ def multiply_shared(a, b):
 
 @cute.kernel
 def operand_not_fenced(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Threads store an operand, meet and multiply: wgmma reads it through another proxy."""
+    """Threads store an operand, synchronise and multiply; wgmma reads it through another proxy without a fence."""
     tidx, warp, lane = place()
     operands = shared(2304)
     for word in cutlass.range_constexpr(5):
@@ -283,7 +283,7 @@ def operand_not_fenced(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def no_barrier_back(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Two warpgroups multiply one tile, and the faster one fills it for the next turn."""
+    """Two warpgroups multiply one tile, and the faster one fills it for the next iteration."""
     tidx, warp, lane = place()
     operands = shared(2304)
     for turn in cutlass.range(2, unroll=1):
@@ -299,7 +299,7 @@ def no_barrier_back(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr
 
 @cute.jit
 def start_product(a, b):
-    """A product of 64 x 8 x 16 halves in shared memory, in a group of its own, whose result nobody needs."""
+    """Starts a product of 64 x 8 x 16 halves in shared memory in its own group. Its result is not used."""
     inline_ptx(
         "{ .reg .pred P; .reg .b32 D<4>; setp.ne.b32 P, 0, 0;\n"
         + "".join(f"mov.b32 D{i}, 0;\n" for i in range(4))
@@ -310,7 +310,7 @@ def start_product(a, b):
 
 @cute.kernel
 def released_under_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A stage is released right behind the wgmma that reads it, and loaded again."""
+    """A stage is released and loaded again directly after the wgmma that reads it, without a wait."""
     tidx, warp, lane = place()
     operands, bars = shared(2304), barriers(2, (1, 128))
     for turn in cutlass.range_constexpr(2):
@@ -331,7 +331,7 @@ def released_under_product(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Co
 
 @cute.kernel
 def other_warpgroup_multiplies(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A thread waits for the wgmma of its warpgroup, and loads over an operand that the other warpgroup reads, too."""
+    """A thread waits for the wgmma of its warpgroup, and loads over an operand that the other warpgroup also reads."""
     tidx, warp, lane = place()
     operands, bars = shared(2304), barriers(1, (1,))
     if tidx == 0:

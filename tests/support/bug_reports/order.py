@@ -1,4 +1,4 @@
-"""Reports of faults of order: scopes and semantics of barriers, proxies, storage that is used for something else."""
+"""Faults of order: scopes and semantics of barriers, proxies, and reused storage."""
 
 import cutlass
 import cutlass.cute as cute
@@ -11,7 +11,7 @@ from .pieces import *
 # ---- barriers --------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def relaxed_cluster_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """What CTAs stored before a relaxed cluster barrier is read by others behind it."""
+    """CTAs read data after a relaxed cluster barrier that others stored before it."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer = shared(NBYTES)
@@ -31,7 +31,7 @@ def relaxed_cluster_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.C
 
 @cute.kernel
 def relaxed_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A relaxed wait finds that data came, and nothing makes them visible."""
+    """A relaxed wait finds that data has arrived, but nothing makes the data visible."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -48,7 +48,7 @@ def relaxed_wait(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def receiver_does_not_expect(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A multicast copy, of which only the CTA that issues it expects the bytes; the other one just arrives."""
+    """A multicast copy signals two CTAs, but only the issuing one expects the bytes; the other one only arrives."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
@@ -74,7 +74,7 @@ def receiver_does_not_expect(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.
 
 @cute.kernel
 def data_over_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The storage of a barrier that nobody needs any more holds data, and the barrier was not invalidated."""
+    """The storage of an unneeded barrier is reused for data without invalidating the barrier."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -91,7 +91,7 @@ def data_over_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def invalid_too_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A CTA invalidates its barrier, where the other one is to arrive, without having waited for that."""
+    """A CTA invalidates its barrier before another CTA's arrival on it."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     bars = barriers(1, (1,))
@@ -112,7 +112,7 @@ def invalid_too_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def rewritten_scalar(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A leader publishes a scalar in a loop; behind the barrier all read it, and the leader rewrites it at once."""
+    """A leader publishes a scalar in a loop; all threads read it after the barrier while the leader rewrites it."""
     tidx, warp, lane = place()
     slot = shared(16, 16)
     for turn in cutlass.range(3, unroll=1):
@@ -126,7 +126,7 @@ def rewritten_scalar(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def next_chunk(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Warps of a role store factors at the top of a loop and read all of them at its end, with one barrier of their own between."""
+    """Warps of a role store factors at the top of a loop and read all factors at its end, with only one barrier in between."""
     tidx, warp, lane = place()
     factors = shared(NBYTES)
     if warp > 0:
@@ -140,7 +140,7 @@ def next_chunk(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def copies_of_others(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """One warp copies for both and meets the other before its copies are complete."""
+    """One warp copies for both warps and arrives at their barrier before its copies are complete."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     if warp == 0:
@@ -158,7 +158,7 @@ def copies_of_others(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 # ---- global memory ---------------------------------------------------------------------------------------------------------
 @cute.kernel
 def read_only_path(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """What the kernel wrote itself is loaded as data that does not change."""
+    """A kernel loads its own output with loads for constant data."""
     tidx, warp, lane = place()
     out[tidx] = tidx + 3
     cute.arch.sync_threads()
@@ -170,7 +170,7 @@ def read_only_path(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
 
 @cute.kernel
 def map_in_flight(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A tensor map is edited in place for the next group while the loads of this one use it."""
+    """A tensor map is edited in place for the next group while loads of the current group use it."""
     tidx, warp, lane = place()
     buffer, draft, bars = shared(2 * NBYTES), shared(128), barriers(2, (1, 1))
     live = (address(src, 1024) + 127) & -128
@@ -193,7 +193,7 @@ def map_in_flight(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def map_not_acquired(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A tensor map that one warp published is used by another one behind a barrier, without a fence of its proxy."""
+    """After a barrier, a warp uses a tensor map that another warp published, without a fence of the map's proxy."""
     tidx, warp, lane = place()
     buffer, draft, bars = shared(NBYTES), shared(128), barriers(1, (1,))
     live = (address(src, 1024) + 127) & -128
@@ -214,7 +214,7 @@ def map_not_acquired(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 # ---- tensor memory -----------------------------------------------------------------------------------------------------------
 @cute.kernel
 def statistics_not_stored(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A warpgroup stores statistics to tensor memory and tells another one, without having waited for the stores."""
+    """A warpgroup stores statistics to tensor memory and signals another one without waiting for the stores."""
     tidx, warp, lane = place()
     slot, bars = shared(16, 16), barriers(1, (128,))
     if warp == 0:
@@ -244,7 +244,7 @@ def statistics_not_stored(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def slot_released_while_loading(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A slot of tensor memory is released behind the load of it, which nobody has waited for; another warp stores there."""
+    """A slot of tensor memory is released after a load that has not been awaited; another warp stores to it."""
     tidx, warp, lane = place()
     slot, bars = shared(16, 16), barriers(2, (128, 128))
     if warp == 0:
@@ -284,7 +284,7 @@ def slot_released_while_loading(src: cute.Tensor, out: cute.Tensor, fixed: cutla
 # ---- persistent kernels --------------------------------------------------------------------------------------------------------
 @cute.kernel
 def response_overwritten(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The next answer of clusterlaunchcontrol overwrites this one, of which one CTA has not said that it read it."""
+    """The next answer of clusterlaunchcontrol overwrites the current one before every CTA has said that it read it."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     response, bars = shared(16, 16), barriers(2, (1, 4 if fixed else 2))
@@ -335,7 +335,7 @@ def response_overwritten(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Cons
 
 @cute.kernel
 def asks_again(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """clusterlaunchcontrol is asked again by a CTA that has seen that nothing is left."""
+    """A CTA calls clusterlaunchcontrol again after an answer that no cluster is left."""
     tidx, warp, lane = place()
     response, bars = shared(16, 16), barriers(1, (1,))
     if tidx == 0:
@@ -350,10 +350,11 @@ def asks_again(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
         out[0] = get(response + 8)
 
 
-# ---- bulk groups -----------------------------------------------------------------------------------------------------------------
+# ---- bulk groups
+# -----------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def another_lane_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The lane that waits for a bulk store is not the one that issued it."""
+    """A lane other than the issuing one waits for a bulk store."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):

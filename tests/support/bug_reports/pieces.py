@@ -1,6 +1,6 @@
-"""Instructions and small steps of which the kernels of this folder consist.
+"""Instructions and small steps from which the kernels of this folder are built.
 
-Shared memory is used by address, so that copies and barriers are the instructions themselves.
+Kernels use addresses in shared memory, so each copy and barrier operation is one plain instruction.
 """
 
 import cutlass
@@ -25,7 +25,7 @@ def shared(nbytes: cutlass.Constexpr, align: cutlass.Constexpr = 128):
 
 @cute.jit
 def address(tensor: cute.Tensor, words):
-    """Global address of an element."""
+    """Returns the global address of an element."""
     return tensor.iterator.toint() + Int64(words) * 4
 
 
@@ -64,7 +64,7 @@ def wait(bar, parity):
 
 @cute.jit
 def load(to, source, bar, nbytes: cutlass.Constexpr = NBYTES):
-    """A bulk copy from global memory that an mbarrier counts."""
+    """Issues a bulk copy from global memory that signals an mbarrier."""
     inline_ptx(
         f"mbarrier.arrive.expect_tx.shared.b64 _, [{{$r2}}], {nbytes};\n"
         f"cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{{$r0}}], [{{$r1}}], {nbytes}, [{{$r2}}];",
@@ -74,7 +74,7 @@ def load(to, source, bar, nbytes: cutlass.Constexpr = NBYTES):
 
 @cute.jit
 def store(to, source, nbytes: cutlass.Constexpr = NBYTES):
-    """A bulk copy to global memory, a group of its own."""
+    """Issues a bulk copy to global memory in its own group."""
     inline_ptx(
         f"cp.async.bulk.global.shared::cta.bulk_group [{{$r0}}], [{{$r1}}], {nbytes};\ncp.async.bulk.commit_group;",
         read_only_args=[Int64(to), Int32(source)],
@@ -98,7 +98,7 @@ def sync(number: cutlass.Constexpr, threads: cutlass.Constexpr):
 
 @cute.jit
 def remote(at, rank):
-    """shared::cluster address of a place in another CTA."""
+    """Returns the shared::cluster address of the same place in another CTA."""
     return inline_ptx(
         "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Int32],
@@ -108,14 +108,14 @@ def remote(at, rank):
 
 @cute.jit
 def place():
-    """Thread, warp and lane."""
+    """Returns thread, warp and lane."""
     tidx = cute.arch.thread_idx()[0]
     return tidx, tidx // WARP, tidx % WARP
 
 
 @cute.jit
 def barriers(count: cutlass.Constexpr, arrivals: cutlass.Constexpr):
-    """Addresses of mbarriers that thread 0 initialises, visible to the CTA."""
+    """Allocates mbarriers that thread 0 initialises and makes visible to the CTA. Returns their addresses."""
     first = shared(8 * count, 8)
     if cute.arch.thread_idx()[0] == 0:
         for i in cutlass.range_constexpr(count):
@@ -174,7 +174,7 @@ def cluster_barrier():
 
 @cute.jit
 def make_map(at, tensor, row, encoded: cutlass.Constexpr = MAP):
-    """Thread 0 writes a tensor map to shared memory: of rows of `tensor` from one on."""
+    """Thread 0 writes a tensor map of rows of `tensor`, from `row` on, to shared memory."""
     words = [int.from_bytes(encoded[i : i + 4], "little", signed=True) for i in range(0, 128, 4)]
     for i in cutlass.range_constexpr(32):
         put(at + 4 * i, words[i])

@@ -11,7 +11,7 @@ from .pieces import *
 # ---- shared memory and its copies ---------------------------------------------------------------------------------------
 @cute.kernel
 def issuer_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Bulk groups belong to the thread that issued them: a wait of another one waits for nothing."""
+    """A warp waits for bulk groups that another thread issued. Groups belong to their thread, so the wait covers nothing."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):
@@ -32,7 +32,7 @@ def issuer_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def groups_off_by_one(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A stage is loaded again while one group, its own, may be pending."""
+    """A stage is loaded again although the one pending group that the wait allows is its own."""
     tidx, warp, lane = place()
     buffer, bars = shared(2 * NBYTES), barriers(2, (1, 1))
     if tidx == 0:
@@ -52,7 +52,7 @@ def groups_off_by_one(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def store_in_a_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The wait for stores stands behind the loop that reuses their buffer."""
+    """A loop reuses buffers of bulk stores, and the wait for the stores comes after the loop."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):
@@ -70,7 +70,7 @@ def store_in_a_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr
 
 @cute.kernel
 def no_proxy_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A barrier orders threads, not what they wrote with what a bulk copy reads."""
+    """A barrier orders threads, but not their writes with the reads of a bulk copy."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     put(buffer + 4 * tidx, tidx)
@@ -84,7 +84,7 @@ def no_proxy_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
 
 @cute.kernel
 def epilogue_alias(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The output tile lies where an input of the epilogue does, which a slower warp still reads."""
+    """The output tile overlaps an input of the epilogue that a slower warp still reads."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -103,7 +103,7 @@ def epilogue_alias(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr)
 
 @cute.kernel
 def copies_after_the_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The last prefetch of a loop, which nobody needs, is under way when its stage is used for something else."""
+    """The last, unneeded prefetch of a loop is under way when its stage is reused for something else."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     at = Int32(buffer + 4 * tidx)
@@ -121,7 +121,7 @@ def copies_after_the_loop(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def mailbox(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A slot with one barrier, for "full": the next tile may be written before everybody has read this one."""
+    """A slot has only a "full" barrier, so the next tile may overwrite one that some threads still read."""
     tidx, warp, lane = place()
     slot, bars = shared(16, 16), barriers(2, (1, 1))
     for turn in cutlass.range(3, unroll=1):
@@ -142,7 +142,7 @@ def mailbox(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 # ---- mbarriers and named barriers ----------------------------------------------------------------------------------------
 @cute.kernel
 def parity_of_a_ring(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """One barrier that completes each turn is waited for with the parity of a ring of two stages."""
+    """A wait for a barrier that completes once per iteration uses the parity of a ring of two stages."""
     tidx, warp, lane = place()
     buffer, bars = shared(2 * NBYTES), barriers(2, (1, 1))
     for turn in cutlass.range_constexpr(4):
@@ -161,7 +161,7 @@ def parity_of_a_ring(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def producer_overtakes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The producer completes the next phase when one of two consumers is ready: the other one may have missed a phase."""
+    """The producer completes the next phase when one of two consumers is ready, so the other consumer may miss a phase."""
     tidx, warp, lane = place()
     bars = barriers(2, (1, 2 if fixed else 1))
     for turn in cutlass.range(3, unroll=1):
@@ -196,7 +196,7 @@ def every_lane_arrives(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def two_initialisers(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A thread of every warp initialises the barriers, where one of the CTA should."""
+    """One thread per warp initialises the barriers, instead of one per CTA."""
     tidx, warp, lane = place()
     bar = shared(8, 8)
     if (tidx if fixed else lane) == 0:
@@ -227,7 +227,7 @@ def no_init_fence(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def barrier_of_more_threads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A named barrier for all threads in a branch that half of them take."""
+    """A named barrier for all threads is in a branch that only half of them execute."""
     tidx, warp, lane = place()
     if warp == 0:
         sync(1, WARP if fixed else 2 * WARP)
@@ -236,7 +236,7 @@ def barrier_of_more_threads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.C
 
 @cute.kernel
 def two_arrivals(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A warp without work arrives for two tiles where the loader waits for each."""
+    """A warp without work arrives for two tiles, while the loader waits for each tile."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     for turn in cutlass.range(2, unroll=1):
@@ -253,7 +253,7 @@ def two_arrivals(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
 
 @cute.kernel
 def one_barrier_for_two_pairs(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Two pairs of warps exchange through one named barrier, so a warp may go on with the wrong partner."""
+    """Two pairs of warps share one named barrier, so a warp may continue with the wrong partner."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     if warp < 2:
@@ -273,7 +273,7 @@ def one_barrier_for_two_pairs(src: cute.Tensor, out: cute.Tensor, fixed: cutlass
 # ---- clusters -----------------------------------------------------------------------------------------------------------
 @cute.kernel
 def peer_not_started(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A store to the other CTA's shared memory before anything says that it runs."""
+    """A CTA stores to another CTA's shared memory before it knows that this CTA runs."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer = shared(NBYTES)
@@ -291,7 +291,7 @@ def peer_not_started(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 
 @cute.kernel
 def peer_barrier_not_ready(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """An arrival at the other CTA's barrier, which that one may not have initialised."""
+    """A CTA arrives at another CTA's barrier before it knows that the barrier is initialised."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     bars = barriers(1, (1,))
@@ -311,7 +311,7 @@ def peer_barrier_not_ready(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Co
 
 @cute.kernel
 def local_arrival_elsewhere(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The form of an arrival for the own CTA, with the address of another one's barrier."""
+    """An arrival instruction for the own CTA is given the address of another CTA's barrier."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     bars = barriers(1, (1,))
@@ -328,7 +328,7 @@ def local_arrival_elsewhere(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.C
 
 @cute.kernel
 def peer_still_reads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A multicast copy into both CTAs, of which only the issuer's own has said that its epilogue is over."""
+    """A multicast copy writes to two CTAs, but only the issuing CTA has said that its epilogue is over."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     buffer, bars = shared(NBYTES), barriers(2, (1, 2 if fixed else 1))
@@ -364,7 +364,7 @@ def peer_still_reads(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexp
 # ---- global memory and the async proxy ------------------------------------------------------------------------------------
 @cute.kernel
 def flag_then_bulk_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """What another CTA stored and announced is loaded by a bulk copy, which reads through another proxy."""
+    """A bulk copy loads data that another CTA stored and announced, without a fence between the proxies."""
     tidx, warp, lane = place()
     cta = cute.arch.block_idx()[0]
     buffer, bars = shared(NBYTES), barriers(1, (1,))
@@ -392,7 +392,7 @@ def flag_then_bulk_copy(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Const
 
 @cute.kernel
 def address_not_published(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The place that an allocation writes its address to is read before a barrier says that it was written."""
+    """The address of an allocation is read before a barrier says that it was written."""
     tidx, warp, lane = place()
     slot = shared(16, 16)
     if cutlass.const_expr(not fixed):
@@ -409,7 +409,7 @@ def address_not_published(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def freed_by_the_first(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """The warp that allocated frees when its own work is done; the others were not asked."""
+    """The allocating warp frees tensor memory after its own work, without waiting for the other warps."""
     tidx, warp, lane = place()
     slot = shared(16, 16)
     if warp == 0:
@@ -427,7 +427,7 @@ def freed_by_the_first(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def not_allocated(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Tensor memory from column 0 on, which nobody allocated."""
+    """A kernel uses tensor memory from column 0 on without an allocation."""
     tidx, warp, lane = place()
     slot = shared(16, 16)
     tmem = Int32(0)

@@ -1,4 +1,4 @@
-"""Faults of visibility: who may see what another proxy, lane or CTA wrote, and when."""
+"""Faults of visibility between proxies, lanes and CTAs."""
 
 import cutlass
 import cutlass.cute as cute
@@ -16,7 +16,7 @@ def put_global(at, value):
 # ---- proxies ---------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def loaded_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Threads fill a stage with zeros, and a bulk copy loads over them: the zeros may arrive after the data."""
+    """Threads fill a stage with zeros and a bulk copy loads over them; the zeros may arrive after the data."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     put(buffer + 4 * tidx, 0)
@@ -33,7 +33,7 @@ def loaded_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def stored_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Threads clear a result in global memory, and a bulk store writes it: the zeros may arrive after the result."""
+    """Threads clear a result in global memory and a bulk store writes it; the zeros may arrive after the result."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     put_global(address(out, tidx), 0)
@@ -49,7 +49,7 @@ def stored_over_zeros(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constex
 
 @cute.kernel
 def fence_of_shared_memory(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Threads store to global memory what a bulk copy loads, behind a proxy fence that is one of shared memory only."""
+    """Threads store to global memory and a bulk copy loads the data after a proxy fence of only shared memory."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     put_global(address(src, 512 + tidx), 3 * tidx)
@@ -66,7 +66,7 @@ def fence_of_shared_memory(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Co
 
 @cute.kernel
 def fence_of_global_memory(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """Threads store to shared memory what a bulk store reads, behind a proxy fence that is one of global memory only."""
+    """Threads store to shared memory and a bulk store reads the data after a proxy fence of only global memory."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     put(buffer + 4 * tidx, tidx)
@@ -82,7 +82,7 @@ def fence_of_global_memory(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Co
 
 @cute.kernel
 def map_of_ordinary_stores(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A tensor map is written to global memory by ordinary stores; the fence behind them is one of memory only."""
+    """Ordinary stores write a tensor map to global memory, followed by a fence of only memory."""
     tidx, warp, lane = place()
     buffer, draft, bars = shared(NBYTES), shared(128), barriers(1, (1,))
     live = (address(src, 1024) + 127) & -128
@@ -120,7 +120,7 @@ def elected_lane_waits(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def small_copies_of_other_lanes(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """cp.async.wait_group covers the copies of the lane that executes it; a warp reads what other lanes copied."""
+    """cp.async.wait_group covers only the copies of its lane, but a warp reads what other lanes copied."""
     tidx, warp, lane = place()
     buffer = shared(NBYTES)
     inline_ptx(
@@ -150,7 +150,8 @@ def elected_lane_frees_a_stage(src: cute.Tensor, out: cute.Tensor, fixed: cutlas
         stored()
 
 
-# ---- barriers --------------------------------------------------------------------------------------------------------------------
+# ---- barriers
+# --------------------------------------------------------------------------------------------------------------------
 @cute.kernel
 def expected_too_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
     """A warp expects bytes on a barrier that another warp initialises."""
@@ -176,7 +177,7 @@ def expected_too_early(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Conste
 
 @cute.kernel
 def expected_in_another_cta(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A CTA expects bytes on the barrier of another one, whose initialisation no fence made visible."""
+    """A CTA expects bytes on another CTA's barrier whose initialisation no fence made visible."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     bars = shared(8, 8)
@@ -201,7 +202,7 @@ def expected_in_another_cta(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.C
 
 @cute.kernel
 def relaxed_barrier_of_a_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """What CTAs stored in global memory before a relaxed cluster barrier is read by others behind it."""
+    """CTAs store to global memory before a relaxed cluster barrier, and others read the data after it."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     put_global(address(src, 512 + 64 * rank + tidx), 100 * rank + tidx)
@@ -219,7 +220,7 @@ def relaxed_barrier_of_a_cluster(src: cute.Tensor, out: cute.Tensor, fixed: cutl
 
 @cute.kernel
 def stored_again_behind_a_relaxed_barrier(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """One CTA clears a result, another one stores it behind a relaxed cluster barrier."""
+    """One CTA clears a result, and another stores it after a relaxed cluster barrier."""
     tidx, warp, lane = place()
     rank = cute.arch.block_idx_in_cluster()
     if rank == 0:
@@ -245,7 +246,7 @@ def try_wait(bar, parity, repeat: cutlass.Constexpr):
 
 @cute.kernel
 def wait_that_may_give_up(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A wait with a time limit, after which nobody looks whether the phase is complete."""
+    """A wait with a time limit is not followed by a check that the phase is complete."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:
@@ -258,7 +259,7 @@ def wait_that_may_give_up(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Con
 
 @cute.kernel
 def waits_twice_at_most(src: cute.Tensor, out: cute.Tensor, fixed: cutlass.Constexpr):
-    """A second wait follows where the first one gave up, and a third one does not."""
+    """A second wait follows one that gave up, but no third one."""
     tidx, warp, lane = place()
     buffer, bars = shared(NBYTES), barriers(1, (1,))
     if tidx == 0:

@@ -1,4 +1,4 @@
-"""Draw calls, run them on every backend, keep what disagrees. Resumable: finished seeds are in the report."""
+"""Draws calls, runs them on every backend and reports disagreements. Resumable: the report names finished seeds."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from nvfp4_cute.backends.installed import gpus
 
 
 def main() -> int:
-    """Run; return 1 where something disagreed."""
+    """Runs the command line. Returns 1 if a call disagreed."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument(
         "--count", type=int, default=1000, help=f"of calls; {MEMBERS} in a row share their kernels"
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def add(total: Round, one: Round) -> None:
-    """Count a round, too."""
+    """Adds the counts of another round to ``total``."""
     total.counts += one.counts
     total.mutations += one.mutations
     total.failures += one.failures

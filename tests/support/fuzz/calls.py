@@ -1,9 +1,10 @@
-"""Calls of every public operation, drawn by seed: right ones, and ones with an argument or two made wrong.
+"""Draws calls of every public operation from seeds: valid ones, and ones with one or two invalid arguments.
 
-Seeds that follow each other, ``MEMBERS`` of them, are of one kind: dice of their own throw what kernels are compiled from
-(the operation, architecture, form, formats, dtypes, config), so that a kernel that was compiled once serves many calls. Sizes,
-values, layouts and what is made wrong are thrown seed by seed. A right call is small, its sums are exact in fp32 in any order (``prove.exact.Dice``), and its outputs hold poison before. A
-wrong one may be refused or be right after all; what counts is that every backend says the same.
+``MEMBERS`` consecutive seeds are of one kind. A separate random generator per kind draws what kernels are compiled from
+(the operation, architecture, form, formats, dtypes, config), so that a kernel compiled once serves many calls. Each
+seed draws its own sizes, values, layouts and invalid arguments. A valid call is small, its sums are exact in fp32 in
+any order (``prove.exact.Dice``), and its outputs hold poison before the call. A call with changed arguments may be
+refused or still be valid. All backends must agree on that.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ FP8_PAIR = (FP8_1x128, FP8_128x128)
 OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR, INT8_PAIR)
 PAIRS = (NVFP4_PAIR,) * len(OTHER_PAIRS) + OTHER_PAIRS
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Weights that rows of 16 bits alone are multiplied by: a scale of each type, blocks of each size, zero points.
+# Weight formats that only 16-bit rows are multiplied by: each scale type, blocks of each size, zero points.
 INT4 = tuple(nv.int4_format(*kind) for kind in ((32, "bfloat16"), (64, "float16"), (128, "float32")))
 INT4 += tuple(
     nv.int4_format(block, dtype, zero_points=True) for block, dtype in ((64, "bfloat16"), (128, "float16"))
@@ -74,7 +75,7 @@ class Limits:
 
 
 LARGER = Limits(300, 5, 24, 24)
-# From the smallest: a failure is shown with the first of these that still fails.
+# Sorted from the smallest. A failure is shown with the first of these that still fails.
 SMALLER = (
     Limits(1, 1, 1, 1),
     Limits(3, 1, 1, 1),
@@ -86,14 +87,14 @@ SMALLER = (
 
 @dataclass(frozen=True)
 class Call:
-    """One call: operation and arguments by name, on the CPU.
+    """One call: an operation and its arguments by name, on the CPU.
 
     Attributes:
         operation: name in ``nvfp4_cute``.
-        arguments: given by name; tensors that share memory share it in a copy.
-        arch: of the emulator that the call was drawn for; its config is one of that architecture's.
-        mode: of the emulator.
-        mutations: what was made wrong, in words.
+        arguments: values by name. Tensors that share memory also share it in a copy.
+        arch: architecture of the emulator that the call was drawn for. The config is one of that architecture's.
+        mode: mode of the emulator.
+        mutations: descriptions of the invalid arguments.
     """
 
     operation: str
@@ -103,20 +104,20 @@ class Call:
     mutations: tuple[str, ...] = ()
 
     def run(self, arguments: Arguments, backend: str) -> Any:
-        """What the operation returns for a copy (``copied``) of the arguments, which it may write to."""
+        """Runs the operation on a copy (``copied``) of the arguments, which it may write to. Returns its result."""
         home = layer if self.operation == "moe" else parts if hasattr(parts, self.operation) else nv
         return getattr(home, self.operation)(**arguments, backend=backend)
 
     @property
     def form(self) -> str:
-        """How groups arrive; "single" of an operation that has none, or of one group."""
+        """How groups are given; "single" for an operation without groups or with one group."""
         if "offs" in self.arguments or "masked_m" in self.arguments:
             return "ragged" if "offs" in self.arguments else "masked"
         return "list" if self.operation.startswith("grouped") else "single"
 
     @property
     def formats(self) -> str:
-        """Of the operands, or of what is quantized or was; of rows that are not quantized their dtype."""
+        """Formats of the operands, or of the tensor that is quantized or dequantized; a dtype for rows that are not quantized."""
         given = self.arguments
         if self.operation == "route":
             return str(getattr(given["router_logits"], "dtype", None))
@@ -134,7 +135,7 @@ class Call:
 
 
 def copied(arguments: Arguments, device: str = "cpu") -> Arguments:
-    """Copies on a device; what shares memory shares it there, too."""
+    """Copies arguments to a device. Tensors that share memory also share it in the copy."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def copy(value: Any) -> Any:
@@ -167,7 +168,7 @@ def _shown(value: Any) -> str:
 
 # ---- right calls -----------------------------------------------------------------------------------------------
 def _columns(dice: Dice, limits: Limits, out_dtype: OutDtype) -> int:
-    """N, of quantized results in whole rows of 16 bytes but for few calls, which are refused."""
+    """Draws N. Rows of quantized results are a multiple of 16 bytes, except in a few calls, which are refused."""
     step = 32 if out_dtype == "nvfp4" and dice.integer(0, 15) else 16
     return step * dice.integer(1, limits.n_steps)
 
@@ -178,7 +179,7 @@ def _depth(dice: Dice, limits: Limits, pair: Formats = NVFP4_PAIR) -> int:
 
 
 def _formats(pair: Formats) -> Arguments:
-    """As arguments; NVFP4 goes without saying."""
+    """Formats as arguments; none for NVFP4, the default."""
     return {f"{name}_format": f for name, f in zip("ab", pair, strict=True) if f != NVFP4}
 
 
@@ -206,17 +207,17 @@ def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int, pair: For
 
 
 def _weights_of_rows(kind: Dice, pair: Formats) -> Formats:
-    """Formats with that of weights that 16-bit rows are multiplied by: of a pair, or int4."""
+    """Replaces the weights' format by one for 16-bit rows: the pair's, or an int4 format."""
     return NVFP4, kind.choose((pair[1],) * len(INT4) + INT4)
 
 
 def _with_16_bit_rows(dice: Dice, made: Arguments, k: int, dtype: torch.dtype) -> Arguments:
-    """The same with 16-bit rows in place of quantized ones, whose format ``a`` then does not have."""
+    """Replaces quantized rows by 16-bit rows. The pair has no format for ``a`` then."""
     return made | {"a": [dice.halves(len(a), k).to(dtype) for a in made["a"]], "a_scale": None}
 
 
 def _stacked(made: Arguments, form: str) -> Arguments:
-    """The operands of a list as those of the ragged or the masked form; blocked scales as flat bytes."""
+    """Joins the operands of a list into those of the ragged or the masked form, with blocked scales as flat bytes."""
     flat = lambda scales: [s if s.element_size() > 1 else s.view(torch.uint8).flatten() for s in scales]
     join = torch.cat if form == "ragged" else torch.stack
     found = {"a": join(made["a"]), "a_scale": made["a_scale"] and join(flat(made["a_scale"]))}
@@ -229,7 +230,7 @@ def _stacked(made: Arguments, form: str) -> Arguments:
 def _config(
     kind: Dice, dice: Dice, arch: str, form: Form, out_dtype: OutDtype, pair: Formats, gate: Gate | None
 ) -> Arguments:
-    """As arguments: none in every third kind, else one that the architecture has, launched with CTAs of the call's own."""
+    """A config as arguments: none in a third of the kinds, else one of the architecture's, with a CTA count of the call."""
     if kind.integer(0, 2) == 0:
         return {}
     try:
@@ -244,7 +245,7 @@ def _config(
 
 
 def _gate(num_b: int) -> Gate | None:
-    """The one that is drawn; its results are exact."""
+    """The drawn gate, whose results are exact."""
     return Gate("relu2", None, "separate") if num_b == 2 else None
 
 
@@ -258,7 +259,7 @@ def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> A
     has_quantized = row_dtype is None and pair[0].scale.bits == 8
     dtype = kind.choose((*DTYPES, "nvfp4") if has_quantized else DTYPES)
     has_factors, has_out_scale = kind.choose((False, True)), kind.choose((False, True))
-    # The code of the list form has slots for its groups.
+    # The list form's kernel has a fixed number of slots for groups.
     rows = [
         dice.rows(limits.rows)
         for _ in range(min(groups, limits.groups) if form == "list" else dice.integer(1, limits.groups))
@@ -280,7 +281,7 @@ def _grouped(kind: Dice, dice: Dice, arch: str, limits: Limits, num_b: int) -> A
         given = _stacked(made, form)
         sizes = list(accumulate(rows)) if form == "ragged" else rows
         given["offs" if form == "ragged" else "masked_m"] = torch.tensor(sizes, dtype=torch.int32)
-        # Rows of no group are nobody's: with poison in them before, they are compared, too.
+        # Rows of no group must keep their contents: they hold poison before the call and are compared after it.
         lead = (sum(rows),) if form == "ragged" else (len(rows), most)
         given["out"] = (
             _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else _poisoned(*lead, n, dtype=dtype)
@@ -333,7 +334,7 @@ def _format(dice: Dice) -> BlockFormat:
 
 
 def _wide(dice: Dice, limits: Limits, format: BlockFormat) -> int:
-    """K of what is quantized."""
+    """Draws K of a tensor that is quantized."""
     return (format.block_k or 16) * dice.integer(1, 2 * limits.k_steps)
 
 
@@ -389,7 +390,7 @@ def _route(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
     biases = [name for name in ("bias", "correction_bias") if kind.integer(0, 3) == 0]
     experts = groups * dice.integer(1, 24)
     topk_groups = dice.integer(1, groups)
-    made["router_logits"] = dice.halves(dice.rows(limits.rows), experts).to(dtype)  # with equal ones
+    made["router_logits"] = dice.halves(dice.rows(limits.rows), experts).to(dtype)  # some are equal
     made["top_k"] = dice.integer(1, min(8, experts // groups * topk_groups))
     for name in biases:
         made[name] = dice.halves(experts)
@@ -397,7 +398,7 @@ def _route(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
 
 
 def _moe(kind: Dice, dice: Dice, arch: str, limits: Limits) -> Arguments:
-    """A layer whose sums are exact; experts without rows, ids of no expert, biases, one launch fewer or more."""
+    """A layer with exact sums. It may have experts without rows, ids of no expert, biases, and different numbers of launches."""
     is_16_bit, is_gated = kind.choose((False, True)), kind.choose((False, True, True))
     dtype, weight_format = kind.choose(DTYPES[1::-1]), kind.choose((NVFP4, MXFP4))
     layout = kind.choose(("concatenated", "interleaved"))
@@ -452,12 +453,12 @@ def draw(
     limits: Limits | None = None,
     archs: tuple[str, ...] = ARCHS,
 ) -> Call:
-    """The call of a seed.
+    """Draws the call of a seed.
 
     Args:
-        hostile: whether one or two arguments are made wrong; None: of some calls.
-        limits: of sizes; None: the usual ones, of some calls larger ones.
-        archs: that one is chosen from.
+        hostile: whether one or two arguments are invalid; None means in some calls.
+        limits: limits of sizes; None means the usual ones, and larger ones in some calls.
+        archs: architectures of which one is drawn.
     """
     kind, dice = Dice(KINDS + seed // MEMBERS), Dice(seed)
     operation, arch, mode = kind.choose(tuple(OPERATIONS)), kind.choose(archs), kind.choose(MODES)
@@ -471,7 +472,7 @@ def draw(
     return call
 
 
-# ---- what is made wrong ----------------------------------------------------------------------------------------
+# ---- invalid arguments -----------------------------------------------------------------------------------------
 Mutation = Callable[[Dice, torch.Tensor], Any]
 
 
@@ -620,7 +621,7 @@ def _mutated(dice: Dice, call: Call) -> Call:
     if "out" in arguments and dice.integer(0, 7) == 0:
         try:
             return _overlapping(dice, call)
-        except (RuntimeError, AttributeError, TypeError):  # of what is no tensor with data, or not flat
+        except (RuntimeError, AttributeError, TypeError):  # not a tensor with data, or not flat
             return call
     name = dice.choose(
         tuple(n for n, v in arguments.items() if isinstance(v, torch.Tensor | list)) or tuple(arguments)
@@ -641,7 +642,7 @@ def _mutated(dice: Dice, call: Call) -> Call:
 
 
 def _overlapping(dice: Dice, call: Call) -> Call:
-    """``out`` in the bytes of an input."""
+    """Places ``out`` in the bytes of an input."""
     out = call.arguments["out"]
     first = out[0] if isinstance(out, list | tuple) else out
     source = next(v for v in call.arguments.values() if isinstance(v, torch.Tensor | list))

@@ -1,4 +1,7 @@
-"""What backends make of one call: they refuse it alike, or compute the same bits; nobody crashes or writes before refusing."""
+"""Compares backends on one call: all refuse it with the same error, or compute the same bits.
+
+A crash is a failure, and so is a write before a refusal.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +15,19 @@ from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.prove.exact import SCALES, scale_choices
 
 BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# What a user may be told. Anything else is a crash.
+# Errors that a user may see. Any other error counts as a crash.
 REFUSALS = (TypeError, ValueError, nv.UnsupportedProblem, nv.UnsupportedTarget, nv.ConfigError)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a call.
+    """Outcome of a call.
 
     Attributes:
-        refusal: type and text of the error; None where there was a result.
-        results: bytes by name, of the result and of every tensor among the arguments afterwards.
-        crash: what no user should see; None otherwise.
-        written: an output that changed although the call was refused; None otherwise.
+        refusal: type and text of the error; None if the call returned a result.
+        results: bytes by name, of the result and of every tensor among the arguments after the call.
+        crash: an error that no user should see, or None.
+        written: an output that changed although the call was refused, or None.
     """
 
     refusal: str | None
@@ -38,7 +41,7 @@ UNREAD = "is not a positive, normal float32 number"
 
 
 def outcome(call: Call, backend: str) -> Outcome:
-    """Run a call and look at what it returned, wrote, or said."""
+    """Runs a call and records its result, writes and errors."""
     arguments = copied(call.arguments, "cuda" if backend == "cuda" else "cpu")
     try:
         with observe(mode=call.mode):
@@ -56,7 +59,7 @@ def outcome(call: Call, backend: str) -> Outcome:
 
 
 def _changed_output(before: Arguments, after: Arguments) -> str | None:
-    """Name of the first output whose bytes are others than before."""
+    """Returns the name of the first output whose bytes changed."""
     old: dict[str, torch.Tensor] = {}
     new: dict[str, torch.Tensor] = {}
     _collect("out", before.get("out"), old)
@@ -65,7 +68,7 @@ def _changed_output(before: Arguments, after: Arguments) -> str | None:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the error was raised by a line of this package, not by something that it called."""
+    """Whether a line of this package raised the error, and not something that it called."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -91,12 +94,12 @@ def _collect_arguments(arguments: Arguments, found: dict[str, torch.Tensor]) -> 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What two backends made of a call.
+    """Comparison of two backends on a call.
 
     Attributes:
-        word: ``equal``, ``refused`` by both, ``no kernel``, ``not compared`` where results are not promised to be exact, or
+        word: ``equal``, ``refused`` (by both), ``no kernel``, ``not compared`` (results need not be exact) or
             ``wrong``.
-        reason: of ``wrong``.
+        reason: explanation of ``wrong``.
     """
 
     word: str
@@ -104,7 +107,7 @@ class Verdict:
 
 
 def verdict(call: Call, reference: Outcome, other: Outcome, backend: str) -> Verdict:
-    """Compare the outcome on a backend with the reference's."""
+    """Compares the outcome on a backend with the reference's."""
     for name, one in (("reference", reference), (backend, other)):
         if one.crash is not None:
             return Verdict("wrong", f"{name} crashed: {one.crash}")
@@ -117,21 +120,19 @@ def verdict(call: Call, reference: Outcome, other: Outcome, backend: str) -> Ver
         ):
             return Verdict("no kernel")  # named as such
         if backend == "cuda" and UNREAD in (reference.refusal or ""):
-            return Verdict("not compared")  # numbers that lie on a GPU are not read: that would wait
+            return Verdict("not compared")  # sizes on a GPU are not read, because that would wait for it
         refuser, accepter = ("reference", backend) if reference.refusal else (backend, "reference")
         return Verdict("wrong", f"{refuser} refuses, {accepter} does not: {said}")
     if reference.refusal is not None:
         return Verdict("refused")
     if not _sizes_are_right(call) or not _sums_are_exact(call):
-        return Verdict(
-            "not compared"
-        )  # nobody crashed and nothing was read out of bounds: more is not promised
+        return Verdict("not compared")  # no crash and no read out of bounds; nothing more is required
     found = difference(call, reference, other)
     return Verdict("wrong", found) if found else Verdict("equal")
 
 
 def difference(call: Call, reference: Outcome, other: Outcome) -> str | None:
-    """Where results are not those of the reference, or None."""
+    """Describes where results differ from the reference's, or returns None."""
     for name, want in reference.results.items():
         got = other.results.get(name)
         if got is None or got.shape != want.shape or got.dtype != want.dtype:
@@ -139,9 +140,9 @@ def difference(call: Call, reference: Outcome, other: Outcome) -> str | None:
         if name in ("result", "result[0]"):
             got, want = _rows_of_groups(call, got), _rows_of_groups(call, want)
         if name in ("result[1]", "out[1]") and _is_quantized_form(call):
-            continue  # scales have padding that nobody writes, and nobody reads
+            continue  # nobody writes or reads the padding of scales
         if "dual" in call.operation and _is_near(got, want):
-            continue  # the activation is rounded in fp32 here, in float64 there
+            continue  # the kernel rounds the activation in fp32, the reference in float64
         same = torch.equal(_bits(got), _bits(want)) or _nan_equal(got, want)
         if not same:
             return f"{name} differs from the reference's"
@@ -149,7 +150,7 @@ def difference(call: Call, reference: Outcome, other: Outcome) -> str | None:
 
 
 def _rows_of_groups(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """A result's rows that belong to a group; the others are what the memory held, where the call makes its own output."""
+    """Returns a result's rows that belong to a group. In an output that the call allocates, the other rows are undefined."""
     if call.arguments.get("out") is not None:
         return result
     if (offs := call.arguments.get("offs")) is not None:
@@ -164,9 +165,10 @@ def _is_quantized_form(call: Call) -> bool:
 
 
 def _is_near(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Within two units in the last place and what an activation's exponential may be off.
+    """Whether results differ by at most two units in the last place plus the error of the activation's exponential.
 
-    Of silu below -88 it overflows in fp32, and the result is 0. Codes of e2m1 are not compared: a step of theirs may be crossed.
+    For silu below -88, the exponential overflows in fp32 and the result is 0. Codes of e2m1 are not compared, because a
+    small difference may round to another code.
     """
     if not got.is_floating_point() or got.element_size() == 1:
         return True
@@ -177,10 +179,11 @@ def _is_near(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def _sums_are_exact(call: Call) -> bool:
-    """Whether every block scale is one of those that are drawn, and every FP8 element: with others sums depend on the order of
-    addition.
+    """Whether every block scale and every FP8 element is one of those that are drawn.
 
-    The values between the products of a layer of experts are exact as they were drawn, no more.
+    With other values, sums depend on their order.
+
+    Intermediate values of a layer of experts are exact only with operands as drawn.
     """
     if call.operation == "moe":
         return not call.mutations
@@ -211,7 +214,7 @@ def _sums_are_exact(call: Call) -> bool:
 
 
 def _sizes_are_right(call: Call) -> bool:
-    """Whether sizes on the device, which no check reads, are ascending ends within the rows, or counts within them."""
+    """Whether sizes on the device, which no check reads, are ascending ends or counts within the rows."""
     for name, rows_dim in (("offs", 0), ("masked_m", 1)):
         sizes = call.arguments.get(name)
         if not isinstance(sizes, torch.Tensor) or sizes.device.type != "cpu":
@@ -228,7 +231,7 @@ def _bits(t: torch.Tensor) -> torch.Tensor:
 
 
 def _nan_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """NaN has many bit patterns; zeros of both signs are told apart all the same."""
+    """Compares bit patterns, but treats all NaNs as equal. Zeros of different sign differ."""
     if not got.is_floating_point() or got.element_size() == 1:
         return False
     nan = got.isnan() & want.isnan()
@@ -236,13 +239,13 @@ def _nan_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def judged(call: Call, backend: str) -> Verdict:
-    """What is to be said of a call on a backend, compared with the reference."""
+    """Compares a call on a backend with the reference."""
     reference = outcome(call, "reference")
     if any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in call.arguments.values()):
-        backend = "reference"  # shapes without data are for the reference alone, as they are for torch
+        backend = "reference"  # torch and the reference accept shapes without data, kernels do not
     return verdict(call, reference, reference if backend == "reference" else outcome(call, backend), backend)
 
 
 def failure_of(call: Call, backend: str) -> str | None:
-    """What is wrong with a call on a backend; None where nothing is."""
+    """Describes what is wrong with a call on a backend, or returns None."""
     return judged(call, backend).reason

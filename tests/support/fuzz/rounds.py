@@ -1,4 +1,4 @@
-"""Rounds of the fuzzer: the calls of one kind, judged and counted, in a process that keeps their kernels."""
+"""Rounds of the fuzzer: a process judges and counts the calls of one kind, and keeps their compiled kernels."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ROUNDS_OF_A_PROCESS = 40
 
 @dataclass(frozen=True)
 class Trait:
-    """What is counted of a call."""
+    """Properties of a call by which calls are counted."""
 
     operation: str
     arch: str
@@ -31,7 +31,7 @@ class Trait:
 
     @classmethod
     def of(cls, call: Call, verdict: str) -> "Trait":
-        """Of a call and the word that was said of it."""
+        """Returns the traits of a call with this verdict."""
         given = call.arguments
         out = str(given.get("out_dtype", given.get("dtype", "-"))).removeprefix("torch.")
         config = "given" if given.get("config") else "chosen"
@@ -41,14 +41,14 @@ class Trait:
 
 @dataclass
 class Round:
-    """What came of the calls of one kind.
+    """Result of the calls of one kind.
 
     Attributes:
         start: first seed.
         counts: calls by their traits.
-        mutations: what was made wrong, by its name.
-        failures: seed, what is wrong, and the smallest call of the seed that still fails.
-        seconds: of the processor that it took.
+        mutations: counts of the invalid arguments by name.
+        failures: seed, description, and the smallest call of the seed that still fails.
+        seconds: processor time used.
     """
 
     start: int
@@ -58,7 +58,7 @@ class Round:
     seconds: float = 0.0
 
     def to_json(self) -> dict:
-        """For a line of the report."""
+        """Returns the round as a line of the report."""
         counts = [[*asdict(trait).values(), count] for trait, count in self.counts.items()]
         return {
             "done": self.start,
@@ -69,19 +69,20 @@ class Round:
 
     @classmethod
     def from_json(cls, line: dict) -> "Round":
-        """Inverse of :meth:`to_json`; failures have lines of their own."""
+        """Inverse of :meth:`to_json`, without failures, which have their own lines."""
         counts = Counter({Trait(*names): count for *names, count in line["counts"]})
         return cls(line["done"], counts, Counter(line["mutations"]), seconds=line["seconds"])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run draws, and where it computes.
+    """What a run draws, and where calls are computed.
 
     Attributes:
-        hostile: as of ``draw``.
-        archs: that are drawn from.
-        on_gpu: whether the other backend is a GPU, of the one arch; else it is the emulator.
+        hostile: whether arguments are invalid, as in ``draw``.
+        archs: architectures that are drawn from.
+        on_gpu: whether the other backend is a GPU, which has the only architecture of ``archs``. Otherwise it is the
+            emulator.
     """
 
     hostile: bool | None
@@ -89,17 +90,17 @@ class Plan:
     on_gpu: bool = False
 
     def backend(self, call: Call) -> str:
-        """That a call is compared on."""
+        """Returns the backend that the call is compared on."""
         return "cuda" if self.on_gpu else f"emulator:{call.arch}"
 
     def run(self, seeds: tuple[int, int]) -> Round:
-        """The calls of seeds, from the first to the one before the last."""
+        """Runs the calls of seeds from the first to the one before the last."""
         torch.set_num_threads(1)
         found, began = Round(seeds[0]), process_time()
         for seed in range(*seeds):
             try:
                 self._judge(seed, found)
-            except Exception as error:  # the others go on
+            except Exception as error:  # continue with the other calls
                 text = f"not drawn or compared: {error!r}"
                 found.failures.append({"seed": seed, "failure": text, "call": ""})
         found.seconds = process_time() - began
@@ -122,14 +123,14 @@ class Plan:
 
 
 def pieces(first: int, count: int) -> list[tuple[int, int]]:
-    """Seeds in rounds: those of one kind together."""
+    """Splits seeds into rounds, each with the seeds of one kind."""
     last = first + count
     starts = [first, *range((first // MEMBERS + 1) * MEMBERS, last, MEMBERS)]
     return list(zip(starts, [*starts[1:], last], strict=True))
 
 
 def rounds(plan: Plan, todo: list[tuple[int, int]], jobs: int, seconds: float | None) -> Iterator[Round]:
-    """Rounds as they end, in any order; none after so many seconds."""
+    """Yields rounds as they finish, in any order, and stops after ``seconds``."""
     end = None if seconds is None else monotonic() + seconds
     with get_context("spawn").Pool(jobs, maxtasksperchild=ROUNDS_OF_A_PROCESS) as pool:
         ended: IMapIterator[Round] = pool.imap_unordered(plan.run, todo)
@@ -141,7 +142,7 @@ def rounds(plan: Plan, todo: list[tuple[int, int]], jobs: int, seconds: float | 
 
 
 def table(counts: Counter[Trait]) -> str:
-    """How many calls had which operation, arch, form and so on: a line for each.."""
+    """Returns a table of how many calls had each operation, arch, form and so on."""
     lines = []
     for name in (f.name for f in fields(Trait)):
         of_name: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""Kernels that the emulator and a real sm_90a device run alike, by name; the same kernel must leave the same bits.
+"""Kernels that must leave the same bits on the emulator and on a real sm_90a device, by name.
 
-`PYTHONPATH=tests/support python -m probes.record OUT.npz` records what a device leaves; `tests/emulator/test_probes.py`
-compares the emulator with that.
+`PYTHONPATH=tests/support python -m probes.record OUT.npz` records the results of a device;
+`tests/emulator/test_probes.py` compares the emulator with them.
 """
 
 from probes import copies, scalar, threads

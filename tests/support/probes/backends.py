@@ -1,7 +1,7 @@
-"""Probes: kernels that the emulator and a real device run alike, and the two ways to run them.
+"""Probes, which are kernels that run both on the emulator and on a real device, and the two ways to run them.
 
-A probe is a function of a backend: it launches kernels through it and returns what they left, by label. The same probe
-on the two backends must return the same bits, except where it states a bound.
+A probe is a function of a backend: it launches kernels through it and returns their results by label. Both backends
+must return the same bits, except where the probe states a bound.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ HEADER = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A kernel argument: the tensor map (128 bytes, by value) of an array, with the arguments of `encode`."""
+    """A kernel argument: the 128-byte tensor map of an array, passed by value, with the arguments of `encode`."""
 
     array: np.ndarray
     element: str
@@ -34,7 +34,7 @@ class Map:
 
 
 def aligned(shape: int | tuple[int, ...], dtype: Any, fill: Any = 0) -> np.ndarray:
-    """An array whose data begin at a multiple of 128 bytes, as device allocations do."""
+    """An array whose data start at a multiple of 128 bytes, as device allocations do."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
     raw = np.empty(count * dtype.itemsize + 128, np.uint8)
@@ -45,7 +45,7 @@ def aligned(shape: int | tuple[int, ...], dtype: Any, fill: Any = 0) -> np.ndarr
 
 
 class Backend:
-    """Runs kernels: arrays are passed by address and hold what the kernel left, ints are .u32 or .u64 parameters."""
+    """Runs kernels. Arrays are passed by address and hold the results afterwards; ints are .u32 or .u64 parameters."""
 
     spins = 300
     """Polls after which a probe says that a barrier does not complete."""
@@ -63,7 +63,7 @@ class Backend:
         cluster: int = 1,
         smem_bytes: int = 0,
     ) -> None:
-        """Run the one kernel of a PTX text."""
+        """Runs the only kernel of a PTX text."""
         self.digest.update(f"{ptx} {grid} {block} {cluster}".encode())
         for arg in args:
             if isinstance(arg, np.ndarray):
@@ -103,7 +103,7 @@ class Device(Backend):
         self.kernels: dict[str, Any] = {}
 
     def call(self, result: tuple[Any, ...]) -> Any:
-        """The values of a driver call.
+        """Returns the values of a driver call.
 
         Raises:
             RuntimeError: the call failed.
@@ -147,7 +147,7 @@ class Device(Backend):
 
 
 def _argument(arg: Any, copies: dict[int, int]) -> np.ndarray:
-    """The bytes of a kernel parameter; an int is long enough for .u64."""
+    """The bytes of a kernel parameter. An int is padded to the size of .u64."""
     if isinstance(arg, np.ndarray):
         return np.array([copies[id(arg)]], np.uint64)
     if isinstance(arg, Map):
@@ -161,10 +161,10 @@ Probe = Callable[[Backend], Results]
 
 @dataclass(frozen=True)
 class Bound:
-    """How far an approximation of a float may be off: so many units in the last place, or so much.
+    """Allowed error of an approximation, in units in the last place or as an absolute value.
 
     Attributes:
-        dtype: of the codes; packed formats have several in a word.
+        dtype: of the codes; a word of a packed format contains several.
     """
 
     ulps: int
@@ -172,7 +172,7 @@ class Bound:
     dtype: str = "u4"
 
     def broken(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Where codes are farther apart (bool, flat)."""
+        """Where codes differ by more than the bound (bool, flat)."""
         a, b = (x.reshape(-1).view(self.dtype) for x in (a, b))
         far = distance(a, b) > self.ulps
         if self.absolute:
@@ -182,7 +182,7 @@ class Bound:
 
 
 def mismatches(got: Results, expected: Results, bounds: dict[str, Bound] | None = None) -> list[str]:
-    """One line for each label whose bits differ, or that is farther off than its bound."""
+    """One line for each label whose bits differ by more than its bound, or at all if it has none."""
     lines = []
     for label, want in expected.items():
         have = got[label]
@@ -200,7 +200,7 @@ _INFINITY = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF << 52}
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Units in the last place between float codes (unsigned words); NaN is far from all but NaN."""
+    """Units in the last place between float codes (unsigned words). NaN is close only to NaN."""
     sign, infinity = _SIGN[a.itemsize], _INFINITY[a.itemsize]
     steps, nans = [], []
     for codes in (a, b):

@@ -182,7 +182,7 @@ class Tile:
         )
 
     def tensor(self) -> np.ndarray:
-        """uint8 storage whose elements are all different, as far as their width allows."""
+        """uint8 storage whose elements all differ, as far as their width allows."""
         size = BITS[self.element] // 8
         nbytes = self.strides()[-1] * self.dims[-1] if len(self.dims) > 1 else self.dims[0] * size
         count = -(-nbytes // size)
@@ -291,7 +291,7 @@ def float_pairs(element: str, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _operands(rng: np.random.Generator, nbytes: int, element: str, tensor: np.ndarray | None) -> np.ndarray:
-    """What shared memory holds; for a float reduction also sets the tensor, so that operands are corner cases."""
+    """Contents of shared memory. For a float reduction, this also sets the tensor, so that operands are corner cases."""
     out = aligned(nbytes, np.uint8)
     out[:] = rng.integers(0, 256, nbytes, np.uint8)
     if tensor is not None and element in FLOAT_CORNERS:
@@ -303,7 +303,7 @@ def _operands(rng: np.random.Generator, nbytes: int, element: str, tensor: np.nd
 
 
 def _swizzle_tiles() -> list[Tile]:
-    """Every swizzle, boxes narrower than its span too, at every 128-byte offset of its pattern."""
+    """Every swizzle at every 128-byte offset of its pattern, also with boxes narrower than its span."""
     tiles = []
     for swizzle, span in (("none", 64), ("32B", 32), ("64B", 64), ("128B", 128)):
         options = (("swizzle", swizzle),)
@@ -418,7 +418,7 @@ _BULK = {
 
 
 def bulk_copies(backend: Backend) -> Results:
-    """cp.async.bulk in all directions that one CTA has, and every reduction to global memory."""
+    """cp.async.bulk in all directions within one CTA, and every reduction to global memory."""
     results: Results = {}
     cases = dict(_BULK)
     for operation, types in BULK_REDUCTIONS.items():
@@ -467,7 +467,7 @@ def small_copies(backend: Backend) -> Results:
 
 # ---- clusters ----------------------------------------------------------------------------------------------------------
 def cluster_text(instructions: str) -> str:
-    """Two CTAs. In each the first thread expects `expected` bytes; then rank 0 runs `instructions` (%rd7 the map)."""
+    """Two CTAs. The first thread of each expects `expected` bytes; then rank 0 runs `instructions` (%rd7 is the map)."""
     body = START + "mov.u32 %r20, %cluster_ctarank; mov.u32 %r21, %ctaid.x; add.u32 %r22, %r2, 16; mul.lo.u32 %r22, %r22, %r21; cvt.u64.u32 %rd9, %r22; add.u64 %rd2, %rd2, %rd9;" + FILL + """
 ld.param.u32 %r8, [expected]; ld.param.u32 %r9, [spins]; mov.b64 %rd7, map; cvta.param.u64 %rd7, %rd7; ld.param.u64 %rd3, [data];
 @%p0 mbarrier.arrive.expect_tx.shared.b64 %rd8, [%r7], %r8;

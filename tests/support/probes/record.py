@@ -1,6 +1,6 @@
-"""Record what a real sm_90a device leaves of the probes, and compare the emulator with it there and then.
+"""Records the probes' results on a real sm_90a device, and compares the emulator with them.
 
-Usage: PYTHONPATH=tests/support python -m probes.record OUT.npz [PROBE ...]. Differences are printed.
+Usage: PYTHONPATH=tests/support python -m probes.record OUT.npz [PROBE ...]. Prints differences.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ SECONDS = 120
 
 
 def record(name: str) -> tuple[np.ndarray, str, list[str]]:
-    """Results of a probe on the device, packed, its fingerprint, and a line for each difference of the emulator."""
+    """Packed results of a probe on the device, its fingerprint, and a line for each difference to the emulator."""
     device, emulated = Device(), Emulated()
     results, fingerprint = PROBES[name](device), device.fingerprint()
     lines = mismatches(PROBES[name](emulated), results, BOUNDS.get(name))
@@ -30,7 +30,7 @@ def record(name: str) -> tuple[np.ndarray, str, list[str]]:
 
 def main(path: str, names: list[str]) -> None:
     recorded: dict[str, np.ndarray] = {}
-    # A process for each: a kernel that faults takes its context with it.
+    # Each probe has its own process, because a kernel that faults makes the CUDA context unusable.
     with multiprocessing.get_context("fork").Pool(14, maxtasksperchild=1) as pool:
         jobs = {name: pool.apply_async(record, (name,)) for name in names or PROBES}
         for name, job in jobs.items():

@@ -1,7 +1,7 @@
-"""Probes of the instructions that act on each thread's registers alone: arithmetic, logic, comparison, conversion.
+"""Probes of instructions that use only registers of one thread: arithmetic, logic, comparison, conversion.
 
 A `Group` is one kernel: every thread loads its operands once, executes every row (one or a few instructions), and
-stores the result of each. Operands are drawn from corner cases and random values.
+stores the result of each. Operands are corner cases and random values.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Group:
         inputs: operand name -> function (rng, count) -> codes (unsigned words).
         rows: PTX that computes ``%d`` from the operands.
         bits: width of ``%d``; 1 means a predicate.
-        bound: of results that the emulator computes more exactly than the device; `bounds` by row.
+        bound: bound for results that the emulator computes more exactly than the device; `bounds` gives it by row.
     """
 
     inputs: dict[str, Callable[[Rng, int], np.ndarray]]
@@ -175,7 +175,7 @@ def f64(rng: Rng, count: int) -> np.ndarray:
 
 
 def halves(name: str) -> Callable[[Rng, int], np.ndarray]:
-    """f16 or bf16 codes; all of them in order where there is room."""
+    """f16 or bf16 codes: all of them in order if `count` allows."""
     exponent, mantissa = (5, 10) if name == "f16" else (8, 7)
     bias = (1 << exponent - 1) - 1
     near_one = lambda rng, n: (
@@ -186,7 +186,7 @@ def halves(name: str) -> Callable[[Rng, int], np.ndarray]:
 
 
 def every_half(rng: Rng, count: int) -> np.ndarray:
-    """16-bit codes: a permutation of all where there is room."""
+    """16-bit codes: a permutation of all if `count` allows."""
     if count >= 1 << 16:
         return rng.permutation(np.arange(count) & 0xFFFF).astype(np.uint16)
     name = "f16" if rng.random() < 0.5 else "bf16"
@@ -200,7 +200,7 @@ def pairs(name: str) -> Callable[[Rng, int], np.ndarray]:
 
 
 def near(center: int, bits: int, spread: int = 6) -> Callable[[Rng, int], np.ndarray]:
-    """Codes around one, of both signs."""
+    """Codes around `center`, of both signs."""
 
     def draw(rng: Rng, count: int) -> np.ndarray:
         codes = center + rng.integers(-spread, spread + 1, count) | rng.integers(0, 2, count) << bits - 1
@@ -210,13 +210,13 @@ def near(center: int, bits: int, spread: int = 6) -> Callable[[Rng, int], np.nda
 
 
 def addends(rng: Rng, count: int) -> np.ndarray:
-    """binary32 codes in reach of products of `f32` operands: sums cancel, tie, and overflow."""
+    """binary32 codes of similar size as products of `f32` operands, so that sums cancel, tie and overflow."""
     return f32(rng, count)
 
 
 # ---- kernels ------------------------------------------------------------------------------------------------------
 def group_text(group: Group, widths: dict[str, int]) -> str:
-    """The kernel: parameters are the inputs, the output (rows, threads), and the bytes of a row of the output."""
+    """Returns the kernel. Its parameters are the inputs, the output (rows, threads), and the bytes of an output row."""
     size = 4 if group.bits == 1 else group.bits // 8
     names = [*widths, "out"]
     lines = [

@@ -1,4 +1,4 @@
-"""Probes of what threads do together: mbarriers, CTA and cluster barriers, warp instructions, atomics, matrix moves."""
+"""Probes of operations between threads: mbarriers, CTA and cluster barriers, warp instructions, atomics, matrix moves."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ ret;
 
 
 class Steps:
-    """PTX of one thread that stores a word of output for each question it asks."""
+    """PTX of one thread that stores a word of output for each state that it queries."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -39,18 +39,18 @@ class Steps:
         return self
 
     def ask(self, label: str, text: str) -> "Steps":
-        """`text` sets %r40."""
+        """Appends `text`, which sets %r40, and stores its result."""
         self.labels.append(label)
         self.lines.append(f"{text} st.global.b32 [%rd0+{4 * (len(self.labels) - 1)}], %r40;")
         return self
 
     def phases(self, label: str, barrier: str = "%r1") -> "Steps":
-        """Which parities are over, as bits."""
+        """Stores as bits which parities are complete."""
         test = f"mbarrier.test_wait.parity.shared.b64 %p0, [{barrier}], 0; mbarrier.test_wait.parity.shared.b64 %p1, [{barrier}], 1;"
         return self.ask(f"{label}: phases", f"{test} selp.b32 %r40, 1, 0, %p0; @%p1 or.b32 %r40, %r40, 2;")
 
     def state(self, label: str, token: str) -> "Steps":
-        """Whether the phase of a state token is over, and the pending count that the token holds."""
+        """Stores whether the phase of a state token is complete, and the pending count in the token."""
         self.ask(
             f"{label}: over", f"mbarrier.test_wait.shared.b64 %p0, [%r1], {token}; selp.b32 %r40, 1, 0, %p0;"
         )
@@ -58,7 +58,7 @@ class Steps:
 
 
 def mbarrier_steps() -> Steps:
-    """Everything that one thread can find out about an mbarrier."""
+    """Every query that one thread can make about an mbarrier."""
     s = Steps()
     s.do("mbarrier.init.shared.b64 [%r1], 3;").phases("fresh")
     s.ask("try_wait", "mbarrier.try_wait.parity.shared.b64 %p0, [%r1], 1, 20; selp.b32 %r40, 1, 0, %p0;")
@@ -172,7 +172,10 @@ ASYNC = {
 
 
 def async_text() -> tuple[str, int]:
-    """Two CTAs store into and combine with each other's shared memory, 16 bytes a lane and form; and its bytes."""
+    """Two CTAs store to each other's shared memory and combine with it, 16 bytes per lane and form.
+
+    Returns text and byte count.
+    """
     operand = {
         "b32": "%r20",
         "b64": "%rd6",
@@ -235,7 +238,7 @@ ld.shared.b32 %r6, [%r3+128]; st.global.b32 [%rd0], %r4; st.global.b32 [%rd0+128
 
 
 def copy_arrivals(backend: Backend) -> Results:
-    """cp.async.mbarrier.arrive with and without .noinc: what completes a phase, and the data then."""
+    """cp.async.mbarrier.arrive with and without .noinc: which operation completes a phase, and the data at that time."""
     out, data = aligned(96, np.uint32), aligned(64, np.uint32)
     data[:] = np.arange(64) * 0x01010101
     backend.launch(entry("out data", ARRIVALS), [out, data])
@@ -360,7 +363,7 @@ def touched_bytes(operation: str) -> int:
 
 
 def atomic_text(kind: str, space: str, operation: str) -> str:
-    """Each thread combines its operand with its own 16 bytes of memory; both are read before and stored after."""
+    """Each thread combines its operand with its own 16 bytes of memory. Stores the memory's contents before and after."""
     width = _ATOM_WIDTH[operation.rpartition(".")[2]]
     count = touched_bytes(operation) // width
     register = {2: "h", 4: "r", 8: "rd"}[width]
@@ -391,7 +394,7 @@ def atomic_text(kind: str, space: str, operation: str) -> str:
 
 
 def atomics(backend: Backend) -> Results:
-    """Every atomic operation on memory of its own; both what it returns and what it leaves."""
+    """Every atomic operation on separate memory per thread: its return value and the memory afterwards."""
     results: Results = {}
     for space, operation in ATOMICS:
         type_ = operation.rpartition(".")[2]

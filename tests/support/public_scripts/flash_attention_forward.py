@@ -1,4 +1,4 @@
-"""FlashAttention forward, by its CuTe DSL kernel for the GPU: `--lengths 128,128 --heads 2,1 --dim 64 [--causal]`."""
+"""Runs FlashAttention's forward CuTe DSL kernel for the GPU: `--lengths 128,128 --heads 2,1 --dim 64 [--causal]`."""
 
 import argparse
 
@@ -10,7 +10,7 @@ TOLERANCE = 2e-2
 
 
 def main() -> None:
-    """Attend, and compare with the project's reference."""
+    """Computes attention and compares with the project's reference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", required=True)
     parser.add_argument("--heads", required=True)

@@ -1,6 +1,7 @@
-"""FlashInfer's `mm_fp4` on NVFP4 operands, with a backend that is written in CuTe DSL: `--backend b12x --mnk 17,128,128`.
+"""Runs FlashInfer's `mm_fp4` on NVFP4 operands with a backend in CuTe DSL: `--backend b12x --mnk 17,128,128`.
 
-Its own tests quantize on the GPU with CUDA C++, which the emulator does not run; here the specification does.
+FlashInfer's tests quantize on the GPU with CUDA C++, which the emulator does not run. This script quantizes by the
+specification.
 """
 
 import argparse
@@ -16,7 +17,7 @@ TOLERANCE = 1e-2
 
 
 def main() -> None:
-    """Multiply, and compare with the reference."""
+    """Multiplies and compares with the reference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True)
     parser.add_argument("--mnk", required=True)

@@ -1,6 +1,7 @@
-"""gn-kernels' products in CuTe DSL: NVFP4 on sm_120, bfloat16 on sm_100: `--mnk 256,256,512 [--tile 128 --ctas 1]`.
+"""Runs gn-kernels' products in CuTe DSL, NVFP4 on sm_120 and bfloat16 on sm_100: `--mnk 256,256,512 [--tile 128 --ctas 1]`.
 
-Tile and CTAs of an MMA are of sm_100. (The NVFP4 kernel for sm_100 needs an older version of CuTe DSL.)
+The options for tile and CTAs of an MMA apply to sm_100. (The NVFP4 kernel for sm_100 needs an older version of CuTe
+DSL.)
 """
 
 import argparse
@@ -15,7 +16,7 @@ TOLERANCE = 1e-2
 
 
 def nvfp4_error(m: int, n: int, k: int) -> float:
-    """Largest error of the NVFP4 product, relative to the largest result."""
+    """Returns the largest error of the NVFP4 product relative to the largest result."""
     from gn_kernels.cutedsl.sm120.sm120_mm_nvfp4 import mm
 
     x, w = quantize(torch.randn(m, k)), quantize(torch.randn(n, k))
@@ -26,7 +27,7 @@ def nvfp4_error(m: int, n: int, k: int) -> float:
 
 
 def bfloat16_error(m: int, n: int, k: int, tile: int, ctas: int) -> float:
-    """The same of the bfloat16 product."""
+    """Returns the largest error of the bfloat16 product relative to the largest result."""
     from gn_kernels.cutedsl.sm100.sm100_mm_bf16 import Sm100MatmulBF16
 
     a, b = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
@@ -37,7 +38,7 @@ def bfloat16_error(m: int, n: int, k: int, tile: int, ctas: int) -> float:
 
 
 def main() -> None:
-    """Multiply, and compare with the reference."""
+    """Multiplies and compares with the reference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mnk", required=True)
     parser.add_argument("--tile", type=int, default=256)

@@ -1,4 +1,4 @@
-"""A GEMM of github.com/luongthecong123/learn-cutedsl at a small size: FILE M N K. The file itself multiplies 4096 x 4096 x 4096."""
+"""Runs a GEMM of github.com/luongthecong123/learn-cutedsl at a small size: FILE M N K. The file multiplies 4096 x 4096 x 4096."""
 
 import importlib.util
 import sys

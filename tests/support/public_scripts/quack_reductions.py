@@ -1,4 +1,4 @@
-"""QuACK's softmax and RMSNorm of long rows, for which the CTAs of a cluster exchange sums: `--n 32768`."""
+"""Runs QuACK's softmax and RMSNorm on long rows, whose sums the CTAs of a cluster exchange: `--n 32768`."""
 
 import argparse
 
@@ -10,7 +10,7 @@ TOLERANCE = 1e-2
 
 
 def main() -> None:
-    """Compute both, and compare with torch."""
+    """Computes both and compares with torch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, required=True)
     n = parser.parse_args().n

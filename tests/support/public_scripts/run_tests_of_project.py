@@ -1,4 +1,4 @@
-"""Run tests of a project in this process, so that their kernels run on the virtual GPU: arguments are pytest's."""
+"""Runs pytest in this process, so that a project's tests use the virtual GPU. Arguments are pytest's."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Run the `check_` functions of a script and print one JSON line: name -> what went wrong, or null."""
+"""Runs the `check_` functions of a script and prints one JSON line: name -> error text, or null."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Objects that one process exports and another loads; run twice by `nvfp4-cute emulate`: `export`, then `load`."""
+"""Objects that one process exports and another loads. `nvfp4-cute emulate` runs this twice: `export`, then `load`."""
 
 import ctypes
 import os
@@ -10,7 +10,9 @@ import torch
 from cutlass.cute.runtime import find_runtime_libraries, from_dlpack
 
 for library in find_runtime_libraries(enable_tvm_ffi=False):
-    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # as projects do before they load what they exported
+    ctypes.CDLL(
+        library, mode=ctypes.RTLD_GLOBAL
+    )  # projects also load the library before their exported objects
 
 folder, with_ffi = sys.argv[2], sys.argv[3] == "ffi"
 
@@ -28,7 +30,7 @@ def launch(x: cute.Tensor, value: cutlass.Constexpr):
 
 x = torch.zeros(32, device="cuda", dtype=torch.int32)
 options = {"options": "--enable-tvm-ffi"} if with_ffi else {}
-for value in (5, 7):  # two kernels of one name
+for value in (5, 7):  # two kernels with the same name
     path = os.path.join(folder, f"add{value}.o")
     if sys.argv[1] == "export":
         compiled = cute.compile(launch, from_dlpack(x, enable_tvm_ffi=with_ffi), value, **options)

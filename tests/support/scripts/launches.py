@@ -1,4 +1,4 @@
-"""Launches of several kernels in one module, with every attribute a launch can have; run by `nvfp4-cute emulate`."""
+"""Launches several kernels of one module with every launch attribute. `nvfp4-cute emulate` runs this."""
 
 import checks
 import cuda.bindings.driver as cuda
@@ -13,7 +13,7 @@ THREADS = 32
 
 @cute.kernel
 def add(x: cute.Tensor, value: Int32):
-    """x += value, a CTA for every 32 elements."""
+    """x += value, with one CTA per 32 elements."""
     i = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
     x[i] = x[i] + value
 
@@ -27,7 +27,7 @@ def double(x: cute.Tensor):
 
 @cute.kernel
 def ranks(x: cute.Tensor):
-    """x = rank of the CTA in its cluster, or the cluster's size in the first element of a CTA."""
+    """x = the CTA's rank in its cluster; the first element of a CTA gets the cluster's size."""
     tidx = cute.arch.thread_idx()[0]
     i = cute.arch.block_idx()[0] * THREADS + tidx
     cute.arch.griddepcontrol_wait()
@@ -123,7 +123,7 @@ def check_cooperative_launches() -> None:
         assert "ooperativeLaunchTooLarge" in str(error) or "720" in str(error), error
     else:
         raise AssertionError("65536 CTAs cannot be resident at once")
-    launch(wrapped(x), 2)  # the device goes on
+    launch(wrapped(x), 2)  # the device still works
     assert torch.equal(x.cpu(), 4 * torch.arange(2 * THREADS, dtype=torch.int32))
 
 

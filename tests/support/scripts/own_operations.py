@@ -1,4 +1,4 @@
-"""This package's own operations on the virtual GPU: the first call prepares, the second takes the short way."""
+"""Calls this package's operations on the virtual GPU: the first call prepares, the second one uses the prepared launch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What scripts ask of torch and of the CUDA bindings before and after their kernels; run by `nvfp4-cute emulate`."""
+"""Calls of torch and the CUDA bindings that scripts make around their kernels. `nvfp4-cute emulate` runs this."""
 
 import checks
 import torch
@@ -7,7 +7,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Every answer about a tensor's place agrees."""
+    """Checks that all queries of a tensor's device agree."""
     answers = {
         tensor.is_cuda,
         tensor.device == torch.device("cuda", 0),
@@ -172,7 +172,7 @@ def check_cuda_bindings() -> None:
 
 
 def check_identity_limits_and_properties() -> None:
-    """What packages ask a GPU before their first launch: the answers agree, and others are refused by name."""
+    """Checks queries that packages make before their first launch: answers agree, and unsupported ones are refused by name."""
     from cuda.bindings import driver, runtime
 
     asked, limits = torch.cuda.get_device_properties(0), runtime.cudaLimit
@@ -200,7 +200,8 @@ def check_hardware_info() -> None:
     refused(lambda: info.get_max_active_clusters(64), ValueError, "between 1 and 32")
 
 
-# ---- Python that torch calls from inside an operator ------------------------------------------------------------------
+# ---- Python that torch calls from an operator
+# --------------------------------------------------------------------------
 class Doubled(torch.autograd.Function):
     seen: list = []
 
@@ -218,7 +219,7 @@ class Doubled(torch.autograd.Function):
 
 def check_backward_functions_see_the_gpu() -> None:
     x = torch.ones(3, device="cuda", requires_grad=True)
-    # The gradient that reaches the function comes from C++: of a sum, a product, an expansion.
+    # C++ code computes the gradient that the function gets: of a sum, a product, an expansion.
     (Doubled.apply(x * 3).exp().log() * 5).sum().backward()
     assert Doubled.seen == [True, True, True, True, False]
     assert on_gpu(x.grad) and x.grad.tolist() == [30, 30, 30]
@@ -309,7 +310,8 @@ def check_compiled_functions_run_as_they_are() -> None:
     assert torch.compile(torch.sin, fullgraph=True) is torch.sin
 
 
-# ---- products that a CPU build lacks -----------------------------------------------------------------------------------
+# ---- products that a CPU build of torch lacks
+# --------------------------------------------------------------------------
 def check_products_take_the_type_of_their_output() -> None:
     a = torch.tensor([[1.0, 2**-9]], device="cuda", dtype=torch.bfloat16)
     b = torch.ones(2, 1, device="cuda", dtype=torch.bfloat16)
@@ -399,7 +401,7 @@ def check_accelerator() -> None:
 
 
 def check_fake_tensors() -> None:
-    """Tracers make tensors without data, of sizes that they do not know."""
+    """Checks tensors without data and with symbolic sizes, as tracers make them."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fake = mode.from_tensor(torch.zeros(4, 8, device="cuda"))
     host = mode.from_tensor(torch.zeros(4, 8))
