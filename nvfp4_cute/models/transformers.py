@@ -67,6 +67,8 @@ NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
 # The only slope of swiglu_oai for which there are kernels.
 SWIGLU_ALPHA = 1.702
+# Subclasses of torch.nn.Linear with a forward of their own that computes the same.
+PLAIN_LINEARS = ("FalconLinear",)
 OTHER_MODEL = "these are different models; fetch config.json and tensors of one checkpoint"
 # Dtypes, as files name them, that are not converted to floating-point values.
 INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
@@ -103,7 +105,7 @@ class CheckpointConfig(QuantizationConfigMixin):
     """
 
     def __init__(self, quant_method: str = "modelopt", **settings: Any):
-        self.quant_method = quant_method
+        self.quant_method: Any = quant_method
         self.settings = settings
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,6 +179,7 @@ class CheckpointQuantizer(HfQuantizer):
         )
         for name, module in list(model.named_modules()):
             if isinstance(module, torch.nn.Linear) and (prefix := checkpoint.linear_named(name)):
+                _check_linear(name, module)
                 _check_bias(checkpoint, prefix, module)
                 _replace(model, name, _Pending(module))
                 self.linears[name] = prefix
@@ -437,10 +440,11 @@ def _quantized(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertWeights
 
 def register() -> None:
     """Registers with transformers. Importing this module calls it; further calls change nothing."""
-    for mapping, entry in (
+    entries: tuple[tuple[Any, type], ...] = (
         (AUTO_QUANTIZER_MAPPING, CheckpointQuantizer),
         (AUTO_QUANTIZATION_CONFIG_MAPPING, CheckpointConfig),
-    ):
+    )
+    for mapping, entry in entries:
         mapping.setdefault("modelopt", entry)
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_sdpa)
@@ -642,6 +646,16 @@ def _check_bias(checkpoint: Checkpoint, prefix: str, module: torch.nn.Module) ->
     if not _is_zero(checkpoint.files[name]):
         raise CheckpointError(
             f"{name} is in the checkpoint, and by config.json the layer has none: {OTHER_MODEL}"
+        )
+
+
+def _check_linear(name: str, module: torch.nn.Linear) -> None:
+    """Raises CheckpointError for a layer that computes something else than a product, such as DeepSeek-V4's grouped ones."""
+    kind = type(module)
+    if kind.forward is not torch.nn.Linear.forward and kind.__name__ not in PLAIN_LINEARS:
+        raise CheckpointError(
+            f"{name} is quantized in the checkpoint, and {kind.__name__} has a forward of its own, which no layer here computes; "
+            "export the checkpoint with this layer in 16 bits"
         )
 
 

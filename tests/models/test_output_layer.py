@@ -101,6 +101,16 @@ def test_an_embedding_that_scales_its_rows(tmp_path):
         ours.load(tmp_path / "out", dtype=torch.bfloat16)
 
 
+def test_a_layer_that_computes_something_else():
+    """Such as DeepSeek-V4's grouped layers and Llama-4's router, both subclasses of torch.nn.Linear."""
+    made = lambda name, **members: type(name, (torch.nn.Linear,), members)(64, 32)
+    forward = lambda self, x: torch.nn.functional.linear(x, self.weight) * 2
+    for plain in (torch.nn.Linear(64, 32), made("Renamed"), made("FalconLinear", forward=forward)):
+        ours._check_linear("model.layers.0.proj", plain)
+    with pytest.raises(CheckpointError, match="GroupedLinear has a forward of its own"):
+        ours._check_linear("model.layers.0.proj", made("GroupedLinear", forward=forward))
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_random_model(tied):
     torch.manual_seed(0)
