@@ -321,7 +321,7 @@ class QuantizedLinear(state.Picklable):
         if kept is not None:
             y = decoded_linear(rows, kept, bias, dtype)
         else:
-            finds = self.finds_input_scale and self.mode == "nvfp4"
+            finds = self.finds_input_scale and self.mode != "16bit"
             y = multiply(rows, *parts, given, finds, self.mode, dtype, self.backend, bias)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
@@ -398,7 +398,7 @@ class QuantizedLinear(state.Picklable):
 
     def given_input_scale(self) -> torch.Tensor | None:
         """Global scale with which rows are quantized; None where it is 1, is computed per call, or rows are not quantized."""
-        is_given = self.mode == "nvfp4" and not self.finds_input_scale
+        is_given = self.mode != "16bit" and not self.finds_input_scale
         return self._buffers["input_global_scale"] if is_given else None
 
     def parts(self, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

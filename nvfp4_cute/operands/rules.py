@@ -602,7 +602,8 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any, formats: Formats
 
 def check_out_global_scale(out_dtype: OutDtype, out_global_scale: Any) -> None:
     """Raises ValueError for a global scale of results that have none."""
-    if out_global_scale is not None and out_dtype != NVFP4:
+    asked = RESULT_FORMATS.get(out_dtype)
+    if out_global_scale is not None and not (asked and asked.has_global_scale):
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
         )
