@@ -16,7 +16,6 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
-from nvfp4_cute.formats.global_scale import global_scale_divisor
 from nvfp4_cute.launch_table import GlobalScale
 from nvfp4_cute.planning.arch.simt import AMAX_THREADS, AMAX_VALUES, WARP_SIZE
 
@@ -61,7 +60,7 @@ class GlobalScaleKernel:
     """
 
     def __init__(self, is_bf16: bool, is_small: bool, num_times: int, format: BlockFormat, name: str):
-        self.divisor = global_scale_divisor(format)
+        self.divisor = format.global_scale_divisor
         self.is_bf16 = is_bf16
         self.is_small = is_small
         self.num_times = num_times

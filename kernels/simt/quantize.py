@@ -20,7 +20,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.formats.global_scale import global_scale_divisor
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.planning.arch.simt import AMAX_VALUES, QUANTIZE_WARPS, WARP_SIZE
@@ -211,7 +210,7 @@ class QuantizeKernel:
                 words = load_words(operands.x + Int64(unit) * UNIT_BYTES, UNIT_WORDS, KEEP)
                 most = largest_of_words(most, words, self.is_bf16)
             most = largest_of_cta(most, tidx, THREADS)
-            scale = scale_of_largest(most, self.is_bf16, global_scale_divisor(self.encode.format))
+            scale = scale_of_largest(most, self.is_bf16, self.encode.format.global_scale_divisor)
             if stores and tidx == 0:
                 store_scale_and_products(scale, operands.global_scale, operands.times, operands.products)
         return scale

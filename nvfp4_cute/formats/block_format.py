@@ -159,6 +159,11 @@ class BlockFormat:
         return 256.0 if self.scaling == "four_over_six" else self.scale.max
 
     @property
+    def global_scale_divisor(self) -> float:
+        """Returns the largest magnitude divided by its automatic global scale: largest element times largest block scale."""
+        return self.element.max * self.largest_scale
+
+    @property
     def in_slabs(self) -> "BlockFormat":
         """Returns this format with data in slabs."""
         return SLABS[self.name] if self.order == "rows" else self

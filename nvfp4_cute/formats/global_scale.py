@@ -10,7 +10,7 @@ from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: largest element times largest block scale.
-GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.largest_scale
+GLOBAL_SCALE_DIVISOR = NVFP4.global_scale_divisor
 # Accepted kinds of values, for messages.
 KINDS = {
     "global_scale": 'a number, a tensor, "auto", "per_batch" or None',
@@ -22,11 +22,6 @@ def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
     """Raises ValueError if a global scale other than None is given to a format without one."""
     if not format.has_global_scale and any(factor is not None for factor in given):
         raise ValueError(f"{format.title} has no global scale; leave it out, or scale x")
-
-
-def global_scale_divisor(format: BlockFormat) -> float:
-    """Returns the largest magnitude divided by its automatic global scale: largest element times largest block scale."""
-    return format.element.max * format.largest_scale
 
 
 def resolve_global_scale(
@@ -55,7 +50,7 @@ def resolve_global_scale(
         if given not in ("auto", "per_batch"):
             raise ValueError(f"global_scale={given!r} is not {KINDS['global_scale']}")
         is_each = given == "per_batch" and values.ndim > 2
-        return _auto_global_scale(values, is_each, global_scale_divisor(format))
+        return _auto_global_scale(values, is_each, format.global_scale_divisor)
     return check_factor(_numbers(given, "global_scale", values), "global_scale")
 
 

@@ -11,7 +11,6 @@ from nvfp4_cute.experts.checks import kernel_ids
 from nvfp4_cute.formats.block_format import NVFP4, format_named
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
-from nvfp4_cute.formats.global_scale import global_scale_divisor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import PreparedRows, rounded
@@ -253,7 +252,7 @@ class ExpertsNVFP4(SortedExperts):
         used = (expert_of_row < self.num_experts).unsqueeze(1)
         amax = torch.where(used, rows, 0).abs().amax().float()
         # Divides by a tensor on the device: torch would multiply by the inverse of a host number.
-        divisor = global_scale_divisor(format_named(self.activations))
+        divisor = format_named(self.activations).global_scale_divisor
         scale = (amax / torch.full_like(amax, divisor)).clamp(min=FLOAT32_MIN_NORMAL)
         return torch.where(amax == 0, 1.0, scale).expand(self.num_experts).contiguous()
 

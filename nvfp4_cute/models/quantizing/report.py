@@ -27,7 +27,7 @@ MOST_ROWS = 40  # of layers that the page lists
 
 @dataclass(frozen=True)
 class LayerNote:
-    """Of one layer.
+    """Counts and errors of one layer.
 
     Attributes:
         name, format: of the layer, and what its weights became.
@@ -196,7 +196,7 @@ def write(notes: Sequence[LayerNote], path: Path, title: str) -> None:
 
 def draw(notes: Sequence[LayerNote], path: Path, title: str) -> None:
     """Errors of layers in the order of the model, and tokens of experts. Raises ValueError where matplotlib is not installed."""
-    from nvfp4_cute.model.plot import points_and_map
+    from nvfp4_cute.roofline.plot import points_and_map
 
     said = verdicts(notes)
     points: dict[str, list[tuple[int, float]]] = {}

@@ -19,7 +19,7 @@ from nvfp4_cute.formats.codecs import (
     encode_int4,
     pack_e2m1,
 )
-from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR, global_scale_divisor
+from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
 # Trial factors of a block's largest value, by the kind of its scale. 1.5 is "four over six": the largest value becomes 4
@@ -119,13 +119,13 @@ def quantized(
 
 
 def four_over_six(weight: torch.Tensor, amax: torch.Tensor | None = None) -> StoredWeight:
-    """NVFP4 weights by ``quantize(..., method="four_over_six")``, row-major scales; arguments as of :func:`quantized`.
+    """NVFP4 weights by ``quantize(..., method="four_over_six")``, row-major scales; takes the arguments of :func:`quantized`.
 
     The global scale is amax / 1536.
     """
     check_finite(weight)
     amax = weight.abs().amax() if amax is None else amax
-    factor = global_scale(amax, global_scale_divisor(FOUR_OVER_SIX))
+    factor = global_scale(amax, FOUR_OVER_SIX.global_scale_divisor)
     made = quantize(weight.float(), format=FOUR_OVER_SIX, global_scale=factor, scale_layout="rowmajor")
     return StoredWeight(NVFP4.name, made.data, made.scale, factor, tuple(weight.shape))
 
