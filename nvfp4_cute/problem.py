@@ -158,7 +158,7 @@ def check_early_weights(early_weights: Any) -> None:
     """Raises TypeError unless ``early_weights`` is a bool."""
     if not isinstance(early_weights, bool):
         raise TypeError(
-            f"early_weights={early_weights!r} is no bool; pass True where the launch before wrote no weights, else False"
+            f"early_weights={early_weights!r} is not a bool; pass True if the previous launch wrote no weights, else False"
         )
 
 

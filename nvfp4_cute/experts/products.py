@@ -112,7 +112,7 @@ class LocalExperts:
         if self.gate_alpha is not self.up_alpha:
             raise UnsupportedProblem(
                 "gate and up have factors of their own, and the layer is not one for grouped_dual_gemm (a bias, rows in turn, "
-                "or halves that are no multiple of 128 rows): give both halves of every expert one global scale"
+                "or halves that are not a multiple of 128 rows): give both halves of every expert one global scale"
             )
 
     def check(self, x: torch.Tensor, backend: str) -> None:

@@ -415,7 +415,7 @@ def int4_format(
     found = INT4_FORMATS.get(f"{element.name}_{block_k}_{dtype}")
     if found is None:
         raise ValueError(
-            f"block_k={block_k!r}, scale_dtype={dtype}, zero_points={zero_points} is no format; blocks have "
+            f"block_k={block_k!r}, scale_dtype={dtype}, zero_points={zero_points} is not a format; blocks have "
             f"{', '.join(map(str, INT4_BLOCKS))} values, scales are {', '.join(INT4_SCALES[element])}"
         )
     return found

@@ -90,7 +90,7 @@ class BlockScaledTensor:
             if tensor.dtype not in dtypes:
                 raise TypeError(f"{name} is {' or '.join(map(str, dtypes))}; got {tensor.dtype}; view it")
         if not isinstance(self.shape, tuple | list):
-            raise TypeError(f"shape={self.shape!r} is no tuple; pass the extents of the unpacked values")
+            raise TypeError(f"shape={self.shape!r} is not a tuple; pass the extents of the unpacked values")
         if not self.shape:
             raise ValueError(f"shape=() has no K; an {self.format.title} tensor has at least one dimension")
         *lead, k = self.shape
@@ -105,7 +105,7 @@ class BlockScaledTensor:
                 )
             if not isinstance(self.global_scale, torch.Tensor):
                 raise TypeError(
-                    f"global_scale={self.global_scale!r} is no tensor; pass torch.tensor(number, device=...), float32"
+                    f"global_scale={self.global_scale!r} is not a tensor; pass torch.tensor(number, device=...), float32"
                 )
             is_of_groups = self.scale_layout == "ragged" and self.global_scale.ndim == 1
             if tuple(self.global_scale.shape) != tuple(lead[:-1]) and not is_of_groups:

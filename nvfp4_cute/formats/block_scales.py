@@ -91,7 +91,7 @@ def check_scale_rounding(rounding: str, format: BlockFormat) -> None:
         raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
     if rounding == "down" and format.scale.name != "ue8m0":
         raise ValueError(
-            f'scale_rounding="down" of {format.title}, whose scales are no powers of two; leave it out'
+            f'scale_rounding="down" of {format.title}, whose scales are not powers of two; leave it out'
         )
 
 
@@ -113,7 +113,7 @@ def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch
     if not isinstance(packed, torch.Tensor):
         raise TypeError(f"packed is {packed!r}; pass an int32 torch.Tensor")
     if not isinstance(k, int):
-        raise TypeError(f"k={k!r} is no int; pass the values of a row")
+        raise TypeError(f"k={k!r} is not an int; pass the values per row")
     if packed.dtype != torch.int32:
         raise TypeError(f"packed has dtype {packed.dtype}; expected torch.int32, four ue8m0 codes a word")
     if k <= 0 or k % block_k:

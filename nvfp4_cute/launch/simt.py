@@ -243,7 +243,7 @@ def check_weights(
     check_pair(arch, (None, b_format), pairs)
     if dtype == torch.float16 and b_format.scale == UE8M0:
         raise UnsupportedProblem(
-            f"{arch}: a is float16 beside {b_format.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
+            f"{arch}: a is float16 with {b_format.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
             'pass bfloat16 a, or backend="reference"'
         )
 

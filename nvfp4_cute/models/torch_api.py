@@ -372,7 +372,7 @@ def _member(kind: Any, name: str, given: object) -> Any:
             return member
     members = ", ".join(kind.__members__)
     raise TypeError(
-        f"{name}={given!r} is no {kind.__name__.lstrip('_')} of torch.nn.functional; pass one of {members}"
+        f"{name}={given!r} is not a {kind.__name__.lstrip('_')} of torch.nn.functional; pass one of {members}"
     )
 
 

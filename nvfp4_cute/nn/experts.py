@@ -365,7 +365,7 @@ def expert_sizes(w13: Sequence[int], w2: Sequence[int], has_gate: bool) -> tuple
     rows = 2 * width if has_gate else width
     if tuple(w13) != (experts, rows, hidden):
         raise ValueError(
-            f"w13 has shape {list(w13)}; expected {[experts, rows, hidden]}, beside w2 {list(w2)} with has_gate={has_gate}"
+            f"w13 has shape {list(w13)}; expected {[experts, rows, hidden]}, with w2 {list(w2)} with has_gate={has_gate}"
         )
     return experts, hidden, rows
 

@@ -141,7 +141,7 @@ class QuantizedLinear(state.Picklable):
         activations = check_activations(activations, format)
         if keep_decoded and format != NVFP4:
             raise ValueError(
-                f"keep_decoded=True with weights of {format.title}; decoded weights are kept beside NVFP4 alone: leave it out"
+                f"keep_decoded=True with weights of {format.title}; dequantized weights are kept only for NVFP4: leave it out"
             )
         if pre_decode and keep_decoded:
             raise ValueError(

@@ -183,7 +183,7 @@ class MoE(NamesFormats):
         activations = activations or ROWS[format][0]
         if activations not in ROWS[format]:
             raise ValueError(
-                f"activations={activations!r} beside {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
+                f"activations={activations!r} with {format.title} weights; use {' or '.join(map(repr, ROWS[format]))}"
             )
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("weight_layout", weight_layout, LAYOUTS)

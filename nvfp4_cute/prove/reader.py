@@ -18,7 +18,7 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path}; give the prove-<gpu>.json that a run wrote") from None
     except ValueError as error:
         raise ValueError(
-            f"{path.name} is no JSON ({error}); give the prove-<gpu>.json that a run wrote"
+            f"{path.name} is not JSON ({error}); give the prove-<gpu>.json that a run wrote"
         ) from error
     report.check(found)
     return found

@@ -91,7 +91,7 @@ def test_left_out(tmp_path, capsys):
     )
     text = capsys.readouterr().out
     checkpoint = Checkpoint(tmp_path / "out")
-    assert code == 0 and "left out by the rule *.o_proj" in text and "K=24 is no multiple of 16" in text
+    assert code == 0 and "left out by the rule *.o_proj" in text and "K=24 is not a multiple of 16" in text
     assert [n.rpartition(".")[2] for n in checkpoint.linears] == ["q_proj", "k_proj", "v_proj"]
     assert not checkpoint.experts and "experts of one layer are alike, and model.layers.0.mlp.experts" in text
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
@@ -239,7 +239,7 @@ def test_calibration_without_a_tokenizer(tmp_path):
     with pytest.raises(ValueError, match='has no tokenizer; pass "random"'):
         samples(folder, str(tmp_path / "text.txt"), 256)
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="text.txt is no text in UTF-8"):
+    with pytest.raises(ValueError, match="text.txt is not UTF-8 text"):
         samples(folder, str(tmp_path / "text.txt"), 256)
     assert all(
         torch.equal(a, b)
@@ -278,7 +278,7 @@ def test_devices_and_damaged_files_are_named(tmp_path, capsys):
     command = ["quantize", str(folder), "--out", str(tmp_path / "out"), "--calibrate", "random"]
     for device, message in (
         ("cuda:99", "cuda:99 is not there; torch sees"),
-        ("gpu", "'gpu' is no device of torch"),
+        ("gpu", "'gpu' is not a torch device"),
     ):
         with pytest.raises(SystemExit):
             main([*command, "--device", device])

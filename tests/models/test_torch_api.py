@@ -250,7 +250,7 @@ def fp8_pair():
 def test_a_recipe_that_is_none(given):
     a, b, a_scale, b_scale = pair()
     with pytest.raises(
-        TypeError, match="is no ScalingType of torch.nn.functional; pass one of TensorWise, RowWise"
+        TypeError, match="is not a ScalingType of torch.nn.functional; pass one of TensorWise, RowWise"
     ):
         torch_api.scaled_mm(a, b, a_scale, [given], b_scale, RECIPES[NVFP4], BLOCKED, BLOCKED)
 

@@ -45,7 +45,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--out", type=types.output_folder, required=True, help="folder to write")
     parser.add_argument(
-        "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit activations, too"
+        "--format", choices=FORMATS, default="nvfp4", help="default nvfp4: 4-bit weights and activations"
     )
     parser.add_argument("--layout", choices=LAYOUTS, help="default modelopt; of int4 compressed-tensors")
     parser.add_argument("--calibrate", metavar="TEXT", help='a text file, or "random" for random tokens')

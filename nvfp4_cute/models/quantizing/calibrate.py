@@ -87,7 +87,7 @@ def samples(folder: Path, text: str, vocabulary: int) -> list[torch.Tensor]:
     try:
         content = Path(text).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f'{text} is no text in UTF-8 ({error}); pass a text file, or "random"') from None
+        raise ValueError(f'{text} is not UTF-8 text ({error}); pass a text file, or "random"') from None
     # Without these files transformers makes a tokenizer without a vocabulary.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f'{folder} has no tokenizer; pass "random" for random tokens, not {text}')

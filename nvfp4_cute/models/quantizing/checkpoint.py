@@ -158,7 +158,7 @@ def quantize_checkpoint(
     unknown = [f for f in (*own.values(), lm_head, embedding) if f is not None and f not in LAYER_FORMATS]
     if unknown:
         raise ValueError(
-            f"{unknown[0]!r} is no format of a single layer; there are {', '.join(LAYER_FORMATS)}"
+            f"{unknown[0]!r} is not a format of single layers; there are {', '.join(LAYER_FORMATS)}"
         )
     if unreached not in UNREACHED:
         raise ValueError(f"unreached={unreached!r} is none of {', '.join(UNREACHED)}")
