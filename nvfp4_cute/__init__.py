@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvfp4_cute.custom_ops import register_with_torch as _register_with_torch
 
 if TYPE_CHECKING:
+    from nvfp4_cute.batch_invariance import set_batch_invariant as set_batch_invariant
     from nvfp4_cute.errors import CacheError as CacheError
     from nvfp4_cute.errors import ConfigError as ConfigError
     from nvfp4_cute.errors import EmulatorError as EmulatorError
@@ -113,6 +114,7 @@ _MODULES = {
     "Placement": "experts.placement",
     "replace_linears": "nn.replace",
     "route": "experts.routing",
+    "set_batch_invariant": "batch_invariance",
     "tune": "tuning.autotune",
 }
 # Names that need other packages; `import *` leaves them out.

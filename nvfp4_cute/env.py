@@ -75,8 +75,8 @@ CACHE_DIR = Variable(
 ACTIVATIONS = Variable(
     name="NVFP4_CUTE_ACTIVATIONS",
     default="",
-    effect="activations of W4A4 checkpoints in vLLM: auto, 4bit, 4over6 or 16bit, before `activations` in config.json says so",
-    choices=("auto", "4bit", "4over6", "16bit"),
+    effect="activations of W4A4 checkpoints in vLLM: auto, 4bit or 16bit, before `activations` in config.json says so",
+    choices=("auto", "4bit", "16bit"),
 )
 POPCORN_API = Variable(
     name="POPCORN_API_URL",
@@ -101,6 +101,11 @@ def activations() -> str:
     Raises: ValueError if it holds another word.
     """
     return ACTIVATIONS.read()
+
+
+def is_vllm_batch_invariant() -> bool:
+    """Return whether vLLM is told to be batch-invariant (VLLM_BATCH_INVARIANT=1)."""
+    return _get("VLLM_BATCH_INVARIANT") == "1"
 
 
 def vllm_plugins() -> list[str] | None:

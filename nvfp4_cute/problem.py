@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES as TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_format import BlockFormat
@@ -16,13 +17,13 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
 MXName = Literal["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"]
-ResultName = Literal["nvfp4", "nvfp4_four_over_six", MXName]
+ResultName = Literal["nvfp4", MXName]
 FP8Name = Literal["fp8_1x128"]
-QuantizedName = Literal["nvfp4", "nvfp4_four_over_six", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128"]
+QuantizedName = Literal["nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128"]
 OutDtype = torch.dtype | QuantizedName
 # Format of quantized results by its name in ``out_dtype``. The last one requires operands of that format.
 RESULT_FORMATS: dict[Any, BlockFormat] = {
-    name: block_format.format_named(name) for name in (*get_args(ResultName), *get_args(FP8Name))
+    name: block_format.FORMATS[name] for name in (*get_args(ResultName), *get_args(FP8Name))
 }
 Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"]
@@ -81,6 +82,9 @@ class GroupedProblem:
         early_weights: whether the previous launch wrote neither the groups' sizes nor any ``b``.
         a_format, b_format: formats of A and of every ``b``.
         bias_dtype: dtype of the bias added to every column of C; None without a bias.
+        batch_invariant: whether sums over K have one order for any number of rows. Default: what the call asks for
+            (``batch_invariance``).
+        is_dense: whether a batch-invariant problem is a product of ``gemm``, all of whose rows meet the same weights.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -96,6 +100,8 @@ class GroupedProblem:
     a_format: BlockFormat = block_format.NVFP4
     b_format: BlockFormat = block_format.NVFP4
     bias_dtype: torch.dtype | None = None
+    batch_invariant: bool = field(default_factory=is_batch_invariant, repr=False)
+    is_dense: bool = field(default=False, repr=False)
 
     @property
     def out_format(self) -> BlockFormat | None:
@@ -158,7 +164,7 @@ def check_early_weights(early_weights: Any) -> None:
     """Raises TypeError unless ``early_weights`` is a bool."""
     if not isinstance(early_weights, bool):
         raise TypeError(
-            f"early_weights={early_weights!r} is not a bool; pass True if the previous launch wrote no weights, else False"
+            f"early_weights={early_weights!r} is no bool; pass True where the launch before wrote no weights, else False"
         )
 
 

@@ -153,12 +153,17 @@ class WarpMmaGemm(GroupedGemmVariant):
         sums = Sums(*memory, shared, warps, vectors)
         results = Results(outputs, self.kind.dtype, self.kind.activation, loads)
         lane = Lane.of(tidx, warps)
-        if shares.first(cta) < shares.first(cta + 1):
-            self.run(loads, groups, shares, sums, results, lane, tokens)
+        first, stop = shares.first(cta), shares.first(cta + 1)
+        if cutlass.const_expr(not self.config.stream_k):  # a tile belongs to the CTA in whose share it begins
+            first, stop = groups.next_tile(first), groups.next_tile(stop)
+        if first < stop:
+            self.run(first, stop, loads, groups, shares, sums, results, lane, tokens)
 
     @cute.jit
     def run(
         self,
+        first: Int32,
+        stop: Int32,
         loads: Loads,
         groups: Groups,
         shares: Shares,
@@ -167,9 +172,7 @@ class WarpMmaGemm(GroupedGemmVariant):
         lane: Lane,
         tokens: Int32,
     ):
-        """Go through the CTA's steps."""
-        cta = cute.arch.block_idx()[0]
-        first, stop = shares.first(cta), shares.first(cta + 1)
+        """Go through the CTA's steps, from position ``first`` to ``stop``."""
         now = groups.place(first, stop)
         ahead = groups.next(now, stop)
         beyond = groups.next(ahead, stop)
@@ -304,7 +307,8 @@ class WarpMmaGemm(GroupedGemmVariant):
             sums.add_warps(acc, lane)
         if lane.k_warp == 0:
             is_complete = (begin == 0) & (place.end == place.steps)
-            if not is_complete:
-                is_complete = Sums.add_ctas(sums, acc, shares, place, begin, lane)
+            if cutlass.const_expr(self.config.stream_k):
+                if not is_complete:
+                    is_complete = Sums.add_ctas(sums, acc, shares, place, begin, lane)
             if is_complete:
                 Results.store(results, acc, place, lane)

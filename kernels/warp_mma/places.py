@@ -212,6 +212,12 @@ class Groups:
         )
 
     @cute.jit
+    def next_tile(self, position: Int32) -> Int32:
+        """Returns the first position of the tile that begins at ``position`` or after it."""
+        place = Groups.place(self, position, position)
+        return select(place.step == 0, position, place.first + place.steps)
+
+    @cute.jit
     def next(self, place: Place, stop: Int32) -> Place:
         """The place after."""
         step = place.step + STEPS_OF_TURN

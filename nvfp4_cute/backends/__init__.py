@@ -1,4 +1,4 @@
-"""Backends, where a task runs: a GPU, the emulator, or the float64 reference."""
+"""Where a task runs: a GPU, the emulator, or the float64 reference."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,19 +13,16 @@ from nvfp4_cute.compile.cache import NotCompiled, is_planning
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch.task import Launch, Task
 
-# Prefix of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
+# What precedes the name of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
 EMULATOR_OF = "emulator:"
 Run = Callable[[Task], Launch | None]
 
 
 def resolve(name: str, device: torch.device) -> str:
-    """Returns the backend that ``name`` means for tensors on ``device``.
-
-    ``auto`` follows NVFP4_CUTE_BACKEND, then the device.
+    """The backend that ``name`` stands for with tensors on ``device``: ``auto`` follows NVFP4_CUTE_BACKEND, then the device.
 
     Raises:
-        ValueError: ``name`` is unknown.
-        TypeError: ``name`` is not a string.
+        ValueError: ``name`` is unknown. TypeError: it is no text.
     """
     if not isinstance(name, str):
         raise TypeError(f"backend={name!r} is no name; use one of {', '.join(env.BACKENDS)}, or leave it out")
@@ -41,11 +38,10 @@ def resolve(name: str, device: torch.device) -> str:
 
 
 def get(name: str, device: torch.device) -> Run:
-    """Returns the run function of a backend. Imports it on first use, because only some backends need cutlass.
+    """The run function of a backend, which is imported when it is first asked for: only some need cutlass.
 
     Raises:
-        ValueError: ``name`` is unknown.
-        UnsupportedTarget: the GPU to emulate is unknown.
+        ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
     """
     module, _, target = resolve(name, device).partition(":")
     run = import_module(f"{__name__}.{module}").run
@@ -53,15 +49,14 @@ def get(name: str, device: torch.device) -> Run:
 
 
 def run_task(name: str, task: Task) -> Launch | None:
-    """Runs a task on a backend; a task without work is a no-op.
+    """Run a task on a backend; a task without work is a no-op.
 
     Returns:
-        The launch on a GPU, which a similar call may reuse; None from other backends.
+        What a GPU was given, which a call like it may use again; None from elsewhere.
 
     Raises:
-        ValueError: ``name`` is unknown, or does not support the task's device.
-        UnsupportedTarget: no kernel for the GPU.
-        UnsupportedProblem, ConfigError: no kernel computes the task.
+        ValueError: ``name`` is unknown, or is not for the task's device. UnsupportedTarget: no kernel for the GPU.
+        UnsupportedProblem, ConfigError: what no kernel computes.
     """
     run = get(name, task.device)
     if task.is_empty:
@@ -76,7 +71,7 @@ def run_task(name: str, task: Task) -> Launch | None:
 
 
 def _plan(name: str, task: Task) -> None:
-    """Requests the kernel of a task without launching it. Integers that later operations read, such as row counts, are zeros."""
+    """Ask for the kernel of a task, and launch nothing. Integers that later operations read, such as row counts, are zeros."""
     for _, tensor, is_written in task.tensors():
         if is_written and tensor.dtype == torch.int32:
             tensor.zero_()
@@ -88,11 +83,10 @@ def _plan(name: str, task: Task) -> None:
 
 
 def gpu_of(name: str, device: torch.device) -> targets.Gpu:
-    """Returns the GPU that a backend computes on or emulates. The reference plans for a B200.
+    """The GPU that a backend computes on or emulates; the reference plans for a B200.
 
     Raises:
-        ValueError: ``name`` is unknown.
-        UnsupportedTarget: the GPU to emulate is unknown.
+        ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
     """
     module, _, target = resolve(name, device).partition(":")
     if module == "cuda" and device.type == "cuda":

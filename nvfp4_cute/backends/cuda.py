@@ -1,4 +1,4 @@
-"""The backend that runs on this machine's GPU."""
+"""The GPU in the machine."""
 
 from functools import cache
 
@@ -12,12 +12,10 @@ gpu_of = cache(targets.gpu_of)
 
 
 def run(task: Task) -> Launch:
-    """Launches on the current stream of the task's device, without waiting.
+    """Launch on the current stream of the task's device; does not wait.
 
     Raises:
-        ValueError: CPU operands.
-        UnsupportedTarget: a GPU without a kernel.
-        UnsupportedProblem: see ``tensor_map_fault``.
+        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel. UnsupportedProblem: ``tensor_map_fault``.
     """
     device = task.device
     if device.type != "cuda":

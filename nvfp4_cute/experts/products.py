@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.checks import check_expert_weights, check_row_scales
@@ -112,7 +113,7 @@ class LocalExperts:
         if self.gate_alpha is not self.up_alpha:
             raise UnsupportedProblem(
                 "gate and up have factors of their own, and the layer is not one for grouped_dual_gemm (a bias, rows in turn, "
-                "or halves that are not a multiple of 128 rows): give both halves of every expert one global scale"
+                "or halves that are no multiple of 128 rows): give both halves of every expert one global scale"
             )
 
     def check(self, x: torch.Tensor, backend: str) -> None:
@@ -151,7 +152,7 @@ class LocalExperts:
     @property
     def _a_format(self) -> BlockFormat:
         """Format argument of the products, which ignore it for 16-bit rows."""
-        return (self.row_format or NVFP4_FORMAT).stored
+        return self.row_format or NVFP4_FORMAT
 
     def _hidden_dtype(self, dtype: torch.dtype) -> Any:
         """Returns dtype or format of hidden activations from a fused launch, for results in ``dtype``."""
@@ -213,10 +214,9 @@ class LocalExperts:
             gate,
         )
         second = (mean_rows, hidden, width), dtype, None
-        a_format = None if self.row_format is None else self._a_format
         return (
-            config_of_mean(name, device, self.count, *first, a_format, self.w13.format),
-            config_of_mean(name, device, self.count, *second, a_format, self.w2.format),
+            config_of_mean(name, device, self.count, *first, self.row_format, self.w13.format),
+            config_of_mean(name, device, self.count, *second, self.row_format, self.w2.format),
         )
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
@@ -269,7 +269,9 @@ def config_of_mean(
     sizes = (mean,) * experts
     if a_format is None:
         num_b = num_weights(gate is not None, dual.get("weight_layout", "separate"))
-        return choose_weight_only(gpu.arch, sizes, gpu.num_sms, num_b, True, b_format)
+        return choose_weight_only(
+            gpu.arch, sizes, gpu.num_sms, num_b, True, b_format, int(is_batch_invariant())
+        )
     problem = GroupedProblem(sizes, "ragged", dtype, a_format=a_format, b_format=b_format, **dual)
     return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 

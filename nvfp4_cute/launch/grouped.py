@@ -25,6 +25,7 @@ from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.planning.arch import family_of
+from nvfp4_cute.planning.choose import check_order
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.problem import RESULT_FORMATS, GroupedProblem
@@ -67,6 +68,7 @@ class GroupedTask(GroupsTask):
     def config_on(self, gpu: Gpu) -> KernelConfig:
         """Returns the caller's config, the tuned one, or an estimate, in this order."""
         if self.config is not None:
+            check_order(self.config, self.problem)
             return self.config
         config = tuned.find(self.problem, gpu, lambda tried: replace(self, config=tried).key(gpu))
         return config or config_of(self.problem, gpu.arch, gpu.num_sms, self._num_rows)
@@ -117,7 +119,7 @@ class GroupedTask(GroupsTask):
             if x.k % PADDED_K_MULTIPLE or any(place % PADDED_ALIGN_BYTES for place in places):
                 raise UnsupportedProblem(
                     f"{gpu.arch}: {name} of {x.format.title} has K={x.k}, rows (and batches) {pitches} bytes apart, and begins "
-                    f"at 0x{places[-1]:x}; with 8-bit elements TMA pads 4-bit ones to bytes, in rows of a multiple of "
+                    f"at 0x{places[-1]:x}; beside 8-bit elements TMA pads 4-bit ones to bytes, in rows of a multiple of "
                     f"{PADDED_K_MULTIPLE} elements, all places multiples of {PADDED_ALIGN_BYTES} bytes: pad K of both "
                     f"operands, or pass {name}.clone()"
                 )

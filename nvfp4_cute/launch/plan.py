@@ -15,7 +15,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clusters
-from nvfp4_cute.planning.choose import choose_config, config_for_mean
+from nvfp4_cute.planning.choose import choose_config, problem_of_mean
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import GroupedProblem
@@ -137,9 +137,12 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int, num_rows: int |
     """
     if problem.form in ("ragged", "masked"):
         out_format, is_ragged = problem.out_format, problem.form == "ragged"
-        formats, sizes = (problem.a_format, problem.b_format), (problem.num_groups, problem.sizes[0])
-        how = (problem.gate, out_format, is_ragged, formats, num_rows)
-        return config_for_mean(arch, sm_count, *sizes, *how)
+        formats = problem.a_format, problem.b_format
+        mean = problem_of_mean(
+            problem.num_groups, problem.sizes[0], problem.gate, out_format, is_ragged, formats, num_rows
+        )
+        mean = replace(mean, batch_invariant=problem.batch_invariant)
+        return choose_config(mean, arch, sm_count)
     # Layers of a chain run one after the other, so the best config for one is the best for all.
     return choose_config(
         replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count

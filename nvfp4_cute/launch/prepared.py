@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute import env, private_api
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.launch import workspace
 from nvfp4_cute.launch.task import Launch
@@ -257,7 +258,7 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
     """
     if is_debugging():
         return None, None
-    kind: tuple = (*settings, env.backend(), len(tensors))
+    kind: tuple = (*settings, env.backend(), is_batch_invariant(), len(tensors))
     known = {id(tensor): tensor for tensor in tensors}
     different = tensors
     if len(known) < len(tensors):  # guards refuse a tensor that occurs twice
@@ -299,6 +300,7 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
         return (
             *settings,
             env.backend(),
+            is_batch_invariant(),
             *map(_dtype, tensors),
             *map(_shape, tensors),
             *map(_stride, tensors),

@@ -55,7 +55,7 @@ class PreparedChain:
     ):
         # Numbers of the result, of the memory between calls, and of counters.
         own, memory, counters = range(len(inputs), len(inputs) + 3)
-        where, nbytes, spans = {number: (number, 0) for number in range(own)}, 0, {}
+        where, nbytes, spans = {number: (number, 0) for number in range(own)}, 0, dict[int, int]()
         for one, numbers in zip(made, places, strict=True):
             for tensor, number in zip((*one.inputs, *one.outs), numbers, strict=True):
                 spans[number] = max(spans.get(number, 0), span_bytes(tensor))
@@ -75,8 +75,8 @@ class PreparedChain:
             table = tables[start : start + call.table.size]
             table[:] = call.table
             self._launchers.append(Launcher(call.function, table))
-            for place, tensor, offset in call.places:
-                number, begin = where[numbers[tensor]]
+            for place, index, offset in call.places:
+                number, begin = where[numbers[index]]
                 filled.append(Place(start + place, number, begin + offset))
             for number, bits in zip(numbers, call.low_bits, strict=True):
                 low_bits[where[number][0]] |= bits

@@ -167,7 +167,7 @@ def find(problem: GroupedProblem, gpu: Gpu, check: Check | None = None) -> Kerne
     """
     if _is_asking.get():
         raise Asked(Request.of(problem, gpu), check)
-    return _found(problem, gpu)
+    return None if problem.batch_invariant else _found(problem, gpu)
 
 
 @lru_cache(maxsize=1024)

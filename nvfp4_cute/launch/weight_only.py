@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, weights_of
 from nvfp4_cute.errors import UnsupportedProblem
@@ -25,9 +26,11 @@ from nvfp4_cute.operands.rules import one_each, out_lines
 from nvfp4_cute.planning.arch import (
     choose_weight_only,
     num_clusters,
+    parts_of_k,
     weight_only_families,
     weight_only_family_of,
 )
+from nvfp4_cute.planning.choose import check_order
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.rows import rounded_rows
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
@@ -95,10 +98,16 @@ class WeightOnlyTask(GroupsTask):
     @cached_property
     def chosen(self) -> KernelConfig:
         """The config to compute with."""
-        if self.config is not None:
-            return self.config
         problem, gpu = self.problem, self.gpu
-        how = (weights_of(problem.gate), problem.form == "ragged", problem.b_format)
+        if self.config is not None:
+            check_order(self.config, problem)
+            return self.config
+        how = (
+            weights_of(problem.gate),
+            problem.form == "ragged",
+            problem.b_format,
+            parts_of_k(problem, gpu.arch, gpu.num_sms),
+        )
         return choose_weight_only(gpu.arch, self._sizes_to_choose_for, gpu.num_sms, *how)
 
     @cached_property
@@ -228,16 +237,27 @@ def product_task(product: Product, gpu: Gpu) -> Task:
     batches, m, k = a.shape
     n = out.shape[2]
     is_plain = (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX
+    if is_batch_invariant() and not is_plain:
+        raise UnsupportedProblem(
+            "out has contiguous columns; batch-invariant products of 16-bit a write rows: allocate it as torch.empty(M, N)"
+        )
     if not out.numel() or not is_plain:
         return W4A16Task(product)
     fitting = (f for f in weight_only_families(gpu.arch) if (None, b.format) in f.PAIRS)
     size = (rounded_rows(m), b.rows, k, batches, gpu.num_sms, b.format)
-    if b.format.order == "rows" and not any(family.is_faster_than_few_rows(*size) for family in fitting):
-        return W4A16Task(product)
+    if b.format.order == "rows" and not is_batch_invariant():
+        if not any(family.is_faster_than_few_rows(*size) for family in fitting):
+            return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha, sizes = one_each(product.alpha, batches), ((m, b.rows, k),) * batches
     problem = GroupedProblem(
-        sizes, form, out.dtype, alpha is not None, b_format=b.format, bias_dtype=product.bias_dtype
+        sizes,
+        form,
+        out.dtype,
+        alpha is not None,
+        b_format=b.format,
+        bias_dtype=product.bias_dtype,
+        is_dense=is_batch_invariant(),
     )
     lines = (out_lines("out", out, False),)
     operands = GroupedOperands((), (b,), lines, alpha, activations=(a,), bias=product.bias)

@@ -7,6 +7,7 @@ faster product. The faster mode depends on the number of rows and weights (``pla
 import torch
 
 from nvfp4_cute import backends, private_api
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.custom_ops import custom_op
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.nn.linear import QuantizedLinear
@@ -25,7 +26,7 @@ def faster_mode(rows: int, weights: int, backend: str, device: torch.device) -> 
         backend: see ``gemm``.
         device: device of the weights.
     """
-    if backends.resolve(backend, device) == "reference":
+    if backends.resolve(backend, device) == "reference" or is_batch_invariant():
         return "nvfp4"
     return "16bit" if keeps_16_bits(backends.gpu_of(backend, device).arch, rows, weights) else "nvfp4"
 

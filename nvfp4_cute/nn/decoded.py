@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import private_api
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.ops.dequantize import dequantize
 
@@ -74,6 +75,6 @@ def decode(
 
 def is_for_kept(rows: int, is_cuda: bool) -> bool:
     """Returns whether kept weights multiply this many rows now. Traced or captured graphs dequantize without keeping."""
-    if private_api.is_traced() or rows < KEPT_ROWS:
+    if private_api.is_traced() or rows < KEPT_ROWS or is_batch_invariant():
         return False
     return not (is_cuda and torch.cuda.is_current_stream_capturing())

@@ -3,6 +3,7 @@
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.batch_invariance import is_batch_invariant
 from nvfp4_cute.compile.cache import is_planning
 from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
@@ -86,6 +87,10 @@ def _decodes_first(rows: int, device: torch.device, backend: str, format: BlockF
 
     Does not look up the GPU for few rows, which would cost host time per call.
     """
-    if rows < LEAST_DECODE_FIRST_ROWS or backends.resolve(backend, device) == "reference":
+    if (
+        rows < LEAST_DECODE_FIRST_ROWS
+        or is_batch_invariant()
+        or backends.resolve(backend, device) == "reference"
+    ):
         return False
     return rows >= decode_first_rows(backends.gpu_of(backend, device).arch, format)

@@ -17,9 +17,9 @@ from nvfp4_cute.ops.options import (
     activation_of,
     check_operand,
     check_operands,
-    debugged,
     gate_up_of,
     options_of,
+    running,
 )
 from nvfp4_cute.problem import QuantizedName
 
@@ -96,7 +96,8 @@ def dual_gemm(
     check_operand("w.gate", w.gate)
     if w.up is not None:
         check_operand("w.up", w.up)
-    return parts.dual_gemm(
+    run = running(parts.dual_gemm, how)
+    return run(
         a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, activation=act.name, limit=act.limit,
         weight_layout=w.layout, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale,
         early_weights=how.prefetch_weights, backend=backend, config=how.config,
@@ -231,7 +232,7 @@ def grouped_dual_gemm(
     check_operands("w.gate", w.gate, is_list=is_list)
     if w.up is not None:
         check_operands("w.up", w.up, is_list=is_list)
-    run = debugged(parts.grouped_dual_gemm) if how.check else parts.grouped_dual_gemm
+    run = running(parts.grouped_dual_gemm, how)
     result = run(
         a, w.gate, w.up, None, None, None, w.gate_alpha, w.up_alpha, offs=offs, masked_m=masked_m, activation=act.name,
         limit=act.limit, weight_layout=w.layout, out=own_outputs(out, is_list), out_dtype=out_dtype,

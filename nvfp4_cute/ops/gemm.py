@@ -5,7 +5,7 @@ from typing import overload
 import torch
 
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
-from nvfp4_cute.ops.options import Options, check_operand, debugged, options_of
+from nvfp4_cute.ops.options import Options, check_operand, options_of, running
 from nvfp4_cute.ops.parts.gemm import gemm as gemm_of_parts
 from nvfp4_cute.problem import QuantizedName
 
@@ -86,7 +86,7 @@ def gemm(
     how = options_of(options)
     check_operand("a", a, takes_16_bits=True)
     check_operand("b", b)
-    run = debugged(gemm_of_parts) if how.check else gemm_of_parts
+    run = running(gemm_of_parts, how)
     return run(
         a, b, None, None, alpha, bias=bias, out=out, out_dtype=out_dtype, out_global_scale=out_global_scale,
         early_weights=how.prefetch_weights, backend=backend, config=how.config,

@@ -7,7 +7,7 @@ import torch
 
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.operands.results import group_tensor, own_outputs
-from nvfp4_cute.ops.options import Factor, Options, check_operands, debugged, options_of
+from nvfp4_cute.ops.options import Factor, Options, check_operands, options_of, running
 from nvfp4_cute.ops.parts.grouped_gemm import grouped_gemm as grouped_gemm_of_parts
 from nvfp4_cute.problem import QuantizedName
 
@@ -151,7 +151,7 @@ def grouped_gemm(
     how, is_list = options_of(options), offs is None and masked_m is None
     check_operands("a", a, is_list=is_list, takes_16_bits=True)
     check_operands("b", b, is_list=is_list)
-    run = debugged(grouped_gemm_of_parts) if how.check else grouped_gemm_of_parts
+    run = running(grouped_gemm_of_parts, how)
     result = run(
         a, b, None, None, offs, alpha, masked_m=masked_m, out=own_outputs(out, is_list), out_dtype=out_dtype,
         out_global_scale=out_global_scale, early_weights=how.prefetch_weights, backend=backend, config=how.config,

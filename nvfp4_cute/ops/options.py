@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from nvfp4_cute import private_api
+from nvfp4_cute.batch_invariance import of_call
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import BLOCK_SCALED, BlockScaledTensor
 from nvfp4_cute.operands.group_sizes import debug
 from nvfp4_cute.planning.config import KernelConfig, check_config
@@ -28,6 +31,9 @@ class Options:
             sm_100a, sm_103a and sm_110a then load weights while that launch ends; others ignore the promise. If the previous
             launch made this promise, it must also hold for the launch before that one.
         check: check ``offs`` and ``masked_m`` of this call on a GPU, as :class:`nvfp4_cute.debug` does.
+        batch_invariant: the bits of a row do not depend on the other rows. None: as
+            :class:`nvfp4_cute.set_batch_invariant` decides. A ``config`` must then have
+            ``stream_k=False``.
 
     Raises:
         TypeError, ConfigError: a field has the wrong type.
@@ -36,6 +42,7 @@ class Options:
     config: KernelConfig | None = None
     prefetch_weights: bool = False
     check: bool = False
+    batch_invariant: bool | None = None
 
     def __post_init__(self):
         check_config(self.config)
@@ -92,15 +99,24 @@ def options_of(options: Any) -> Options:
     return options
 
 
-def debugged(run: Run) -> Run:
-    """Wraps ``run`` so that it checks the values of group sizes."""
+def running(run: Run, how: Options) -> Run:
+    """Wraps ``run`` in the settings that ``how`` makes for one call: checks of group sizes, and batch invariance."""
+    if not how.check and how.batch_invariant is None:
+        return run
+    if how.batch_invariant is not None and private_api.is_traced():
+        raise UnsupportedProblem(
+            "Options(batch_invariant=...) in a graph of torch.compile, which decides for all its calls: use set_batch_invariant"
+        )
 
     @wraps(run)
-    def checked(*arguments: Any, **options: Any) -> Any:
-        with debug():
-            return run(*arguments, **options)
+    def with_settings(*arguments: Any, **options: Any) -> Any:
+        with of_call(how.batch_invariant):
+            if not how.check:
+                return run(*arguments, **options)
+            with debug():
+                return run(*arguments, **options)
 
-    return checked  # type: ignore[return-value]
+    return with_settings  # type: ignore[return-value]
 
 
 def check_operand(name: str, given: Any, *, takes_16_bits: bool = False) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import check_results, family_of, mmas_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE, Family, check_pair
@@ -32,6 +32,15 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
             "out_dtype=torch.bfloat16, or other formats"
         )
     return family.choose(problem, num_sms)
+
+
+def check_order(config: KernelConfig, problem: GroupedProblem) -> None:
+    """Raises ConfigError if a batch-invariant problem is to be computed with a config whose sums depend on the number of rows."""
+    if problem.batch_invariant and config.stream_k:
+        raise ConfigError(
+            f"config {config.to_name()} divides K by the number of tiles, so a row's bits depend on other rows; with "
+            "batch_invariant=True pass stream_k=False, or no config"
+        )
 
 
 def of_rounded_rows(problem: GroupedProblem) -> GroupedProblem:

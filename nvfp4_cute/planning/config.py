@@ -76,6 +76,14 @@ class KernelConfig:
         m *= self.num_m_cta
         return (n, m, k) if self.swap_ab else (m, n, k)
 
+    def adds_parts(self, parts: int) -> bool:
+        """Returns whether K has ``parts`` parts, each of which one CTA adds up from its beginning.
+
+        All such configs of a kernel give equal bits on random operands, whatever their tile: measured for every candidate on an
+        H200 (``bench/notes/2026-11-29-h200-batch-invariance.md``).
+        """
+        return self.split_k == parts and not self.stream_k and not self.use_k96_instrs
+
     def to_name(self) -> str:
         """Returns a readable name such as ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` means all stages that fit."""
         m, n, k = self.cta_tile_shape_mnk

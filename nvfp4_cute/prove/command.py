@@ -1,4 +1,4 @@
-"""`nvfp4-cute prove`: runs every step in child processes, keeps finished work, and writes the report after each step."""
+"""`nvfp4-cute prove`: does every step in child processes, keeps what is done, and writes the report after each step."""
 
 import datetime
 import shutil
@@ -39,20 +39,19 @@ def run(
     workers: int | None = None,
     predicted: Path = RESULTS,
 ) -> int:
-    """Tests the GPU of this machine, writes the report after every step, and returns 0 if nothing is wrong, else 1.
+    """Prove what there is on this machine, write the report after every step, and return 0 if nothing is wrong, else 1.
 
     Args:
-        steps: names of ``plan.STEPS``; empty means all.
+        steps: names of ``plan.STEPS``; none stands for all.
         quick: one or two minutes instead of ten.
-        fresh: repeat the work of an earlier run.
-        emulator: the GPU to emulate instead of using a real one.
-        out: folder of the report; None means the working folder.
-        workers: number of child processes at a time; None chooses, 0 runs everything in this process.
+        fresh: do again what an earlier run did.
+        emulator: the GPU to emulate instead of using one.
+        out: folder of the report; None takes the working folder.
+        workers: children at a time; None chooses, 0 does everything in this process.
         predicted: folder of predictions.
 
     Raises:
-        ValueError: an unknown step.
-        UnsupportedTarget: no GPU with a kernel, and no emulator requested.
+        ValueError: an unknown step. UnsupportedTarget: no GPU with a kernel and no emulator asked for.
     """
     unknown = [name for name in steps if name not in plan.STEPS]
     if unknown:
@@ -80,7 +79,7 @@ def run(
         _do(name, step, limits, state)
         if name == "probes" and backend == "cuda":
             _keep_verdicts(description, state.of("probe"))
-            # Features that the probes have shown to work add configs.
+            # Of what probes have shown to work there are more configs.
             all_steps["configs"] = plan.steps(arch, backend, much, quick)["configs"]
         found = run_.write()
     print(run_.told(found))
@@ -88,7 +87,7 @@ def run(
 
 
 def _where(emulator: str | None) -> tuple[str, str]:
-    """Returns backend and architecture."""
+    """Backend and architecture."""
     if emulator is not None:
         target = targets.lookup(emulator)
         return f"emulator:{target.arch}", target.arch
@@ -108,7 +107,7 @@ def _where(emulator: str | None) -> tuple[str, str]:
 
 
 def _identity(backend: str, description: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """Returns the properties that two runs with the same jobs share."""
+    """What two runs share whose jobs are the same."""
     return {
         "schema": report.SCHEMA,
         "backend": backend,
@@ -128,9 +127,9 @@ def _state_file(backend: str, description: dict[str, Any], quick: bool) -> Path 
 
 
 def _do(name: str, step: plan.Step, limits: pool.Limits, state: State) -> None:
-    """Runs the remaining jobs of a step, with a progress bar."""
+    """The jobs of a step that are not done yet, with a progress bar."""
     left = [job for job in step.jobs if not state.has(job.kind, job.name)]
-    # tqdm draws nothing in a terminal that reports no size.
+    # tqdm draws nothing in a terminal that does not know its own size.
     size = shutil.get_terminal_size()
     begun = time.monotonic()
     with tqdm(
@@ -149,7 +148,7 @@ def _do(name: str, step: plan.Step, limits: pool.Limits, state: State) -> None:
 
 
 class _Run:
-    """Data for the report of this run."""
+    """What a report of this run needs."""
 
     def __init__(
         self,
@@ -170,7 +169,7 @@ class _Run:
         self._written: list[Path] = []
 
     def write(self) -> dict[str, Any]:
-        """Writes the current report, and returns it."""
+        """Write what is known now; return the report."""
         outcomes = list(self._state.outcomes.values())
         steps = {
             name: {
@@ -196,12 +195,12 @@ class _Run:
         return found
 
     def told(self, found: dict[str, Any]) -> str:
-        """Returns the closing text of a run, for a terminal."""
+        """The end of a run, for a terminal."""
         return f"{reader.short(found)}\n\nwritten: {', '.join(path.name for path in self._written)}"
 
 
 def _keep_verdicts(description: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """Stores the probes' verdicts where planning finds them."""
+    """Leave what probes said where planning finds it."""
     gpu = description["gpu"]
     found = {o.name: o.verdict for o in outcomes if o.verdict != NOT_HERE}
     try:
@@ -211,10 +210,9 @@ def _keep_verdicts(description: dict[str, Any], outcomes: Sequence[Outcome]) -> 
 
 
 def read(path: Path, out: Path | None) -> int:
-    """Prints a report's page and its constants, and returns 0. With ``out``, writes the page and the picture there.
+    """Print a report's page and its constants; with ``out`` write the page and the picture there. Return 0.
 
-    Raises:
-        ValueError, OSError: see ``reader.load``.
+    Raises: ValueError, OSError: as ``reader.load``.
     """
     found = reader.load(path)
     print(reader.page(found))

@@ -1,4 +1,4 @@
-"""The steps of a run: their jobs, number of workers, and time."""
+"""The steps of a run: which jobs each has, how many at a time, how long."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from nvfp4_cute.prove.probes import PROBES
 
 STEPS = ("probes", "configs", "problems", "constants", "timed", "host")
 MAX_WORKERS = 12
-"""Largest number of children that compile at a time. Each takes about a gigabyte, and half a gigabyte of the GPU."""
+"""Children that compile at a time: each takes about a gigabyte, and half a gigabyte of the GPU."""
 
 
 MAX_PROBES = 8
@@ -19,15 +19,13 @@ MAX_PROBES = 8
 
 @dataclass(frozen=True)
 class Amounts:
-    """Amount of work in a run.
+    """How much is done.
 
     Attributes:
-        problems: number of random problems.
-        configs: largest number of configs; None means all.
-        soak_s: seconds of the soak test.
-        minutes: time limit of steps that may be cut off, by name.
+        problems: random ones.  configs: at most; None for all.  soak_s: seconds.
+        minutes: of every step that is cut off when its time is over, by name.
         job_s: seconds until a job counts as hung.
-        small: draw problems that an emulator can run.
+        small: problems as an emulator can do them.
     """
 
     problems: int
@@ -52,12 +50,10 @@ EMULATED_QUICK = Amounts(2, 1, 0.0, dict.fromkeys(STEPS, 10.0), 600.0, True)
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run.
+    """One step.
 
     Attributes:
-        jobs: its jobs.
-        workers: number of children at a time.
-        fresh: whether each job has its own child.
+        jobs: what is done.  workers: children at a time.  fresh: whether each job has a child of its own.
     """
 
     jobs: list[Job]
@@ -66,14 +62,14 @@ class Step:
 
 
 def amounts(is_emulated: bool, quick: bool) -> Amounts:
-    """Returns the amount of work in a run."""
+    """How much a run does."""
     if is_emulated:
         return EMULATED_QUICK if quick else EMULATED
     return QUICK if quick else WHOLE
 
 
 def steps(arch: str, backend: str, much: Amounts, quick: bool) -> dict[str, Step]:
-    """Returns every step that a backend can run, in order."""
+    """Every step that a backend can do, in order."""
     cores = len(os.sched_getaffinity(0))
     many = max(1, min(MAX_WORKERS, cores - 1))
     makers: dict[str, Callable[[], Step]] = {
@@ -125,13 +121,13 @@ def _configs(arch: str, backend: str) -> list[Job]:
 
 
 def _spread(jobs: list[Job], count: int | None) -> list[Job]:
-    """Returns `count` of the jobs, spread from the first to the last; all if ``count`` is None."""
+    """So many of them, from the first to the last; all where ``count`` is None."""
     if count is None or count >= len(jobs):
         return jobs
     return [jobs[index * len(jobs) // count] for index in range(count)]
 
 
 def timed_names(quick: bool) -> list[str]:
-    """Returns the names of timed cases, and of layers of experts unless the run is quick."""
+    """Cases that are timed, and layers of experts unless it has to be quick."""
     names = [str(case) for case in cases.timed(quick=quick)]
     return names if quick else [*names, *map(moe.name_of, moe.TOKENS)]

@@ -1,4 +1,4 @@
-"""Probes as tasks: their kernels, and launches of them on any backend."""
+"""Probes as tasks: what is compiled, and a launch of it on any backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class ProbeKey:
     name: str
 
     def to_name(self) -> str:
-        """Returns a readable, unique name; the kernel's symbol starts with it."""
+        """Readable, unique; the kernel's symbol starts with it."""
         return f"nvfp4_probe_{self.name}_{self.arch}"
 
     def make_kernel(self) -> Any:
-        """Returns the CuTe DSL object to compile."""
+        """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.probes.probe_kernel import ProbeKernel
         from nvfp4_cute.kernels.probes.table import body_of
 
@@ -34,13 +34,12 @@ class ProbeKey:
 
 @dataclass(frozen=True, eq=False)
 class ProbeTask(TableTask):
-    """One launch of a probe. It has no tensor maps, because a probe may test what a driver encodes wrongly.
+    """One launch of a probe. No tensor maps: what a driver encodes wrongly is what a probe may want to see.
 
     Attributes:
-        name: name in ``kernels.probes.table``.
-        out, data: tensor that the kernel writes; tensor that it reads, or reads and writes.
-        ctas: CTAs of the grid.
-        arg0, arg1: arguments of the probe.
+        name: in ``kernels.probes.table``.
+        out, data: what the kernel writes; what it reads, or reads and writes.
+        ctas: of the grid.  arg0, arg1: as the probe takes them.
     """
 
     columns = Table
@@ -55,21 +54,21 @@ class ProbeTask(TableTask):
 
     @property
     def is_empty(self) -> bool:
-        """False: a probe always has work."""
+        """A probe always does something."""
         return False
 
     def key(self, gpu: Gpu) -> ProbeKey:
-        """Returns the key of the kernel to compile."""
+        """What to compile."""
         return ProbeKey(gpu.arch, self.name)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
-        """Returns the entries of ``launch_table.Probe``."""
+        """``launch_table.Probe``."""
         return {Table.ARG0: self.arg0, Table.ARG1: self.arg1, Table.CTAS: self.ctas}
 
     def reference(self) -> None:
-        """Does nothing: a probe has no reference, because it tests the machine."""
+        """There is none: a probe asks the machine."""
         raise NotImplementedError("a probe has no reference; run it on a GPU or on the emulator")
 
     def run(self, backend: str) -> None:
-        """Enqueues the probe on the GPU, or executes it on the emulator."""
+        """Enqueue it on the GPU, or execute it on the emulator."""
         backends.run_task(backend, self)

@@ -1,6 +1,6 @@
-"""Probes of every rule of the silicon that documents leave open: the question, the architectures, and the consequence.
+"""Every rule of the silicon that documents leave open, as a probe: what is asked, where, what decides it, what follows.
 
-A probe launches a tiny kernel of ``kernels.probes`` and judges its output. It runs in a separate process.
+A probe launches a tiny kernel of ``kernels.probes`` and judges what it wrote. It runs in a process of its own.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,15 @@ from nvfp4_cute.prove.probe_keys import ProbeTask
 TENSOR_MEMORY = ("sm_100a", "sm_103a", "sm_110a")
 HOPPER = ("sm_90a",)
 Finding = tuple[str, str, dict[str, float]]
-"""Verdict, observation, figures."""
+"""Verdict, what was seen, figures."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that a probe runs on.
+    """Where a probe runs.
 
     Attributes:
-        backend: backend argument of operations.
-        device: device of tensors.
-        arch: architecture of the GPU, emulated or not.
-        num_sms: its SMs.
+        backend: as operations take it.  device: of tensors.  arch: of the GPU, emulated or not.  num_sms: its SMs.
     """
 
     backend: str
@@ -44,12 +41,12 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a real GPU, not the emulator."""
+        """Not the emulator."""
         return self.backend == "cuda"
 
     @classmethod
     def of(cls, backend: str) -> "Machine":
-        """Returns the GPU of this machine, or the one that the backend's name states."""
+        """The GPU of this machine, or the one that the backend's name says."""
         if backend == "cuda":
             gpu = targets.gpu_of(torch.device("cuda"))
             return cls(backend, "cuda", gpu.arch, gpu.num_sms)
@@ -62,12 +59,12 @@ class Probe:
     """One question.
 
     Attributes:
-        rule: number of its subject in the project's list of silicon rules.
-        question: the question that "passed" answers with yes.
-        decides: consequence of the answer.
-        archs: architectures that can run it.
-        expected: unsurprising verdicts on a GPU; several if the answer is open.
-        ask: function that runs it.
+        rule: what it is about, as the project's list of silicon rules numbers it.
+        question: what "passed" says yes to.
+        decides: what follows from the answer.
+        archs: where it can be asked.
+        expected: verdicts that surprise nobody on a GPU; more than one where the answer is open.
+        ask: runs it.
     """
 
     rule: str
@@ -79,7 +76,7 @@ class Probe:
 
 
 def run(job: Job) -> Outcome:
-    """Runs the probe of a job. Raises KeyError for one that is not in the table."""
+    """The probe that a job names. Raises KeyError for one that is not in the table."""
     name = job.arguments["probe"]
     machine = Machine.of(job.backend)
     if machine.arch not in PROBES[name].archs:
@@ -104,7 +101,7 @@ def _counted(wrong: int, total: int, what: str) -> Finding:
 
 # ---- clusters --------------------------------------------------------------------------------------------------
 def _repeated(name: str, words: int) -> Callable[[Machine], Finding]:
-    """Returns a probe in which pairs of CTAs repeat an exchange of `words` words; the kernel counts the errors."""
+    """Pairs of CTAs repeat an exchange of so many words; the kernel counts what was wrong."""
 
     def ask(machine: Machine) -> Finding:
         rounds, pairs = (20000, machine.num_sms // 2) if machine.is_gpu else (3, 1)
@@ -129,7 +126,7 @@ CHAIN = 64
 
 
 def _chain(name: str, ctas: int, machine: Machine, out: torch.Tensor, data: torch.Tensor) -> None:
-    """Enqueues launches that each check the output of the previous one."""
+    """Launches each of which compares what the one before wrote."""
     data.zero_()
     for number in range(CHAIN if machine.is_gpu else 2):
         ProbeTask(name, out, data, ctas, number).run(machine.backend)
@@ -149,7 +146,7 @@ def _dependent(name: str) -> Callable[[Machine], Finding]:
 
 
 def _captured(machine: Machine) -> Finding:
-    """Runs the chain as a CUDA graph, with and without clusters."""
+    """The chain as a CUDA graph, with and without clusters."""
     if not machine.is_gpu:
         return NOT_HERE, "the emulator captures no graphs", {}
     ctas, wrong = machine.num_sms // 2 * 2, 0
@@ -169,14 +166,14 @@ def _captured(machine: Machine) -> Finding:
 
 # ---- residency -------------------------------------------------------------------------------------------------
 LOOKS = 200_000
-"""Number of times a CTA checks whether the others have arrived, at least half a microsecond each."""
+"""How often a CTA looks whether the others came: half a microsecond or more each."""
 PORTABLE = 8
-"""CTAs per cluster that every GPU accepts."""
+"""CTAs of a cluster that every GPU takes."""
 UNLIMITED = "an emulator has no SMs that are taken"
 
 
 def resident_clusters(arch: str, size: int) -> int:
-    """Returns the number of resident clusters, with one CTA per SM, that the driver states."""
+    """Clusters of one CTA an SM that the driver says are resident at a time."""
     import cuda.bindings.driver as cuda
 
     from nvfp4_cute.compile.cache import get_kernel
@@ -212,7 +209,7 @@ def resident_clusters(arch: str, size: int) -> int:
 
 
 def _gave_up(machine: Machine, name: str, ctas: int) -> int:
-    """Returns the number of CTAs of a launch that did not see all others."""
+    """CTAs of a launch that did not see all others."""
     out = _words(machine, 1)
     ProbeTask(name, out, _words(machine, 1), ctas, ctas, LOOKS).run(machine.backend)
     _synchronize(machine)
@@ -240,7 +237,7 @@ def _resident(size: int) -> Callable[[Machine], Finding]:
 
 
 def _beyond_portable(machine: Machine) -> Finding:
-    """Only queries the driver, because kernels here have clusters of at most eight."""
+    """Only asked of the driver: kernels here have clusters of eight at most."""
     if not machine.is_gpu:
         return NOT_HERE, UNLIMITED, {}
     count = resident_clusters(machine.arch, 16)
@@ -261,13 +258,13 @@ def _cooperative(machine: Machine) -> Finding:
 
 
 HOG_LOOKS = 5000
-"""Milliseconds for which a launch holds half of the SMs."""
+"""Milliseconds that a launch holds half of the SMs."""
 
 
 def _two_streams(machine: Machine) -> Finding:
-    """Starts two plain launches, each with one CTA per SM, while a third one holds half of the SMs and then releases them.
+    """Two plain launches, each with a CTA an SM, while a third one holds half of the SMs and then lets go of them.
 
-    The second launch has a higher priority, so it gets the SMs that the first one's CTAs wait for.
+    The second has a higher priority: it gets the SMs that the first one's CTAs wait for.
     """
     if not machine.is_gpu:
         return NOT_HERE, "the emulator runs one launch at a time", {}
@@ -325,9 +322,9 @@ def _warpgroup_wait(machine: Machine) -> Finding:
 
 
 def _pitched(machine: Machine) -> Finding:
-    """Tests operands and outputs with gaps between their rows, each in a small allocation of its own.
+    """Operands and outputs with room between their rows, each in a small allocation of its own.
 
-    Skips the check that refuses such operands, because the question is whether it is needed.
+    What refuses such operands is left out: whether it has to is the question.
     """
     if machine.is_gpu:
         env.disable_torch_caching()
@@ -340,7 +337,7 @@ def _pitched(machine: Machine) -> Finding:
 
 
 def _wrong_with_gaps(machine: Machine) -> list[str]:
-    """Returns the products of such operands that differ."""
+    """Where products of such operands differ."""
     m, n, k, dice = 40, 72, 96, Dice(3)
     wrong = []
     for extra in (16, 48):
@@ -364,7 +361,7 @@ def _wrong_with_gaps(machine: Machine) -> list[str]:
 
 # ---- tensor memory ---------------------------------------------------------------------------------------------
 def _scaled(n: int, column: int) -> Callable[[Machine], Finding]:
-    """Returns a probe in which every row of B has a different scale, so a result shows which scale it got."""
+    """Every row of B has a scale of its own, so that a result says whose scale it got."""
     name = f"mma_n{n}" + f"_column{column}" * (column > 0)
 
     def ask(machine: Machine) -> Finding:

@@ -1,4 +1,4 @@
-"""Rows of a report's tables as plain text: for a terminal, for Markdown, and for a browser."""
+"""Rows of a report's tables, as plain text: for a terminal, for Markdown, and for a browser."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ PROBES_HEADER = ("probe", "rule", "question", "answer", "seen", "decides")
 
 
 def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Returns one row per timed case, in the order of ``TIMES_HEADER``."""
+    """What is said of every timed case, in the order of ``TIMES_HEADER``."""
     rows: list[tuple[str, ...]] = []
     for row in found["timed"]:
         peers = sorted(row["peers"].items(), key=lambda item: item[1])
@@ -28,7 +28,7 @@ def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Returns measured constants with those of the timing model, in the order of ``CONSTANTS_HEADER``."""
+    """What was measured beside what the timing model has, in the order of ``CONSTANTS_HEADER``."""
     rows: list[tuple[str, ...]] = []
     for line in found["constants"]:
         value, model = line["value"], line["model"]
@@ -38,7 +38,7 @@ def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def probe_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Returns probes and their answers, in the order of ``PROBES_HEADER``; an exclamation mark means a surprise."""
+    """What was asked of the silicon and answered, in the order of ``PROBES_HEADER``; surprises with an exclamation mark."""
     rows: list[tuple[str, ...]] = []
     for p in found["probes"]:
         if p["verdict"] != "not here":

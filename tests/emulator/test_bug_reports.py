@@ -1,4 +1,4 @@
-"""Reproduced bug reports of public kernels: the checker finds each fault in every mode, and nothing in the repaired kernel."""
+"""Bug reports of public kernels, made anew: the checker finds each fault in every mode, and nothing without it."""
 
 import re
 from dataclasses import dataclass, replace
@@ -26,15 +26,12 @@ MODES = ("eager", "lazy", "random:3")
 
 @dataclass(frozen=True)
 class Report:
-    """A kernel of one of `KERNELS` and the checker's finding.
+    """A kernel of one of `KERNELS` and what the checker says of it.
 
     Attributes:
-        source: who reported the fault, and in which kernel.
-        kind, text: kind and text of a finding that describes the fault.
-        shape: number of CTAs, threads per CTA, CTAs per cluster.
-        wrong: modes that show the fault without the checker, by an error or by different results.
-        arch: architecture of the compiled kernel.
-        before: kernels launched before it, each of which lets the next one start early.
+        source: who reported the fault, of which kernel.  kind, text: of a finding that names it.  shape: CTAs, threads of each,
+            CTAs of a cluster.  wrong: modes that show it without the checker, by an error or by other results.
+        arch: what it is compiled for.  before: kernels that are launched before it, each of which lets the next one start early.
     """
 
     kernel: str
@@ -109,7 +106,7 @@ REPORTS = (
     Report("fence_of_global_memory", "PTX ISA", "proxy-fence", r"bulk store .* reads smem.* no fence\.proxy\.async"),
     Report("map_of_ordinary_stores", "PTX ISA", "proxy-fence", r"st\.global .* no fence\.proxy\.tensormap::generic\.release"),
     Report("small_copies_of_other_lanes", "PTX ISA", "race", r"another lane of the warp accessed in cp\.async", severity="warning"),
-    Report("elected_lane_frees_a_stage", "PTX ISA", "race", "stores over the copy of bulk store .* only another lane", severity="warning"),
+    Report("elected_lane_frees_a_stage", "PTX ISA", "race", "stores over what bulk store .* only another lane", severity="warning"),
     Report("expected_too_early", "PTX ISA", "mbarrier", r"mbarrier\.expect_tx .* nothing orders them"),
     Report("expected_in_another_cta", "PTX ISA", "mbarrier", r"mbarrier\.expect_tx .* without a fence\.mbarrier_init", TWO_CTAS),
     Report("relaxed_barrier_of_a_cluster", "PTX ISA", "silicon", "remote-arrival-scope: .* global memory", TWO_CTAS),
@@ -172,7 +169,7 @@ def ptx_of(report: Report, fixed: bool) -> str:
 
 
 def run(report: Report, mode: str, *, fixed: bool, check: bool = False):
-    """Returns (words that the kernel stored, findings, error or None)."""
+    """(words that the kernel stored, findings, error or None)."""
     grid, block, cluster = report.shape
     machine, out, error = Machine(148, mode=mode, check=check), np.zeros(WORDS, np.int32), None
     args = [np.arange(1, WORDS + 1, dtype=np.int32), out]

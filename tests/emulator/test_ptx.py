@@ -1,4 +1,4 @@
-"""The parser: operands, scopes, parameters, variables, and its error messages."""
+"""The parser: operands, scopes, parameters, variables, and its errors."""
 
 import pytest
 

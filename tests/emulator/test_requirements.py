@@ -1,4 +1,4 @@
-"""Instructions of each target, as the assembler of CUDA 13.0 accepts them."""
+"""Which targets have which instructions; the table is what the assembler of CUDA 13.0 accepts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Atomics and plain accesses on the same bytes of shared memory, and shuffles from lanes in another branch."""
+"""Atomics on shared memory beside plain accesses of the same bytes; shuffles from lanes that are elsewhere."""
 
 import numpy as np
 import pytest

@@ -6,6 +6,8 @@ keep their meaning, and ``VLLM_PLUGINS=`` loads no plug-in at all.
 
 import logging
 
+from nvfp4_cute import env
+from nvfp4_cute.batch_invariance import set_batch_invariant
 from nvfp4_cute.models.vllm.requirements import faults
 
 NAME = "nvfp4_cute"
@@ -24,3 +26,5 @@ def register() -> None:
     from nvfp4_cute.models.vllm.config import register_config
 
     register_config(NAME)
+    if env.is_vllm_batch_invariant():
+        set_batch_invariant()

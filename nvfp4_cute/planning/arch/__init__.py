@@ -22,6 +22,7 @@ from nvfp4_cute.planning.arch import (
 )
 from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily, in_order
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import GroupedProblem
 
 FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm100, sm103, sm100_fp8, sm100_int8, sm120)
 WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only, warp_mma)
@@ -90,6 +91,11 @@ def weight_only_family_of(arch: str, config: KernelConfig) -> WeightOnlyFamily:
     return families[-1] if config.use_warp_mma else families[0]
 
 
+def parts_of_k(problem: GroupedProblem, arch: str, num_sms: int) -> int:
+    """Returns the parts of K that sums of a batch-invariant weight-only problem are made of; 0 for other problems."""
+    return sm90.parts_of_k(problem, num_sms) if arch in sm90.ARCHS else int(problem.batch_invariant)
+
+
 def choose_weight_only(
     arch: str,
     sizes: tuple[tuple[int, int, int], ...],
@@ -97,8 +103,11 @@ def choose_weight_only(
     num_b: int = 1,
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
+    parts: int = 0,
 ) -> KernelConfig:
     """Returns the config of the fastest family of ``arch``. Takes the arguments of ``WeightOnlyFamily.choose``.
+
+    parts: parts that K must have, and then the family is the same for all sizes; 0 leaves both open.
 
     Raises UnsupportedTarget if there is no family, UnsupportedProblem if K suits none of them.
     """
@@ -116,9 +125,9 @@ def choose_weight_only(
 
     family = fitting[0]
     few = warp_mma.mean_rows(sizes, is_ragged) <= warp_mma.MOST_ROWS_BESIDE_WGMMA
-    if warp_mma in fitting and few:
+    if warp_mma in fitting and few and not parts:
         family = warp_mma
-    return family.choose(sizes, num_sms, num_b, is_ragged, b_format)
+    return family.choose(sizes, num_sms, num_b, is_ragged, b_format, parts)
 
 
 def oldest_dsl(arch: str) -> tuple[int, int]:

@@ -51,6 +51,19 @@ def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
     return (num_b, 1) if config.swap_ab else (1, num_b)
 
 
+def allowed(
+    tried: Iterable[KernelConfig], problem: GroupedProblem, parts: int = 1
+) -> tuple[KernelConfig, ...]:
+    """Returns the configs that a problem may be computed with: if it is batch-invariant, those with one order of sums.
+
+    Args:
+        parts: parts that K has in that order, ``split_k``.
+    """
+    if not problem.batch_invariant:
+        return tuple(tried)
+    return tuple(config for config in tried if config.adds_parts(parts))
+
+
 def foreign_option_reason(config: KernelConfig, options: Sequence[str]) -> str | None:
     """Returns why a family refuses options that it lacks; None if none of them is set.
 
@@ -385,10 +398,12 @@ class WeightOnlyFamily(Protocol):
         num_b: int = 1,
         is_ragged: bool = False,
         b_format: BlockFormat = NVFP4,
+        parts: int = 0,
     ) -> KernelConfig:
         """Returns the config for groups of these (m, n, k).
 
         For ragged groups the sizes are about their mean, because only the device knows them.
+        parts: parts that K must have (``KernelConfig.adds_parts``); 0 leaves that open.
         """
 
     def workspace_bytes(self, config: KernelConfig, num_cta: int) -> int:

@@ -12,6 +12,7 @@ from nvfp4_cute.formats.block_format import BlockFormat, Formats, FP8_1x128, FP8
 from nvfp4_cute.planning.arch import fp8
 from nvfp4_cute.planning.arch.base import (
     Mma,
+    allowed,
     foreign_option_reason,
     no_estimates,
     no_work_reason,
@@ -202,7 +203,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     num_b = problem.num_b
     # Among equals, pairs win if tokens are rows and numerous, because they load less.
     return min(
-        candidates(num_b, out_format=problem.out_format),
+        allowed(candidates(num_b, out_format=problem.out_format), problem),
         key=lambda c: (_modelled_cycles(live, c, num_sms, num_b), c.swap_ab == c.use_2cta_instrs),
     )
 

@@ -24,6 +24,7 @@ from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
     StagedOperands,
+    allowed,
     clusters_in_gpcs,
     foreign_option_reason,
     formats_on_sides,
@@ -275,7 +276,9 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     live = Counter(size for size in problem.sizes if min(size) > 0)
     tried = [
         config
-        for config in candidates(num_b, problem.weight_layout, problem.out_format, problem.form, formats)
+        for config in allowed(
+            candidates(num_b, problem.weight_layout, problem.out_format, problem.form, formats), problem
+        )
         if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
     ]
     chosen = min(

@@ -24,6 +24,7 @@ from nvfp4_cute.formats.block_format import (
 )
 from nvfp4_cute.planning.arch.base import (
     Mma,
+    allowed,
     clusters_in_gpcs,
     foreign_option_reason,
     never_in_turns,
@@ -392,7 +393,11 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
     formats = problem.a_format, problem.b_format
-    tried = candidates(problem.num_b, problem.weight_layout, problem.out_format, formats=formats)
+    tried = allowed(
+        candidates(problem.num_b, problem.weight_layout, problem.out_format, formats=formats),
+        problem,
+        parts_of_k(problem, num_sms),
+    )
     # No tile needs to be wider than the smallest of its kind that holds all tokens of a group.
     widest = dict[tuple, int]()
     for config in tried:
@@ -420,6 +425,18 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         if config_us < best_us:
             best_us, best = config_us, config
     return best
+
+
+def parts_of_k(problem: GroupedProblem, num_sms: int) -> int:
+    """Returns the parts of K that sums of a batch-invariant problem are made of; 0 for other problems.
+
+    Two for a dense product whose weights fill fewer CTAs than there are SMs. On an H200 two parts are then as fast as what is
+    chosen freely from 32 to 256 rows, and one part takes up to 1.7 times as long (``bench/results``, rows of Qwen3-8B).
+    """
+    if not problem.batch_invariant:
+        return 0
+    n = max((n for _, n, _ in problem.sizes), default=0)
+    return 2 if problem.is_dense and -(-n // TILE_WEIGHTS) < num_sms else 1
 
 
 def _kind(config: KernelConfig) -> tuple:

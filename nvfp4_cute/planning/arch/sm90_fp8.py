@@ -18,6 +18,7 @@ from nvfp4_cute.formats.block_format import INT8_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.arch import fp8, sm90
 from nvfp4_cute.planning.arch.base import (
     Mma,
+    allowed,
     never_in_turns,
     no_estimates,
     no_work_reason,
@@ -28,6 +29,7 @@ from nvfp4_cute.planning.arch.sm90 import (
     PAIRED_TILE_TOKENS,
     TILE_K,
     TILE_WEIGHTS,
+    parts_of_k,
 )
 from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
@@ -254,15 +256,17 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         problem: its sizes matter. Ragged groups have these rows on average.
         num_sms: SMs of the device.
     """
-    live = [size for size in problem.sizes if min(size) > 0]
+    live, formats = [size for size in problem.sizes if min(size) > 0], (problem.a_format, problem.b_format)
     # Ragged groups may have twice the mean. No tile needs to be wider than the smallest that holds all tokens of a group.
     largest = max((m for m, _, _ in live), default=0)
     most = largest * (2 if problem.form == "ragged" else 1)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), TOKEN_CHOICES[-1])
     fitting = [
         config
-        for config in candidates(
-            problem.num_b, out_format=problem.out_format, formats=(problem.a_format, problem.b_format)
+        for config in allowed(
+            candidates(problem.num_b, out_format=problem.out_format, formats=formats),
+            problem,
+            parts_of_k(problem, num_sms),
         )
         if config.work_tile_mnk[0] <= widest
         and (config.swap_ab or blocks_of(config, problem.num_b) == 2 or largest <= MOST_ROWS)

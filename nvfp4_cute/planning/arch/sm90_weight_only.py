@@ -264,6 +264,7 @@ def choose(
     num_b: int = 1,
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
+    parts: int = 0,
 ) -> KernelConfig:
     """Returns the candidate with the smallest modelled time.
 
@@ -271,8 +272,9 @@ def choose(
         sizes: (m, n, k) of every group; for ragged groups about their mean, because only the device knows them.
         num_sms: SMs of the device.
         num_b, b_format: see :func:`candidates`.
+        parts: parts that K must have (``KernelConfig.adds_parts``); 0 leaves that open.
     """
-    tried = candidates(num_b, b_format)
+    tried = [config for config in candidates(num_b, b_format) if not parts or config.adds_parts(parts)]
     if not any(min(size) > 0 for size in sizes):
         return tried[0]
     return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, is_ragged, b_format))

@@ -88,11 +88,11 @@ def ctas_per_sm(config: KernelConfig) -> int:
     return max(WARPS_PER_SM // warps - (warps <= 4), 1)
 
 
-def make_config(tokens: int, rows: int, k: int) -> KernelConfig:
+def make_config(tokens: int, rows: int, k: int, stream_k: bool = True) -> KernelConfig:
     """Returns the config with ``tokens`` per tile, and ``rows`` x ``k`` warps."""
     shape = (rows * WARP_ROWS, tokens, k * STEP_K)
     return KernelConfig(
-        shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=True, use_warp_mma=True
+        shape, num_ab_stage=STEPS_OF_TURN, num_acc_stage=1, swap_ab=True, stream_k=stream_k, use_warp_mma=True
     )
 
 
@@ -107,14 +107,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
     if foreign is not None:
         return foreign
     shape = rows, tokens, k = config.cta_tile_shape_mnk
-    if (
-        not (config.swap_ab and config.stream_k and config.use_warp_mma)
-        or config.num_acc_stage != 1
-        or config.split_k != 1
-    ):
+    if not (config.swap_ab and config.use_warp_mma) or config.num_acc_stage != 1 or config.split_k != 1:
         return (
-            "weights are on the M side, and K steps are dealt evenly: use swap_ab=True, stream_k=True, use_warp_mma=True, "
-            "num_acc_stage=1, split_k=1"
+            "weights are on the M side, and a CTA has one tile's sums: use swap_ab=True, use_warp_mma=True, num_acc_stage=1, "
+            "split_k=1"
         )
     if config.num_ab_stage not in (None, STEPS_OF_TURN):
         return (
@@ -173,6 +169,7 @@ def choose(
     num_b: int = 1,
     is_ragged: bool = False,
     b_format: BlockFormat = NVFP4,
+    parts: int = 0,
 ) -> KernelConfig:
     """Returns the config for a problem. Takes the arguments of ``WeightOnlyFamily.choose``.
 
@@ -184,6 +181,8 @@ def choose(
         return candidates()[0]
     mean = mean_rows(sizes, is_ragged)
     tokens = next((most for least, most in MOST_MEANS if mean <= least), TOKEN_CHOICES[-1])
+    if parts:  # one warp along K, and tiles whole, whatever the sizes
+        return make_config(tokens, WARPS[tokens][0][0], 1, stream_k=False)
     many, few = (make_config(tokens, *warps) for warps in WARPS[tokens])
     steps = most_tiles(sizes, many, is_ragged) / 4 / clusters_at_once(many, num_sms)
     return few if steps < FEW_STEPS else many

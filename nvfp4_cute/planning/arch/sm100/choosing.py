@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
-from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.arch.base import INTERLEAVE, allowed
 from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
     DUAL_CANDIDATES,
@@ -171,7 +171,7 @@ def ranked(tried: tuple[KernelConfig, ...], problem: GroupedProblem, num_sms: in
     """Returns the estimates of configs for a problem of known sizes, ordered as by :func:`estimates`."""
     if problem.is_chain:
         tried = tuple(config for config in tried if config.cluster_size == config.num_mma_cta)
-    return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
+    return sorted((estimate(config, problem, num_sms) for config in allowed(tried, problem)), key=_ranked)
 
 
 def _ranked(candidate: Estimate) -> float:
@@ -347,7 +347,7 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     mean = problem.sizes[0]
     chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
     chosen = with_k_tile(chosen, _formats(problem))
-    if problem.activation is not None:
+    if problem.activation is not None or problem.batch_invariant:
         return chosen
     return _split_where_idle(chosen, num_sms, problem.num_groups, mean, _formats(problem))
 

@@ -1,0 +1,70 @@
+"""Whether the bits of a row are independent of the other rows: a setting of the process, and of a call."""
+
+from contextvars import ContextVar
+
+from nvfp4_cute.errors import UnsupportedProblem
+
+_of_process = False
+_of_call: ContextVar[bool | None] = ContextVar("batch_invariant", default=None)
+
+
+class set_batch_invariant:  # noqa: N801, reads as torch.set_grad_enabled does
+    """Make results batch-invariant: the bits of a row do not depend on the other rows. Off by default.
+
+    The bits of an output row are then a function of that row's input, the weights and the GPU's architecture; not of the number
+    of rows, of their order, or of the experts of other tokens. Every kernel adds up K in one order, and kernels for few rows are
+    not used. ``nvfp4_cute/ops/BATCH_INVARIANCE.md`` says what is promised, and what it costs. ``Options(batch_invariant=True)``
+    decides for one call.
+
+    Args:
+        enabled: True switches it on, False off; until the end of the process, or of a ``with`` block.
+
+    Raises:
+        TypeError: ``enabled`` is not a bool.
+
+    Example:
+        >>> with nvfp4_cute.set_batch_invariant():
+        ...     torch.equal(gemm(x, w)[:1], gemm(x[:1], w))
+        True
+    """
+
+    def __init__(self, enabled: bool = True):
+        global _of_process
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled={enabled!r} is not a bool; pass True or False")
+        self._before, _of_process = _of_process, enabled
+
+    def __enter__(self) -> "set_batch_invariant":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _of_process
+        _of_process = self._before
+
+
+class of_call:  # noqa: N801, a context manager of two instructions: every call may enter one
+    """Decides for the calls inside of a ``with`` block; None leaves the decision to the process."""
+
+    def __init__(self, enabled: bool | None):
+        self._enabled = enabled
+
+    def __enter__(self) -> None:
+        self._token = _of_call.set(self._enabled)
+
+    def __exit__(self, *_: object) -> None:
+        _of_call.reset(self._token)
+
+
+def is_batch_invariant() -> bool:
+    """Returns whether the current call is batch-invariant."""
+    chosen = _of_call.get()
+    return _of_process if chosen is None else chosen
+
+
+def refuse_found_scales() -> None:
+    """Raises UnsupportedProblem if a batch-invariant layer would compute the global scale of its input, from all rows."""
+    if is_batch_invariant():
+        raise UnsupportedProblem(
+            'input_scale="auto" is computed from all rows, so a row\'s bits would depend on the others; pass a calibrated number '
+            "as input_scale, None for 1, or 16-bit activations"
+        )

@@ -1,0 +1,182 @@
+"""With ``batch_invariant``, the bits of a row are those of that row alone, wherever it lies and whatever lies around it."""
+
+import random
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nvfp4_cute import (
+    GateUp,
+    KernelConfig,
+    Options,
+    QuantizedLinear,
+    dual_gemm,
+    gemm,
+    grouped_gemm,
+    moe,
+    quantize,
+    route,
+    set_batch_invariant,
+)
+from nvfp4_cute.batch_invariance import is_batch_invariant
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.launch.plan import config_of
+from nvfp4_cute.planning.arch import ARCHS, WEIGHT_ONLY_ARCHS, choose_weight_only
+from nvfp4_cute.problem import GroupedProblem
+
+K, N = 1024, 128  # enough of K, and few enough tiles, to divide it among CTAs
+PAIRS = {
+    "w4a4": ("nvfp4", "nvfp4"), "mxfp8": ("mxfp8_e4m3", "mxfp8_e4m3"), "fp8": ("fp8_1x128", "fp8_128x128"), "w4a16": (None, "nvfp4"),
+}  # fmt: skip
+EMULATED = ("sm_90a", "sm_100a", "sm_120a")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def rows_of(x, format):
+    return x if format is None else quantize(x, format=format)
+
+
+def assert_alike(of_some, of_all, places):
+    """Rows of a result that was computed of some rows, against the rows of the result of all."""
+    assert torch.equal(of_some.view(torch.int32), of_all[places].contiguous().view(torch.int32))
+
+
+@pytest.fixture(autouse=True)
+def invariant():
+    with set_batch_invariant():
+        yield
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("arch", EMULATED)
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("rows", [20, 150])
+def test_a_row_alone_and_among_others(arch, pair, rows):
+    a_format, b_format = PAIRS[pair]
+    x, w = normal(rows, K), quantize(normal(N, K, seed=1), format=b_format)
+    how = {"out_dtype": torch.float32, "backend": f"emulator:{arch}"}
+    whole = gemm(rows_of(x, a_format), w, **how)
+    draw = random.Random(f"{arch} {pair} {rows}")
+    for count in (1, 3):
+        places = draw.sample(range(rows), count)
+        assert_alike(gemm(rows_of(x[places].contiguous(), a_format), w, **how), whole, places)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("arch", EMULATED)
+@pytest.mark.parametrize("pair", ["w4a4", "w4a16"])
+def test_a_row_of_a_group(arch, pair):
+    a_format, b_format = PAIRS[pair]
+    x, w = normal(24, K), quantize(normal(2, N, K, seed=1), format=b_format)
+    how = {"out_dtype": torch.float32, "backend": f"emulator:{arch}"}
+    a = rows_of(x, a_format)
+    ragged = grouped_gemm(a, w, torch.tensor([0, 24], dtype=torch.int32), **how)
+    alone = grouped_gemm(
+        rows_of(x[5:6].contiguous(), a_format), w, torch.tensor([0, 1], dtype=torch.int32), **how
+    )
+    assert_alike(alone, ragged, [5])
+    (listed,) = grouped_gemm([rows_of(x[4:7].contiguous(), a_format)], [w[1]], **how)
+    assert_alike(listed, ragged, [4, 5, 6])
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("arch", EMULATED)
+def test_a_token_of_a_layer(arch):
+    experts, hidden, width, top_k = 4, 256, 128, 2
+    w13, w2 = (
+        quantize(normal(experts, 2 * width, hidden, seed=1)),
+        quantize(normal(experts, hidden, width, seed=2)),
+    )
+    x, (ids, weights) = normal(9, hidden), route(normal(9, experts, seed=3).float(), top_k)
+    for rows in ("nvfp4", "16bit"):
+        whole = moe(x, ids, weights, w13, w2, rows=rows, backend=f"emulator:{arch}")
+        alone = moe(x[4:5], ids[4:5], weights[4:5], w13, w2, rows=rows, backend=f"emulator:{arch}")
+        assert torch.equal(alone.view(torch.int16), whole[4:5].contiguous().view(torch.int16))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("form", ["list", "ragged", "masked", "batched"])
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_no_chosen_config_divides_k(arch, form, gate):
+    num_sms = {"sm_90a": 132, "sm_100a": 148}.get(arch, 84)
+    divides = 0
+    for rows in (1, 8, 40, 300):
+        sizes = ((rows, 256, 4096),) * (1 if form == "list" else 3)
+        for flag in (True, False):
+            problem = GroupedProblem(sizes, form, activation=gate, batch_invariant=flag)
+            config = config_of(problem, arch, num_sms)
+            assert config.adds_parts(1) or not flag
+            divides += not config.adds_parts(1)
+    if gate is None and form == "list" and arch in ("sm_90a", "sm_100a"):
+        assert divides, "without the flag K is divided somewhere, or this test says nothing"
+
+
+@pytest.mark.parametrize("arch", WEIGHT_ONLY_ARCHS)
+def test_one_weight_only_kernel_for_all_sizes(arch):
+    def chosen(rows, groups):
+        return choose_weight_only(arch, ((rows, 512, 4096),) * groups, 132, parts=1)
+
+    assert all(chosen(rows, groups).adds_parts(1) for rows in (1, 8, 40, 300) for groups in (1, 8))
+
+
+def test_dense_products_divide_k_by_the_weights_alone():
+    def parts(rows, n):
+        with set_batch_invariant():
+            problem = GroupedProblem(((rows, n, 4096),), is_dense=True)
+        return config_of(problem, "sm_90a", 132).split_k
+
+    assert {parts(rows, 4096) for rows in (1, 8, 40, 300, 2000)} == {2}
+    assert {parts(rows, 24576) for rows in (1, 8, 40, 300, 2000)} == {1}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("arch", EMULATED)
+@pytest.mark.parametrize("pair", ["w4a4", "w4a16"])
+def test_a_row_of_a_gated_product(arch, pair):
+    a_format, b_format = PAIRS[pair]
+    x, gate, up = normal(12, K), *(quantize(normal(N, K, seed=s), format=b_format) for s in (1, 2))
+    how = {"out_dtype": torch.float32, "backend": f"emulator:{arch}"}
+    whole = dual_gemm(rows_of(x, a_format), GateUp(gate, up), **how)
+    assert_alike(dual_gemm(rows_of(x[7:8].contiguous(), a_format), GateUp(gate, up), **how), whole, [7])
+
+
+def test_options_decide_for_a_call():
+    problem = lambda: GroupedProblem(((8, 256, 4096),)).batch_invariant
+    assert problem()
+    with set_batch_invariant(False):
+        assert not problem()
+    x, w = quantize(normal(8, K)), quantize(normal(N, K))
+    split = KernelConfig.from_name("t128x16x128_s0a1_swap_pre_sk")
+    how = {"backend": "emulator:sm_90a", "out_dtype": torch.float32}
+    with pytest.raises(ConfigError, match="batch_invariant=True"):
+        gemm(x, w, options=Options(config=split), **how)
+    gemm(x, w, options=Options(config=split, batch_invariant=False), **how)
+    with pytest.raises(TypeError, match="not a bool"):
+        set_batch_invariant("yes")
+
+
+def test_scales_of_all_rows_are_refused():
+    x = normal(8, 64)
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), activations="nvfp4")
+    with pytest.raises(UnsupportedProblem, match="input_scale"):
+        layer(x)
+
+
+def test_vllm_switches_it_on(monkeypatch):
+    from nvfp4_cute.models import vllm
+
+    monkeypatch.setattr(vllm, "faults", lambda: None)
+    monkeypatch.setitem(
+        sys.modules, "nvfp4_cute.models.vllm.config", SimpleNamespace(register_config=lambda name: None)
+    )
+    with set_batch_invariant(False):
+        vllm.register()
+        assert not is_batch_invariant()
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+        vllm.register()
+        assert is_batch_invariant()
