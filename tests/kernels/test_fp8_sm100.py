@@ -1,4 +1,4 @@
-"""FP8 with fp32 scales on sm_100a: every bit is the reference's where sums are exact."""
+"""FP8 with fp32 scales on sm_100a: machine code, layouts, choices, and what is refused. ``test_fp8`` has the rest."""
 
 from dataclasses import replace
 
@@ -6,16 +6,11 @@ import pytest
 import torch
 from fp8_check import (
     FORMATS,
-    check_activations,
-    check_any_scales,
-    check_dual_list_and_masked,
-    check_dual_ragged,
-    check_list_masked_and_batched,
-    check_not_a_number,
-    check_ragged,
-    check_rounding_and_pitch,
     tokens_of,
     weights_of,
+)
+from fp8_check import (
+    on_sm100 as config,
 )
 from oracle import assert_bitwise_equal
 
@@ -31,76 +26,6 @@ from nvfp4_cute.problem import GroupedProblem
 
 SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_100a"
-# Other family members, which the same source serves.
-OTHERS = ("emulator:sm_103a", "emulator:sm_110a")
-
-
-def config(n, swap_ab=False, num_acc_stage=2, **settings):
-    return KernelConfig((128, n, 128), num_acc_stage=num_acc_stage, swap_ab=swap_ab, **settings)
-
-
-CONFIGS = [
-    (config(64, swap_ab=True, num_cta=3), "random:1"),
-    pytest.param(config(128, num_acc_stage=4, use_2cta_instrs=True), "lazy", marks=SLOW),
-    pytest.param(config(128, use_2cta_instrs=True, num_ab_stage=2, num_cta=2), "random:2", marks=SLOW),
-    pytest.param(config(64, num_acc_stage=4), "lazy", marks=SLOW),
-    pytest.param(config(128, swap_ab=True, use_2cta_instrs=True, num_cta=4), "random:3", marks=SLOW),
-    pytest.param(config(128, swap_ab=True, split_k=2, num_cta=2), "lazy", marks=SLOW),
-    pytest.param(config(128, split_k=2), "eager", marks=SLOW),
-    # Fewer K tiles than CTAs.
-    pytest.param(config(64, swap_ab=True, split_k=8), "random:4", marks=SLOW),
-    pytest.param(config(128, multicast_n=2), "random:5", marks=SLOW),
-    pytest.param(config(64, swap_ab=True, multicast_n=2, use_2cta_instrs=True), "lazy", marks=SLOW),
-    pytest.param(None, "eager", marks=SLOW),
-]
-
-
-@pytest.mark.parametrize(("chosen", "mode"), CONFIGS, ids=str)
-def test_ragged(chosen, mode):
-    check_ragged(200, 384, chosen, EMULATED, mode)
-
-
-@SLOW
-@pytest.mark.parametrize("backend", OTHERS)
-def test_on_the_rest_of_the_family(backend):
-    check_ragged(200, 256, None, backend)
-
-
-@SLOW
-@pytest.mark.parametrize(
-    "chosen", [config(64, swap_ab=True, num_cta=2), config(128, use_2cta_instrs=True)], ids=str
-)
-def test_list_masked_and_batched(chosen):
-    check_list_masked_and_batched(chosen, EMULATED)
-
-
-@SLOW
-@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_results_are_rounded_once_and_rows_may_lie_apart(out_dtype):
-    check_rounding_and_pitch(out_dtype, EMULATED)
-
-
-@pytest.mark.parametrize("swap_ab", [False, pytest.param(True, marks=SLOW)])
-def test_any_scales(swap_ab):
-    check_any_scales(config(64, swap_ab), EMULATED)
-
-
-@SLOW
-def test_not_a_number_stays_in_its_row_or_column():
-    check_not_a_number(EMULATED)
-
-
-@SLOW
-def test_an_infinite_scale_where_ctas_have_no_k_tile():
-    """They add zeros, whatever the scales are."""
-    x, w = tokens_of(9, 256), weights_of(128, 256)
-    x.scale[3, 1] = torch.inf
-    options = {"out_dtype": torch.float32, "backend": EMULATED}
-    got, want = (
-        on_parts.gemm(x, w, config=config(64, swap_ab=True, split_k=split), **options) for split in (4, 1)
-    )
-    assert want[3].isinf().any()
-    assert_bitwise_equal(got.nan_to_num(0.5), want.nan_to_num(0.5))
 
 
 @SLOW
@@ -113,58 +38,6 @@ def test_results_in_columns(swap_ab, out_dtype):
         on_parts.gemm(x, w, out=got, out_dtype=out_dtype, config=config(128, swap_ab), backend=EMULATED)
     nv.gemm(x, w, out=want, out_dtype=out_dtype)
     assert_bitwise_equal(got, want)
-
-
-@SLOW
-@pytest.mark.parametrize("split", [1, 2])
-def test_bits_do_not_depend_on_tiles_stages_or_ctas(split):
-    """On values whose sums round: of one number of parts of K, all configs give the same."""
-    generator = torch.Generator().manual_seed(0)
-    x = nv.quantize(torch.randn(70, 512, generator=generator), format=nv.FP8_1x128)
-    w = nv.quantize(torch.randn(200, 512, generator=generator), format=nv.FP8_128x128)
-    configs = [
-        config(64, swap_ab=True, split_k=split),
-        config(128, num_acc_stage=4, num_ab_stage=2, split_k=split, num_cta=split),
-    ]
-    got = [on_parts.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
-    assert_bitwise_equal(*got)
-    want = nv.gemm(x, w, out_dtype=torch.float32)
-    # Tensor cores keep 25 bits behind the point of the largest product (``emulator.isa.products``).
-    assert (got[0] - want).abs().max() < 1e-5 * want.abs().max()
-
-
-DUAL_CONFIGS = [
-    (config(64, swap_ab=True, num_cta=3), "random:1"),
-    pytest.param(config(64, num_acc_stage=4, num_cta=2), "lazy", marks=SLOW),
-    pytest.param(config(64, num_acc_stage=4, use_2cta_instrs=True), "random:2", marks=SLOW),
-    pytest.param(config(64, swap_ab=True, use_2cta_instrs=True, num_ab_stage=2), "eager", marks=SLOW),
-    pytest.param(config(64, swap_ab=True, split_k=4, num_cta=4), "random:3", marks=SLOW),
-    pytest.param(None, "lazy", marks=SLOW),
-]
-
-
-@pytest.mark.parametrize(("chosen", "mode"), DUAL_CONFIGS, ids=str)
-def test_dual_ragged(chosen, mode):
-    check_dual_ragged(200, 256, chosen, EMULATED, mode)
-
-
-@SLOW
-@pytest.mark.parametrize("backend", OTHERS)
-def test_dual_on_the_rest_of_the_family(backend):
-    check_dual_ragged(128, 128, None, backend, out_dtype=torch.float16)
-
-
-@SLOW
-@pytest.mark.parametrize(
-    "chosen", [config(64, swap_ab=True, num_cta=2), config(64, num_acc_stage=4)], ids=str
-)
-def test_dual_list_and_masked(chosen):
-    check_dual_list_and_masked(chosen, EMULATED)
-
-
-@SLOW
-def test_dual_activations():
-    check_activations(config(64, swap_ab=True), EMULATED)
 
 
 def check_machine_code(chosen, form, out_dtype, **options):
@@ -229,17 +102,3 @@ def test_choices():
     for problem in (few, many):
         dual = replace(problem, activation="silu")
         assert sm100_fp8.unsupported_reason(sm100_fp8.choose(dual, 148), 2) is None
-
-
-@pytest.mark.gpu("sm_100a")
-@pytest.mark.parametrize("chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in CONFIGS], ids=str)
-def test_gpu_ragged(chosen):
-    check_ragged(200, 384, chosen, "cuda", device="cuda")
-
-
-@pytest.mark.gpu("sm_100a")
-@pytest.mark.parametrize(
-    "chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in DUAL_CONFIGS], ids=str
-)
-def test_gpu_dual_ragged(chosen):
-    check_dual_ragged(200, 256, chosen, "cuda", device="cuda")

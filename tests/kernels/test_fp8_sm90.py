@@ -1,19 +1,18 @@
-"""FP8 with fp32 scales on sm_90a: every bit is the reference's where sums are exact."""
+"""FP8 with fp32 scales on sm_90a: machine code, layouts, choices, and what is refused. ``test_fp8`` has the rest."""
 
 import pytest
 import torch
 from fp8_check import (
     FORMATS,
-    check_activations,
-    check_any_scales,
-    check_dual_list_and_masked,
     check_dual_ragged,
-    check_list_masked_and_batched,
-    check_not_a_number,
-    check_ragged,
-    check_rounding_and_pitch,
     tokens_of,
     weights_of,
+)
+from fp8_check import (
+    on_sm90 as config,
+)
+from fp8_check import (
+    rows_on_sm90 as rows,
 )
 from oracle import assert_bitwise_equal
 from stage_release import unfinished_reads
@@ -28,57 +27,6 @@ from nvfp4_cute.problem import GroupedProblem
 
 SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_90a"
-
-
-def config(tokens, weights=128, **settings):
-    return KernelConfig((weights, tokens, 128), num_acc_stage=1, swap_ab=True, **settings)
-
-
-def rows(weights=128, tokens=128, **settings):
-    """Tokens on MMA-M."""
-    return KernelConfig((tokens, weights, 128), num_acc_stage=1, **settings)
-
-
-CONFIGS = [
-    (config(16, num_cta=3), "random:1"),
-    (config(64, 256, num_cta=2), "lazy"),
-    pytest.param(config(128, 256), "eager", marks=SLOW),
-    pytest.param(config(96, multicast_n=2, num_cta=4), "lazy", marks=SLOW),
-    pytest.param(config(192), "random:2", marks=SLOW),
-    pytest.param(config(128, 256, multicast_n=2, num_ab_stage=2), "random:3", marks=SLOW),
-    pytest.param(config(32, split_k=2, num_cta=4), "lazy", marks=SLOW),
-    pytest.param(config(8, split_k=8), "random:4", marks=SLOW),
-    pytest.param(None, "eager", marks=SLOW),
-    (rows(128, num_cta=2), "lazy"),
-    pytest.param(rows(256, num_cta=1), "random:5", marks=SLOW),
-    pytest.param(rows(256, multicast_n=2, num_cta=2), "eager", marks=SLOW),
-    pytest.param(rows(128, multicast_n=2, num_ab_stage=2, num_cta=2), "lazy", marks=SLOW),
-]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("chosen", "mode"), CONFIGS, ids=str)
-def test_ragged(chosen, mode):
-    check_ragged(200, 384, chosen, EMULATED, mode)
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        config(64, num_cta=2),
-        pytest.param(config(32, 256, multicast_n=2), marks=SLOW),
-        pytest.param(rows(256, multicast_n=2, num_cta=4), marks=SLOW),
-    ],
-    ids=str,
-)
-def test_list_masked_and_batched(chosen):
-    check_list_masked_and_batched(chosen, EMULATED)
-
-
-@pytest.mark.parametrize("out_dtype", [torch.float16, pytest.param(torch.bfloat16, marks=SLOW)], ids=str)
-@pytest.mark.parametrize("chosen", [None, pytest.param(rows(256), marks=SLOW)], ids=str)
-def test_results_are_rounded_once_and_rows_may_lie_apart(chosen, out_dtype):
-    check_rounding_and_pitch(out_dtype, EMULATED, chosen)
 
 
 def test_scales_of_any_strides():
@@ -96,32 +44,6 @@ def test_scales_of_any_strides():
         columns = x.scale.as_strided(x.scale.shape, (1, m + 3)) if k == 128 else x.scale.T.contiguous().T
         got = on_parts.gemm(x.data, w.data, columns, w.scale, out_dtype=torch.float32, **FORMATS)
         assert_bitwise_equal(got, nv.gemm(x, w, out_dtype=torch.float32))
-
-
-@pytest.mark.parametrize("chosen", [config(32), pytest.param(rows(256), marks=SLOW)], ids=str)
-def test_any_scales(chosen):
-    check_any_scales(chosen, EMULATED)
-
-
-def test_not_a_number_stays_in_its_row_or_column():
-    check_not_a_number(EMULATED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [1, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
-def test_bits_do_not_depend_on_stages_or_ctas(split):
-    """On values whose sums round: of one number of parts of K, all configs give the same."""
-    generator = torch.Generator().manual_seed(0)
-    x = nv.quantize(torch.randn(70, 512, generator=generator), format=nv.FP8_1x128)
-    w = nv.quantize(torch.randn(200, 512, generator=generator), format=nv.FP8_128x128)
-    configs = [config(16, split_k=split), config(64, split_k=split, num_ab_stage=2, num_cta=split)]
-    configs += [rows(128)] * (split == 1)
-    got = [on_parts.gemm(x, w, config=c, backend=EMULATED, out_dtype=torch.float32) for c in configs]
-    for other in got[1:]:
-        assert_bitwise_equal(got[0], other)
-    want = nv.gemm(x, w, out_dtype=torch.float32)
-    # Tensor cores of Hopper keep 13 bits behind the point of the largest product of 32 (``products.HOPPER_FP8``).
-    assert (got[0] - want).abs().max() < 2e-3 * want.abs().max()
 
 
 @pytest.mark.sampled(1)
@@ -143,42 +65,11 @@ def test_no_spills(chosen, form):
     assert get_kernel(key).resources.stack_bytes == 0
 
 
-DUAL_CONFIGS = [
-    (config(16, num_cta=3), "random:1"),
-    (rows(num_cta=2), "lazy"),
-    pytest.param(config(128, num_cta=2), "lazy", marks=SLOW),
-    pytest.param(config(64, multicast_n=2, num_cta=4), "eager", marks=SLOW),
-    pytest.param(config(32), "random:2", marks=SLOW),
-    pytest.param(config(64, split_k=2, num_cta=4), "lazy", marks=SLOW),
-    pytest.param(config(8, split_k=4), "random:3", marks=SLOW),
-    pytest.param(rows(multicast_n=2, num_cta=2), "random:4", marks=SLOW),
-    pytest.param(None, "eager", marks=SLOW),
-]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("chosen", "mode"), DUAL_CONFIGS, ids=str)
-def test_dual_ragged(chosen, mode):
-    check_dual_ragged(200, 384, chosen, EMULATED, mode)
-
-
 @SLOW
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("chosen", [config(32), rows()], ids=str)
 def test_dual_results_of_other_dtypes(chosen, out_dtype):
     check_dual_ragged(72, 128, chosen, EMULATED, out_dtype=out_dtype)
-
-
-@SLOW
-@pytest.mark.parametrize("chosen", [config(64, num_cta=2), rows(multicast_n=2, num_cta=2)], ids=str)
-def test_dual_list_and_masked(chosen):
-    check_dual_list_and_masked(chosen, EMULATED)
-
-
-@SLOW
-@pytest.mark.parametrize("chosen", [config(32), rows()], ids=str)
-def test_dual_activations(chosen):
-    check_activations(chosen, EMULATED)
 
 
 SPILLS = {"t128x96x128_s0a1_swap": 8, "t128x96x128_s0a1_swap_m2": 8, "t128x64x128_s0a1_swap_k2": 8}
@@ -255,20 +146,6 @@ def test_what_is_chosen_was_the_fastest_on_an_h100(size, groups, activation, nam
     formats = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
     problem = GroupedProblem((size,) * groups, "ragged", activation=activation, **formats)
     assert sm90_fp8.choose(problem, 132).to_name() == name
-
-
-@pytest.mark.gpu("sm_90a")
-@pytest.mark.parametrize("chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in CONFIGS], ids=str)
-def test_gpu_ragged(chosen):
-    check_ragged(200, 384, chosen, "cuda", device="cuda")
-
-
-@pytest.mark.gpu("sm_90a")
-@pytest.mark.parametrize(
-    "chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in DUAL_CONFIGS], ids=str
-)
-def test_gpu_dual_ragged(chosen):
-    check_dual_ragged(200, 384, chosen, "cuda", device="cuda")
 
 
 @pytest.mark.gpu("sm_90a")

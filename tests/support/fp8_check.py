@@ -6,9 +6,28 @@ from oracle import assert_bitwise_equal, bits
 import nvfp4_cute as nv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.ops import parts
+from nvfp4_cute.planning.arch import sm120
+from nvfp4_cute.planning.config import KernelConfig
 
 FORMATS = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
 ENDS = (0, 40, 40, 45, 111)
+
+
+def on_sm90(tokens, weights=128, **settings):
+    return KernelConfig((weights, tokens, 128), num_acc_stage=1, swap_ab=True, **settings)
+
+
+def rows_on_sm90(weights=128, tokens=128, **settings):
+    """Tokens on MMA-M."""
+    return KernelConfig((tokens, weights, 128), num_acc_stage=1, **settings)
+
+
+def on_sm100(n, swap_ab=False, num_acc_stage=2, **settings):
+    return KernelConfig((128, n, 128), num_acc_stage=num_acc_stage, swap_ab=swap_ab, **settings)
+
+
+def on_sm120(tokens, teams=1, rows=sm120.TILE_M, **settings):
+    return KernelConfig((rows, tokens, 128), num_acc_stage=teams, swap_ab=True, **settings)
 
 
 def some(format, *shape, seed=0):
