@@ -218,8 +218,11 @@ class Machine:
                     finished()
 
     def _runs_together(self, launch: Launch) -> bool:
-        """Whether the warps of a launch run in lockstep: they may, and nobody watches single warps."""
-        watchers = self.queue, self.checker, self.recorder, self.forms
+        """Whether the warps of a launch run in lockstep: they may, and nobody watches single warps.
+
+        Such kernels have no asynchronous operations and do not communicate, so they run alike in every mode.
+        """
+        watchers = self.checker, self.recorder, self.forms
         return all(watcher is None for watcher in watchers) and runs_together(launch)
 
     def _run_together(

@@ -271,6 +271,15 @@ def test_checked(monkeypatch, what):
     assert not (clean and results[0][3])
 
 
+@pytest.mark.parametrize("mode", ["lazy", "random:3"])
+def test_every_mode_runs_them_together(monkeypatch, mode):
+    calls = counting(monkeypatch, lockstep.Lockstep, "run")
+    outs = [np.zeros(CTAS * THREADS, np.uint32) for _ in range(2)]
+    for one, out in zip((machine.Machine(jobs=1), machine.Machine(jobs=1, mode=mode)), outs, strict=True):
+        run_ptx(kernel("st.global.b32 [%rd8], %r1;", 4), None, CTAS, THREADS, [words(), out], machine=one)
+    assert len(calls) == 2 and np.array_equal(*outs)
+
+
 @pytest.mark.parametrize(
     ("body", "together"),
     [("add.u32 %r1, %r1, 1;", True), ("bar.sync 0;", False), ("red.global.add.u32 [%rd2], 1;", False)],
