@@ -259,6 +259,17 @@ def test_dependent_launches_wait_before_they_read(trigger, programmatic, waits):
         assert not any(found)
 
 
+def test_other_work_lies_between_launches():
+    """An operation of torch starts when the launch before it has ended, and before the launch after it starts."""
+    machine, (a, b, c) = Machine(check=True), np.zeros((3, 64), np.uint32)
+    for between in (False, True):
+        assert not checked(machine, TRIGGER + WRITE, src=a, out=b)
+        if between:
+            machine.checker.dependencies.other_work()
+        found = checked(machine, READ + WAIT, src=b, out=c, programmatic=True)
+        assert [hazard.rule for hazard in found] == ([] if between else ["pdl-order"])
+
+
 def test_dependent_launches_wait_before_they_write():
     first = (TRIGGER + READ, 0, 1, False)
     assert_named(

@@ -80,7 +80,7 @@ class Dependencies:
 
     Attributes:
         current: the running launch.
-        last: the launch before it; None if the device is known to be idle.
+        last: the launch before it; None if other work lies between.
     """
 
     def __init__(self, checker: Ledger, silicon: SiliconChecks):
@@ -105,6 +105,10 @@ class Dependencies:
         if last is not None and launch.programmatic:
             self.current.before, self.current.after = last.left_running(), last.known_by_waiting()
         return any(map(_triggers, launch.code.insts))
+
+    def other_work(self) -> None:
+        """Notes that something other than a checked launch ran on the device: it started when all before it had ended."""
+        self.last = None
 
     def begin_clusters(self) -> None:
         """Starts new clusters, in which no warp has waited."""

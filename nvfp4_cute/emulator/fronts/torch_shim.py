@@ -121,7 +121,10 @@ class DeviceMode(TorchFunctionMode):
         computed = on_gpu and not any(isinstance(tensor, FakeTensor) for tensor in inputs)
         run = in_float32(func) if computed and func in PRODUCTS else func
         result = run(*args, **kwargs)
-        for tensor in self.memory.fresh(result, inputs):
+        fresh = self.memory.fresh(result, inputs)
+        if computed and (_in_place(func, kwargs) or (fresh and "empty" not in func.__name__)):
+            self.gpu.other_work()
+        for tensor in fresh:
             if on_gpu:
                 self.memory.place_once(tensor)
             elif pinned:

@@ -257,6 +257,11 @@ class VirtualGpu(Emulator):
             if self._watcher:
                 self._watcher.end(row)
 
+    def other_work(self) -> None:
+        """Notes that an operation of torch ran on the device between launches."""
+        if self.machine.checker is not None:
+            self.machine.checker.dependencies.other_work()
+
     def recorded(self, trace: LaunchTrace) -> None:
         """Stores the modelled time of a launch that has ended in its row."""
         super().recorded(trace)
