@@ -1,4 +1,4 @@
-"""A bias is added by the launch that multiplies: in float32, once, behind alpha and before the rounding. Every bit is the reference's."""
+"""The launch of the product adds a bias once, in float32, after alpha and before the rounding. Every bit is the reference's."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ K = 256
 
 
 def some(rows, k=K, format=nv.NVFP4, lead=()):
-    """An operand whose products with another one have sums that float32 holds."""
+    """An operand with sums of products that float32 represents exactly."""
     generator = torch.Generator().manual_seed(rows + k)
     values = torch.randint(-2, 3, (*lead, rows, k), generator=generator).bfloat16()
     if format == nv.INT8:
@@ -44,7 +44,7 @@ NVFP4_PAIR, INT8_PAIR, FP8_PAIR = (nv.NVFP4, nv.NVFP4), (nv.INT8, nv.INT8), (nv.
 # Architecture, config, formats, rows, columns, dtypes of results and of the bias.
 CASES = [
     ("sm_100a", named("t128x64x256_s0a2_swap_p2"), NVFP4_PAIR, 40, 136, BF16, BF16),
-    # Columns of the output along the MMA's N side, each accumulator's slices two at a time; fp32 stores; a pair.
+    # Output columns along the MMA's N side, slices of each accumulator two at a time; fp32 stores; a pair.
     ("sm_100a", named("t128x128x256_s0a2_p3"), NVFP4_PAIR, 150, 300, F16, F32),
     ("sm_100a", named("t128x256x256_s0a2_p2"), NVFP4_PAIR, 150, 300, F32, BF16),
     ("sm_100a", named("t128x64x256_s0a2_2cta_swap_p4"), NVFP4_PAIR, 70, 300, BF16, F16),
@@ -67,10 +67,10 @@ CASES = [
     ("sm_90a", None, FP8_PAIR, 40, 256, BF16, F32),
     ("sm_90a", named("t128x128x128_s0a1_p2"), FP8_PAIR, 150, 300, BF16, F32),
     ("sm_90a", None, INT8_PAIR, 40, 201, F16, BF16),
-    # Kernels of few rows, and of one.
+    # Kernels of few rows, and of one row.
     ("sm_90a", None, NVFP4_PAIR, 1, 137, BF16, BF16),
     ("sm_90a", None, NVFP4_PAIR, 3, 137, F32, F16),
-    # 16-bit rows: on CUDA cores' kernel, and on sm_90a tiles.
+    # 16-bit rows: the kernel for CUDA cores, and sm_90a tiles.
     ("sm_90a", None, (None, nv.NVFP4), 3, 137, BF16, F32),
     ("sm_90a", None, (None, nv.INT8), 12, 137, F32, BF16),
     ("sm_90a", None, (None, nv.NVFP4), 80, 200, BF16, BF16),
@@ -79,7 +79,7 @@ CASES = [
 
 
 def label(value):
-    """Of a case, in the name of a test."""
+    """Part of a test name for a case."""
     if isinstance(value, KernelConfig):
         return value.to_name()
     return " x ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -92,7 +92,7 @@ def operands(formats, m, n):
 
 
 def check(arch, config, formats, m, n, out_dtype, bias_dtype):
-    """Of two biases: the kernel is compiled for none of them."""
+    """Checks two biases with one compiled kernel, which does not depend on the bias."""
     a, b = operands(formats, m, n)
     for sign in (1, -1):
         options = {"alpha": ALPHA, "bias": sign * some_bias(n, bias_dtype), "out_dtype": out_dtype}
@@ -106,7 +106,7 @@ def check(arch, config, formats, m, n, out_dtype, bias_dtype):
 
 
 def cases_of(arch, *, first_are_fast=False):
-    """A mark: the arguments of ``check`` for an architecture. ``first_are_fast``: all but the first of each pair are slow."""
+    """A mark with the arguments of ``check`` for an architecture. ``first_are_fast``: all but the first of each pair are slow."""
     cases, names = [], ("arch", "config", "formats", "m", "n", "out_dtype", "bias_dtype")
     for case in (case for case in CASES if case[0] == arch):
         is_slow = first_are_fast and any(other.values[2] == case[2] for other in cases)
@@ -134,7 +134,7 @@ def test_bits_on_sm90(arch, config, formats, m, n, out_dtype, bias_dtype):
 @cases_of("sm_90a")
 def test_bits_on_the_gpu(arch, config, formats, m, n, out_dtype, bias_dtype):
     a, b = operands(formats, m, n)
-    for sign in (1, -1, 2):  # from the second one on prepared
+    for sign in (1, -1, 2):  # prepared from the second one on
         bias = sign * some_bias(n, bias_dtype)
         options = {"alpha": ALPHA, "out_dtype": out_dtype}
         got = parts.gemm(a.cuda(), b.cuda(), bias=bias.cuda(), config=config, **options)
@@ -147,7 +147,7 @@ def test_bits_on_the_gpu(arch, config, formats, m, n, out_dtype, bias_dtype):
 @SLOW
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
 def test_batches_and_results_in_columns(arch):
-    """One bias serves all batches."""
+    """All batches use the same bias."""
     a, b, bias = some(20, lead=(3,)), some(72, lead=(3,)), some_bias(72)
     backend = f"emulator:{arch}"
     assert_bitwise_equal(*(nv.gemm(a, b, bias=bias, backend=one) for one in (backend, "reference")))
@@ -176,7 +176,7 @@ def test_no_spills(arch, config, out_dtype):
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("bias_dtype", [F16, BF16, F32], ids=str)
 def test_roundings(dtype, bias_dtype):
-    """To float32, times alpha, plus the bias, to the result's type: of sums that float32 does not hold, too."""
+    """Roundings to float32, times alpha, plus the bias, then to the result's type, also for sums that float32 does not hold."""
     a, b, bias = nv.quantize(torch.randn(5, K)), nv.quantize(torch.randn(24, K)), some_bias(24, bias_dtype)
     sums = (a.dequantize(torch.float64) @ b.dequantize(torch.float64).T).float()
     got = nv.gemm(a, b, alpha=ALPHA, bias=bias, out_dtype=dtype)

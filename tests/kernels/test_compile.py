@@ -1,4 +1,4 @@
-"""The kernels compile for every architecture without a GPU, and what the machine code says of them."""
+"""The kernels compile for every architecture without a GPU. Checks properties of the machine code."""
 
 import re
 
@@ -64,7 +64,7 @@ def test_descriptors_are_kernel_parameters(num_groups):
     ],
 )
 def test_launches_read_tensor_maps_where_they_were_encoded(arch, maps, config):
-    """Results say whether they are right; that none is copied, only the module does."""
+    """Results show whether the maps are right, but only the module shows that none is copied."""
     import cuda.bindings.driver as cuda
 
     key = KernelKey(arch, config, 2, torch.float16, False).validated()
@@ -81,7 +81,7 @@ def test_launches_read_tensor_maps_where_they_were_encoded(arch, maps, config):
 
 
 def test_two_tma_an_operand_whatever_the_group_count():
-    """One of the first K tiles, whose stages are empty, and one of the others."""
+    """One for the first K tiles, whose stages are empty, and one for the others."""
     for num_groups in (1, 8):
         assert len(re.findall(r"cp\.async\.bulk\.tensor", compiled(num_groups=num_groups).ptx)) == 2 * 4
 
@@ -97,7 +97,7 @@ def test_first_descriptors_are_prefetched():
 
 
 def test_nothing_is_read_before_the_previous_kernel_has_ended():
-    """Programmatic dependent launch: set-up overlaps the end of the kernel before, global memory waits for it."""
+    """Programmatic dependent launch: set-up overlaps the previous kernel, accesses of global memory wait for its end."""
     ptx = compiled().ptx
     assert ptx.count("griddepcontrol.launch_dependents") == 1
     load, epilogue = (match.start() for match in re.finditer(r"griddepcontrol\.wait", ptx))
@@ -106,10 +106,11 @@ def test_nothing_is_read_before_the_previous_kernel_has_ended():
 
 
 def test_the_next_slices_are_read_while_one_is_stored():
-    """Two reads before the loop over pairs of slices; in it the wait, the first slice's stores, the next two reads, and the
-    second one's stores.
+    """Two reads precede the loop over pairs of slices.
 
-    After the pass over nothing, with which the first tile's loop begins, that tile's first reads.
+    An iteration waits, stores the first slice, starts the next two reads, and stores the second slice.
+
+    The first tile's loop starts with an empty iteration, after which the tile's first reads follow.
     """
     ptx = compiled().ptx
     events = re.findall(r"tcgen05\.ld\.|tcgen05\.wait::ld|st\.global", ptx)
@@ -121,7 +122,7 @@ def test_the_next_slices_are_read_while_one_is_stored():
 
 
 def test_pipeline_state_survives_the_tile_loop():
-    """A state that the tracer lost shows as a wait with a literal parity: that of the only wait for unused tensor memory."""
+    """A state that the tracer lost appears as a wait with a literal parity. Only the wait for unused tensor memory has one."""
     waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 P1, \[[^\]]+\], (\S+),", compiled().ptx)
     assert len(waits) >= 5
     assert [parity for parity in waits if not parity.startswith("%r")] == ["0"]

@@ -19,7 +19,7 @@ ARCHS = ("sm_90a", pytest.param("sm_100a", marks=SLOW), pytest.param("sm_120a", 
 
 
 def close(got, want):
-    """Sums are exact; activations differ by torch's exponential in float32 from one in float64."""
+    """Sums are exact. Activations differ, because torch computes the exponential in float32 and the reference in float64."""
     torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
 
 

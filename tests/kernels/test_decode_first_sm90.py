@@ -1,4 +1,4 @@
-"""The sm_90a grouped GEMM whose tokens a launch before decodes, against the reference and the kernel that decodes them itself."""
+"""The sm_90a grouped GEMM after a launch that decodes the tokens, compared with the reference and the fused kernel."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,8 +37,8 @@ from nvfp4_cute.planning.arch import ARCHS, sm90
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand
 
-# A group of no rows, tiles of an odd number of 128 weights, the last one small, ends of K within a K tile and half of it.
-# K long enough to be divided among clusters, which share tiles of one, two and three of them.
+# An empty group, tiles of an odd number of 128 weights of which the last one is small, and K that ends within a K tile
+# or a half of it. K is long enough to be divided among clusters, which share tiles of one, two and three of them.
 LONG = cases.Case(
     "long", ((60, 264, 1152), (0, 64, 128), (9, 136, 1056), (20, 8, 208)), 7, has_alpha=True, padding="nan"
 )
@@ -50,7 +50,7 @@ LIST = cases.Case(
     has_alpha=True,
     padding="nan",
 )
-# Blocks of tokens that are decoded at a time are not tiles: four of those, and two of these.
+# Tokens are decoded in blocks that differ from tiles: four blocks in the first group, and two in the second.
 TALL = cases.Case("tall", ((500, 136, 288), (129, 8, 160)), 3)
 SLOW = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_list(chosen, mode):
     ids=str,
 )
 def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
-    """Sums have to pass between clusters; those of no tile are waited for in vain."""
+    """Clusters pass sums to each other through memory. Some of its places stay unused."""
     poison, given = 0x5A, []
 
     def allocate(index, nbytes, counters):
@@ -129,7 +129,7 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     ids=str,
 )
 def test_whole_tiles_come_first(chosen, mode):
-    """Three waves of them with three clusters, one with two; K of a group is a ninth of another's."""
+    """Three waves of whole tiles with three clusters, one with two. One group's K is a ninth of another's."""
     operands = cases.make_operands(MANY)
     with observe(mode=mode, check=True):
         actual = run(MANY, operands, EMULATED, chosen)
@@ -139,7 +139,10 @@ def test_whole_tiles_come_first(chosen, mode):
 
 @pytest.mark.slow
 def test_who_has_a_share_of_a_tile_has_k_tiles_of_it():
-    """Five tiles of eight K tiles for four clusters: were one of them whole for each, of the last one some would get less than a part."""
+    """Five tiles of eight K tiles for four clusters.
+
+    If each cluster took a whole tile first, some would get less than the minimum share of the last one.
+    """
     case = cases.Case("shares", ((32, 5 * 256, 1024),), 6)
     operands = cases.make_operands(case)
     with observe(mode="random:1", check=True):
@@ -173,7 +176,7 @@ def test_more_work_than_is_counted_is_refused():
 
 @pytest.mark.parametrize(("form", "tiles_m"), [("ragged", (62, 63)), ("masked", (31, 32))])
 def test_more_work_than_is_counted_of_sizes_on_the_device_is_refused(form, tiles_m):
-    """63 tiles along M are as many as can be counted; where ragged, the first of the groups may end a tile early."""
+    """At most 63 tiles along M can be counted. In the ragged form, the first group may end one tile earlier."""
     fitting, large = (huge_task(form, 256 * tiles) for tiles in tiles_m)
     # MMAs of 256 tokens, 8 steps of 4, in each of 8192 K tiles and 2 more, and 128 tiles along N.
     work = 64 * 32 * 8194 * 128
@@ -187,7 +190,7 @@ def test_more_work_than_is_counted_of_sizes_on_the_device_is_refused(form, tiles
 
 
 def huge_task(form, rows, n=1 << 15, k=1 << 20):
-    """2 groups that exist as shapes."""
+    """Two groups of tensors without data."""
 
     def empty(*shape, dtype=torch.uint8):
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -228,16 +231,17 @@ def test_a_batch():
 
 
 def decoded(a, a_scale):
-    """Decoded rows as the kernel orders them: (rows, K rounded up), fp16."""
+    """Decoded rows in the kernel's order: (rows, K rounded up), fp16."""
     values = expand_operand(a, a_scale, "blocked") * 2.0**-14
     values = torch.nn.functional.pad(values, (0, -values.shape[1] % sm90.TILE_K))
-    # A K tile: four units of four words of eight values. It becomes a chunk of two values a unit for every word and pair.
+    # A K tile is four units of four words of eight values. It becomes a chunk of two values per unit for every word and
+    # pair.
     units = values.view(len(values), -1, 4, 4, 8)[..., [[0, 2], [4, 6], [1, 3], [5, 7]]]
     return units.permute(0, 1, 3, 4, 2, 5).reshape(len(values), -1).half()
 
 
-# With so many rows that groups might have, a warp of the first launch takes two K tiles. Those at the end of K have one and a
-# part, a part alone, or one.
+# With this maximum number of rows, a warp of the first launch takes two K tiles. At the end of K it takes one and a
+# part, only a part, or one.
 FEW = (0, 9, 1)
 
 
@@ -253,7 +257,7 @@ FEW = (0, 9, 1)
     ],
 )
 def test_what_the_first_launch_writes(form, rows_of_groups, slack, k, monkeypatch):
-    """Every row of a group, zeros behind K, and nothing else."""
+    """The first launch writes every row of a group and zeros after the end of K, and nothing else."""
     monkeypatch.setattr(workspace, "_in_use", {})
     arguments = device_groups_check.operands(form, rows_of_groups, n=8, k=k, slack=slack)
     batches, rows = 1 if form == "ragged" else len(rows_of_groups), arguments["a"].shape[-2]
@@ -277,7 +281,7 @@ def test_what_the_first_launch_writes(form, rows_of_groups, slack, k, monkeypatc
 
 @pytest.mark.slow
 def test_sums_are_those_of_the_kernel_that_decodes_by_itself():
-    """Rounded ones, too; from memory that has to grow, and from more than is needed."""
+    """Also rounded sums, with memory that has to grow and with more memory than needed."""
     for sizes in (((20, 136, 640),), ((130, 136, 640), (40, 128, 288)), ((20, 136, 640),)):
         case = cases.Case("wide", sizes, 5, torch.float32, has_alpha=True, kind="wide")
         operands = cases.make_operands(case)
@@ -288,7 +292,7 @@ def test_sums_are_those_of_the_kernel_that_decodes_by_itself():
 
 @pytest.mark.slow
 def test_two_products():
-    """Of two operands, a tile that begins within a scale block among them."""
+    """Products of two operands, with a tile that starts within a scale block."""
     sizes = ((70, 136, 256), (3, 192, 288))
     a, b, a_scale, b_scale, _ = cases.make_operands(cases.Case("dual", sizes, 5))
     _, b2, _, b2_scale, _ = cases.make_operands(cases.Case("dual", sizes, 6))
@@ -327,7 +331,7 @@ def test_quantized_results():
 @pytest.mark.parametrize("tokens", [64, *(pytest.param(n, marks=SLOW) for n in (32, 128, 192, 256))])
 @pytest.mark.parametrize("form", ["list", pytest.param("ragged", marks=SLOW)])
 def test_machine_code(tokens, form):
-    """No spills in either kernel; tokens are multicast, and only the warp that loads them waits for the launch before."""
+    """No spills in either kernel. Tokens are multicast, and only the warp that loads them waits for the previous launch."""
     kernel = get_kernel(KernelKey("sm_90a", first(tokens), 2, torch.float16, True, form).validated())
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin, "nvfp4_")
@@ -342,7 +346,7 @@ def test_machine_code(tokens, form):
 @pytest.mark.parametrize("tokens", [32, 64, 128, 192, 256])
 @pytest.mark.parametrize("form", ["list", "ragged"])
 def test_machine_code_of_stream_k(tokens, form):
-    """No spills; the flag is set behind the launch before, which clears it, as tokens are read behind it."""
+    """No spills. The flag is set after the wait for the previous launch, which clears it, as are the reads of tokens."""
     kernel = get_kernel(KernelKey("sm_90a", stream(tokens), 2, torch.float16, True, form).validated())
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin, "nvfp4_")
@@ -404,7 +408,7 @@ def on_gpu(arguments):
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize("chosen", [first(64), stream(64)], ids=str)
 def test_repeated_calls_and_graphs_on_the_gpu(form, chosen):
-    """Sizes change, operands change behind a replay; a graph's memory is its own, so that calls in between do no harm."""
+    """Sizes and operands change between replays. A graph has its own memory, so calls in between do not change its results."""
     given, other = (
         device_groups_check.operands(form, rows, n=200, k=1280, slack=9, seed=seed)
         for seed, rows in enumerate((ROWS, ROWS[::-1]))
@@ -438,7 +442,7 @@ def test_a_repeated_call_allocates_nothing_on_the_gpu():
 
 @GPU
 def test_threads_on_one_queue_on_the_gpu():
-    """Their launches alternate; each has memory of its own."""
+    """Launches of two threads alternate. Each thread has its own memory."""
     problems = [device_groups_check.operands("ragged", ROWS, n=200, k=320, seed=seed) for seed in range(4)]
 
     def work(given):

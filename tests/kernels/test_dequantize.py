@@ -1,4 +1,4 @@
-"""The dequantize kernel: bit for bit what block_scaled.dequantize gives, of every format with scales of 8 bits."""
+"""The dequantize kernel returns the bits of block_scaled.dequantize for every format with 8-bit scales."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def every_code(format, shape, scale_layout="blocked", global_scale=None, seed=0):
-    """A tensor whose elements and scales are random codes, NaN among them."""
+    """A tensor with random codes, including NaN, as elements and scales."""
     generator = torch.Generator().manual_seed(seed)
     *batches, rows, k = shape
     data = torch.randint(
@@ -34,7 +34,7 @@ def every_code(format, shape, scale_layout="blocked", global_scale=None, seed=0)
 
 
 def check(t, dtype, backend):
-    """One launch; the values of the specification, NaN where it has NaN, zeros with their sign."""
+    """Checks one launch: the values of the specification, with the same NaNs and signs of zeros."""
     with observe(check=True) as observer:
         got = dequantize(t, dtype, backend=backend)
     want = block_scaled.dequantize(t, dtype)
@@ -73,7 +73,7 @@ def test_global_scale(factor):
 
 
 def test_what_the_kernel_does_not_read_takes_the_specification():
-    """Odd addresses, gaps between rows, wide results: the same values, no launch."""
+    """The specification computes odd addresses, gaps between rows and wide results: the same values without a launch."""
     t = every_code(NVFP4, (8, 64))
     odd = torch.zeros(t.data.numel() + 1, dtype=torch.uint8)[1:].view(t.data.shape).copy_(t.data)
     wide = torch.zeros(8, 64, dtype=torch.uint8)

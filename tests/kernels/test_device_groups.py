@@ -1,4 +1,4 @@
-"""Ragged and masked grouped GEMM on the emulator: sizes that only the device knows."""
+"""Ragged and masked grouped GEMM on the emulator, whose sizes only the device knows."""
 
 import cases
 import pytest
@@ -14,7 +14,7 @@ from nvfp4_cute.operands import group_sizes
 from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
 from nvfp4_cute.ops.parts import grouped_gemm
 
-# Groups of no rows first, last and between; groups that end within a tile, and on its edge
+# Empty groups at both ends and in between; groups that end inside a tile and on its edge
 ROWS = (0, 40, 128, 1, 0, 200, 0)
 
 
@@ -84,7 +84,7 @@ def test_columns_may_be_contiguous(arch, form):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_many_groups(arch):
-    """More than a warp has lanes, so that it looks at several windows; a CTA skips windows without tiles."""
+    """More groups than a warp has lanes, so it searches several windows. A CTA skips windows without tiles."""
     rows = tuple(3 if g in (0, 37, 69, 511) else 0 for g in range(512))
     arguments = operands("ragged", rows, n=40, k=64)
     config = KernelConfig((128, 64, 256), swap_ab=True, num_cta=3)
@@ -95,7 +95,7 @@ def test_many_groups(arch):
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_no_rows_at_all(arch):
-    """Every CTA leaves without a tile; the config is chosen."""
+    """No CTA gets a tile. A config is still chosen."""
     arguments = operands("masked", (0, 0), n=40, k=64, slack=5)
     before = bits(arguments["out"]).clone()
     with observe(check=True):
@@ -104,10 +104,10 @@ def test_no_rows_at_all(arch):
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_one_launch_serves_sizes_that_change(arch, monkeypatch):
-    """The compiled kernel and its table are the same; what the device reads decides, as under a replayed graph."""
+    """The compiled kernel and its table stay the same; the sizes that the device reads decide, as with a replayed graph."""
     monkeypatch.setattr(
         group_sizes, "_values", lambda name, sizes: None
-    )  # as on a GPU: nothing reads them before
+    )  # as on a GPU, where nothing reads them before
     arguments = operands("masked", (60, 0, 33), n=64, k=128, slack=0)
     problem, checked, _ = check_device_groups(
         arguments["a"],
@@ -118,7 +118,7 @@ def test_one_launch_serves_sizes_that_change(arch, monkeypatch):
     )
     task = GroupedTask(problem, checked)
     before = task.launch(lookup(arch).gpu, for_emulator=True).table
-    for sizes in ((60, 0, 33), (1, 60, 0), (99, -5, 7)):  # beyond the rows that there are: clipped
+    for sizes in ((60, 0, 33), (1, 60, 0), (99, -5, 7)):  # sizes beyond the rows are clipped
         arguments["masked_m"].copy_(torch.tensor(sizes))
         arguments["a_scale"].fill_(0x38)
         assert (task.launch(lookup(arch).gpu, for_emulator=True).table == before).all()

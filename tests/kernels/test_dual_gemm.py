@@ -1,4 +1,4 @@
-"""The dual GEMM of sm_100a and sm_120a, executed on the emulator, against the float64 reference and its stated bound."""
+"""The dual GEMM of sm_100a and sm_120a on the emulator, compared with the float64 reference within its stated bound."""
 
 import re
 from dataclasses import replace
@@ -20,10 +20,11 @@ from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 
-# Tiles cut on both sides, one row, an empty group; several tiles for a CTA, so that every accumulator is used again.
+# Tiles that are partial on both sides, one row, an empty group, and several tiles per CTA, so that every accumulator is
+# reused.
 TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11)
 SMALL = cases.Case("small", ((70, 100, 256), (3, 64, 288)), 5)
-# Sums reach hundreds: these factors bring the gate to where every activation bends.
+# Sums reach hundreds; these factors bring the gate into the range where every activation is curved.
 GATE_ALPHA, UP_ALPHA = 2.0**-7, -(2.0**-6)
 CONFIGS = (
     "t128x64x256_s0a3_swap",
@@ -76,14 +77,14 @@ def run(case, operands, config=None, activation="silu", m_major=False, backend="
 
 
 def assert_within_bound(case, operands, actual, activation="silu"):
-    """The bound that ``grouped_dual_gemm_reference`` derives, and its like for the other activations, in 2^-24."""
+    """Checks the bound that ``grouped_dual_gemm_reference`` derives, and similar ones for other activations, in units of 2^-24."""
     a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2 = operands
     gates = grouped_gemm_reference(a, b1, a_scale, b1_scale, alpha1, torch.float64)
     ups = grouped_gemm_reference(a, b2, a_scale, b2_scale, alpha2, torch.float64)
     expected = grouped_dual_gemm_reference(*operands, torch.float64, activation=activation)
     out = torch.finfo(case.out_dtype)
     for got, want, x, y in zip(actual, expected, gates, ups, strict=True):
-        # Of gelu: the argument z of the sigmoid errs by 9 units, and the error of x reaches it 1 + 3 |z| times.
+        # Gelu: the sigmoid's argument z has an error of 9 units, and an error of x is multiplied by 1 + 3 |z|.
         z = 1.5957691216057308 * (x + 0.044715 * x**3)
         units = {
             "silu": 3 * x.abs() + 11,
@@ -92,7 +93,7 @@ def assert_within_bound(case, operands, actual, activation="silu"):
             "swiglu_oai": 7 * x.abs() + 12,
         }[activation]
         flushed = 2.0**-119 * y.abs()
-        if activation == "swiglu_oai":  # what y errs by may be more than y + 1
+        if activation == "swiglu_oai":  # the error of y may exceed y + 1
             flushed += 2.0**-24 * (x * torch.sigmoid(1.702 * x) * y).abs()
         bound = want.abs() * (units * 2.0**-24 + out.eps / 2) + out.tiny * out.eps + flushed
         error = (got.double() - want).abs()
@@ -124,7 +125,7 @@ def assert_within_bound(case, operands, actual, activation="silu"):
     ],
 )
 def test_every_tile_shape_is_right_and_clean(arch, name, mode, m_major):
-    """Within the bound, in one launch without hazards, whenever asynchronous operations happen, in both layouts."""
+    """Within the bound, in one launch without hazards, in every mode of the emulator and both layouts."""
     if m_major and arch == "sm_90a":
         pytest.skip("sm_90a writes rows only")
     operands = make_operands(TILES)
@@ -204,7 +205,7 @@ def test_either_alpha_may_be_missing(arch):
 
 @EITHER_FAMILY
 def test_batches_scalars_and_rowmajor_scales(arch):
-    """[M, K/2, L] operands: a launch for all batches; the same bits from every layout of the scales."""
+    """[M, K/2, L] operands: one launch for all batches; every layout of the scales gives the same bits."""
     backend = f"emulator:{arch}"
     m, n, k = 40, 72, 512
     batch = make_operands(cases.Case("batch", ((m, n, k), (m, n, k)), 9))
@@ -233,7 +234,10 @@ def test_batches_scalars_and_rowmajor_scales(arch):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", [KernelConfig.from_name(name) for name in CONFIGS], ids=CONFIGS)
 def test_machine_code(config):
-    """No spills; one TMA for a, one for each b, as many for scales, in each of LOAD's two loops; two special functions."""
+    """No spills.
+
+    Each of LOAD's two loops has one TMA for a, one for each b, and one for the scales of each. Two special functions.
+    """
     kernel = get_kernel(KernelKey("sm_100a", config, 2, torch.float16, True, activation="silu").validated())
     assert kernel.resources.stack_bytes == 0
     assert len(re.findall(r"cp\.async\.bulk\.tensor", kernel.ptx)) == 2 * 6
@@ -245,7 +249,7 @@ def test_machine_code(config):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", sm120.DUAL_CANDIDATES, ids=KernelConfig.to_name)
 def test_machine_code_of_sm120(config):
-    """No spills, no calls; one TMA for a, one for each b, as many for scales."""
+    """No spills and no calls. One TMA for a, one for each b, and one for the scales of each."""
     kernel = get_kernel(KernelKey("sm_120a", config, 2, torch.float16, True, activation="silu").validated())
     assert kernel.resources.stack_bytes == 0
     assert len(re.findall(r"cp\.async\.bulk\.tensor", kernel.ptx)) == 6

@@ -29,19 +29,19 @@ N, K = 256, 320
 
 
 def close(got, want):
-    """Within one unit of bfloat16: what the approximate exponential adds may tip a rounding."""
+    """Within one unit of bfloat16, because the error of the approximate exponential may change a rounding."""
     torch.testing.assert_close(got.double(), want.double(), rtol=2**-7, atol=1e-6)
 
 
 def operands(sizes, seed=4):
-    """a, b1, b2, a_scale, b1_scale, b2_scale: exact sums."""
+    """a, b1, b2, a_scale, b1_scale, b2_scale, with exact sums."""
     case = cases.Case("dual", sizes, seed)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=seed + 50))
     return [first.a, first.b, second.b, first.a_scale, first.b_scale, second.b_scale]
 
 
 def join(gate, up, gate_scale, up_scale, layout):
-    """One operand and its blocked scales, flat, with the rows of two: the inverse of ``separate_weights``."""
+    """Joins two operands' rows and blocked scales into one operand, the inverse of ``separate_weights``."""
     n, k_blocks = len(gate), gate.shape[1] // 8
     width = {"concatenated": n, "interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}[layout]
     parts = [(gate, gate_scale), (up, up_scale)]
@@ -53,7 +53,7 @@ def join(gate, up, gate_scale, up_scale, layout):
 
 
 def joined(listed, layout):
-    """The same operands with b1 and b2 in one."""
+    """Joins b1 and b2 into one operand."""
     a, b1, b2, a_scale, b1_scale, b2_scale = listed
     pairs = [join(*parts, layout) for parts in zip(b1, b2, b1_scale, b2_scale, strict=True)]
     return [a, [b for b, _ in pairs], None, a_scale, [s for _, s in pairs], None]
@@ -104,7 +104,7 @@ def test_the_layouts_are_what_they_say(layout):
     ],
 )
 def test_weights_in_one_operand(layout, arch, name, mode):
-    """The bits of separate weights, in one launch; groups of several tiles, one row, and none."""
+    """The bits of separate weights, in one launch, with groups of several tiles, one row, and none."""
     listed = operands(((150, 384, K), (1, 128, 256), (0, 128, 256)))
     alphas = [factors[:3] for factors in ALPHAS]
     separate = KernelConfig((128, 64, 256))
@@ -146,7 +146,7 @@ def on_device(form, layout, slack=5):
 )
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 def test_groups_on_the_device(form, layout, arch):
-    """Every group's rows as in list form, others untouched; sizes and factors are read on the device."""
+    """Every group's rows equal the list form's, and other rows stay unchanged. The device reads sizes and factors."""
     arguments, listed = on_device(form, layout)
     factors = [torch.tensor(alpha) for alpha in ALPHAS]
     want = grouped_dual_gemm(*listed, *factors, backend="emulator", config=KernelConfig((128, 64, 256)))
@@ -170,7 +170,7 @@ def test_groups_on_the_device(form, layout, arch):
 
 @EVERY_FAMILY
 def test_quantized_results_of_groups_on_the_device(arch):
-    """Un-padded ragged rows, factors a group, interleaved weights, NVFP4 results: all in one launch."""
+    """Ragged rows without padding, a factor per group, interleaved weights, NVFP4 results: all in one launch."""
     arguments, _ = on_device("ragged", "interleaved_64_up_first")
     factors = [torch.tensor(alpha) for alpha in ALPHAS]
     options = {"alpha1": factors[0], "alpha2": factors[1], "backend": f"emulator:{arch}"}
@@ -190,7 +190,7 @@ def test_quantized_results_of_groups_on_the_device(arch):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
 @EVERY_FAMILY
 def test_limit(arch, activation):
-    """Both products are cut before they are combined; NaN stays NaN."""
+    """Both products are clamped before they are combined, and NaN stays NaN."""
     listed = operands(((40, 128, 256),))
     alphas, limit = ([2.0**-3], [2.0**-2]), 2.5
     options = {"activation": activation, "out_dtype": torch.float32, "limit": limit}
@@ -208,7 +208,7 @@ def test_limit(arch, activation):
 @pytest.mark.parametrize("layout", ["separate", *LAYOUTS])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
 def test_gpu(layout, activation):
-    """The list form as the reference, NVFP4 results as quantize makes them of the kernel's float32 ones."""
+    """The list form equals the reference, and NVFP4 results are the kernel's quantized float32 results."""
     listed = operands(((150, 384, K), (1, 128, 256), (0, 128, 256), (300, 128, 256)))
     alphas = [factors[:4] for factors in ALPHAS]
     whole = listed if layout == "separate" else joined(listed, layout)
@@ -239,7 +239,7 @@ def test_gpu_groups_on_the_device(form):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_allocated_nvfp4_results_have_the_shapes_of_the_results(layout):
-    """Half as many columns as the weights in one operand have rows."""
+    """The number of result columns is half the number of joint rows."""
     listed = operands(((20, 128, 256), (3, 256, 256)))
     for got, (m, n) in zip(
         grouped_dual_gemm(*joined(listed, layout), weight_layout=layout, out_dtype="nvfp4"),
@@ -250,7 +250,7 @@ def test_allocated_nvfp4_results_have_the_shapes_of_the_results(layout):
 
 
 def test_one_product_of_two_halves():
-    """dual_gemm takes the layouts, too."""
+    """dual_gemm also takes the layouts."""
     listed = operands(((20, 128, 256),))
     want = dual_gemm(*(x[0] for x in listed), 0.5, 0.25)
     for layout in LAYOUTS:

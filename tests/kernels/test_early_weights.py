@@ -1,4 +1,4 @@
-"""Weights that are loaded while the launch before ends, on the emulator."""
+"""Loads of weights before the previous launch has ended, on the emulator."""
 
 import cases
 import pytest
@@ -19,7 +19,7 @@ from nvfp4_cute.planning.arch import family_of
 
 MODES = ("eager", "lazy", "random:1")
 ROWS = (0, 40, 130, 1, 0, 70)
-# Rings that hold less than a tile's K, all of it, and more than one tile.
+# Rings with less than a tile's K, all of it, and more than one tile.
 CONFIGS = (
     "t128x64x256_s3a2_swap_p3",
     "t128x64x256_s2a2_2cta_swap_p2",
@@ -66,7 +66,7 @@ def quantized(*shape):
     return quantize(torch.randn(*shape, generator=torch.Generator().manual_seed(1)).bfloat16())
 
 
-# Of 40 tokens.
+# Operands for 40 tokens.
 X, BATCHES, W, V = quantized(40, 736), quantized(2, 40, 736), quantized(2, 200, 736), quantized(200, 736)
 CALLS = {
     "gemm": lambda **how: gemm(X, V, **how),
@@ -90,7 +90,7 @@ def test_same_bits_of_single_products(name, mode):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_layers_promise_it(mode):
-    """Rows are quantized by the launch before, which also finds their scale, or by the products of gate and up."""
+    """The previous launch quantizes rows and also finds their scale, or computes the products of gate and up."""
     generator = torch.Generator().manual_seed(2)
     make = lambda n, k, scale: QuantizedLinear.from_linear(
         torch.nn.Linear(k, n, bias=False), input_scale=scale
@@ -114,7 +114,7 @@ def test_converted_scales_are_written_right_before():
     assert not observer.plans[0].kernel.key.early_weights
 
 
-# Of 40 tokens, with K of their own.
+# Operands for 40 tokens with another K.
 ROWMAJOR = quantize(torch.ones(40, 64), scale_layout="rowmajor")
 ROWMAJOR_BATCHES = quantize(torch.ones(2, 40, 64), scale_layout="rowmajor")
 BLOCKED, BLOCKED_BATCHES = (
@@ -132,7 +132,7 @@ BLOCKED, BLOCKED_BATCHES = (
     (grouped_dual_gemm, [ROWMAJOR], ([BLOCKED], [ROWMAJOR]), ([BLOCKED], [BLOCKED])),
 ])  # fmt: skip
 def test_scales_of_whole_weights_are_converted_right_before(call, tokens, weights, blocked):
-    """But those of ``a`` alone are nothing that is loaded early."""
+    """Scales of ``a`` do not matter, because they are not loaded early."""
     with observe() as observer:
         call(tokens, *weights, early_weights=True, backend="emulator:sm_100a")
         call(tokens, *blocked, early_weights=True, backend="emulator:sm_100a")
@@ -154,7 +154,7 @@ def test_a_promise_is_a_bool(call, backend):
 
 @pytest.mark.parametrize(("tokens", "is_kept"), [(33, True), (8, False)])
 def test_the_launch_before_may_not_write_sizes(tokens, is_kept):
-    """Where there are few choices the launch that gathers rows finds their order, too."""
+    """For few choices, the launch that gathers rows also sorts them."""
     ids = torch.arange(tokens * 2, dtype=torch.int32).view(tokens, 2) % 3
     w, w_scale = torch.zeros(3, 128, 32, dtype=torch.uint8), torch.zeros(3, 1, 1, 32, 4, 4, dtype=torch.uint8)
     with observe(check=True):

@@ -1,4 +1,4 @@
-"""gemm of two to eight rows of activations where it has a kernel of its own: exact sums bit-equal to the reference."""
+"""gemm of two to eight rows of activations with its own kernel: where sums are exact, it equals the reference in every bit."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ NAN_CODE = 0x7F
 
 
 def make_operands(m, n, k, l=1, seed=0, small_scales=True):
-    """a [M, K/2, L], b [N, K/2, L] and their scales, NaN in all padding; with small scales of exact sums."""
+    """a [M, K/2, L], b [N, K/2, L] and their scales with NaN in all padding. Small scales make sums exact."""
     tokens, weights = (make_gemv_operands(rows, k, l, seed + rows, small_scales) for rows in (m, n))
     return tokens.a, weights.a, tokens.a_scale, weights.a_scale
 
@@ -46,12 +46,12 @@ def run(operands, alpha=None, out_dtype=torch.float32, **options):
 @pytest.mark.parametrize(
     ("m", "n", "k", "l"),
     [
-        (2, 40, 32, 1),  # K that one lane of four has
-        (3, 150, 352, 2),  # rows cut in every direction, a K tail for most lanes
-        (8, 33, 1184, 1),  # K beyond what the warps take at once
-        (5, 129, 2080, 1),  # beyond what is on its way at first
+        (2, 40, 32, 1),  # K that only one lane of four has
+        (3, 150, 352, 2),  # partial tiles in every direction, a K tail for most lanes
+        (8, 33, 1184, 1),  # more K than the warps take at once
+        (5, 129, 2080, 1),  # more than the first loads fetch
         (7, 1, 4128, 2),
-        (8, 300, 3072, 1),  # a multiple of all
+        (8, 300, 3072, 1),  # a multiple of everything
     ],
 )
 def test_bit_equal_to_the_reference(m, n, k, l, mode):
@@ -63,7 +63,7 @@ def test_bit_equal_to_the_reference(m, n, k, l, mode):
 
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 def test_other_outputs(out_dtype):
-    """Both 16-bit types; out within a larger buffer, row-major and column-major, of which nothing else is written."""
+    """Both 16-bit types, with row-major and column-major outputs in a larger buffer, whose other elements stay unchanged."""
     operands = make_operands(4, 72, 192)
     want = run(operands, 0.25, out_dtype, backend="reference")[:, :, 0]
     a, b, a_scale, b_scale = (t[..., 0] if t.ndim == 3 else t[0] for t in operands)
@@ -76,7 +76,7 @@ def test_other_outputs(out_dtype):
 
 
 def test_every_product_is_exact():
-    """All e2m1 codes of weights times all finite scales, each value of the activations times the least one; both signs."""
+    """All e2m1 codes of weights times all finite scales, and each value of the activations times the smallest one; both signs."""
     codes = [code for code in range(256) if code & 0x7F != NAN_CODE]
     scale = torch.tensor(codes, dtype=torch.uint8).repeat_interleave(2).unsqueeze(1)
     b = torch.zeros(len(scale), 16, dtype=torch.uint8)
@@ -88,7 +88,7 @@ def test_every_product_is_exact():
         nibbles = torch.zeros(8, 32, dtype=torch.uint8)
         nibbles[rows, first + rows] = (
             rows | rows % 2 << 3
-        ).byte()  # a row has one value, in a column of its own
+        ).byte()  # each row has one nonzero value, each in a different column
         a = nibbles[:, ::2] | nibbles[:, 1::2] << 4
         got = gemm(a, b, a_scale, b_scale, out_dtype=torch.float32, backend=SM90)
         want = expand_operand(a, a_scale, "blocked") @ expand_operand(b, b_scale, "blocked").T
@@ -107,7 +107,7 @@ def test_nan_stays_in_its_row_and_column():
 
 
 def test_sums_depend_on_k_alone():
-    """A row has the same bits however many rows there are, and wherever weights stand; scales of all magnitudes."""
+    """A row has the same bits for any number of rows and any position of weights, with scales of all magnitudes."""
     a, b, a_scale, b_scale = (
         t[..., 0] if t.ndim == 3 else t[0] for t in make_operands(8, 96, 1056, small_scales=False)
     )
@@ -117,7 +117,8 @@ def test_sums_depend_on_k_alone():
         assert_bitwise_equal(out, every[:m, :n].contiguous(), m=m, n=n)
     exact = expand_operand(a, a_scale, "blocked") @ expand_operand(b, b_scale, "blocked").T
     magnitudes = expand_operand(a, a_scale, "blocked").abs() @ expand_operand(b, b_scale, "blocked").abs().T
-    # An MMA truncates its sum, at most 2^-22 of the magnitudes; of a warp 2 * 4 in a row, then 7 additions.
+    # An MMA truncates its sum with an error of at most 2^-22 of the magnitudes. A warp does 2 * 4 in a row, then 7
+    # additions.
     assert bool(((every.double() - exact).abs() <= 2.0**-22 * (10 + 7) * magnitudes).all())
 
 
@@ -142,7 +143,7 @@ def test_all_else_stays_with_the_gemm(rows, n, k, options):
 
 
 def test_batches_count_as_rows_of_weights():
-    """CTAs of all batches have to fit."""
+    """The CTAs of all batches have to fit on the device."""
     for n, l, fits in ((4224, 1, True), (2112, 2, True), (2112, 3, False), (32, 132, True), (33, 132, False)):
         a, b = (
             torch.zeros(2, 16, l, dtype=torch.uint8),
@@ -154,7 +155,7 @@ def test_batches_count_as_rows_of_weights():
 
 
 def test_quantized_operands_of_a_layer():
-    """What quantize makes, through gemm: near the product of what was quantized."""
+    """gemm of quantized operands is close to the product of the original values."""
     generator = torch.Generator().manual_seed(1)
     x, w = (quantize(torch.randn(rows, 256, generator=generator), backend="reference") for rows in (6, 96))
     out = gemm(x.data, w.data, x.scale, w.scale, out_dtype=torch.float32, backend=SM90)
@@ -164,7 +165,7 @@ def test_quantized_operands_of_a_layer():
 
 @pytest.mark.parametrize("has_alpha", [False, True])
 def test_no_spills(has_alpha):
-    """And few enough registers for two CTAs of an SM."""
+    """No spills, and few enough registers for two CTAs on an SM."""
     kernel = get_kernel(FewRowsKey("sm_90a", torch.float32, has_alpha))
     assert kernel.resources.stack_bytes == 0
     assert kernel.resources.registers * 2 * simt.FEW_ROWS_WARPS * simt.WARP_SIZE <= 65536
@@ -187,7 +188,7 @@ def test_gpu_equals_the_reference_and_the_emulator():
 
 
 def test_its_time_is_modelled_where_copies_have_no_source():
-    """Of rows that a tile lacks, cp.async reads nothing and writes zeros: no byte is asked for."""
+    """For rows that a tile lacks, cp.async reads nothing and writes zeros, and the model counts no bytes."""
     case = Case("few", "few", "8 rows", "gemm", ((8, 256, 1024),))
     operands = empty_operands(case)
     (timing,) = modelled_times(lambda backend: ours.prepare(case, operands, backend).run(), H200)

@@ -1,4 +1,4 @@
-"""Grouped GEMMs of operands in other formats than NVFP4, of every pair that a family's table has, on the emulator."""
+"""Grouped GEMMs of operands in other formats than NVFP4, for every supported pair of a family, on the emulator."""
 
 from contextlib import nullcontext
 
@@ -33,10 +33,11 @@ PAIRS = [
 ]
 PAIR_IDS = [f"{arch}-{a}-x-{b}" for arch, (a, b) in PAIRS]
 every_pair = pytest.mark.parametrize(("arch", "pair"), PAIRS, ids=PAIR_IDS)
-# A tail in every extent, an empty group, one K tile and several, K tiles and scale blocks that K fills in part.
+# A tail in every extent, an empty group, one and several K tiles, and K tiles and scale blocks that K fills only in
+# part.
 SIZES = ((130, 72, 288), (0, 64, 96), (5, 136, 640), (33, 1, 32))
 DEVICE_SIZES = ((40, 136, 416), (0, 136, 416), (129, 136, 416))
-# With the K tile of NVFP4.
+# These configs have the K tile of NVFP4.
 CONFIGS = {
     "sm_100a": (
         "t128x128x256_s0a2",
@@ -64,7 +65,7 @@ CONFIGS = {
     ),
 }
 PADS = tuple(arch for arch in CONFIGS if any(mma.element_bits == 8 for mma in family_of(arch).MMA.values()))
-# One of each kind, and mixed ones with 4-bit elements on either side.
+# One pair of each kind, and mixed pairs with 4-bit elements on either side.
 SOME_PAIRS = (
     (nv.MXFP4, nv.MXFP4),
     (nv.MXFP8_E4M3, nv.MXFP8_E5M2),
@@ -81,7 +82,7 @@ EVERY_CONFIG = [
 
 
 def groups_of(pair, sizes, seed):
-    """Groups of about these sizes: where TMA pads one side, K is a multiple of 128."""
+    """Groups of similar sizes. K is a multiple of 128 if TMA pads one side."""
     if pair in MIXED_PAIRS:
         sizes = [(m, n, -(-k // 128) * 128) for m, n, k in sizes]
     return Groups.of(pair, sizes, seed)
@@ -98,14 +99,14 @@ def with_k_tile(arch, name, pair):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "pair", "name", "mode"), EVERY_CONFIG)
 def test_every_tile_shape_is_right_and_clean(arch, pair, name, mode):
-    """Bit-equal and without hazards, whenever asynchronous operations happen."""
+    """Bit-equal and without hazards in every mode of the emulator."""
     groups = groups_of(pair, SIZES, seed=1)
     with observe(mode=mode, check=True) as observer:
         groups.check("list", f"emulator:{arch}", with_k_tile(arch, name, pair))
     assert len(observer.stats) == 1 and not observer.hazards
 
 
-# Every config that a product of some pair, or a dual one, may be computed with.
+# Every config that a product or a dual product of some pair may use.
 EVERY_CANDIDATE = [
     pytest.param(
         arch,
@@ -126,7 +127,10 @@ EVERY_CANDIDATE = [
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arch", "pair", "config", "dual"), EVERY_CANDIDATE)
 def test_every_config_that_may_be_chosen_is_right(arch, pair, config, dual):
-    """Tiles of every size have several K tiles, and rows behind them; scales of tiles of over 128 rows lie in two blocks."""
+    """Tiles of every size have several K tiles and are followed by more rows.
+
+    Tiles of over 128 rows have scales in two blocks.
+    """
     groups_of(pair, ((150, 200, 416), (300, 72, 256)), seed=7).check("list", f"emulator:{arch}", config, dual)
 
 
@@ -149,7 +153,7 @@ def test_results_of_16_bits(arch, pair, out_dtype):
 @pytest.mark.slow
 @every_pair
 def test_results_whose_columns_are_contiguous(arch, pair):
-    """Refused where tokens are decoded before the product: that kernel writes rows."""
+    """Refused if a launch decodes the tokens before the product, because that kernel writes rows."""
     groups = groups_of(pair, SIZES, seed=3)
     decodes_first = arch == "sm_90a"
     with pytest.raises(UnsupportedProblem, match="columns") if decodes_first else nullcontext():
@@ -159,7 +163,7 @@ def test_results_whose_columns_are_contiguous(arch, pair):
 @pytest.mark.sampled(1)
 @every_pair
 def test_quantized_results(arch, pair):
-    """NVFP4 of what the product is in float32, for the next layer."""
+    """The result is the float32 product in NVFP4, for the next layer."""
     groups = groups_of(pair, ((40, 96, 288), (0, 64, 96), (7, 64, 320)), seed=4)
     factors = [0.5, 1.0, 2.0]
     found = groups.run("list", f"emulator:{arch}", out_dtype="nvfp4", out_global_scale=factors)
@@ -206,14 +210,14 @@ def test_a_scale_that_is_nan_reaches_its_row_alone(arch, pair):
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, "nvfp4"], ids=str)
 @every_pair
 def test_machine_code(arch, pair, out_dtype, rows):
-    """No spills, no calls, and no stage that is released while it is read."""
+    """No spills, no calls, and no release of a stage before its reads are complete."""
     a_format, b_format = pair
     problem = GroupedProblem(((rows, 4096, 4096),), out_dtype=out_dtype, a_format=a_format, b_format=b_format)
     config = family_of(arch).choose(problem, 148)
     kernel = get_kernel(KernelKey.of(arch, config, problem))
     assert kernel.resources.stack_bytes == 0
     assert b"__cuda_syscall" not in kernel.cubin
-    if arch in sm120.ARCHS:  # whose warps read the stages; on the others tensor cores do
+    if arch in sm120.ARCHS:  # warps read its stages; on the others tensor cores do
         stages = (kernel.key.config.num_ab_stage,)
         assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
 

@@ -1,4 +1,4 @@
-"""FP8 with fp32 scales: every config that may be chosen gives the reference's bits, of one product and of two."""
+"""FP8 with fp32 scales: every config that may be chosen returns the reference's bits, for one product and for two."""
 
 import pytest
 from fp8_check import check_dual_ragged, check_ragged
@@ -22,5 +22,5 @@ EVERY_CANDIDATE = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "config", "dual", "mode"), EVERY_CANDIDATE)
 def test_every_config_that_may_be_chosen_is_right(arch, config, dual, mode):
-    """Several K tiles, and a last block of 128 weights that has 72 rows."""
+    """Several K tiles; the last block of 128 weights has only 72 rows."""
     (check_dual_ragged if dual else check_ragged)(328, 640, config, f"emulator:{arch}", mode)

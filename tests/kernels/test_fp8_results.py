@@ -1,4 +1,4 @@
-"""Results in FP8 by blocks of 128 columns, as the next product reads its rows: the bits of ``quantize`` of float32 results."""
+"""Results in FP8 by blocks of 128 columns, which the next product reads as rows: the bits of ``quantize`` of float32 results."""
 
 import math
 
@@ -55,7 +55,7 @@ def config_of(name):
 
 
 def check(data, scale, exact, rows=slice(None)):
-    """What quantize makes of exact float32 results, of these rows."""
+    """Compares with quantized exact float32 results of these rows."""
     want = nv.quantize(exact, format=nv.FP8_1x128)
     assert data.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     assert torch.equal(bits(data[rows]), bits(want.data[rows]))
@@ -63,7 +63,7 @@ def check(data, scale, exact, rows=slice(None)):
 
 
 def check_ragged(name, mode, dual, device="cpu", backend=EMULATED):
-    """Empty groups, groups that end within a tile; rows of no group are left as they are."""
+    """Checks empty groups, groups that end inside a tile, and rows of no group, which stay unchanged."""
     x, gate, up = (
         tokens_of(120, 384),
         weights_of(len(ENDS), 256, 384),
@@ -117,7 +117,7 @@ def test_dual_ragged_on_sm100(name, mode):
     "backend", ["reference", *(pytest.param(x, marks=SLOW) for x in (EMULATED, "emulator:sm_100a"))]
 )
 def test_list_masked_and_batched(backend):
-    """New results in every form, which the next product takes as they are."""
+    """New results in every form; the next product takes them unchanged."""
     a = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))]
     b = [weights_of(n, x.shape[1], seed=n) for n, x in zip((128, 128, 384), a, strict=True)]
     got = nv.grouped_gemm(a, b, out_dtype=NAME, backend=backend)
@@ -150,7 +150,7 @@ def test_hostile_results(name):
     alphas = (math.inf, -math.inf, math.nan, 1e-42, 3e38, -0.0, 2.0**-13, 1e-30, 2.0**-140, 1e37)
     a = [tokens_of(18, 128, seed=g) for g in range(len(alphas))]
     b = [weights_of(128, 128, seed=g) for g in range(len(alphas))]
-    for x in a:  # rows whose sums are zero: infinity times them is NaN
+    for x in a:  # rows whose sums are zero: infinity times zero is NaN
         x.data.view(torch.uint8)[5:9] = 0
     options = {"alpha": torch.tensor(alphas), "config": config_of(name), "backend": EMULATED}
     sums = parts.grouped_gemm(a, b, out_dtype=torch.float32, **options)
@@ -206,7 +206,7 @@ EVERY_CANDIDATE = [
 @SLOW
 @pytest.mark.parametrize(("arch", "chosen", "dual"), EVERY_CANDIDATE)
 def test_machine_code(arch, chosen, dual):
-    """No spills, and on sm_90a, where warps read what is loaded, no stage that is released while it is read."""
+    """No spills and, on sm_90a, where warps read stages, no release of a stage before its reads are complete."""
     options = {"activation": "gelu_tanh", "has_limit": True} if dual else {}
     kernel = get_kernel(KernelKey(arch, chosen, 1, NAME, True, "ragged", **options, **FORMATS).validated())
     assert kernel.resources.stack_bytes == 0

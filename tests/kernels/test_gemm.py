@@ -1,4 +1,4 @@
-"""gemm on the emulator: one launch for a matrix or a batch, bit-equal to the reference on every architecture."""
+"""gemm on the emulator: one launch for a matrix or a batch, equal to the reference in every bit on every architecture."""
 
 import cases
 import pytest
@@ -20,7 +20,7 @@ MODES = ("eager", "lazy", "random:1")
 
 
 def make_batch(batches, sizes=SIZES, seed=0):
-    """a [M, K/2, L], b [N, K/2, L], scales [L, rm, rk, 32, 4, 4], alpha [L]; sums are exact."""
+    """a [M, K/2, L], b [N, K/2, L], scales [L, rm, rk, 32, 4, 4], alpha [L], with exact sums."""
     case = cases.Case("batch", (sizes,) * batches, seed, has_alpha=True)
     a, b, a_scale, b_scale, alpha = cases.make_operands(case)
     k_atoms = -(-sizes[2] // 64)
@@ -29,7 +29,7 @@ def make_batch(batches, sizes=SIZES, seed=0):
 
 
 def run(operands, *, m_major=False, dtype=torch.float16, **options):
-    """The result in an output that was poisoned."""
+    """Returns the result, written to a poisoned output."""
     m, n, batches = operands[0].shape[0], operands[1].shape[0], operands[0].shape[2]
     shape = (batches, n, m) if m_major else (batches, m, n)
     out = poisoned(*shape, dtype=dtype).permute(*((2, 1, 0) if m_major else (1, 2, 0)))
@@ -67,7 +67,7 @@ def test_a_batch_equals_the_reference(arch, config, mode, m_major):
     [
         *sm90.ARCHS,
         sm120.ARCHS[0],
-        # These share their code with another.
+        # These architectures share their code with another one.
         *(pytest.param(arch, marks=pytest.mark.slow) for arch in (*sm100.ARCHS[1:], *sm120.ARCHS[1:])),
     ],
 )
@@ -80,7 +80,7 @@ def test_every_architecture(arch):
 
 
 def test_one_matrix_takes_the_list_kernel_of_one_group():
-    """The same compiled kernel as ``grouped_gemm`` of one group; [M, K/2] and [M, K/2, 1] are the same."""
+    """The compiled kernel is that of ``grouped_gemm`` with one group. [M, K/2] and [M, K/2, 1] are equivalent."""
     operands = make_batch(1)
     flat = [operands[0][:, :, 0], operands[1][:, :, 0], operands[2][0], operands[3][0], operands[4]]
     with observe(check=True) as observer:
@@ -106,7 +106,7 @@ def test_more_batches_than_a_list_has_groups_on_sm90():
 
 
 def test_batches_may_interleave_and_scales_be_plain():
-    """[M, L, K/2] in memory; row-major scales give the bits of blocked ones; one factor serves all."""
+    """[M, L, K/2] in memory. Row-major scales return the bits of blocked ones, and one factor applies to all batches."""
     a, b, a_scale, b_scale, _ = make_batch(2)
     (m, row_bytes, _), n = a.shape, len(b)
     mixed = a.permute(0, 2, 1).contiguous().permute(0, 2, 1)
@@ -130,7 +130,10 @@ def test_batches_may_interleave_and_scales_be_plain():
     ],
 )
 def test_a_chain_of_layers_stays_at_four_bits(arch, mode):
-    """Three layers with NVFP4 between them, a launch each, bit for bit as the reference; the last into a given tensor."""
+    """Three layers with NVFP4 between them and one launch each, bit for bit as the reference.
+
+    The last one writes a given tensor.
+    """
     generator = torch.Generator().manual_seed(0)
     x = quantize(torch.randn(70, 128, generator=generator), global_scale=0.002)
     weights = [
@@ -169,7 +172,7 @@ def test_a_chain_of_layers_stays_at_four_bits(arch, mode):
 )
 @pytest.mark.parametrize("own_out", [False, True])
 def test_a_batch_stays_at_four_bits(arch, config, own_out):
-    """One launch for three batches; each is quantize of its float32 results, and the next call reads them as they are."""
+    """One launch for three batches. Each result is its quantized float32 result, and the next call reads it unchanged."""
     operands, factor = make_batch(3, (150, 224, 288)), torch.tensor(0.37)
     sums = gemm(*operands, out_dtype=torch.float32)
     out = None
@@ -209,7 +212,7 @@ def test_refusals_of_quantized_batches(out, error, match):
 
 
 def clean(t):
-    """With zeros in the padding rows of the scales, which nothing writes."""
+    """Returns the tensor with zeros in the padding rows of the scales, which nothing writes."""
     return NVFP4Tensor(
         t.data, to_blocked(from_blocked(t.scale, t.shape[0], t.shape[1] // 16)), t.global_scale, t.shape
     )
@@ -221,7 +224,7 @@ def test_no_rows():
 
 
 def test_the_same_config_as_of_the_list():
-    """Dense shapes are chosen for as the same sizes in a list are."""
+    """The choice for dense shapes is that for a list of the same sizes."""
     sizes = ((128, 4096, 7168),) * 2
     batched = make_plan(GroupedProblem(sizes, "batched"), "sm_100a", 148, KernelConfig())
     assert (

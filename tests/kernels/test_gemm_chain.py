@@ -1,4 +1,4 @@
-"""Layers chained in one launch on the emulator: the bits of a gemm a layer, whenever asynchronous operations happen."""
+"""Layers chained in one launch on the emulator return the bits of one gemm per layer, in every mode."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ from nvfp4_cute.ops.parts import gemm
 
 
 def make_layers(num_layers, m, n, seed=0):
-    """Input, weights, global scales of the input and of every result."""
+    """Returns input, weights, and global scales of the input and of every result."""
     generator = torch.Generator().manual_seed(seed)
     scales = [0.002] + [0.002 * 1.1**g for g in range(num_layers)]
     x = quantize(torch.randn(m, n, generator=generator), global_scale=scales[0])
@@ -31,7 +31,7 @@ def make_layers(num_layers, m, n, seed=0):
 
 
 def one_by_one(x, weights, scales, **options):
-    """A gemm a layer."""
+    """Computes one gemm per layer."""
     for g, w in enumerate(weights):
         alpha = torch.tensor(scales[g]) * w.global_scale
         x = gemm(
@@ -57,7 +57,7 @@ CONFIGS = ("t128x64x256_s0a4_swap_p3", "t128x64x256_s2a2_2cta_swap_p4", "t128x12
 
 
 def test_a_launch_whose_ctas_cannot_all_run_is_refused_not_hung(monkeypatch):
-    """As with MPS or in a green context, where fewer SMs are there than the plan knows."""
+    """This happens with MPS or in a green context, which have fewer SMs than the plan assumes."""
     monkeypatch.setattr(plan, "clusters_at_once", lambda arch, config, num_sms, formats: 2 * num_sms)
     x, weights, scales = make_layers(2, 1280, 1024)
     mlp = PersistentMLP(weights, scales, backend="emulator", config=KernelConfig.from_name(CONFIGS[0]))
@@ -79,7 +79,7 @@ def test_a_launch_whose_ctas_cannot_all_run_is_refused_not_hung(monkeypatch):
     ],
 )
 def test_equals_a_gemm_a_layer(name, mode):
-    """One launch without hazards, also where a layer has more tiles than there are CTAs, and fewer."""
+    """One launch without hazards, for layers with more tiles than CTAs and with fewer."""
     layers, config = make_layers(3, 40, 288), KernelConfig.from_name(name)
     mlp = PersistentMLP(*layers[1:], backend="emulator", config=config)
     with observe(mode=mode, check=True) as observer:
@@ -87,14 +87,17 @@ def test_equals_a_gemm_a_layer(name, mode):
     assert len(observer.stats) == 2
     expected = one_by_one(*layers, backend="emulator", config=config)
     assert_same(first, expected)
-    assert_same(second, expected)  # the counters were zero again
+    assert_same(second, expected)  # the counters are zero again
     assert not any(workspace.counters.any() for workspace in mlp._workspaces.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t128x128x256_s2a2_ultra_swap_p3", "t128x128x256_s0a3_2cta_ultra_p2"])
 def test_mmas_of_96_elements_of_k(name):
-    """They read a K tile behind K, of a result that the launch itself writes. Their sums are not exact: the chain's are theirs."""
+    """The MMAs read one K tile past K, from a result that the launch itself writes.
+
+    Sums are rounded; those of the chain equal those of single gemms.
+    """
     layers, options = make_layers(3, 150, 544), {"backend": "emulator:sm_103a"}
     options["config"] = KernelConfig.from_name(name)
     mlp = PersistentMLP(*layers[1:], **options)
@@ -125,7 +128,7 @@ ACQUIRE = r"ld\.acquire\.gpu\.global\.b32 (\S+), \[[^\]]+\];"
     ids=["no wait", "no proxy fence"],
 )
 def test_planted_faults_are_found(monkeypatch, pattern, text, hazard):
-    """The wait and the fences between a layer's stores and the next one's loads are needed, and the checker says so."""
+    """Planted faults between one layer's stores and the next layer's loads: the checker reports a lost wait or fence."""
     register = Emulator.register
 
     def register_mutant(self, ptx, *cubin):
@@ -141,7 +144,7 @@ def test_planted_faults_are_found(monkeypatch, pattern, text, hazard):
 
 
 def test_reference_and_moves():
-    """The reference calls gemm a layer; ``.half()`` of a model leaves the chain as it is; its state dict loads."""
+    """The reference calls one gemm per layer. ``.half()`` of a model does not change the chain, and its state dict loads."""
     layers = make_layers(3, 5, 64)
     mlp = PersistentMLP(*layers[1:])
     expected = one_by_one(*layers)

@@ -1,4 +1,4 @@
-"""gemv on the emulator, every architecture: bit-equal to its documented order of summation."""
+"""gemv on the emulator, on every architecture: bit-equal to its documented order of summation."""
 
 from itertools import product
 
@@ -26,7 +26,7 @@ TWO_KINDS = pytest.mark.parametrize("backend", EMULATORS)
 # ---- results ---------------------------------------------------------------------------------------------------
 
 SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 1024), (5, 1056), (257, 96))
-# One and several steps of each warp, with and without a tail.
+# One and several steps per warp, with and without a tail.
 LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 
 
@@ -75,7 +75,7 @@ def test_same_bits_whatever_m_and_l(backend):
 @TWO_KINDS
 @pytest.mark.parametrize("k", [2064, 4096 + 1040, 48])
 def test_ctas_that_go_from_rows_to_rows(backend, k, monkeypatch):
-    """As many CTAs as one SM has, where they are persistent, and two batches that share it: the same bits."""
+    """Persistent CTAs, as many as one SM holds, and two batches that share the SM: the same bits."""
     one_sm = targets.lookup(backend.removeprefix("emulator:")).gpu._replace(num_sms=1)
     monkeypatch.setattr(targets.Target, "gpu", one_sm)
     operands = make_gemv_operands(131, k, 2, seed=k)
@@ -114,7 +114,7 @@ def test_zeros_give_plus_zero(backend):
 @pytest.mark.sampled(1)
 @TWO_KINDS
 def test_scales_in_their_other_forms(backend):
-    """The permuted view and row-major scales give the same bits as the straight form; strides of out are free."""
+    """The permuted view and row-major scales return the same bits as the blocked form. `out` may have any strides."""
     operands = make_gemv_operands(72, 192, 2, seed=8)
     want = gemv(*operands, backend=backend)
     a, b, a_scale, b_scale = operands
@@ -152,7 +152,7 @@ def test_nothing_to_compute(m, l):
 
 
 def test_fp16_holds_the_sum_of_eight_products():
-    """One half of a word adds eight products, of values and of values times 4: integers, all of them fp16 numbers."""
+    """One half of a word adds eight products of values, or of values times 4: integers that fp16 holds."""
     products = {x * (4 * y) for x, y in product(E2M1_VALUES, E2M1_VALUES)}
     assert all(p == int(p) for p in products)
     most = 8 * max(map(abs, products))
@@ -161,7 +161,7 @@ def test_fp16_holds_the_sum_of_eight_products():
 
 
 def test_fp16_holds_the_products_of_scales():
-    """A quarter of a scale times a scale, every finite pair."""
+    """A quarter of a scale times a scale, for every finite pair."""
     scales = decode_ue4m3(torch.arange(127, dtype=torch.uint8), torch.float64).numpy()
     exact = np.outer(scales / 4, scales)
     assert np.array_equal((scales / 4).astype(np.float16).astype(np.float64), scales / 4)
@@ -169,7 +169,7 @@ def test_fp16_holds_the_products_of_scales():
 
 
 def test_fp32_holds_a_block_term():
-    """Four times a block's dot product is an integer of 12 bits, a product of scales has 8: 20 of the 24 bits of fp32."""
+    """Four times a block's dot product is an integer of 12 bits and a product of scales has 8 bits: 20 of fp32's 24 bits."""
     scales = decode_ue4m3(torch.arange(1, 127, dtype=torch.uint8), torch.float64).numpy()
     mantissas = np.unique(np.frexp(np.outer(scales, scales))[0]) * 2**8
     assert np.array_equal(mantissas, np.rint(mantissas))
@@ -182,7 +182,7 @@ def test_fp32_holds_a_block_term():
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_no_spills(arch):
-    """And few enough registers for the CTAs that an SM should hold."""
+    """No spills, and few enough registers for the intended number of CTAs per SM."""
     resources = get_kernel(GemvKey(arch, torch.bfloat16, True)).resources
     assert resources.stack_bytes == 0
     assert (
@@ -193,7 +193,7 @@ def test_no_spills(arch):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_memory_instructions(arch):
-    """A is read in vectors of 16 bytes that skip L1: once before the loop and once in it."""
+    """A is read in 16-byte vectors that bypass L1: once before the loop and once in it."""
     ptx = get_kernel(GemvKey(arch, torch.bfloat16, False)).ptx
     assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * simt.gemv_spread(arch).rows
     assert ("cvt.rn.f16x2.e2m1x2" in ptx) == simt.has_fp4_convert(arch)
@@ -261,7 +261,7 @@ def test_reference_is_a_gemm_with_one_column():
 
 @pytest.mark.gpu("sm_90a")
 def test_gpu_equals_the_documented_order():
-    # The last has more rows than the CTAs of an H200 hold at once.
+    # The last has more rows than the CTAs that an H200 holds at once.
     for m, k, l in ((257, 96, 2), (130, 4192, 2), (40, 16416, 1), (11000, 1088, 1)):
         operands, alpha = make_gemv_operands(m, k, l, seed=m), torch.tensor([0.3])
         out = gemv(*(t.cuda() for t in operands), alpha.cuda(), out_dtype=torch.float32)

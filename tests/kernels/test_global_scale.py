@@ -1,4 +1,4 @@
-"""The kernel that finds a global scale: bit for bit what ``formats.global_scale`` gives, and its products."""
+"""The kernel that finds a global scale returns the bits of ``formats.global_scale``. Also checks products with it."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_ends_of_the_range(dtype, value):
 
 
 def test_rows_with_gaps_and_what_no_kernel_reads():
-    """Rows a multiple of 16 bytes apart are read as they lie; others take the specification."""
+    """The kernel reads rows that are a multiple of 16 bytes apart in place; the specification computes the rest."""
     wide = torch.randn(6, 200).half()
     wide[:, 128:] = 100
     odd = torch.randn(65).half()[1:].view(2, 32)
@@ -74,7 +74,7 @@ def expect_quantized(x, got, layout="blocked"):
 
 
 def test_quantize_finds_it(monkeypatch):
-    """Of batches, of rows with gaps and of many values in a launch before."""
+    """For batches, rows with gaps and large tensors, a preceding launch finds the scale."""
     monkeypatch.setattr("nvfp4_cute.ops.quantize.AMAX_SMALL", 640)
     batches = torch.randn(2, 9, 96).bfloat16()
     rows = batches[0]
@@ -94,7 +94,7 @@ ONE_LAUNCH = (
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "dtype", "count", "layout"), ONE_LAUNCH, ids=str)
 def test_one_launch_finds_it_and_quantizes(arch, dtype, count, layout):
-    """Every CTA finds the same scale; the first one stores it."""
+    """Every CTA finds the same scale, and the first one stores it."""
     factors = [torch.tensor(0.37), torch.tensor(2.0**-20)][:count]
     for m, k in ((1, 16), (5, 1040), (140, 96)):
         x = torch.randn(m, k, generator=torch.Generator().manual_seed(7)).to(dtype)

@@ -1,4 +1,4 @@
-"""The device half of the schedule against the host half, field by field, on random problems."""
+"""Compares the device half of the schedule with the host half, field by field, on random problems."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ TILE = (128, 128, 256)
 
 
 def device_tiles(schedule):
-    """Records [num_tiles, 6] that the device computes."""
+    """Records [num_tiles, 6] as the device computes them."""
     out = np.full((schedule.num_tiles, len(tile_table.FIELDS)), -1, np.int32)
     with on_emulator() as emulator:
         function, ptx = tile_table.compile_tile_table(len(schedule.order), TILE)

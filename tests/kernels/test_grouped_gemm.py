@@ -1,4 +1,4 @@
-"""The grouped GEMM of sm_100a, and what sm_120a stores, executed on the emulator, against the float64 reference."""
+"""The grouped GEMM of sm_100a, and stores of sm_120a, on the emulator, compared with the float64 reference."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def test_case(case):
     ("num_cta", "num_ab_stage", "num_acc_stage"), [(1, 1, 1), (2, 2, 2), (3, 3, 3), (7, 5, 1), (148, 6, 2)]
 )
 def test_same_bits_for_every_number_of_ctas_and_stages(num_cta, num_ab_stage, num_acc_stage):
-    """Scheduling moves work, never rounding: K is accumulated in one order whatever runs it."""
+    """Scheduling moves work but never changes rounding, because K is accumulated in one order."""
     operands = cases.make_operands(SHAPES)
     config = KernelConfig(num_ab_stage=num_ab_stage, num_acc_stage=num_acc_stage, num_cta=num_cta)
     expected = run(SHAPES, operands, "emulator", KernelConfig())
@@ -56,7 +56,8 @@ SM120_CONFIGS = (
     "t128x16x256_s0a1_swap",
     "t128x8x256_s0a2_swap_p5",
 )
-# Tiles cut on both sides, a row, an empty group; several tiles for a CTA, so that every accumulator is used again.
+# Tiles that are partial on both sides, one row, an empty group, and several tiles per CTA, so that every accumulator is
+# reused.
 TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, has_alpha=True)
 
 
@@ -77,7 +78,7 @@ TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, h
     ],
 )
 def test_every_tile_shape_is_right_and_clean(arch, name, mode, m_major):
-    """Bit-equal, without hazards, whenever asynchronous operations happen, and into both layouts of the output."""
+    """Bit-equal and without hazards in every mode of the emulator and both layouts of the output."""
     operands = cases.make_operands(TILES)
     with observe(mode=mode, check=True) as observer:
         actual = run(TILES, operands, f"emulator:{arch}", KernelConfig.from_name(name), m_major)
@@ -99,7 +100,7 @@ def test_every_tile_shape_is_right_and_clean(arch, name, mode, m_major):
     ],
 )
 def test_nothing_is_written_beyond_either_layout(arch, name, m_major):
-    """Outputs are windows of poisoned buffers, with pitches that allow and that forbid vector stores."""
+    """Outputs are windows of poisoned buffers, with pitches that allow or prevent vector stores."""
     case = cases.Case("windows", ((70, 100, 256), (129, 72, 256)), seed=3)
     operands, config = cases.make_operands(case), KernelConfig.from_name(name)
     backend = f"emulator:{arch}"
@@ -138,7 +139,7 @@ def test_runs_are_deterministic():
 
 
 def test_alpha_follows_its_group_through_the_reordering():
-    """Groups run by descending M; factors are given in the caller's order."""
+    """Groups run in order of descending M; factors are given in the caller's order."""
     case = cases.Case("alpha", ((5, 64, 256), (200, 64, 256), (60, 64, 256)), has_alpha=True)
     operands = cases.make_operands(case)
     plain = run(replace(case, has_alpha=False), replace(operands, alpha=None), "emulator")

@@ -1,4 +1,4 @@
-"""MXFP4 and MXFP8 in pairs on sm_90a, decoded to bf16: every bit is the reference's where sums are exact."""
+"""MXFP4 and MXFP8 in pairs on sm_90a, decoded to bf16: where sums are exact, every bit is the reference's."""
 
 import pytest
 import torch
@@ -18,11 +18,11 @@ SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_90a"
 FORMATS = {"a_format": nv.MXFP4, "b_format": nv.MXFP4}
 ENDS = (0, 40, 40, 45, 111)
-# e4m3 and e5m2 on either side, and beside MXFP4.
+# e4m3 and e5m2 on either side, and with MXFP4.
 BYTE_PAIRS = ((nv.MXFP8_E4M3, nv.MXFP8_E5M2), (nv.MXFP8_E5M2, nv.MXFP4), (nv.MXFP4, nv.MXFP8_E4M3))
-# Tails of every extent, an empty group, an odd number of K tiles.
+# Tails in every extent, an empty group, an odd number of K tiles.
 SIZES = ((40, 200, 352), (0, 200, 352), (5, 200, 352), (66, 200, 352))
-# Codes of zeros, the least ones, those around 1, the largest, infinities and NaN.
+# Codes of zeros, the smallest values, those around 1, the largest, infinities and NaN.
 CODES = {
     nv.MXFP8_E4M3: (0x00, 0x01, 0x87, 0x08, 0x39, 0xFE, 0x7F),
     nv.MXFP8_E5M2: (0x80, 0x01, 0x83, 0x05, 0x3D, 0xFB, 0x7C, 0xFD),
@@ -34,7 +34,7 @@ def config(tokens, weights=128, **settings):
 
 
 def some(*shape, seed=0, format=nv.MXFP4):
-    """Few bits times few powers of two, quantized without a loss: sums are exact."""
+    """Few bits times few powers of two, quantized without loss, so that sums are exact."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     powers = torch.randint(-2, 3, (*shape[:-1], shape[-1] // 32), generator=generator).float()
     values = torch.randint(-3, 4, shape, generator=generator).float()
@@ -43,7 +43,7 @@ def some(*shape, seed=0, format=nv.MXFP4):
 
 
 def ragged(n, k, num_weights=1, device="cpu", pair=(nv.MXFP4, nv.MXFP4)):
-    """Arguments of a ragged product of as many weights; rows of no group behind the last."""
+    """Arguments of a ragged product of ``num_weights`` weights, with rows of no group after the last group."""
     offs = torch.tensor(ENDS, dtype=torch.int32)
     rows = some(120, k).dequantize().bfloat16()
     data, scale = nv.grouped_quantize(rows, offs, format=pair[0], backend="reference")
@@ -77,7 +77,7 @@ def check_ragged(n, k, chosen, mode="eager", backend=EMULATED):
     ids=str,
 )
 def test_ragged(chosen, mode):
-    """Tiles cut in every direction, blocks of scales that a tile shares, an odd number of K tiles, the last one cut."""
+    """Partial tiles in every direction, scale blocks that tiles share, and an odd number of K tiles, the last one partial."""
     check_ragged(200, 352, chosen, mode)
 
 
@@ -119,7 +119,7 @@ def test_dual_and_quantized_results():
 
 
 def every_scale(rows):
-    """MXFP4 [rows, 32] with a value 3 in every row, at column row % 32, and as scales code row % 256; others zero."""
+    """MXFP4 [rows, 32] with the value 3 in column row % 32 of every row, scaled by code row % 256, and zeros elsewhere."""
     values = torch.zeros(rows, 128)
     values[torch.arange(rows), torch.arange(rows) % 32] = 3.0
     t = nv.quantize(values, format=nv.MXFP4)
@@ -130,7 +130,7 @@ def every_scale(rows):
 
 @pytest.mark.parametrize("side", ["weights", "tokens"])
 def test_every_scale(side):
-    """2^-127 to 2^127 on one side, beside ones on the other; NaN makes its row or column NaN."""
+    """2^-127 to 2^127 on one side and ones on the other. NaN makes its row or column NaN."""
     extreme, plain = every_scale(256), some(32, 128)
     a, b = (plain, extreme) if side == "weights" else (extreme, plain)
     (a, a_scale), (b, b_scale) = ((t.data, t.scale) if not isinstance(t, tuple) else t for t in (a, b))
@@ -161,14 +161,14 @@ def test_every_scale(side):
     ids=str,
 )
 def test_elements_of_8_bits(chosen, pair, mode):
-    """Every kernel: tokens decoded by warps or by a launch before, stages of one and of two K tiles, K tiles in two stages."""
+    """Every kernel: tokens decoded by warps or by a preceding launch, stages of one and of two K tiles, K tiles in two stages."""
     with observe(mode=mode, check=True) as observer:
         Groups.of(pair, SIZES, seed=1).check("ragged", EMULATED, chosen)
     assert not observer.hazards
 
 
 def every_code(format, scales):
-    """[scales * codes, 128]: every code of ``CODES`` with every scale, alone in its row; the value is in column row % 32."""
+    """[scales * codes, 128]: every code of ``CODES`` with every scale, one value per row, in column row % 32."""
     codes = torch.tensor(CODES[format], dtype=torch.uint8).repeat(len(scales))
     data = torch.zeros(len(codes), 128, dtype=torch.uint8)
     data[torch.arange(len(codes)), torch.arange(len(codes)) % 32] = codes
@@ -178,8 +178,10 @@ def every_code(format, scales):
 
 
 def check_every_code(format, side, scales, device="cpu", backend="auto"):
-    """Each code times a one of MXFP4: products that are multiples of 2^-133 are exact, others rounded to one. Infinities and NaN
-    stay what they are, and products from 2^128 on are infinite.
+    """Checks each code times an MXFP4 one.
+
+    Products that are multiples of 2^-133 are exact; others are rounded to one. Infinities and NaN are kept, and
+    products from 2^128 on are infinite.
     """
     extreme, plain = every_code(format, scales), nv.quantize(torch.eye(32, 128), format=nv.MXFP4)
     a, b, formats = (plain.data, extreme[0]), (plain.scale, extreme[1]), (nv.MXFP4, format)
@@ -189,7 +191,7 @@ def check_every_code(format, side, scales, device="cpu", backend="auto"):
     with observe(check=True):
         got = parts.gemm(*(t.to(device) for t in (*a, *b)), **options, backend=backend).cpu()
     want = parts.gemm(*a, *b, **options)
-    # A code meets a one in one row, and zeros in the others, which times what is infinite are NaN.
+    # A code meets a one in one row and zeros in the others. Zeros times infinity are NaN.
     rows = torch.arange(len(extreme[0]))
     got, want = ((y if side == "tokens" else y.T)[rows, rows % 32] for y in (got, want))
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())

@@ -1,4 +1,4 @@
-"""The sm_90a grouped GEMM, on the emulator and, where there is one, on a Hopper GPU, against the float64 reference."""
+"""The sm_90a grouped GEMM on the emulator and on a Hopper GPU if there is one, compared with the float64 reference."""
 
 import re
 from dataclasses import replace
@@ -27,9 +27,9 @@ from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 
 
 def error_bound(case, operands, expected):
-    """As ``cases.error_bound``, for wgmma: 16 products at a time, terms and accumulator cut below 2^-24 of the largest.
+    """``cases.error_bound`` for wgmma: 16 products at a time, with terms and accumulator cut below 2^-24 of the largest.
 
-    A step errs by at most 18 times 2^-24 of the sum of absolute products so far; there are K / 16 steps.
+    The error of a step is at most 18 times 2^-24 of the sum of absolute products so far; there are K / 16 steps.
     """
     bounds = cases.error_bound(case, operands, expected)
     for g, (_, _, k) in enumerate(case.sizes):
@@ -101,7 +101,7 @@ def test_number_of_tokens_in_a_tile_on_the_gpu(tokens):
 
 @pytest.mark.gpu("sm_90a")
 def test_emulator_and_gpu_give_the_same_bits():
-    """Sums that are not exact: the emulator rounds as the tensor cores do."""
+    """Sums are not exact; the emulator rounds as the tensor cores do."""
     case = cases.Case("wide", ((70, 136, 640), (9, 128, 288)), 5, torch.float32, has_alpha=True, kind="wide")
     operands = cases.make_operands(case)
     for got, want in zip(run(case, operands, "cuda"), run(case, operands, EMULATED), strict=True):
@@ -109,7 +109,7 @@ def test_emulator_and_gpu_give_the_same_bits():
 
 
 def test_every_value_times_every_scale_is_exact():
-    """Row n of B holds all e2m1 codes under e4m3 code n; A is a unit matrix, so C is decoded B, without a rounding."""
+    """Row n of B holds all e2m1 codes with e4m3 scale n, and A is a unit matrix, so C is B decoded without rounding."""
     codes = torch.arange(256)
     b = torch.tensor([2 * i + 1 << 4 | 2 * i for i in range(8)], dtype=torch.uint8).repeat(256, 2)
     b_scale = to_blocked(codes.to(torch.uint8).view(256, 1).repeat(1, 2))
@@ -150,7 +150,7 @@ SPLIT = cases.Case("split", ((5, 300, 640), (8, 136, 128), (20, 128, 320)), 3, h
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("chosen", [config(8, split_k=2, num_cta=4), config(16, split_k=4)], ids=str)
 def test_k_tiles_of_several_ctas(chosen):
-    """More CTAs than K tiles, and tiles that a cluster takes one after the other."""
+    """More CTAs than K tiles, and several tiles per cluster."""
     with observe(mode="random:1", check=True):
         check(SPLIT, EMULATED, chosen)
 
@@ -165,7 +165,7 @@ def test_k_tiles_of_several_ctas_on_the_gpu(tokens, split):
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize(("tokens", "split"), [(32, 4), (8, 4), (128, 1), (256, 1)])
 def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, split):
-    """Rings whose stages are filled again as soon as they are released: what still reads one reads other values."""
+    """Stages are refilled as soon as they are released, so a late read gets wrong values."""
     assert_same_bits_in_every_launch(config(tokens, split_k=split))
 
 
@@ -187,7 +187,10 @@ def test_sizes_on_the_device(form, chosen, mode):
 )
 @pytest.mark.parametrize("is_dual", [False, True])
 def test_where_rows_are_stored(n, pitch, first, is_dual):
-    """Units of 16 bytes only where all are aligned and whole; nothing beside the rows, of tiles of several passes."""
+    """Stores have 16 bytes only if all of them are aligned and complete.
+
+    Nothing outside the rows is written, also for tiles of several passes.
+    """
     case = cases.Case("rows", ((100, n, 128),), seed=9)
     a, b, a_scale, b_scale, _ = cases.make_operands(case)
     buffer = poisoned(100, pitch, dtype=torch.bfloat16)
@@ -211,9 +214,10 @@ def test_where_rows_are_stored(n, pitch, first, is_dual):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [8, 32, 128, 256])
 def test_machine_code(tokens):
-    """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products.
+    """No spills. K loops of wgmma have A in registers, decoded with byte permutes and exact products.
 
-    Results are turned between two barriers of a warp, whose lanes the emulator executes together: it cannot miss them.
+    Results are transposed between two warp barriers. The emulator cannot detect their absence, because it executes the
+    lanes together.
     """
     kernel = get_kernel(KernelKey("sm_90a", config(tokens), 2, torch.float16, True).validated())
     assert kernel.resources.stack_bytes == 0

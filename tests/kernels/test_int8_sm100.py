@@ -1,4 +1,4 @@
-"""INT8 on sm_100a: every bit is the reference's. On sm_103a, whose tensor cores do not multiply integers, it is refused."""
+"""INT8 on sm_100a: every bit is the reference's. sm_103a, whose tensor cores do not multiply integers, refuses it."""
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
 
 
 def test_what_is_chosen():
-    """Few tokens lie on the N side; many, in both directions, are multiplied by pairs of CTAs."""
+    """Few tokens are on the N side. Problems that are large in both directions use pairs of CTAs."""
     few, many = (
         choose_config(GroupedProblem(((m, 4096, 4096),), a_format=PAIR[0], b_format=PAIR[1]), "sm_100a", 148)
         for m in (1, 4096)

@@ -70,7 +70,7 @@ def test_results_in_columns(out_dtype):
 @pytest.mark.parametrize("form", ["list", "ragged"])
 @pytest.mark.parametrize("chosen", sm120.candidates(formats=PAIR), ids=lambda chosen: chosen.to_name())
 def test_machine_code(chosen, form, out_dtype):
-    """No spills, no calls, and no stage that is released while it is read."""
+    """No spills, no calls, and no release of a stage before its reads are complete."""
     has_alpha = out_dtype != torch.int32
     kernel = get_kernel(KernelKey("sm_120a", chosen, 1, out_dtype, has_alpha, form, **FORMATS).validated())
     assert kernel.resources.stack_bytes == 0

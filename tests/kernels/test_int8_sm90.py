@@ -52,7 +52,7 @@ def test_extremes():
 
 @SLOW
 def test_registers_and_release():
-    """No spills, and in the machine code no stage is released while it is read."""
+    """No spills, and no release of a stage before its reads are complete."""
     for chosen, dtype in ((config(128, 256, multicast_n=2), torch.bfloat16), (config(192), torch.int32)):
         key = KernelKey("sm_90a", chosen, 1, dtype, dtype != torch.int32, **FORMATS).validated()
         kernel = get_kernel(key)
@@ -83,7 +83,7 @@ def test_gpu_ragged(chosen):
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize("chosen", [config(128, 256), config(128, 256, multicast_n=2), config(16)], ids=str)
 def test_every_launch_gives_the_same_bits_on_the_gpu(chosen):
-    """Stages are filled again as soon as they are released."""
+    """Stages are refilled as soon as they are released."""
     x, w = (t.to("cuda") for t in (some(512, 8192), some(4096, 8192)))
     outs = [parts.gemm(x, w, config=chosen, out_dtype=torch.int32) for _ in range(40)]
     want = (x.data.double() @ w.data.double().T).int()

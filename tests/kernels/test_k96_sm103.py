@@ -1,4 +1,4 @@
-"""MMAs of 96 elements of K on sm_103a: every bit is the reference's, and that of MMAs of 64, which take half as many more."""
+"""MMAs of 96 elements of K on sm_103a return the bits of the reference and of MMAs of 64, and need a third fewer instructions."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ from nvfp4_cute.problem import GroupedProblem
 SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_103a"
 NVFP4, MXFP4 = (nv.NVFP4, nv.NVFP4), (nv.MXFP4, nv.MXFP4)
-# One, two, three and more K tiles, such as K fills in part; an empty group; tails of rows and columns.
+# One, two, three and more K tiles, including partial ones; an empty group; tails of rows and columns.
 SIZES = ((300, 200, 1312), (0, 64, 96), (33, 264, 640), (130, 130, 768))
 CONFIGS = (
-    # Stages that the MMAs of a K tile and those of the next one share: two, three, as many as fit.
+    # Stages that the MMAs of two consecutive K tiles share: two, three, and as many as fit.
     ("t128x128x256_s2a3_2cta_ultra_p2", "lazy"),
     ("t128x256x256_s3a2_2cta_ultra_swap_p4", "random:1"),
-    # The second tile of 192 rows begins in the middle of a block of scales.
+    # The second tile of 192 rows starts in the middle of a scale block.
     ("t128x192x256_s0a2_2cta_ultra_swap_p2", "lazy"),
     ("t128x192x256_s4a2_ultra_p3", "random:2"),
     ("t128x256x256_s0a2_2cta_ultra_m2_p8", "lazy"),
@@ -60,7 +60,7 @@ def test_every_form(form, dual, pair):
 @pytest.mark.parametrize("early_weights", [False, True])
 @pytest.mark.parametrize(("name", "mode"), CONFIGS)
 def test_batches_and_early_weights(name, mode, early_weights):
-    """Stages are filled beyond K with zeros, also where weights come before their tokens."""
+    """Stages are filled with zeros past K, also if weights come before their tokens."""
     generator = torch.Generator().manual_seed(3)
     operands = [[operand(nv.NVFP4, rows, 736, generator) for _ in range(3)] for rows in (150, 200)]
     data = [torch.stack([x.data for x in side]).permute(1, 2, 0) for side in operands]
@@ -73,7 +73,7 @@ def test_batches_and_early_weights(name, mode, early_weights):
 
 @pytest.mark.parametrize("k", [256, 512, 768])
 def test_a_third_fewer_mmas(k):
-    """As few as read all of K: with one K tile left three, with two six, with three eight."""
+    """The minimum that reads all of K: eight for three K tiles, six for two, three for one."""
     a, b = (nv.quantize(torch.full((rows, k), 6.0)) for rows in (256, 128))
     chosen = KernelConfig.from_name("t128x128x256_s0a2_2cta_ultra")
     with observe() as observer:
@@ -84,7 +84,7 @@ def test_a_third_fewer_mmas(k):
 
 
 def test_rows_of_other_tiles_do_not_leak_into_the_end_of_k():
-    """The last MMA reads beyond K: a NaN in what a stage held before would show in every row."""
+    """The last MMA reads past K. A NaN left in the stage would appear in every row."""
     a, b = (torch.full((rows, 128), 0x21, dtype=torch.uint8) for rows in (512, 128))
     a_scale, b_scale = (torch.ones(len(x), 16).to(torch.float8_e4m3fn) for x in (a, b))
     a_scale[:256] = torch.nan

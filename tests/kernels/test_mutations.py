@@ -1,9 +1,10 @@
 """Planted faults: the PTX of the grouped GEMMs is edited, and the hazard checker must name each fault.
 
-Most are planted in the sm_100a kernel; all kernels get one that releases a place before what was read of it is used.
+Most are in the sm_100a kernel; every kernel gets one that releases a stage or slot before the data read from it is
+used.
 
-Every fault is a small edit of the text, found by what the instructions are, not by register numbers. The problem is
-small but makes every stage and the accumulator be used again, so that each fault has something to break.
+Each fault is a small edit that finds instructions by their form, not by register numbers. The problem is small, but
+uses every stage and the accumulator several times, so that each fault has an effect.
 """
 
 import re
@@ -24,12 +25,12 @@ from nvfp4_cute.ops.parts import grouped_gemm
 
 CASE = cases.Case("mutations", ((130, 136, 768), (60, 128, 768)), seed=5)
 CONFIG = KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=2)
-STAGE_BYTES = 36864  # of A, B and their scales: 128 x 128 x 256 with one scale in 16
+STAGE_BYTES = 36864  # of A, B and their scales: 128 x 128 x 256 with one scale per 16
 MODES = ("eager", "lazy", "random:7")
 
 
 def run(monkeypatch, mode, mutate=lambda ptx: ptx, *, case=CASE, backend="emulator", config=CONFIG, **more):
-    """Outputs of the kernel whose PTX went through `mutate`, under the checker."""
+    """Returns the outputs of the kernel whose PTX went through `mutate`, under the checker."""
     return run_mutant(monkeypatch, mode, mutate, case=case, backend=backend, config=config, **more)
 
 
@@ -59,7 +60,8 @@ def swap_parity(which: int) -> Callable[[str], str]:
 
 COMMIT = r"tcgen05\.commit\S+\s+(\[[^\]]+\]);\n"
 RELEASE = r"mbarrier\.arrive\.shared\.b64\s+\S+, (\[[^\]]+\]), (\S+);"
-# Of all tensor memory, where there is no tile; in the loop over slices, of an accumulator, or of all after the last one.
+# A CTA without tiles releases all tensor memory. The loop over slices releases an accumulator, or all after the last
+# one.
 NUM_RELEASES = 3
 EXPECT = rf"mov\.b32 \s*(\S+), {STAGE_BYTES};"
 CP = r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4 .*;\n"
@@ -70,7 +72,7 @@ TMA = r"(cp\.async\.bulk\.tensor\.3d\S+) \[(\S+?)\], (.*);"
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault. `kinds`: hazards that name it; `text`: what the report must say of it; `severity`: how bad it is."""
+    """A planted fault. `kinds`: hazards that name it; `text`: regular expression for the report; `severity`: of the finding."""
 
     name: str
     mutate: Callable[[str], str]
@@ -80,7 +82,7 @@ class Fault:
 
 
 def early_release(ptx: str) -> str:
-    """The epilogue hands the accumulator back before it has read it."""
+    """The epilogue releases the accumulator before it has read it."""
     match = matches(ptx, RELEASE, NUM_RELEASES)[1]
     arrive = f"elect.sync _|EARLY, -1;\n@EARLY mbarrier.arrive.shared.b64 _, {match[1]}, 1;\n"
     ptx = splice(ptx, match, "")
@@ -91,7 +93,7 @@ def early_release(ptx: str) -> str:
 
 
 def same_tile(ptx: str) -> str:
-    """Every second CTA computes its neighbour's tiles: the same bytes are stored twice."""
+    """Every second CTA computes its neighbour's tiles, so the same bytes are stored twice."""
     last = list(re.finditer(r"mov\.u32 \s*(%r\d+), %ctaid\.x;", ptx[: ptx.index("tcgen05.ld.")]))[-1]
     return splice(ptx, last, f"{last.group()}\nand.b32 {last[1]}, {last[1]}, -2;")
 
@@ -157,7 +159,7 @@ def test_fault(monkeypatch, fault, mode):
 
 
 def released_behind_uses(ptx: str) -> str:
-    """No tcgen05.wait::ld; the accumulator is handed back when the slice has been converted, and not before."""
+    """Without tcgen05.wait::ld, the accumulator is released only after the slice has been converted."""
     match = matches(ptx, RELEASE, NUM_RELEASES)[1]
     *_, not_yet, _ = re.findall(r"@(%p\d+) bra", ptx[: match.start()])  # not an accumulator's last slice
     arrive = f"@{not_yet} bra KEPT;\nelect.sync _|LATE, -1;\n@LATE mbarrier.arrive.shared.b64 _, {match[1]}, 1;\nKEPT:\n"
@@ -174,7 +176,7 @@ def released_behind_uses(ptx: str) -> str:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_use_in_the_place_of_the_wait(monkeypatch, mode):
-    """The accumulator's release is a warning; that of all tensor memory, which comes before the uses, stays an error."""
+    """The accumulator's release is a warning. The release of all tensor memory, which precedes the uses, stays an error."""
     with pytest.raises(HazardError) as error:
         run(monkeypatch, mode, released_behind_uses)
     race = r"tcgen05\.mma.*while tcgen05\.ld.*put tcgen05\.wait::ld before the release"
@@ -183,21 +185,21 @@ def test_a_use_in_the_place_of_the_wait(monkeypatch, mode):
 
 
 def test_outputs_may_be_fp32(monkeypatch):
-    """The checker is not tuned to one output type."""
+    """The checker works for every output type."""
     case = cases.Case("fp32", ((130, 136, 512),), seed=6, out_dtype=torch.float32)
     operands = cases.make_operands(case)
     with observe(check=True):
         grouped_gemm(*list(operands)[:4], out_dtype=case.out_dtype, backend="emulator", config=CONFIG)
 
 
-# ---- released before what was read is used ---------------------------------------------------------------------------
+# ---- released before the data is used --------------------------------------------------------------------------------
 ONE_LANE = r"bar\.warp\.sync\s+-1;\s*(?:elect\.sync[^;]*;\s*not\.pred[^;]*;\s*)?@(?P<other>%p\d+) bra\s+(?P<end>\S+);"
 LOCAL = rf"{ONE_LANE}[^$@]*?mbarrier\.arrive\.shared\.b64 [^;]*;\s*(?P=end):\n"
 REMOTE = rf"setp\.ge\.s32[^;]*;\s*@%p\d+ bra[^;]*;\s*setp[^;]*;\s*{ONE_LANE}[^$@]*?shared::cluster\.b64 _,[^;]*;\s*(?P=end):\n"
 
 
 def release_math(ptx: str) -> str:
-    """sm_120a, every K tile: the stage is released before the MMAs of its last block."""
+    """sm_120a, every K tile: releases the stage before the MMAs of its last block."""
     for block in list(re.finditer(LOCAL, ptx))[-2:]:
         found = re.search(rf"setp\.ne\.b32\s+{block['other']}, [^;]*;\n", ptx)
         ptx = splice(ptx, block, "").replace(found.group(), found.group() + block.group())
@@ -205,20 +207,22 @@ def release_math(ptx: str) -> str:
 
 
 def release_weights(ptx: str) -> str:
-    """sm_90a: the packed stage is released before its weights are decoded, at the head of the loop over K tiles."""
-    block = re.search(rf"(?:(?:shl|add)\.[bs]32[^;]*;\s*)*{LOCAL}", ptx)  # with what finds the barrier
+    """sm_90a: releases the packed stage before its weights are decoded, at the start of the loop over K tiles."""
+    block = re.search(
+        rf"(?:(?:shl|add)\.[bs]32[^;]*;\s*)*{LOCAL}", ptx
+    )  # including the address of the barrier
     ptx = splice(ptx, block, "")
     head = ptx.index(".pragma", ptx.rindex("$L__", 0, ptx.rindex("wgmma.fence", 0, block.start())))
     return ptx[:head] + block.group() + ptx[head:]
 
 
 def release_sums(ptx: str) -> str:
-    """sm_100a: other CTAs may send the next sums before a warp that gets sums has added them."""
+    """sm_100a: lets other CTAs send the next sums before a warp has added the current ones."""
     block = matches(ptx, REMOTE, 1)[0]
     early = block.group().replace(block["end"], "EARLY_END")
     ptx = splice(ptx, block, f"@EARLY bra LATE_END;\n{block.group()}LATE_END:\nsetp.ne.u32 EARLY, 0, 0;\n")
     place = ptx.index("\n", ptx.index("ld.shared.v4.f32")) + 1
-    place = ptx.index("\n", place) + 1  # behind the end of the inline assembly
+    place = ptx.index("\n", place) + 1  # after the end of the inline assembly
     ptx = ptx[:place] + "setp.eq.u32 EARLY, 0, 0;\n" + early + ptx[place:]
     return re.sub(
         r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred EARLY;\nsetp.ne.u32 EARLY, 0, 0;", ptx, count=1

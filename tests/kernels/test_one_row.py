@@ -1,4 +1,4 @@
-"""gemm of one row of activations on an architecture where a gemv is faster: the gemv's bits, the gemm's arguments."""
+"""gemm of one activation row on an architecture where a gemv is faster: the gemv's bits with gemm's arguments."""
 
 import pytest
 import torch
@@ -21,12 +21,12 @@ SM90 = "emulator:sm_90a"
 
 
 def as_gemm(operands):
-    """a [1, K/2, L], b [N, K/2, L] and their scales, of a gemv's operands."""
+    """a [1, K/2, L], b [N, K/2, L] and their scales, from a gemv's operands."""
     return operands.b.unsqueeze(0), operands.a, operands.b_scale, operands.a_scale
 
 
 def one_row_task(a, b, a_scale, b_scale, out):
-    """The task for one row of a, of tensors of one batch."""
+    """The task for one row of a, from tensors of one batch."""
     left, right = (
         Operand(x.unsqueeze(0), scale.view(1, -1), NVFP4, len(x), 2 * x.shape[1])
         for x, scale in ((a, a_scale), (b, b_scale))
@@ -69,7 +69,7 @@ def test_quantized_results_stay_with_the_gemm():
 
 @pytest.mark.slow
 def test_every_form_that_gemm_takes():
-    """Matrices, float4 values, out in a larger buffer, row-major scales, a number for alpha: the same bits."""
+    """Matrices, float4 values, an output in a larger buffer, row-major scales, and a number as alpha: the same bits."""
     operands = make_gemv_operands(72, 192, seed=8)
     want = gemv(*operands, 0.5, backend=SM90)[:, 0]
     a, b, a_scale, b_scale = (t[..., 0] if t.ndim == 3 else t[0] for t in as_gemm(operands))
@@ -127,6 +127,6 @@ def test_a_linear_layer_of_one_token():
     layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 40), backend=SM90)
     x = torch.randn(1, 64).bfloat16()
     y, count, plans = launches(lambda: layer(x))
-    assert plans == 0 and count >= 2  # quantize, and the product
+    assert plans == 0 and count >= 2  # quantize and the product
     layer.backend = "reference"
     torch.testing.assert_close(y, layer(x), rtol=2**-7, atol=2**-7)

@@ -1,4 +1,4 @@
-"""The quantize kernel: bit for bit what block_scaled.quantize gives, on every architecture of the emulator."""
+"""The quantize kernel returns the bits of block_scaled.quantize, on every architecture of the emulator."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from nvfp4_cute.planning.arch import simt
 
 DTYPES = (torch.bfloat16, torch.float16)
 TWO_KINDS = pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
-# The others differ from sm_100a in their assembler alone.
+# The others differ from sm_100a only in their assembler.
 EVERY_ARCH = [
     arch if arch in ("sm_80", "sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
     for arch in simt.ARCHS
@@ -32,7 +32,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def check(x, backend, **options):
-    """One launch, and of batches one more that finds the global scale; the bits of the specification."""
+    """Checks the bits of the specification, in one launch, or two if a first one finds the global scale of batches."""
     with observe(check=True) as observer:
         got = quantize(x, backend=backend, **options)
     want = block_scaled.quantize(x, **options)
@@ -42,7 +42,7 @@ def check(x, backend, **options):
 
 
 def test_few_values_have_a_kernel_of_their_own():
-    """Every other test has few values on sm_100a: these are just too many."""
+    """Every other test has few values on sm_100a; these are just too many for that kernel."""
     k = 4 * 16 * (simt.QUANTIZE_FEW_CTAS_PER_SM * GB10.num_sms // 2 + 1)
     words = [simt.quantize_words(GB10.arch, GB10.num_sms, 1, blocks) for blocks in (k // 16 - 4, k // 16)]
     assert words == [simt.QUANTIZE_FEW_WORDS, simt.QUANTIZE_WORDS]
@@ -92,7 +92,7 @@ def test_shapes(backend, shape):
     ids=["tensor", "numbers", "per_batch"],
 )
 def test_a_global_scale_for_each_batch(backend, shape, global_scale):
-    """One launch, the bits of a call a batch, for rows that do not fill their atoms as well."""
+    """One launch for all batches returns the bits of one call per batch, also for rows that do not fill their atoms."""
     x = (
         spread(shape, torch.bfloat16)
         * torch.tensor([1.0, 9.0, 0.1])[: shape[0]].view(-1, *[1] * (len(shape) - 1)).bfloat16()
@@ -140,7 +140,7 @@ def test_nothing_to_quantize(shape):
 
 
 def test_other_dtypes_take_the_specification():
-    """On every backend: no kernel reads them."""
+    """On every backend, because no kernel reads these dtypes."""
     for x in (torch.randn(4, 32), torch.randn(4, 32, dtype=torch.float64)):
         for backend in ("auto", "reference", "emulator"):
             assert_same(quantize(x, backend=backend), block_scaled.quantize(x))
@@ -174,7 +174,7 @@ def test_any_bits(backend, words, bf16, factor):
     check(x, backend, global_scale=factor)
 
 
-# ---- why three instructions are a division, and three sums a rounding ------------------------------------------
+# ---- division by three instructions, and rounding by three sums ------------------------------------------------
 
 
 def f32(x):
@@ -182,8 +182,11 @@ def f32(x):
 
 
 def quotients(x, d):
-    """What the kernel computes for regular blocks: float64 holds a product of two floats, and that plus a third but for
-    roundings far below; NumPy's longdouble holds the sum of all bits."""
+    """The kernel's result for regular blocks.
+
+    float64 holds a product of two floats, and that product plus a third one up to roundings that do not matter; NumPy's
+    longdouble holds the sum of all bits.
+    """
     wide = np.longdouble
     inverse = f32(1.0 / d.astype(np.float64))
     estimate = f32(x.astype(np.float64) * inverse)
@@ -193,7 +196,7 @@ def quotients(x, d):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_three_instructions_divide(dtype):
-    """Every 16-bit magnitude whose quotient is between 1/64 and 8, by many divisors, the product scale * g among them."""
+    """Every 16-bit magnitude with a quotient between 1/64 and 8, and many divisors, including the product scale * g."""
     rng = np.random.default_rng(5)
     every = (
         torch.arange(1, 0x7F80 if dtype == torch.bfloat16 else 0x7C00, dtype=torch.int16)
@@ -213,7 +216,7 @@ def test_three_instructions_divide(dtype):
 
 
 def test_rounding_by_sums_is_the_conversion():
-    """Every float around every boundary, and a million others: the minimum of the rounded sums is the code."""
+    """Every float around every boundary, and a million others: the code is the minimum of the rounded sums."""
     magic = np.float32(2**23)
     rng = np.random.default_rng(1)
     ties = f32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0])
@@ -276,7 +279,7 @@ MAX_REGISTERS = 128  # two CTAs of 256 threads stay on an SM
 
 
 def every_variant():
-    """Of every architecture. With a second input, one dtype and one layout say it for all."""
+    """Every variant of every architecture. For a second input, one dtype and one layout are enough."""
     for arch, dtype, scaled, (grouped, blocked) in itertools.product(
         simt.ARCHS, DTYPES, (False, True), ((False, False), (False, True), (True, True))
     ):
@@ -313,7 +316,7 @@ def test_gpu(dtype, global_scale):
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpu_every_16_bit_number(dtype):
-    """Each number beside each of sixteen scales: the number in a block with a largest value of its own."""
+    """Each number with each of sixteen scales: the number is in a block with a separate largest value."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     for largest in torch.logspace(-6, 4, 16).to(dtype):
         x = torch.cat([largest.expand(every.numel(), 1), every.unsqueeze(1).expand(-1, 15)], 1).contiguous()
@@ -341,7 +344,7 @@ def test_gpu_groups_and_graph_capture():
 
 
 def gates(dtype):
-    """Every magnitude of a gate that matters, specials, and a second factor beside it."""
+    """Every magnitude of a gate that matters and special values, with a second factor."""
     x = torch.cat([torch.linspace(-130, 130, 1984), hostile(dtype).flatten().float()[: 16 * 4]])
     up = torch.randn(len(x), generator=torch.Generator().manual_seed(1))
     up[-64:] = hostile(dtype).flatten().float()[16 * 8 : 16 * 12]
@@ -352,7 +355,7 @@ def gates(dtype):
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_quantize_is_bit_equal(arch, dtype):
-    """One launch; the bits of ``formats.quantize`` of what ``silu.silu_mul`` states."""
+    """One launch returns the bits of ``formats.quantize`` of ``silu.silu_mul``."""
     x, up = gates(dtype)
     for global_scale, layout in ((0.02, "blocked"), (None, "rowmajor")):
         with observe(check=True) as observer:
@@ -366,7 +369,7 @@ def test_silu_quantize_is_bit_equal(arch, dtype):
 
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
 def test_halves_of_one_tensor(mode):
-    """Gate and up side by side, as a layer's first product leaves them; rows and columns cut."""
+    """Gate and up in one tensor, as a layer's first product leaves them, with partial tiles of rows and columns."""
     h = spread((70, 2 * 208), torch.bfloat16)
     x, up = h[:, :208], h[:, 208:]
     with observe(mode=mode, check=True):
@@ -386,7 +389,7 @@ def test_groups_of_silu():
 
 
 def test_error_of_silu():
-    """Against float64: within the bound that the module states; 0 where it says so."""
+    """Compared with float64: within the bound that the module states, and 0 where it says so."""
     x = torch.cat([torch.linspace(-100, 100, 200001), torch.randn(100000) * 3])
     up = torch.ones_like(x)
     got = silu_mul(x, up).double()

@@ -1,4 +1,4 @@
-"""The quantize kernel for formats with scales of ue8m0: bit for bit what block_scaled.quantize gives."""
+"""The quantize kernel for formats with ue8m0 scales returns the bits of block_scaled.quantize."""
 
 import itertools
 
@@ -20,20 +20,20 @@ from nvfp4_cute.planning.arch import simt
 DTYPES = (torch.bfloat16, torch.float16)
 MX = (MXFP4, MXFP8_E4M3, MXFP8_E5M2)
 ROUNDINGS = ("up", "down")
-# With and without an instruction for e2m1.
+# One architecture with an instruction for e2m1, and one without.
 TWO_KINDS = pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
 MAX_REGISTERS = 128  # two CTAs of 256 threads stay on an SM
 
 
 def inputs(dtype, rows=3):
-    """Blocks of 32 at all magnitudes, and all specials."""
+    """Blocks of 32 at all magnitudes, and all special values."""
     special = hostile(dtype)
     special = special[:, : special.shape[1] // 32 * 32]
     return torch.cat([spread((rows, special.shape[1]), dtype), special])
 
 
 def every_power(dtype):
-    """A block for every exponent of the dtype, whose largest value is at or beside where the scale changes."""
+    """A block for every exponent of the dtype, with a largest value at or next to a change of the scale."""
     info = torch.finfo(dtype)
     tiny = torch.tensor(info.smallest_normal * info.eps).log2().int()
     most = torch.tensor(info.max).log2().int()
@@ -46,7 +46,7 @@ def every_power(dtype):
 
 
 def check(x, backend, **options):
-    """One launch, the bits of the specification, no hazard."""
+    """Checks one launch for the bits of the specification and no hazard."""
     with observe(check=True) as observer:
         got = quantize(x, backend=backend, **options)
     assert len(observer.stats) == 1
@@ -130,7 +130,7 @@ def test_silu_quantize_is_bit_equal(backend, format):
 
 
 def test_formats_without_a_kernel_take_the_specification():
-    """On every backend, as dtypes without one do."""
+    """On every backend, as for dtypes without a kernel."""
     x = spread((4, 256), torch.bfloat16)
     for backend in ("reference", "emulator"):
         assert_same(
@@ -198,7 +198,7 @@ def test_gpu_groups_and_graph_capture(format):
 @pytest.mark.parametrize("global_scale", [None, "auto", "per_batch"])
 @pytest.mark.parametrize("backend", ["reference", "emulator:sm_100a"])
 def test_a_rounding_that_there_is_not_is_refused_on_every_way(backend, global_scale):
-    """Also where one launch finds the global scale, and where each batch has its own."""
+    """Also if one launch finds the global scale, and if each batch has its own."""
     x = torch.ones(2, 8, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="scale_rounding='even' is neither"):
         quantize(x, global_scale=global_scale, scale_rounding="even", backend=backend)

@@ -1,4 +1,4 @@
-"""The quantize kernels for fp32 scales, of 128 values or of a row: bit for bit what block_scaled.quantize gives."""
+"""The quantize kernels for fp32 scales of 128 values or of a row return the bits of block_scaled.quantize."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ EMULATED = "emulator:sm_90a"
 
 
 def inputs(dtype):
-    """Blocks of 128 at all magnitudes, and blocks whose first 16 values are specials of one kind."""
+    """Blocks of 128 at all magnitudes, and blocks whose first 16 values are special values of one kind."""
     special = hostile(dtype).view(-1, 16)
     rows = spread((len(special), 128), dtype)
     rows[:, :16] = special
@@ -29,7 +29,7 @@ def inputs(dtype):
 
 
 def check(x, backend=EMULATED, up=None, mode="eager", format=FP8_1x128):
-    """One launch, the bits of the specification, no hazard."""
+    """Checks one launch for the bits of the specification and no hazard."""
     with observe(mode=mode, check=True) as observer:
         got = quantize(x, format=format, up=up, backend=backend)
     assert len(observer.stats) == 1
@@ -61,7 +61,7 @@ def test_whole_rows():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whole_rows_of_any_length(dtype):
-    """Shorter and longer than the threads of a CTA hold at once, rows apart, two inputs."""
+    """Rows shorter and longer than a CTA's threads hold at once, with gaps, and with two inputs."""
     check(inputs(dtype), format=INT8)
     check(spread((16,), dtype), format=INT8)
     x, up = (spread((2, 3, 4976), dtype, seed=seed)[:, :, 128:4752] for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""NVFP4 output of the kernels of every family: bit for bit what ``formats.quantize`` makes of the float32 results."""
+"""NVFP4 output of the kernels of every family: the bits of ``formats.quantize`` of the float32 results."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ from nvfp4_cute.reference import expand_operand
 EVERY_FAMILY = pytest.mark.parametrize(
     "arch", ["sm_100a", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_120a", "sm_90a"))]
 )
-# Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
+# Tiles that are partial on both sides, N that ends within a slice and within a scale block, one row, an empty group
 TILES = cases.Case("tiles", ((270, 272, 512), (1, 48, 768), (0, 64, 256)), 11, has_alpha=True)
 SMALL = cases.Case("small", ((70, 112, 256), (3, 64, 288)), 5, has_alpha=True)
 GLOBAL_SCALES = (0.37, 3.0, 1.0)
@@ -54,7 +54,7 @@ SM120_CONFIGS = (
 
 
 def check(case, operands, got, sums, factors):
-    """``got`` of the list form against the float32 results ``sums``."""
+    """Compares ``got`` of the list form with the float32 results ``sums``."""
     for g, (result, x) in enumerate(zip(got, sums, strict=True)):
         factor = None if factors is None else torch.tensor(factors[g])
         assert result.shape == x.shape and (result.global_scale is None) == (factor is None)
@@ -80,7 +80,7 @@ def check(case, operands, got, sums, factors):
     ],
 )
 def test_every_tile_shape_is_right_and_clean(arch, name, mode):
-    """One launch without hazards, along rows and across lanes; nothing else is written."""
+    """One launch without hazards, along rows and across lanes, that writes nothing else."""
     a, b, a_scale, b_scale, alpha = cases.make_operands(TILES)
     sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
     out = poisoned_out(TILES.sizes)
@@ -125,7 +125,7 @@ def test_hostile_results(arch, name):
     factors = (1.0, 3e-38, 0.5, 2.0**-126, 7e37, 1.0, 1.0, 1e-33, 3.4e38, 3.4e38)
     case = cases.Case("hostile", ((18, 64, 64),) * len(alphas), 3)
     a, b, a_scale, b_scale, _ = cases.make_operands(case)
-    for data in a:  # rows whose sums are zero: infinity times them is NaN
+    for data in a:  # rows whose sums are zero: infinity times zero is NaN
         data[5:9] = 0
     alpha = torch.tensor(alphas)
     sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
@@ -161,7 +161,7 @@ def test_other_architectures(arch):
     ],
 )
 def test_groups_on_the_device(form, arch, name):
-    """Rows that are not padded, a factor a group for both the product and its global scale; the next layer reads it."""
+    """Rows without padding, and a factor per group for the product and its global scale. The next layer reads the result."""
     rows = (0, 40, 129, 1, 0)
     arguments = device_groups_check.operands(form, rows, n=208, k=320, slack=9, out_dtype=torch.float32)
     factors = torch.tensor([0.5, 0.37, 3.0, 1.0, 2.0])
@@ -218,7 +218,7 @@ def test_groups_on_the_device(form, arch, name):
     ],
 )
 def test_dual_gemm(arch, name):
-    """What quantize makes of the same kernel's float32 output."""
+    """The result is that of quantize for the same kernel's float32 output."""
     case = replace(SMALL, has_alpha=False)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
     operands = (first.a, first.b, second.b, first.a_scale, first.b_scale, second.b_scale)
@@ -241,7 +241,7 @@ def test_dual_gemm(arch, name):
 @pytest.mark.slow
 @EVERY_FAMILY
 def test_dual_gemm_of_batches(arch):
-    """Each batch as the call of it alone; an output of the caller's is written."""
+    """Each batch equals a separate call; a given output is written."""
     case = cases.Case("batch", ((70, 112, 256),) * 2, 5)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
     a, b1, b2 = (torch.stack(x).permute(1, 2, 0) for x in (first.a, first.b, second.b))
@@ -260,7 +260,7 @@ def test_dual_gemm_of_batches(arch):
 
 
 def quantization_bound(x, global_scale):
-    """Largest |x - dequantize(quantize(x))|, as ``formats.quantize`` states it, of every element [M, N]."""
+    """Largest |x - dequantize(quantize(x))| of every element [M, N], as ``formats.quantize`` states it."""
     amax = x.abs().unflatten(-1, (-1, 16)).amax(-1, keepdim=True).expand(-1, -1, 16).flatten(-2)
     return amax / 6 * (1 + 2**-4) + 6 * 2.0**-10 * global_scale
 
@@ -268,7 +268,7 @@ def quantization_bound(x, global_scale):
 @pytest.mark.slow
 @EVERY_FAMILY
 def test_layers_chain_within_the_bound(arch):
-    """Two layers that never leave 4 bits, and a float64 chain: quantization's bound carried through the second layer."""
+    """Two layers in 4 bits and a float64 chain: the bound of the first quantization, carried through the second layer."""
     torch.manual_seed(0)
     tokens = [quantize(torch.randn(m, 256)) for m in (37, 150)]
     weights = [[quantize(torch.randn(n, k) / k**0.5) for _ in tokens] for n, k in ((192, 256), (64, 192))]
@@ -287,11 +287,11 @@ def test_layers_chain_within_the_bound(arch):
         first, second = (expand_operand(layer[0][g], layer[1][g].flatten(), "blocked") for layer in layers)
         exact = expand_operand(a[g], a_scale[g].flatten(), "blocked") @ first.T
         error = (result.double() - exact @ second.T).abs()
-        # Sums of up to 256 products in float32 add 2^-14 of the magnitudes.
+        # Sums of up to 256 products in float32 add an error of 2^-14 of the magnitudes.
         rounding = 2.0**-14 * (exact.abs() @ second.abs().T)
         bound = quantization_bound(exact, factors[g]) @ second.abs().T + rounding
         assert (error <= bound).all(), f"{(error / bound).max():.3g} of the bound"
-        # And it is quantization noise, not garbage: e2m1 in blocks of 16 costs about a tenth.
+        # The error is that of quantization: e2m1 in blocks of 16 costs about a tenth.
         assert error.square().mean() < 0.15**2 * (exact @ second.T).square().mean()
 
 
@@ -306,7 +306,7 @@ def test_layers_chain_within_the_bound(arch):
     ids=str,
 )
 def test_machine_code(config, activation):
-    """No candidate spills; a block takes eight conversions of two values, and its scale one."""
+    """No candidate spills. A block takes eight conversions of two values, and its scale one."""
     kernel = get_kernel(KernelKey("sm_100a", config, 2, "nvfp4", True, activation=activation).validated())
     assert kernel.resources.stack_bytes == 0
     assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 16
@@ -317,7 +317,7 @@ def test_machine_code(config, activation):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_dual", [False, True])
 def test_machine_code_of_sm120(is_dual):
-    """No candidate spills; a block takes eight conversions of two values, its scale one, its exchange 16 shuffles."""
+    """No candidate spills. A block takes eight conversions of two values and 16 shuffles, and its scale one conversion."""
     for config in sm120.candidates(2 if is_dual else 1, out_format=NVFP4):
         key = KernelKey(
             "sm_120a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
@@ -377,7 +377,7 @@ def test_a_prepared_call_writes_addresses_where_the_launch_reads_them():
 
 
 def check_ragged(arguments, factors=None):
-    """The checks of a ragged call with NVFP4 results."""
+    """Checks a ragged call with NVFP4 results."""
     weights = [Weights("b", arguments["b"], arguments["b_scale"], "alpha", arguments["alpha"])]
     result = Result(None, "nvfp4", factors)
     return check_device_groups(

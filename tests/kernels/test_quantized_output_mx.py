@@ -1,4 +1,4 @@
-"""MXFP4 and MXFP8 output of the kernels of every family: bit for bit what ``formats.quantize`` makes of the float32 results."""
+"""MXFP4 and MXFP8 output of the kernels of every family: the bits of ``formats.quantize`` of the float32 results."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ from nvfp4_cute.problem import Gate
 
 FORMATS = (nv.MXFP8_E4M3, nv.MXFP4, nv.MXFP8_E5M2)
 MODES = ("eager", "lazy", "random:1")
-# Tiles cut on both sides, N that ends within a tile and within a scale atom, one row, an empty group.
+# Tiles that are partial on both sides, N that ends within a tile and within a scale atom, one row, an empty group.
 TILES = cases.Case("tiles", ((270, 288, 512), (1, 32, 768), (0, 64, 256)), 11, has_alpha=True)
 SMALL = cases.Case("small", ((70, 96, 256), (3, 160, 288)), 5, has_alpha=True)
 CONFIGS = {
@@ -62,7 +62,7 @@ DUAL_CONFIGS = {
 
 
 def every_config(configs, fast):
-    """A config, a format and a mode, which take turns: of each architecture the first config in every format, others in one."""
+    """Combinations of config, format and mode: each architecture's first config with every format, the others with one each."""
     return [*_every_config(configs, fast)]
 
 
@@ -76,7 +76,7 @@ def _every_config(configs, fast):
 
 
 def check(got, sums, format):
-    """``got`` of the list form against the float32 results ``sums``."""
+    """Compares ``got`` of the list form with the float32 results ``sums``."""
     for result, x in zip(got, sums, strict=True):
         assert result.format == format and result.shape == x.shape and result.global_scale is None
         assert_quantized(result.data, result.scale, x, None, POISON, format)
@@ -84,7 +84,7 @@ def check(got, sums, format):
 
 @pytest.mark.parametrize(("arch", "name", "format", "mode"), every_config(CONFIGS, "sm_100a"))
 def test_every_tile_shape_is_right_and_clean(arch, name, format, mode):
-    """One launch without hazards, along rows and across lanes; nothing else is written."""
+    """One launch without hazards, along rows and across lanes, that writes nothing else."""
     a, b, a_scale, b_scale, alpha = cases.make_operands(TILES)
     sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
     out = poisoned_out(TILES.sizes, format)
@@ -100,7 +100,7 @@ def test_every_tile_shape_is_right_and_clean(arch, name, format, mode):
 
 @pytest.mark.parametrize(("arch", "name", "format", "mode"), every_config(DUAL_CONFIGS, "sm_120a"))
 def test_dual_gemm(arch, name, format, mode):
-    """What quantize makes of the same kernel's float32 output."""
+    """The result is that of quantize for the same kernel's float32 output."""
     case = replace(SMALL, has_alpha=False)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
     operands = (first.a, first.b, second.b, first.a_scale, first.b_scale, second.b_scale)
@@ -114,7 +114,7 @@ def test_dual_gemm(arch, name, format, mode):
 
 
 def every_candidate():
-    """Every config that one product or two are computed with, and a format of the results, which take turns."""
+    """Every config of single and dual products, each with one format of the results in turn."""
     formats = (*FORMATS, nv.NVFP4)
     for arch in (*CONFIGS, "sm_103a"):
         for gate in (None, Gate("relu2", None, "separate")):
@@ -131,7 +131,7 @@ def every_candidate():
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "config", "format", "dual"), [*every_candidate()])
 def test_every_config_that_may_be_chosen_is_right(arch, config, format, dual):
-    """Several tiles and tails along both sides, K tiles that K fills in part; sums are exact."""
+    """Several tiles and tails along both sides, and K tiles that K fills only in part. Sums are exact."""
     sizes = ((270, 352, 416), (0, 64, 128), (33, 96, 640))
     groups = Groups.of((nv.NVFP4, nv.NVFP4), sizes, seed=11)
     factors = [2.0**-5] * 3  # for relu2
@@ -175,7 +175,7 @@ def test_hostile_results(arch, name, format):
     alphas = (math.inf, -math.inf, math.nan, 1e-42, 3e38, -0.0, 2.0**-13, 1e-30, 2.0**-140, 1e37)
     case = cases.Case("hostile", ((18, 64, 64),) * len(alphas), 3)
     a, b, a_scale, b_scale, _ = cases.make_operands(case)
-    for data in a:  # rows whose sums are zero: infinity times them is NaN
+    for data in a:  # rows whose sums are zero: infinity times zero is NaN
         data[5:9] = 0
     options = {
         "alpha": torch.tensor(alphas),
@@ -211,7 +211,7 @@ def test_other_architectures(arch):
     ],
 )
 def test_groups_on_the_device(form, arch, name, format):
-    """Rows that are not padded; the next layer reads them."""
+    """Rows without padding. The next layer reads the result."""
     rows, n = (0, 40, 129, 1, 0), 224
     arguments = device_groups_check.operands(form, rows, n=n, k=320, slack=9, out_dtype=torch.float32)
     sums = device_groups_check.run(arguments, "reference")
@@ -250,7 +250,7 @@ def test_groups_on_the_device(form, arch, name, format):
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_one_product_and_its_batches(format):
-    """gemm and dual_gemm on the reference: each batch as quantize makes it; an output of the caller's is written."""
+    """gemm and dual_gemm on the reference: each batch as quantize returns it; a given output is written."""
     case = cases.Case("batch", ((70, 96, 256),) * 2, 5)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
     a, b1, b2 = (torch.stack(x).permute(1, 2, 0) for x in (first.a, first.b, second.b))
@@ -278,7 +278,7 @@ def test_one_product_and_its_batches(format):
 @pytest.mark.parametrize("arch", CONFIGS)
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_operands_of_the_same_format(arch, format):
-    """Of a pair that is no NVFP4, with configs that are chosen; hidden rows are the next product's ``a``."""
+    """Operands of a pair other than NVFP4, with chosen configs. Hidden rows are the next product's ``a``."""
     groups = Groups.of((format, format), ((70, 96, 128), (0, 96, 128), (3, 96, 128)))
     options = {"backend": f"emulator:{arch}"}
     sums = grouped_gemm(groups.a, groups.b, out_dtype=torch.float32, **options)

@@ -1,4 +1,4 @@
-"""NVFP4 results of 1 to 600 rows in every form: primes, edges of tiles and of scale atoms with their neighbours, random ones."""
+"""NVFP4 results of 1 to 600 rows in every form: primes, edges of tiles and scale atoms and their neighbours, random numbers."""
 
 import random
 
@@ -30,7 +30,7 @@ DUAL_CONFIGS = ("t128x64x256_s0a3", "t128x64x256_s0a3_swap", "t128x64x256_s0a3_2
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
 def test_gemm(number):
-    """A call for each number of rows, configs in turn: the bits of ``quantize`` of the exact results."""
+    """One call per number of rows, with alternating configs: the bits of ``quantize`` of the exact results."""
     options = {"config": KernelConfig.from_name(CONFIGS[number]), "backend": "emulator"}
     for m in ROWS[number :: len(CONFIGS)]:
         case = cases.Case("rows", ((m, N, K),), m, torch.float32)
@@ -44,7 +44,7 @@ def test_gemm(number):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_list(name):
-    """Few groups a launch, each with rows of its own and a factor."""
+    """Launches of few groups, with different rows and factors."""
     size = 12
     for first in range(0, len(ROWS), 2 * size):
         rows = ROWS[first : first + size]
@@ -61,7 +61,7 @@ def test_list(name):
 
 
 def results(form, data, scale, exact):
-    """Of each group: data, scales, exact results."""
+    """Data, scales and exact results of each group."""
     start = block = 0
     for g, m in enumerate(ROWS):
         blocks = -(-m // 128)
@@ -75,7 +75,7 @@ def results(form, data, scale, exact):
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_groups_on_the_device(form, name):
-    """All numbers of rows as groups of one launch, whose sizes the device reads."""
+    """All numbers of rows as groups of one launch, which reads their sizes on the device."""
     arguments = device_groups_check.operands(form, ROWS, n=N, k=K, out_dtype=torch.float32)
     exact = device_groups_check.run(arguments, "reference")
     del arguments["out"], arguments["out_dtype"]
@@ -90,7 +90,7 @@ def test_groups_on_the_device(form, name):
 
 @pytest.mark.parametrize("name", DUAL_CONFIGS)
 def test_dual(name):
-    """What quantize makes of the same kernel's float32 results: the activation is not exact."""
+    """The result is that of quantize for the same kernel's float32 results, because the activation is not exact."""
     first, second = (
         device_groups_check.operands("ragged", ROWS, n=N, k=K, seed=seed, has_alpha=False) for seed in (0, 1)
     )

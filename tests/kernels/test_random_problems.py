@@ -1,4 +1,4 @@
-"""Random problems: every config that is chosen from, every form, output and mode of the emulator, bit for bit."""
+"""Random problems compared bit for bit, with every candidate config, form, output and mode of the emulator."""
 
 import math
 import random
@@ -21,7 +21,7 @@ FORMS = ("list", "ragged", "masked", "batched")
 
 
 def split_in_turn(tried):
-    """Of every config that may share K tiles, one that does, among 2, 4 and 8 CTAs."""
+    """For every config that may share K tiles, one variant that does, with 2, 4 and 8 CTAs in turn."""
     found = [
         replace(config, split_k=split, num_ab_stage=None)
         for config, split in zip((c for c in tried if c.cluster_size == 1), cycle((2, 4, 8)), strict=False)
@@ -29,7 +29,7 @@ def split_in_turn(tried):
     return [config for config in found if sm100.unsupported_reason(config) is None]
 
 
-# Every config is drawn in every form. A variant is compiled once, for a problem in each mode.
+# Every config is drawn in every form. A variant is compiled once and runs one problem in each mode.
 CONFIGS = {
     "sm_100a": tuple(dict.fromkeys((*sm100.CANDIDATES, *split_in_turn(sm100.CANDIDATES)))),
     "sm_120a": sm120.CANDIDATES,
@@ -37,19 +37,19 @@ CONFIGS = {
 NUM_VARIANTS = {
     arch: max(least, len(FORMS) * len(CONFIGS[arch])) for arch, least in (("sm_100a", 100), ("sm_120a", 67))
 }
-# Cheap ones that run by default.
+# Cheap ones, which run by default.
 QUICK = {("sm_120a", number, mode) for number, mode in ((7, "random"), (22, "lazy"), (39, "eager"))}
 MODES = ("eager", "lazy", "random")
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# What keeps a problem to seconds: K tiles of an MMA tile.
+# Limit of K tiles times MMA tiles, which keeps a problem to seconds.
 MAX_WORK = 60
-# Group counts beyond those drawn, for the first variants of the forms whose code serves any number.
+# Additional group counts for the first variants of the forms whose code supports any number.
 MANY_GROUPS = {"ragged": 512, "masked": 200}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One compiled kernel, drawn by its number."""
+    """One compiled kernel, drawn from its number."""
 
     arch: str
     number: int
@@ -82,7 +82,7 @@ class Variant:
 
 
 def log_uniform(rng, most):
-    """1 to ``most``, small numbers as often as large ones."""
+    """1 to ``most``, with a uniform logarithm."""
     return min(int(math.exp(rng.uniform(0, math.log(most + 1)))), most)
 
 
@@ -90,7 +90,7 @@ VARIANTS = tuple(Variant.draw(arch, i) for arch, count in NUM_VARIANTS.items() f
 
 
 def draw_rows(rng, num_groups, work_of):
-    """Rows of every group, 0 to 600, in a random order; groups beyond the work that a problem may take are empty."""
+    """Rows of every group, 0 to 600, in random order. Groups past the work limit of a problem are empty."""
     rows, work, most = [], 0, 600 if num_groups <= 64 else 40
     for _ in range(num_groups):
         m = 0 if rng.random() < 0.15 else log_uniform(rng, most)
@@ -106,7 +106,7 @@ def work(config, m, n, k):
 
 
 def check_list(variant, config, rng, seed, observed):
-    """Every group has N and K of its own."""
+    """Groups with different N and K."""
     blocks = 40 * config.split_k
     extents = [(log_uniform(rng, 300), 16 * log_uniform(rng, blocks)) for _ in range(variant.num_groups)]
     widest, deepest = (max(values) for values in zip(*extents, strict=True))
@@ -123,7 +123,7 @@ def check_list(variant, config, rng, seed, observed):
 
 
 def check_device_groups(variant, config, rng, seed, observed):
-    """Rows that belong to no group lie behind the last, or behind every group."""
+    """Rows of no group follow the last group, or every group."""
     num_groups = MANY_GROUPS[variant.form] if variant.is_first else log_uniform(rng, 64)
     n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20 * config.split_k)
     arguments = device_groups_check.operands(
@@ -144,7 +144,7 @@ def check_device_groups(variant, config, rng, seed, observed):
 
 
 def check_batched(variant, config, rng, seed, observed):
-    """Batches of one size, one after the other in memory."""
+    """Batches of one size, contiguous in memory."""
     m = 0 if rng.random() < 0.05 else log_uniform(rng, 600)
     n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20 * config.split_k)
     batches = log_uniform(rng, max(1, min(64, MAX_WORK // max(work(config, m, n, k), 1))))
@@ -182,7 +182,7 @@ def marked(variant, mode):
 
 @pytest.mark.parametrize(("variant", "mode"), [marked(v, mode) for v in VARIANTS for mode in MODES])
 def test_random_problem(variant, mode):
-    """Bit-equal, nothing written beside it; every other problem is also searched for hazards."""
+    """Bit-equal, with no other writes. Every other problem is also checked for hazards."""
     seed = variant.number * len(MODES) + MODES.index(mode)
     rng = random.Random(seed)
     width = rng.choice((None, 2, 4, 7))

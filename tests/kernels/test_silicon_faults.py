@@ -1,4 +1,4 @@
-"""Planted faults against the rules of the chip: kernels as they once were, and edits of their PTX, named by rule."""
+"""Planted faults against the rules of the chip: earlier versions of kernels and edits of their PTX, reported by rule."""
 
 import re
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ SM120 = ("emulator:sm_120a", "t128x64x128_s2a1")
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault: the rule that names it, what the report says, and the kernel (backend, config)."""
+    """A planted fault: the rule that names it, the text of the report, and the kernel (backend, config)."""
 
     rule: str
     mutate: object
@@ -36,12 +36,12 @@ MMA = r"(tcgen05\.mma\S+ \[\S+\], .*), \[(\S+)\], \[(\S+)\], (\S+);"
 
 
 def behind_alloc(text: str):
-    """Plant instructions behind the allocation; `text` may refer to the place of the address and the columns."""
+    """Inserts instructions after the allocation; `text` may refer to the place of the address and the columns."""
     return edit(ALLOC, r"\g<0>" + text, count=1)
 
 
 def allocate_early(ptx: str) -> str:
-    """The allocation stands before the wait for the other CTA, as it once did."""
+    """Moves the allocation before the wait for the other CTA, where it once was."""
     alloc = matches(ptx, ALLOC, 1)[0]
     waits = list(re.finditer(r"barrier\.cluster\.wait;\n", ptx[: alloc.start()]))
     if waits and alloc.start() - waits[-1].end() < 200:
@@ -52,7 +52,7 @@ def allocate_early(ptx: str) -> str:
 
 
 def for_one_warp(action: str) -> str:
-    """The first warp of each warpgroup alone executes it."""
+    """Restricts the action to the first warp of each warpgroup."""
     return (
         "{\n.reg .pred OTHERS;\n.reg .b32 WARP;\nmov.u32 WARP, %tid.x;\nand.b32 WARP, WARP, 96;\n"
         f"setp.eq.u32 OTHERS, WARP, 0;\n@OTHERS {action}\n}}\n"
@@ -86,7 +86,7 @@ FAULTS = (
 
 
 def launched_as(monkeypatch, *, cooperative):
-    """From now on every launch has or lacks the attribute."""
+    """Sets or removes the cooperative attribute of every later launch."""
     decode = Emulator.decode
     monkeypatch.setattr(
         Emulator, "decode", lambda self, record: replace(decode(self, record), cooperative=cooperative)
@@ -95,7 +95,7 @@ def launched_as(monkeypatch, *, cooperative):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.rule}-{f.kernel[1]}")
 def test_fault(monkeypatch, fault):
-    """The launch is stopped, or it passes and a note says what is wrong."""
+    """The launch stops with an error, or succeeds with a note that names the fault."""
     backend, name = fault.kernel
     config = replace(KernelConfig.from_name(name), num_cta=2)
     found, texts = [], []
@@ -112,7 +112,7 @@ def test_fault(monkeypatch, fault):
 
 @pytest.mark.parametrize("kernel", [ONE, PAIR, SPLIT, SM120], ids=lambda kernel: kernel[1])
 def test_the_kernels_are_clean(monkeypatch, kernel):
-    """Back to back, and with notes at most."""
+    """Two launches in a row, with at most notes."""
     backend, name = kernel
     config, found = replace(KernelConfig.from_name(name), num_cta=2), []
     run_mutant(
@@ -122,7 +122,7 @@ def test_the_kernels_are_clean(monkeypatch, kernel):
 
 
 def test_layers_that_wait_for_each_other(monkeypatch):
-    """As they once were: not launched cooperatively."""
+    """Without a cooperative launch, as in an earlier version."""
     generator = torch.Generator().manual_seed(0)
     x = quantize(torch.randn(40, 288, generator=generator), global_scale=0.002)
     weights = [

@@ -1,4 +1,4 @@
-"""The committed table of what every config takes, against the compiler."""
+"""Compares the committed table of every config's resources with the compiler."""
 
 from pathlib import Path
 

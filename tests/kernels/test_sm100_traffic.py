@@ -1,4 +1,4 @@
-"""What the sm_100a kernel moves for the competition's cases, counted in its only launch on the emulator."""
+"""Traffic of the sm_100a kernel for the competition's cases, counted in its only launch on the emulator."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.roofline.modelled import modelled_times
 
 FP16_BYTES = 2
-# Scales of 128 rows and 64 columns of NVFP4 results share sectors: a warp, of 32 of the rows, fills a quarter of each.
+# Scales of 128 rows and 64 columns of NVFP4 results share sectors; a warp with 32 of the rows fills a quarter of each.
 SCALE_SHARE = 4
-# What torch does without moving a byte.
+# Torch operations that move no bytes.
 VIEWS = {"as_strided", "detach", "view"}
 
 
 class TensorOperations(TorchDispatchMode):
-    """Names of what torch is asked to do."""
+    """Names of the torch operations called."""
 
     def __init__(self):
         super().__init__()
@@ -47,15 +47,16 @@ class TensorOperations(TorchDispatchMode):
     ],
 )
 def test_device_memory_moves_little_more_than_it_must(monkeypatch, number, bound):
-    """Reads that miss in an L2 of the B200's size, and 32-byte sectors stored, over operands and outputs once each.
+    """Reads that miss in an L2 of the B200's size, and 32-byte sectors stored, relative to one pass over operands and outputs.
 
-    The work is dealt evenly, too: K tiles of the CTA with most over the mean of the launched CTAs, and no SM has two.
+    Also checks that work is balanced: the largest number of K tiles per CTA relative to the mean, and at most one CTA
+    per SM.
     """
     (case,) = select(("competition",), f"nvfp4_group_gemm case {number}")
     operands = empty_operands(case)
     monkeypatch.setattr(
         private_api, "is_traced", lambda: False
-    )  # else the mode sees the operation, and not what it does
+    )  # otherwise the mode sees only the whole operation
     with TensorOperations() as called:
         (timing,) = modelled_times(lambda backend: ours.prepare(case, operands, backend).run(), B200)
     assert called.names <= VIEWS, "one launch, and no copies or other work besides"
@@ -68,7 +69,7 @@ def test_device_memory_moves_little_more_than_it_must(monkeypatch, number, bound
 
 
 def noted_boxes(monkeypatch):
-    """Boxes, each with its tensor's address, that launches from here on load and prefetch."""
+    """Records boxes, with their tensors' addresses, that later launches load and prefetch."""
     boxes = {"load": [], "prefetch": []}
     for kind, effect in (("load", tma.load_boxes), ("prefetch", tma.fetch_boxes)):
         note = effects.EFFECTS[effect]
@@ -87,7 +88,7 @@ def noted_boxes(monkeypatch):
     ("mmas", "name"), [(1, "2cta_swap"), (2, "2cta_swap_m2"), (2, "swap_m2"), (4, "2cta_swap_m4")]
 )
 def test_mmas_that_share_the_n_side_load_it_once(monkeypatch, mmas, name):
-    """A work tile of each config: every box of tokens and of their scales is loaded once, whatever the number of MMAs."""
+    """For a work tile of each config, every box of tokens and of their scales is loaded once for any number of MMAs."""
     boxes, config = noted_boxes(monkeypatch), KernelConfig.from_name(f"t128x128x256_s3a2_{name}")
     tokens, weights, _ = config.work_tile_mnk
     assert config.multicast_n == mmas
@@ -108,7 +109,7 @@ def test_mmas_that_share_the_n_side_load_it_once(monkeypatch, mmas, name):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["t128x128x256_s0a2_2cta", "t128x128x256_s0a2_2cta_swap"])
 def test_every_shared_box_is_prefetched_once(monkeypatch, name):
-    """Of two tiles by two, every box that the ring does not hold at first, by one of the tiles that load it."""
+    """In two by two tiles, one of the tiles that load a box prefetches it, unless the ring holds it from the start."""
     boxes = noted_boxes(monkeypatch)
     config = KernelConfig.from_name(name)
     rows_a, rows_b, _ = config.work_tile_mnk
@@ -121,9 +122,9 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
         )
     )
     num_stages = smem_plan(config, num_b=2).num_ab_stage
-    # (k, row, batch) of data, (0, scale block along K, row block, batch) of scales.
+    # Boxes are (k, row, batch) of data and (0, scale block along K, row block, batch) of scales.
     is_late = lambda box: (box[0] // 256 if len(box) == 3 else box[1] // 4) >= num_stages
-    # Others, the first ones, while a pair gets ready.
+    # A pair prefetches other boxes, the first ones, during its set-up.
     prefetched = [(m, box) for m, box in boxes["prefetch"] if is_late(box)]
     assert sorted(prefetched) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})
 
@@ -131,7 +132,7 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("t128x64x256_s0a3_2cta", 256), ("t128x256x256_s0a2", 512)])
 def test_quantized_results_fill_sectors(name, n):
-    """Two slices of a row of NVFP4 results are stored at once, in whole 32-byte sectors."""
+    """Two slices of a row of NVFP4 results are stored together, in complete 32-byte sectors."""
     m, config = 256, KernelConfig.from_name(name)
     operands = empty_operands(Case("x", "x", "x", "grouped_gemm", ((m, n, 256),)))
     given = [list(x) for x in (operands.a, operands.b, operands.a_scale, operands.b_scale)]

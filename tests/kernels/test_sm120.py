@@ -1,4 +1,4 @@
-"""The sm_120a grouped GEMM: machine code, and its execution on the emulator against the float64 reference."""
+"""The sm_120a grouped GEMM: machine code, and execution on the emulator compared with the float64 reference."""
 
 import re
 
@@ -33,12 +33,12 @@ TILES = [
         (128, 128, 2, False),
     ]
 ]
-# Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
+# Opcode that nvdisasm prints as OMMA, the block-scaled MMA of 4-bit operands.
 OMMA = 0x47F
 MOV = 0x202
-# Blocks of K that the code of a tile multiplies: of the first stage all but its last, of every other both, the last one.
+# K blocks in a tile's code: all but the last of the first stage, both of every other stage, and the last one.
 BLOCKS = 1 + 2 + 1
-# Of a warp: 2 x 8 a K block.
+# MMAs of a warp, 2 x 8 per K block.
 MMAS = BLOCKS * 2 * 8
 # Two tiles along M and N, more K tiles than stages, sums that are not exact.
 SHAPES = cases.Case("shapes", ((130, 136, 512), (1, 40, 896)), seed=11, kind="wide")
@@ -74,14 +74,14 @@ def test_no_spills(arch, dtype):
 @pytest.mark.parametrize("config", [*sm120.CANDIDATES, *TILES], ids=KernelConfig.to_name)
 @pytest.mark.parametrize("form", ["list", "ragged"])
 def test_no_tile_spills_or_calls(config, form):
-    """The assembler makes a call of a TMA instruction that sm_120a lacks a form of."""
+    """For a TMA instruction that sm_120a does not have, the assembler would generate a call."""
     kernel = compiled(config=config, form=form)
     assert kernel.resources.stack_bytes == 0
     assert b"__cuda_syscall" not in kernel.cubin
 
 
 def test_the_machine_code_is_block_scaled_mmas():
-    """Every MMA of the PTX is one instruction: nothing is decoded to a wider type."""
+    """Every MMA of the PTX is one instruction, so operands are not decoded to a wider type."""
     kernel = compiled()
     mma = r"mma\.sync\.aligned\.m16n8k64\.row\.col\.kind::mxf4nvf4\.block_scale\.scale_vec::4X\.f32\.e2m1\.e2m1\.f32\.ue4m3"
     assert len(re.findall(mma, kernel.ptx)) == kernel.ptx.count("mma.sync") == MMAS
@@ -90,13 +90,13 @@ def test_the_machine_code_is_block_scaled_mmas():
 
 @pytest.mark.parametrize("num_acc_stage", [1, 2])
 def test_sums_stay_where_the_mma_wants_them(num_acc_stage):
-    """LLVM kept sums that were cleared together as pairs, which the assembler moved twice every K tile: 145 moves."""
+    """If sums were cleared together, LLVM would keep them as pairs, which the assembler moves twice every K tile: 145 moves."""
     kernel = compiled(config=KernelConfig((128, 128, 128), num_acc_stage=num_acc_stage))
     assert read_opcodes(kernel.cubin).count(MOV) < 32
 
 
 def test_a_scale_word_serves_four_rows_of_a_quad():
-    """Of a K block: a load for the rows of a warp, one for each half of its columns."""
+    """A K block has one load for the rows of a warp, and one for each half of its columns."""
     ptx = compiled().ptx
     assert len(re.findall(r"ld\.shared\.b32", ptx)) == BLOCKS * (1 + 2)
     assert ptx.count("ldmatrix.sync.aligned.m8n8.x4") == BLOCKS * (2 + 4)
@@ -161,7 +161,7 @@ def test_small_tiles(config):
 @pytest.mark.parametrize("config", [None, KernelConfig((128, 64, 256), 2, 2, 3)], ids=str)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
-    """And without a hazard."""
+    """Also checks for hazards."""
     operands = cases.make_operands(SHAPES)
     expected = run(SHAPES, operands, EMULATOR, config)
     with observe(mode=mode, check=True):
@@ -203,7 +203,7 @@ def test_shared_memory_is_read_without_bank_conflicts(config):
 @pytest.mark.parametrize("name", ["t128x64x128_s0a1", "t128x64x128_s0a1_swap", "t128x32x256_s0a2_swap"])
 @pytest.mark.parametrize("m_major", [False, True])
 def test_results_are_stored_in_whole_sectors(name, m_major):
-    """Whichever side of the MMA the output runs along: 32 bytes of a line at once."""
+    """Stores fill 32 bytes of a line at once, for either orientation of the output."""
     case = cases.Case("sectors", ((64, 128, 256),))
     operands, config = cases.make_operands(case), KernelConfig.from_name(name)
     (timing,) = modelled_times(lambda backend: run(case, operands, backend, config, m_major), RTX_PRO_6000)
@@ -227,7 +227,7 @@ def test_results_are_stored_in_whole_sectors(name, m_major):
             [(2048, 2048, 2048)],
             "t128x32x128_s0a1",
         ),  # 7 waves of a quarter, not 4 of a half with two tiles in the last
-        (170, [(1, 1024, 7168)], "t128x8x256_s0a1_swap_k8_p152"),  # 8 tiles: eight SMs work on each
+        (170, [(1, 1024, 7168)], "t128x8x256_s0a1_swap_k8_p152"),  # 8 tiles: eight SMs share each
         (188, [(512, 512, 16384)], "t128x64x128_s0a1_swap_k4_p176"),
         (188, [(1024, 4096, 4096)], "t128x64x128_s0a1"),  # 256 tiles would be one wave and a bit
         (188, [(0, 64, 256)], "t128x128x128_s0a1"),
@@ -239,7 +239,7 @@ def test_a_tile_is_chosen_by_its_estimated_time(monkeypatch, num_sms, sizes, nam
 
 
 def test_k_is_not_split_before_the_machine_has_shown_what_it_takes(monkeypatch, tmp_path):
-    """Off by default, and on by itself once the probes of one GPU of the family passed."""
+    """Off by default, and on once the probes of one GPU of the family have passed."""
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
     sizes = ((1, 1024, 7168),)
     assert sm120.choose(GroupedProblem(sizes), 170).split_k == 1
@@ -272,7 +272,7 @@ def test_the_chosen_config_is_right(tokens):
     [
         *spec.TESTS[:2],
         *(pytest.param(case, marks=pytest.mark.slow) for case in spec.TESTS[2:]),
-        # Up to 60 GFLOP: minutes of processor time each.
+        # Up to 60 GFLOP, which take minutes of processor time each.
         *(
             pytest.param(case, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
             for case in spec.BENCHMARKS

@@ -1,4 +1,4 @@
-"""The committed tables of what the sm_120a kernel takes, against the compiler and the emulator."""
+"""Compares the committed tables of the sm_120a kernel's resources and traffic with the compiler and the emulator."""
 
 from pathlib import Path
 
@@ -62,6 +62,6 @@ def test_a_line_is_what_the_compiler_and_the_emulator_make(config):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("line", CASES)
 def test_a_case_moves_what_is_written(line):
-    """The modelled time may change with the model."""
+    """The modelled time may change with the model; the traffic may not."""
     got, written = cells(sm120_configs.bytes_row(int(cells(line)[0]))), cells(line)
     assert got[:2] + got[3:] == written[:2] + written[3:]

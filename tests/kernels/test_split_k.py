@@ -1,4 +1,4 @@
-"""Split-K of the SM100 and SM120 kernels: CTAs of a cluster share a tile's K tiles and add up their sums, bit for bit."""
+"""Split-K of the SM100 and SM120 kernels: CTAs of a cluster share a tile's K tiles and add their sums, bit for bit."""
 
 import random
 
@@ -14,7 +14,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.planning.choose import config_for_mean
 
-# Fewer K tiles than CTAs, tiles that a cluster takes one after the other, columns that no CTA of the cluster has to add up.
+# Fewer K tiles than CTAs, several tiles per cluster, and columns whose sums no CTA of the cluster has to add.
 SIZES = {
     "sm_100a": ((5, 300, 640), (8, 136, 128), (70, 264, 1056), (0, 128, 256)),
     "sm_120a": ((5, 264, 640), (8, 136, 128), (20, 72, 1056), (0, 128, 256)),

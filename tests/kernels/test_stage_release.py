@@ -1,4 +1,4 @@
-"""On the machine code: every stage is released after the reads of it are done (``stage_release``)."""
+"""Checks machine code with ``stage_release``: every stage is released after its reads are complete."""
 
 import struct
 
@@ -14,7 +14,7 @@ from nvfp4_cute.planning.arch import sm90, sm100, sm120
 
 FAMILIES = {"sm_90a": sm90, "sm_100a": sm100, "sm_120a": sm120}
 SILU = {"activation": "silu"}
-# Small and large tiles, pairs of CTAs, split-K, teams that take turns; other outputs, dual GEMMs, sizes on the device.
+# Small and large tiles, pairs of CTAs, split-K, alternating teams, other outputs, dual GEMMs, and sizes on the device.
 SPREAD = [
     ("sm_90a", "t128x8x128_s0a1_swap_k4", torch.float16, {}),
     ("sm_90a", "t128x64x128_s0a1_swap", "nvfp4", {}),
@@ -37,14 +37,14 @@ FIRST_WAIT_BIT, WAIT_BITS = 116, 6
 
 
 def compiled(arch: str, config: KernelConfig, dtype=torch.float16, **form) -> tuple[bytes, tuple[int, ...]]:
-    """A kernel's cubin, and the stages of the rings that its warps read with their own instructions."""
+    """A kernel's cubin, and the stages of the rings that warps read with their own instructions."""
     kernel = get_kernel(KernelKey(arch, config, 2, dtype, True, **form).validated())
     num_b = 2 if "activation" in form and "weight_layout" not in form else 1
     return kernel.cubin, stage_counts(arch, kernel.key.config, num_b)
 
 
 def stage_counts(arch: str, config: KernelConfig, num_b: int) -> tuple[int, ...]:
-    """Of sm_100a none: the tensor cores read its stages, warps only what they staged themselves."""
+    """None for sm_100a, because tensor cores read its stages, and warps only what they staged themselves."""
     if arch in sm90.ARCHS:
         plan = sm90.smem_plan(config, num_b)
         if sm90.shares_stages(config):
@@ -54,7 +54,7 @@ def stage_counts(arch: str, config: KernelConfig, num_b: int) -> tuple[int, ...]
 
 
 def without_waits(cubin: bytes) -> bytes:
-    """The same kernel with no instruction that waits for a scoreboard."""
+    """Returns the kernel with all scoreboard waits removed."""
     words = read_instructions(cubin)
     old, new = (
         b"".join(struct.pack("<QQ", word & (1 << 64) - 1, word >> 64) for word in some)
@@ -76,7 +76,7 @@ def test_reads_are_done_in_other_kernels(arch, name, dtype, form):
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_waits_that_are_missing_are_found(arch):
-    """A kernel without one wait in its machine code: reads are found where their stage is released."""
+    """In a kernel without waits in its machine code, reads are reported where their stage is released."""
     cubin, counts = compiled(arch, FAMILIES[arch].DEFAULT_CONFIG)
     assert unfinished_reads(without_waits(cubin), counts)
 

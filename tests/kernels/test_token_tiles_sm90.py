@@ -1,4 +1,4 @@
-"""How stream-K divides a group's tokens among its tiles: the device's view against the host's, and results against the reference."""
+"""How stream-K divides a group's tokens among tiles: device and host agree, and results equal the reference."""
 
 import cases
 import cutlass
@@ -24,7 +24,7 @@ MOST_TILES, THREADS = 5, 64
 
 
 class TokenTable:
-    """A kernel that writes first token and tokens of the tiles of groups of 1, 2, ... tokens."""
+    """A kernel that writes first token and number of tokens of the tiles, for groups of 1, 2, ... tokens."""
 
     def __init__(self, tile_tokens):
         self.tile_tokens = tile_tokens
@@ -61,7 +61,7 @@ def test_host_equals_device(tile_tokens):
         function(pointer(out.ctypes.data))
     firsts, tokens = out[..., 0], out[..., 1]
     m = np.arange(1, len(out) + 1)
-    # Whole, without gaps, none larger than a tile and none empty.
+    # The tiles cover all tokens without gaps, and none is empty or larger than the maximum.
     assert (tokens.sum(1) == m).all() and tokens.max() == tile_tokens
     assert ((tokens > 0).sum(1) == -(-m // tile_tokens)).all()
     assert ((firsts == np.cumsum(tokens, 1) - tokens) | (tokens == 0)).all()
@@ -105,13 +105,13 @@ def test_what_is_left_is_divided_evenly(tokens, mode):
 
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
 def test_sizes_on_the_device(form):
-    """130 tokens are 80 and 50."""
+    """130 tokens are divided into 80 and 50."""
     assert_sizes_on_the_device_match(form, stream(112, num_cta=6), "random:1", k=640)
 
 
 @SLOW
 def test_quantized_results():
-    """Scales of 100 tokens, 64 and 36, against those of tiles that are not divided."""
+    """Scales of 100 tokens in tiles of 64 and 36, compared with those of undivided tiles."""
     *operands, _ = cases.make_operands(cases.Case("quantized", ((100, 272, 256), (3, 64, 288)), 5))
     expected, actual = (
         grouped_gemm(*operands, out_dtype="nvfp4", backend=EMULATED, config=chosen)

@@ -1,4 +1,4 @@
-"""Bytes that the launches of gemm, dual_gemm, gemv and quantize move, counted on the emulator, over what they must."""
+"""Bytes moved by gemm, dual_gemm, gemv and quantize on the emulator, relative to the minimum."""
 
 import math
 
@@ -24,7 +24,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_device_memory_moves_little_more_than_it_must(case):
-    """Reads that miss in an L2 of the B200's size, and sectors stored, of the benchmark shapes; one launch."""
+    """Reads that miss in an L2 of the B200's size and stored sectors for the benchmark's shapes, in one launch."""
     (timing,) = modelled_times(
         lambda backend: ours.prepare(case, empty_operands(case), backend).run(), B200, by_representatives=True
     )
@@ -33,7 +33,7 @@ def test_device_memory_moves_little_more_than_it_must(case):
 
 
 def aligned_ones(*shape):
-    """bfloat16, at the beginning of a cache line as on a GPU."""
+    """bfloat16 values that start at a cache line, as on a GPU."""
     count = math.prod(shape)
     buffer = torch.ones(count + 64, dtype=torch.bfloat16)
     return buffer[-buffer.data_ptr() % 128 // 2 :][:count].view(shape)
@@ -47,7 +47,7 @@ def aligned_ones(*shape):
     ],
 )
 def test_quantize_reads_and_writes_once(m, k, gated):
-    """Inputs once, data and scales once; scales have 128 rows at least."""
+    """Inputs, data and scales are transferred once. Scales have at least 128 rows."""
     x, up = aligned_ones(2, m, k)
     with observe(timing=True) as observer:
         quantize(x, up=up if gated else None, global_scale=0.5, backend="emulator")

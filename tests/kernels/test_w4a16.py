@@ -1,4 +1,4 @@
-"""Weight-only products on the emulator: bit-equal to the reference where sums are exact, close to it elsewhere."""
+"""Weight-only products on the emulator: bit-equal to the reference where sums are exact, and close to it elsewhere."""
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ NAN_CODE = 0x7F
 
 
 def make_operands(m, n, k, l=1, dtype=torch.bfloat16, seed=0):
-    """x [M, K, L], w [N, K/2, L], scales [L, rm, rk, 32, 4, 4]: integers of 3 bits times e2m1 times 0.5 to 2, exact sums.
+    """x [M, K, L], w [N, K/2, L], scales [L, rm, rk, 32, 4, 4]: 3-bit integers times e2m1 times 0.5 to 2, with exact sums.
 
-    Every padding scale is NaN; rows are further apart than they are long.
+    Every padding scale is NaN, and rows have gaps.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(-7, 8, (l, m, k + 8), generator=generator).to(dtype)[:, :, :k]
@@ -40,7 +40,7 @@ def run(operands, alpha=None, out_dtype=torch.float32, **options):
     return out
 
 
-# The others differ from sm_100a in their assembler alone.
+# The others differ from sm_100a only in their assembler.
 EVERY_ARCH = [
     arch if arch in ("sm_80", "sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
     for arch in simt.ARCHS
@@ -51,7 +51,7 @@ EVERY_ARCH = [
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_architecture(arch, dtype):
-    """Rows cut in every direction, a K tail for most lanes, two batches; one launch."""
+    """Partial tiles in every direction, a K tail for most lanes, and two batches in one launch."""
     operands, alpha = make_operands(3, 150, 352, 2, dtype), torch.tensor([0.5, -2.0])
     with observe(check=True) as observer:
         actual = run(operands, alpha, backend=f"emulator:{arch}")
@@ -68,7 +68,7 @@ def test_every_architecture(arch, dtype):
     ],
 )
 def test_rows(m, mode):
-    """Every variant, and more rows than the largest holds; K beyond what the warps take at once."""
+    """Every variant, more rows than the largest one holds, and more K than the warps take at once."""
     operands = make_operands(m, 40, 1184, seed=m)
     with observe(mode=mode, check=True):
         actual = run(operands, out_dtype=torch.bfloat16, backend="emulator")
@@ -89,7 +89,7 @@ def test_gemv_is_one_row():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_weight_is_exact(dtype):
-    """All e2m1 codes times all finite scales times 1, alone in their rows, both signs of scales."""
+    """All e2m1 codes times all finite scales times 1, one per row, with both signs of scales."""
     codes = [code for code in range(256) if code & 0x7F != NAN_CODE]
     scale = torch.tensor(codes, dtype=torch.uint8).repeat_interleave(2).unsqueeze(1)
     w = torch.zeros(len(scale), 16, dtype=torch.uint8)
@@ -117,7 +117,7 @@ def test_nan_stays_in_its_row_and_column():
 
 
 def test_error_of_random_operands():
-    """Fp32 accumulation that truncates: at most 2^-22 of the sum of magnitudes for each of the additions in a row."""
+    """Fp32 accumulation that truncates has an error of at most 2^-22 of the sum of magnitudes per sequential addition."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(16, 1024, generator=generator).bfloat16()
     w = quantize(torch.randn(64, 1024, generator=generator), global_scale="auto")
@@ -133,7 +133,7 @@ def test_error_of_random_operands():
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
 def test_no_spills(arch, tokens):
-    """And few enough registers for the CTAs that an SM should hold."""
+    """No spills, and few enough registers for the intended number of CTAs per SM."""
     resources = get_kernel(W4A16Key(arch, torch.bfloat16, torch.bfloat16, True, tokens)).resources
     assert resources.stack_bytes == 0
     threads = simt.w4a16_blocks_per_sm(tokens) * simt.W4A16_WARPS * simt.WARP_SIZE
@@ -141,7 +141,7 @@ def test_no_spills(arch, tokens):
 
 
 def test_memory_instructions():
-    """Weights in vectors of 16 bytes past L1: once before the loop and once in it."""
+    """Weights are read in 16-byte vectors that bypass L1: once before the loop and once in it."""
     ptx = get_kernel(W4A16Key("sm_90a", torch.float16, torch.float16, False, 8)).ptx
     assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * 4
 

@@ -1,4 +1,4 @@
-"""``kernels/warp_mma`` on the emulator: bit-equal to the reference where sums are exact, on every architecture."""
+"""``kernels/warp_mma`` on the emulator: where sums are exact, bit-equal to the reference on every architecture."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from nvfp4_cute.problem import Gate
 from nvfp4_cute.reference import expand_operand
 
 ROWS = (0, 20, 5, 1, 33, 0)
-# As many CTAs as make some share tiles, and some have several.
+# With this number of CTAs, some share tiles and some have several.
 NUM_CTA = 7
 
 
@@ -30,7 +30,7 @@ def config(tokens=8, rows=4, k=1, num_cta=NUM_CTA):
 
 
 def compute(arch="sm_90a", mode="eager", **arguments):
-    """Results of the kernel and of the reference, an entry a tensor."""
+    """Results of the kernel and of the reference, one entry per tensor."""
     gpu = lookup(arch).gpu
     made, expected = (replace(task(**arguments), gpu=gpu) for _ in range(2))
     with observe(mode=mode, check=True):
@@ -56,7 +56,7 @@ def in_slabs(made):
 @pytest.mark.parametrize("k", [384, 352])
 @pytest.mark.parametrize("num_b", [1, 2])
 def test_slabs(format, k, num_b):
-    """Weights in slabs give the bits of weights in rows; the last part of a slab may be short."""
+    """Weights in slabs give the same bits as weights in rows. The last part of a slab may be short."""
     gate = Gate("relu2", None, "separate") if num_b == 2 and format is not FP8_128x128 else None
     k = 384 if format is FP8_128x128 else k
     shape = dict(form="ragged", rows=(0, 4, 9), n=136, k=k, gate=gate, format=format)
@@ -79,7 +79,7 @@ def check(**arguments):
 @pytest.mark.parametrize("arch", warp_mma.ARCHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_architecture(arch, dtype):
-    """Groups without rows, tiles that several CTAs share, rows and K cut in every direction."""
+    """Empty groups, tiles that several CTAs share, and partial tiles in every direction."""
     check(
         arch=arch, form="ragged", rows=ROWS, n=300, k=352, chosen=config(16, 4, 2), dtype=dtype,
         out_dtype=torch.bfloat16, has_alpha=True,
@@ -90,7 +90,7 @@ def test_every_architecture(arch, dtype):
 @pytest.mark.parametrize("mode", ["lazy", "random:1"])
 @pytest.mark.parametrize("form", ["list", "masked", "batched"])
 def test_other_forms(form, mode):
-    """One group of a list has no rows, and the number of columns is odd."""
+    """One group of a list is empty, and the number of columns is odd."""
     rows = (5,) * 3 if form == "batched" else (3, 0, 9)
     check(form=form, rows=rows, n=151, k=352, chosen=config(8, 2, 4), dtype=torch.float16, mode=mode)
 
@@ -103,7 +103,7 @@ def test_every_tile_has_the_same_bits_for_every_number_of_ctas(tokens):
 
 
 def test_more_pieces_of_tokens_than_threads():
-    """24 tokens of 128 bytes are one and a half pieces of 16 bytes a thread."""
+    """24 tokens of 128 bytes are one and a half 16-byte pieces per thread."""
     check(form="ragged", rows=(8, 3, 24), n=40, k=640, chosen=config(24, 8), dtype=torch.float16, format=INT8)
 
 
@@ -130,7 +130,7 @@ def test_formats(format, arch):
 @pytest.mark.parametrize("layout", ["separate", "interleaved_64_up_first", "interleaved_32_gate_first"])
 @pytest.mark.parametrize("activation", ["silu", "relu2", "swiglu_oai"])
 def test_dual(layout, activation):
-    """Approximate where the activation is."""
+    """As exact as the activation is."""
     gate = Gate(activation, None if activation == "relu2" else 7.0, layout)
     both = compute(
         form="ragged", rows=(0, 4, 9), n=192, k=352, chosen=config(8, 4, 2), gate=gate, has_alpha=True
@@ -143,7 +143,7 @@ def test_dual(layout, activation):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_weight_is_exact(dtype, arch):
-    """All e2m1 codes times all finite scales, of both signs, which say nothing, times 1."""
+    """All e2m1 codes times all finite scales times 1. The sign of a scale is ignored."""
     made = replace(task("list", (16,), 256, 32, config(16), dtype), gpu=lookup(arch).gpu)
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F] + [0, 0], dtype=torch.uint8)
     (weights,), (a,) = made.operands.b, made.a
@@ -164,7 +164,7 @@ def test_every_weight_is_exact(dtype, arch):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_nan_scale_and_infinite_token(arch):
-    """A NaN scale makes its column NaN, and what is not finite in a row of tokens stays in that row."""
+    """A NaN scale makes its column NaN, and a non-finite token affects only its row."""
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16))
     made, expected = (replace(task(**arguments), gpu=lookup(arch).gpu) for _ in range(2))
     for one in (made, expected):
@@ -181,7 +181,7 @@ def test_nan_scale_and_infinite_token(arch):
 @pytest.mark.parametrize("chosen", warp_mma.candidates(), ids=KernelConfig.to_name)
 @pytest.mark.parametrize("gate", [None, Gate("silu", None, "separate")], ids=["one", "dual"])
 def test_spills_are_few(chosen, gate):
-    """At most a handful of addresses, which a turn reads once."""
+    """At most a few addresses, which are read once per iteration."""
     made = task("ragged", (3, 5), 256, 256, chosen, out_dtype=torch.bfloat16, gate=gate, has_alpha=True)
     resources = get_kernel(made.key("sm_90a"), for_emulator=True).resources
     assert resources.stack_bytes <= 32

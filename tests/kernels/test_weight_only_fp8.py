@@ -1,4 +1,4 @@
-"""16-bit activations times FP8 weights with fp32 scales, on the emulator: every bit is the reference's where sums are exact."""
+"""16-bit activations times FP8 weights with fp32 scales on the emulator: where sums are exact, every bit is the reference's."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 def rows_of(*shape, dtype=torch.bfloat16, seed=0):
-    """Integers that either type has."""
+    """Integers that both types represent."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randint(-7, 8, shape, generator=generator).to(dtype)
 
@@ -32,7 +32,7 @@ def batch_of(m, n, k, dtype=torch.bfloat16):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("m", "k"), [(3, 384), (13, 1280), (40, 128)])
 def test_gemm(arch, dtype, m, k):
-    """Rows cut in every direction, chunks for some of the warps and for more than there are, two batches; one launch."""
+    """Partial tiles in every direction, fewer and more chunks than warps, and two batches in one launch."""
     (x, w), alpha = batch_of(m, 300, k, dtype), torch.tensor([0.5, -2.0])
     with observe(mode="random:1" if m % 2 else "lazy", check=True) as observer:
         got = nv.gemm(x, w, alpha=alpha, out_dtype=torch.float32, backend=f"emulator:{arch}")
@@ -52,7 +52,7 @@ def test_gemv_and_parts():
 @SLOW
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_weight_and_any_scale(dtype):
-    """All codes, alone in their columns, times scales that no 16-bit type holds: one rounding."""
+    """All codes, one per column, times scales that no 16-bit type holds, with one rounding."""
     w = torch.arange(256, dtype=torch.uint8).repeat(128, 1).view(torch.float8_e4m3fn)
     scale = torch.tensor([[1e-30, 3e30]])
     x = torch.eye(256, dtype=dtype) * 2.0**-3

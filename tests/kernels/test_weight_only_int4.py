@@ -1,4 +1,4 @@
-"""16-bit activations times int4 weights, by both kernels, on the emulator: every bit is the reference's where sums are exact."""
+"""16-bit activations times int4 weights with both kernels on the emulator: where sums are exact, every bit is the reference's."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ KIMI, AWQ = nv.int4_format(32), nv.int4_format(128, "float16", zero_points=True)
 
 
 def few_rows(m, n, k, format, dtype=torch.bfloat16):
-    """x [M, K, 2], w [N, K/2, 2], scales [2, bytes of their dtype], whose padding rows are NaN; sums are exact."""
+    """x [M, K, 2], w [N, K/2, 2], scales [2, bytes of their dtype] with NaN in padding rows. Sums are exact."""
     generator = torch.Generator().manual_seed(m)
     x = tokens(2, m, k, dtype, generator)
     w, scale = weights(2, n, k, generator, format)
@@ -39,7 +39,7 @@ def few_rows(m, n, k, format, dtype=torch.bfloat16):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_few_rows(arch, format, dtype):
-    """Rows cut in every direction, an odd number of blocks, K beyond what the warps take at once, two batches; one launch."""
+    """Partial tiles in every direction, an odd number of blocks, more K than the warps take at once, two batches, one launch."""
     operands, alpha = few_rows(3, 150, 1024 + 5 * format.block_k, format, dtype), torch.tensor([0.5, -2.0])
     options = {"alpha": alpha, "b_format": format, "out_dtype": torch.float32}
     with observe(mode="random:1", check=True) as observer:
@@ -52,7 +52,7 @@ def test_few_rows(arch, format, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale_dtype", DTYPES, ids=str)
 def test_products_with_scales_are_rounded_once(dtype, scale_dtype):
-    """Every integer times scales of all mantissas, alone in its column: what dequantize gives in the type of the rows."""
+    """Every integer times scales of all mantissas, one per column: the values of dequantize in the type of the rows."""
     codes = torch.arange(16).repeat(128, 2)
     scale = (torch.arange(128) / 127 + 1).to(scale_dtype)[:, None]
     w = nv.int4_tensor(codes, scale)
@@ -129,7 +129,7 @@ def assert_same_bits(**arguments):
     ids=str,
 )
 def test_forms(format, form, chosen, mode):
-    """Tiles cut in every direction, more than one a CTA, an odd number of K tiles; rows of no group; fp16 and bf16 tokens."""
+    """Partial tiles in every direction, several per CTA, an odd number of K tiles, rows of no group, fp16 and bf16 tokens."""
     rows = (20, 20, 20) if form == "batched" else ROWS
     k, dtype = 384 if format.block_k == 128 else 320 + format.block_k, DTYPES[form == "masked"]
     arguments = dict(form=form, rows=rows, n=200, k=k, chosen=chosen, has_alpha=True, mode=mode)
@@ -172,7 +172,7 @@ def test_no_spills(num_b, format, dtype):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
 def test_dequantize(format, layout):
-    """One launch; the bits of the specification."""
+    """One launch returns the bits of the specification."""
     x = torch.randn(2, 37, 384, generator=torch.Generator().manual_seed(2))
     t = nv.quantize(x, format=format, scale_layout=layout)
     for dtype in DTYPES:

@@ -1,4 +1,4 @@
-"""16-bit rows beside INT8 weights: the reference's bits where float32 holds every sum, whatever the scales are."""
+"""16-bit rows times INT8 weights: the reference's bits where float32 holds every sum, for any scales."""
 
 import pytest
 import torch

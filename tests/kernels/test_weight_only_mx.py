@@ -1,4 +1,7 @@
-"""16-bit activations times MXFP4 and MXFP8 weights, by both kernels, on the emulator: every bit is the reference's where sums are exact."""
+"""16-bit activations times MXFP4 and MXFP8 weights with both kernels on the emulator.
+
+Where sums are exact, every bit is the reference's.
+"""
 
 import pytest
 import torch
@@ -40,7 +43,7 @@ def assert_same_bits(**arguments):
     ids=str,
 )
 def test_ragged(chosen, mode):
-    """Tiles cut in every direction, more than one a CTA, an odd number of K tiles, the last one cut; rows of no group."""
+    """Partial tiles in every direction, several per CTA, an odd number of K tiles, the last one partial, and rows of no group."""
     assert_same_bits(form="ragged", rows=ROWS, n=200, k=352, chosen=chosen, has_alpha=True, mode=mode)
 
 
@@ -106,7 +109,7 @@ def test_dual(layout, chosen):
 
 
 def every_weight():
-    """uint8 [256, 64] whose first 8 bytes are all e2m1 codes, and blocked scales with all codes, one a row."""
+    """uint8 [256, 64] whose first 8 bytes contain all e2m1 codes, and blocked scales with all codes, one per row."""
     b = torch.zeros(256, 64, dtype=torch.uint8)
     b[:, :8] = (torch.arange(8) * 2 | (torch.arange(8) * 2 + 1) << 4).byte()
     scale = torch.full((256, 4), 127, dtype=torch.uint8)
@@ -116,7 +119,7 @@ def every_weight():
 
 @pytest.mark.parametrize("operation", ["gemm", "grouped_gemm"])
 def test_every_weight_times_every_scale(operation):
-    """2^-127 to 2^127 times every value times 2^-6: float32 holds all products; a NaN scale makes its row NaN."""
+    """2^-127 to 2^127 times every value times 2^-6: float32 holds all products. A NaN scale makes its row NaN."""
     (b, scale), x = every_weight(), torch.zeros(16, 128, dtype=torch.bfloat16)
     x[torch.arange(16), torch.arange(16)] = 2.0**-6
     options = {"b_format": MXFP4, "out_dtype": torch.float32, "backend": EMULATED}
@@ -132,7 +135,7 @@ def test_every_weight_times_every_scale(operation):
 
 
 def test_nan_scale_and_infinite_token():
-    """A NaN scale makes its column NaN, and what is not finite in a row of tokens stays in that row."""
+    """A NaN scale makes its column NaN, and a non-finite token affects only its row."""
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16), format=MXFP4)
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
@@ -148,7 +151,7 @@ def test_nan_scale_and_infinite_token():
 
 @pytest.mark.slow
 def test_operation_chooses_and_computes():
-    """Quantized weights whole, more rows than the kernel for few; nothing but the formats is told."""
+    """Whole quantized weights and more rows than the kernel for few rows takes. The call names only the formats."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randint(-7, 8, (70, 288), generator=generator).bfloat16()
     w = quantize(torch.randint(-3, 4, (136, 288), generator=generator).float(), format=MXFP4)
@@ -168,13 +171,13 @@ def test_float16_is_refused():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("format", "least"), [(MXFP8_E4M3, 3), (MXFP8_E5M2, 10)], ids=["e4m3", "e5m2"])
 def test_every_8_bit_weight_times_scales_of_groups(format, least):
-    """The grouped kernel: all codes, alone in their columns; scales under ``least`` round by 2^-134 at most."""
+    """The grouped kernel with all codes, one per column. Scales below ``least`` round with an error of at most 2^-134."""
     codes = torch.tensor([0, 1, 2, 3, 9, 10, 60, 127, 200, 239, 240, 254, 255], dtype=torch.uint8)
     w = torch.arange(256, dtype=torch.uint8).repeat(len(codes), 1)
     alone = torch.zeros(32, len(codes), 256, dtype=torch.uint8)
     for group, columns in enumerate(alone.split(1)):
         columns[0, :, group::32] = w[:, group::32]
-    # Of a group eight weights a row, each with a token of its own. 0 times what is infinite is NaN in the sum, in either.
+    # Eight weights per row and group, each with a separate token. 0 times infinity is NaN in both sums.
     x = torch.zeros(32, 8, 256, dtype=torch.bfloat16)
     group, token = torch.arange(256) % 32, torch.arange(256) // 32
     x[group, token, torch.arange(256)] = 1
@@ -186,7 +189,7 @@ def test_every_8_bit_weight_times_scales_of_groups(format, least):
     want = grouped_gemm(*operands, **options)
     finite = want.isfinite()
     is_exact = finite & (codes >= least)
-    # A product from 2^128 on is infinite, and then the other seven tokens' zeros times it are NaN.
+    # A product from 2^128 on is infinite, so the other seven tokens' zeros times it are NaN.
     unlike = got.isnan() != want.isnan()
     assert not unlike[:, codes < 239].any()
     assert torch.equal(got[is_exact & ~unlike], want[is_exact & ~unlike])
@@ -231,7 +234,7 @@ def run(operands, alpha=None, format=MXFP4, **options):
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize(("m", "k"), [(3, 352), (13, 160), (8, 1184)])
 def test_few_rows(arch, m, k):
-    """Rows cut in every direction, a K tail for most lanes, K beyond what the warps take at once, two batches; one launch."""
+    """Partial tiles in every direction, a K tail for most lanes, more K than the warps take at once, two batches, one launch."""
     operands, alpha = few_rows(m, 150, k, 2), torch.tensor([0.5, -2.0])
     with observe(mode="random:1" if m % 2 else "lazy", check=True) as observer:
         actual = run(operands, alpha, backend=f"emulator:{arch}")
@@ -252,7 +255,7 @@ def test_few_rows_of_8_bit_weights(format, arch, m, k):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("format", "least"), [(MXFP8_E4M3, 11), (MXFP8_E5M2, 26)], ids=["e4m3", "e5m2"])
 def test_every_8_bit_weight_times_every_scale(format, least):
-    """All codes, infinities and NaN among them, alone in their columns; scales under ``least`` round by 2^-126 at most of e4m3."""
+    """All codes with infinities and NaN, one per column. Scales of e4m3 below ``least`` round with an error of at most 2^-126."""
     w = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
     scale = to_blocked(torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 8).contiguous())
     options = {"b_format": format, "out_dtype": torch.float32}
@@ -263,7 +266,7 @@ def test_every_8_bit_weight_times_every_scale(format, least):
         alone[:, columns] = w[:, columns]
         got = gemm(x, alone, None, scale, **options, backend="emulator:sm_90a")
         want = gemm(x, alone, None, scale, **options)
-        # 0 times what is infinite is NaN in the sum, in either.
+        # 0 times infinity is NaN in both sums.
         assert torch.equal(got.isnan(), want.isnan())
         same = (got == want) | got.isnan()
         assert same[:, least:].all()

@@ -1,4 +1,7 @@
-"""16-bit tokens of groups times FP8 and INT8 weights, whose fp32 scales multiply sums: every bit is the reference's on the emulator."""
+"""16-bit tokens of groups times FP8 and INT8 weights, whose fp32 scales multiply sums.
+
+On the emulator, every bit is the reference's.
+"""
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ def assert_same_bits(**arguments):
 
 
 def k_of(format, blocks):
-    """Of so many K tiles; of INT8 the last one cut."""
+    """K with this number of K tiles; for INT8, the last one is partial."""
     return 128 * blocks - (0 if format.block_k else 48)
 
 
@@ -50,7 +53,7 @@ def k_of(format, blocks):
     ids=str,
 )
 def test_forms(format, dtype, form, chosen, mode):
-    """Tiles cut in every direction, more than one a CTA, an odd number of K tiles; empty groups, rows of no group."""
+    """Partial tiles in every direction, several per CTA, an odd number of K tiles, empty groups, and rows of no group."""
     rows = (20, 20, 20) if form == "batched" else ROWS
     arguments = dict(form=form, rows=rows, n=200, k=k_of(format, 3), chosen=chosen, has_alpha=True, mode=mode)
     assert_same_bits(format=format, dtype=dtype, **arguments)
@@ -61,14 +64,14 @@ def test_forms(format, dtype, form, chosen, mode):
     "chosen", [config(16, 256, num_cta=2), config(256, num_cta=1), config(48, 256, multicast_n=2)], ids=str
 )
 def test_tiles_of_integers_alone(chosen):
-    """Where no sums are promoted: two K tiles a stage, the most tokens."""
+    """Without promoted sums: two K tiles per stage, and the most tokens."""
     assert_same_bits(form="ragged", rows=ROWS, n=200, k=336, chosen=chosen, format=nv.INT8, mode="lazy")
 
 
 @SLOW
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_integer_and_any_scale(dtype):
-    """-128 to 127, each alone in a column of its own; the sum is rounded, then times its scale, then times alpha."""
+    """-128 to 127, one per column. The sum is rounded, then multiplied by its scale, then by alpha."""
     w = torch.zeros(256, 256, dtype=torch.int8)
     w.fill_diagonal_(1)
     w = (w * torch.arange(-128, 128)[:, None]).to(torch.int8)
@@ -85,7 +88,7 @@ def test_every_integer_and_any_scale(dtype):
 @SLOW
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_float_and_any_scale(dtype):
-    """All codes of e4m3, alone in their columns, times scales that no 16-bit type holds: one rounding."""
+    """All e4m3 codes, one per column, times scales that no 16-bit type holds, with one rounding."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     diagonal = torch.zeros(256, 256).fill_diagonal_(1) * codes.nan_to_num(0.0)
     scale = torch.tensor([[1e-30, 3e30], [0.7, -1.1]])
@@ -101,7 +104,7 @@ def test_every_float_and_any_scale(dtype):
 @SLOW
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_what_is_not_finite_stays_in_its_row_or_column(format):
-    """A NaN scale, an infinite token, a negative scale of zeros; -0 is not asked for."""
+    """A NaN scale, an infinite token, and a negative scale of zeros, for which -0 is not required."""
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=256, chosen=config(16), format=format)
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
@@ -122,7 +125,7 @@ def test_what_is_not_finite_stays_in_its_row_or_column(format):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("layout", ["separate", "concatenated"])
 def test_dual(format, layout):
-    """Two products, then torch's operations; rows of no group keep what they hold."""
+    """Two products, then torch's operations. Rows of no group stay unchanged."""
     x, ends = (
         torch.randint(-4, 5, (50, 256), generator=torch.Generator().manual_seed(1)).bfloat16(),
         torch.tensor([0, 20, 47]).int(),
@@ -146,7 +149,7 @@ def test_dual(format, layout):
 
 @SLOW
 def test_operation_chooses_a_config_that_there_is():
-    """Whole tensors, ragged, with the config of the operation's choice; many rows a group."""
+    """Whole ragged tensors with the operation's own choice of config, and many rows per group."""
     x, w = (
         torch.randint(-6, 7, (300, 160), generator=torch.Generator().manual_seed(1)).bfloat16(),
         some(2, 72, 160),
@@ -192,7 +195,7 @@ def test_what_is_refused():
 
 
 def test_products_of_few_rows_stay_where_they_were_measured():
-    """gemm and gemv take the kernel for few rows: this one has no times of such weights."""
+    """gemm and gemv use the kernel for few rows, because this kernel has no measured times for such weights."""
     assert planning.is_faster_than_few_rows(64, 4096, 4096, 1, 132)
     assert not any(planning.is_faster_than_few_rows(64, 4096, 4096, 1, 132, f) for f in FORMATS)
 
@@ -204,8 +207,10 @@ LARGEST = [(format, chosen) for format in FORMATS for chosen in largest_candidat
 @pytest.mark.parametrize(("format", "chosen"), LARGEST, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_spills(format, chosen, dtype):
-    """And MMAs that the assembler does not serialize, which end with every K tile where sums are promoted; reads are done when a
-    stage is released."""
+    """No spills, and MMAs that the assembler does not serialize.
+
+    They end with every K tile if sums are promoted. Reads are complete when their stage is released.
+    """
     key = WeightOnlyKey("sm_90a", chosen, 1, dtype, dtype, True, "ragged", None, format).validated()
     kernel = get_kernel(key)
     assert kernel.resources.stack_bytes == 0

@@ -1,4 +1,4 @@
-"""The weight-only grouped GEMM of sm_90a on the emulator: every bit is the reference's where sums are exact."""
+"""The weight-only grouped GEMM of sm_90a on the emulator: where sums are exact, every bit is the reference's."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def assert_same_bits(**arguments):
     ids=str,
 )
 def test_ragged(chosen, dtype, mode):
-    """Tiles cut in every direction, more than one a CTA, an odd number of K tiles, the last one cut; rows of no group."""
+    """Partial tiles in every direction, several per CTA, an odd number of K tiles, the last one partial, and rows of no group."""
     assert_same_bits(
         form="ragged", rows=ROWS, n=200, k=336, chosen=chosen, dtype=dtype, has_alpha=True, mode=mode
     )
@@ -69,7 +69,7 @@ def test_batches():
     [(4, 640, "random:1"), (2, 160, "lazy"), pytest.param(8, 1184, "random:2", marks=SLOW)],
 )
 def test_split_k(split, k, mode):
-    """A cluster's CTAs add up, also where some have no K tile; more than one tile a cluster."""
+    """The CTAs of a cluster add their sums, also if some have no K tile. A cluster has several tiles."""
     chosen = config(16, split_k=split, num_cta=2 * split)
     assert_same_bits(form="ragged", rows=(20, 0, 9), n=136, k=k, chosen=chosen, mode=mode)
 
@@ -86,7 +86,7 @@ def test_split_k(split, k, mode):
     ],
 )
 def test_stream_k(chosen, form, mode):
-    """Clusters share tiles through memory, and leave the flags in it as they found them."""
+    """Clusters share tiles through memory, and reset the flags in it."""
     rows = (9,) * 3 if form == "batched" else (20, 0, 9, 70)
     arguments = dict(form=form, rows=rows, n=300, k=1184, chosen=chosen, out_dtype=torch.bfloat16)
     assert_same_bits(mode=mode, **arguments)
@@ -107,8 +107,10 @@ def test_stream_k(chosen, form, mode):
     ],
 )
 def test_dual(layout, chosen, activation):
-    """What a squared ReLU makes of exact sums is exact; of SiLU the GPU's exponential is approximate, less so of large x: its
-    argument, x / ln 2, is rounded."""
+    """A squared ReLU of exact sums is exact.
+
+    SiLU's exponential on the GPU is approximate, more so for large x, because its argument x / ln 2 is rounded.
+    """
     gate = Gate(activation, 40.0, layout)
     got, want = run_both(
         form="ragged", rows=ROWS, n=192, k=160, chosen=chosen, gate=gate, has_alpha=True, mode="random:1"
@@ -122,7 +124,7 @@ def test_dual(layout, chosen, activation):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_weight_is_exact(dtype):
-    """All e2m1 codes times all finite scales, of both signs, which say nothing, times 1."""
+    """All e2m1 codes times all finite scales times 1. The sign of a scale is ignored."""
     made = task("list", (16,), 256, 32, config(16), dtype)
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F] + [0, 0], dtype=torch.uint8)
     (weights,), (a,) = made.operands.b, made.a
@@ -142,7 +144,7 @@ def test_every_weight_is_exact(dtype):
 
 
 def test_nan_scale_and_infinite_token():
-    """A NaN scale makes its column NaN, and what is not finite in a row of tokens stays in that row."""
+    """A NaN scale makes its column NaN, and a non-finite token affects only its row."""
     arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16))
     made, expected = task(**arguments), task(**arguments)
     for one in (made, expected):
@@ -158,7 +160,7 @@ def test_nan_scale_and_infinite_token():
 
 @pytest.mark.slow
 def test_chosen_config():
-    """Without a config one is chosen, and computes it."""
+    """A call without a config chooses one and computes with it."""
     made = task("ragged", (30, 0, 70), 264, 512, None)
     assert planning.unsupported_reason(made.chosen) is None
     assert_same_bits(form="ragged", rows=(30, 0, 70), n=264, k=512, chosen=None)
@@ -168,7 +170,7 @@ def test_chosen_config():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
 def test_no_spills(chosen, dtype):
-    """And MMAs that the assembler does not serialize."""
+    """No spills, and MMAs that the assembler does not serialize."""
     key = WeightOnlyKey("sm_90a", chosen, 1, dtype, torch.bfloat16, True, "ragged").validated()
     kernel = get_kernel(key)
     assert kernel.resources.stack_bytes == 0
@@ -212,7 +214,7 @@ def test_refusals():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
 def test_on_a_gpu(chosen, dtype):
-    """The reference's bits, in every one of many launches."""
+    """Many launches all return the reference's bits."""
     made = task("ragged", (40, 0, 300, 1, 129), 520, 2080, chosen, dtype)
     moved = on_gpu(made)
     made.reference()
