@@ -191,7 +191,7 @@ class Part:
         data, scale, order = receive()
         products = lambda: self.rows(data, scale, buffers.ids, order)
         down = products()
-        give = lambda: push.give(down, order, buffers, "auto")
+        give = lambda: push.return_results(down, order, buffers, "auto")
         give()
         total = lambda: finalize(buffers.results, places, weights, inbox=buffers.inbox)
         return dict(zip(PUSHED, (send, receive, products, give, total), strict=True))
