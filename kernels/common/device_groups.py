@@ -19,6 +19,9 @@ from .group_table import WorkTile, ceil_div
 from .select import select
 from .warp_schedule import WARP_SIZE
 
+# Windows that are read together in front of a worker's first tile, and windows up to which none is skipped.
+WINDOWS_AT_ONCE, FEW_WINDOWS = 4, 2
+
 
 @dataclass(frozen=True)
 class DeviceGroups:
@@ -54,10 +57,12 @@ class DeviceGroups:
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """Returns the cursor of a worker whose first tile is ``tile_idx``: its window and what was read ahead."""
-        window, factors = (Int32(0),) * 4, tuple(Float32(0.0) for _ in self.factors)
-        ahead = tuple(self._read(Int32(i * WARP_SIZE)) for i in range(self.WINDOWS_AHEAD))
+        first_group, tiles, blocks = self._skip(tile_idx, tile_shape_mnk)
+        factors, zero = tuple(Float32(0.0) for _ in self.factors), Int32(0)
+        ahead = tuple(self._read(first_group + i * WARP_SIZE) for i in range(self.WINDOWS_AHEAD))
         # The first window uses the code of all others, to keep that code in the kernel once.
-        return self._seek((tile_idx, Int32(-WARP_SIZE), *window, factors, ahead), tile_shape_mnk)
+        cursor = (tile_idx, first_group - WARP_SIZE, zero, zero, tiles, blocks, factors, ahead)
+        return self._seek(cursor, tile_shape_mnk)
 
     @cute.jit
     def next_cursor(self, cursor: tuple, stride: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
@@ -139,6 +144,29 @@ class DeviceGroups:
         return tile_end
 
     @cute.jit
+    def _skip(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """Returns the first group of the window with a tile, or an index past the last group, and all earlier tiles and blocks.
+
+        Adds up whole windows, several of which are read together: a scan per window takes longer where many groups lie before
+        the tile. Few groups are left to ``_seek``.
+        """
+        first_group, tiles, blocks = Int32(0), Int32(0), Int32(0)
+        if self.num_groups > FEW_WINDOWS * WARP_SIZE:
+            is_before = Int32(1)
+            while is_before > 0 and first_group < self.num_groups:
+                start = first_group
+                read = [self._read_sizes(start + i * WARP_SIZE) for i in range(WINDOWS_AT_ONCE)]
+                for i in cutlass.range_constexpr(WINDOWS_AT_ONCE):
+                    m, _ = self._rows(start + i * WARP_SIZE, read[i])
+                    more = cute.arch.warp_redux_sync(self.tiles_of_group(m, tile_shape_mnk), "add")
+                    is_before = select(tile_idx < tiles + more, Int32(0), is_before)
+                    first_group = first_group + is_before * WARP_SIZE
+                    tiles = tiles + is_before * more
+                    if cutlass.const_expr(self.form == "ragged"):
+                        blocks = blocks + is_before * cute.arch.warp_redux_sync(ceil_div(m, ATOM_ROWS), "add")
+        return first_group, tiles, blocks
+
+    @cute.jit
     def _seek(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """Moves the window of 32 groups to the one with the cursor's tile, or past the last group."""
         tile_idx, first_group, m, row, tile_end, block_end, factors, ahead = cursor
@@ -170,11 +198,19 @@ class DeviceGroups:
         A ragged group's sizes are its end and the previous group's end; a masked group's size is its number of rows. Uses no
         branches, so that all reads are issued together.
         """
-        group = cutlass.min(first_group + cute.arch.lane_idx(), self.num_groups - 1)
+        group, values = self._group_of_lane(first_group), cute.make_layout(self.num_groups)
+        factors = tuple(cute.make_tensor(factor, values)[group] for factor in self.factors)
+        return self._read_sizes(first_group), factors
+
+    def _group_of_lane(self, first_group: Int32) -> Int32:
+        return cutlass.min(first_group + cute.arch.lane_idx(), self.num_groups - 1)
+
+    @cute.jit
+    def _read_sizes(self, first_group: Int32) -> tuple:
+        """Reads the sizes of ``_read``."""
+        group, values = self._group_of_lane(first_group), cute.make_layout(self.num_groups)
         places = {"ragged": (group, cutlass.max(group - 1, 0)), "masked": (group,), "batched": ()}
-        values = cute.make_layout(self.num_groups)
-        sizes = tuple(cute.make_tensor(self.sizes, values)[place] for place in places[self.form])
-        return sizes, tuple(cute.make_tensor(factor, values)[group] for factor in self.factors)
+        return tuple(cute.make_tensor(self.sizes, values)[place] for place in places[self.form])
 
     @cute.jit
     def _count(
@@ -186,17 +222,22 @@ class DeviceGroups:
         tile_shape_mnk: cutlass.Constexpr,
     ) -> tuple:
         """Computes the result of ``_window`` from ``sizes`` that were read."""
-        group, row, end = first_group + cute.arch.lane_idx(), Int32(0), self.m_max
-        if cutlass.const_expr(self.form != "batched"):
-            end = cutlass.min(sizes[0], self.m_max)
-        if cutlass.const_expr(self.form == "ragged"):
-            row = select(group > 0, cutlass.max(sizes[1], 0), Int32(0))
-        m = select(group < self.num_groups, cutlass.max(end - row, 0), Int32(0))
+        m, row = self._rows(first_group, sizes)
         tile_end = tiles_before + inclusive_sum(self.tiles_of_group(m, tile_shape_mnk))
         block_end = Int32(0)
         if cutlass.const_expr(self.form == "ragged"):
             block_end = blocks_before + inclusive_sum(ceil_div(m, ATOM_ROWS))
         return m, row, tile_end, block_end
+
+    @cute.jit
+    def _rows(self, first_group: Int32, sizes: tuple) -> tuple:
+        """Returns the rows of group ``first_group`` + lane, 0 past the last group, and its first row."""
+        group, row, end = first_group + cute.arch.lane_idx(), Int32(0), self.m_max
+        if cutlass.const_expr(self.form != "batched"):
+            end = cutlass.min(sizes[0], self.m_max)
+        if cutlass.const_expr(self.form == "ragged"):
+            row = select(group > 0, cutlass.max(sizes[1], 0), Int32(0))
+        return select(group < self.num_groups, cutlass.max(end - row, 0), Int32(0)), row
 
 
 @cute.jit

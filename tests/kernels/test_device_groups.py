@@ -59,6 +59,31 @@ def test_equals_the_reference_and_writes_no_row_of_no_group(form, arch, config, 
     assert torch.equal(bits(actual), bits(expected))
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        ("sm_90a", "t128x16x128_s0a1_swap_pre"),
+        ("sm_90a", "t128x16x128_s0a1_swap_pre_sk"),
+        ("sm_90a", "t128x8x128_s0a1_swap"),
+        ("sm_100a", CONFIGS[1]),
+        ("sm_120a", SM120_CONFIGS[1]),
+    ],
+)
+def test_many_groups_with_few_rows(form, arch, config):
+    """Workers skip whole windows of 32 groups: tiles lie at the edges of windows, with none in windows between."""
+    rows = [0] * 150
+    for group, count in ((0, 3), (31, 1), (32, 20), (95, 2), (96, 1), (128, 9), (149, 4)):
+        rows[group] = count
+    for part in (rows, [0] * 149 + [5]):
+        arguments = operands(form, tuple(part), n=64, slack=3)
+        expected = run(arguments, "reference")
+        with observe(check=True):
+            actual = run(arguments, f"emulator:{arch}", config=KernelConfig.from_name(config))
+        assert torch.equal(bits(actual), bits(expected))
+
+
 def test_the_reference_is_that_of_the_list_form():
     case = cases.Case("device", tuple((m, N, K) for m in ROWS), 0, has_alpha=True)
     listed = cases.make_operands(case)
