@@ -89,24 +89,25 @@ class Addresses:
         """Bytes of the addresses, in the order of the tensors."""
         self._low_bits = int.from_bytes(self.pack(*low_bits), "little")
         self._is_filled = np.array(is_filled, bool)
-        # Bytes of the addresses in the table, and the lists of addresses that were accepted before.
+        # Bytes of the addresses in the table, and entries of the table for addresses that were accepted before.
         self._written = b""
-        self._accepted: set[bytes] = set()
+        self._accepted: dict[bytes, np.ndarray] = {}
 
     def write(self, packed: bytes, are_refused: Callable[[np.ndarray], bool] | None) -> bool:
         """Writes the addresses that ``pack`` returned. Returns False for unaligned, missing, or refused addresses."""
         if packed == self._written:
             return True
-        addresses = np.frombuffer(packed, np.int64)
-        if packed not in self._accepted:
+        values = self._accepted.get(packed)
+        if values is None:
+            addresses = np.frombuffer(packed, np.int64)
             if int.from_bytes(packed, "little") & self._low_bits or (are_refused and are_refused(addresses)):
                 return False
             if not addresses[self._is_filled].all():  # memory was freed; the checks report it
                 return False
             if len(self._accepted) >= MAX_ACCEPTED:
                 self._accepted.clear()
-            self._accepted.add(packed)
-        self._table[self._places] = addresses[self._tensors] + self._offsets
+            values = self._accepted[packed] = addresses[self._tensors] + self._offsets
+        self._table[self._places] = values
         self._written = packed
         return True
 
