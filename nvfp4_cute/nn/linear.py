@@ -9,8 +9,9 @@ from torch.nn import functional
 from nvfp4_cute import backends, private_api
 from nvfp4_cute.backends.last_chains import LastChains
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import INT8, NVFP4, BlockFormat, FP8_128x128, as_format
+from nvfp4_cute.formats.block_format import INT8, MXFP4, NVFP4, BlockFormat, FP8_128x128, as_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
+from nvfp4_cute.formats.exact_fp8 import mxfp4_as_fp8
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import prepare, state
 from nvfp4_cute.nn.activations import Activations, LayerMode, check_activations, layer_mode, rows_format
@@ -51,6 +52,7 @@ class QuantizedLinear(state.Picklable):
       inputs of over 65,536 values take another pass for their largest magnitude.
     - ``activations="fp8"``, ``"int8"``, ``"mxfp4"`` or ``"mxfp8_e4m3"``, for such weights, quantizes the rows of x to that
       format (FP8: to FP8_1x128), then calls ``gemm``. Integer sums of INT8 are exact, so all backends give the same bits.
+      MXFP4 weights with ``"fp8"`` become FP8_128x128 when the layer is made, with equal values and 8 bits per weight.
     - ``activations="16bit"`` calls ``gemm`` with 16-bit rows, for weights of any format. For very many rows it dequantizes W,
       each weight rounded once, into memory that is freed afterwards, and torch multiplies (``nn.weight_only``).
     - ``activations="auto"``, for NVFP4, is "16bit" on a GPU without FP4 tensor cores (Hopper), else "nvfp4"; ``mode`` tells
@@ -229,6 +231,8 @@ class QuantizedLinear(state.Picklable):
         """
         options_of.refuse(options, (*DECIDED, "format"), "weight")
         check_weight("weight", weight, "[N, K]")
+        if weight.format == MXFP4 and options.get("activations") == "fp8":
+            weight = mxfp4_as_fp8(weight)
         n, k = weight.shape
         format, where = weight.format, weight.data.device
         module = cls(k, n, bias is not None, format=format, device=where, **options)

@@ -136,13 +136,14 @@ class Times:
     tile: float = 1.5
     k_tile: float = 0.34
     k_tile_per_token: float = 0.0051
-    # Tiles small enough for two CTAs per SM, and the slowdown of K tiles where there are two, which hide each other's epilogues.
+    # Tiles small enough for two CTAs per SM. Where there are two, K tiles are slower, and epilogues are partly hidden.
     small_k_tile: float = 0.29
     small_k_tile_per_token: float = 0.0035
-    pair_factor: float = 2.5
+    pair_factor: float = 2.45
+    paired_tile: float = 0.8
     split_tile: float = 1.7  # reduction over several CTAs
     # With ``decode_first``: both launches, the search of their warps through 32 groups, a tile, and a K tile, which takes the
-    # time of its instructions, of its MMAs, or of 4-bit weights from memory.
+    # time of its instructions or of its MMAs.
     decoding: float = 8.5
     search: float = 0.3
     decoded_tile: float = 0.77
@@ -150,8 +151,10 @@ class Times:
     decoded_k_tile_per_token: float = 0.0029
     decoded_k_tile_per_tile_token: float = 0.00046
     mmas_per_token: float = 0.00485
-    weights_k_tile: float = 0.349
-    weights_k_tile_per_tile_token: float = 0.0012
+    # Tiles of 4-bit weights that all SMs load from memory at once.
+    loaded_tile: float = 0.25
+    loaded_k_tile: float = 0.371
+    loaded_k_tile_per_tile_token: float = 0.0012
     # Stream-K: fixup of a tile, the same per further cluster that has a part of it, and the factor on K tiles if clusters read
     # tokens of several groups.
     stream: float = 4.0
@@ -493,29 +496,27 @@ def _modelled_us(
     strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
     num_tiles = int(columns @ strips)
     if ctas_per_sm(config) == 2 and num_tiles * split > num_sms:
-        k_tiles = k_tiles * TIMES.pair_factor
+        tile_us, k_tiles = tile_us - TIMES.tile + TIMES.paired_tile, k_tiles * TIMES.pair_factor
     num_full, last, behind = last_tiles(m, tile_tokens, config.stream_k)
     counts = np.array(token_counts(tile_tokens))
-    full_k_us, last_k_us, behind_k_us = (
-        _k_tile_us(config, counts[np.searchsorted(counts, tokens)])
+    full_us, last_us, behind_us = (
+        (tokens > 0) * (tile_us + k_tiles * _k_tile_us(config, counts[np.searchsorted(counts, tokens)]))
         for tokens in (np.full_like(m, tile_tokens), last, behind)
     )
-    full_us, last_us, behind_us = (
-        (tokens > 0) * (tile_us + k_tiles * k_us)
-        for tokens, k_us in ((tile_tokens, full_k_us), (last, last_k_us), (behind, behind_k_us))
-    )
-    if config.decode_first:  # A strip's first tile reads the weights from memory, and the others from L2.
-        memory_us = TIMES.weights_k_tile + TIMES.weights_k_tile_per_tile_token * tile_tokens
-        first_k_us = np.where(num_full > 0, full_k_us, last_k_us)
-        last_us = last_us + (m > 0) * k_tiles * np.maximum(memory_us - first_k_us, 0.0)
     all_us = float(columns @ (num_full * full_us + last_us + behind_us))
     workers = resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
+    memory_us = 0.0
+    if (
+        config.decode_first
+    ):  # A strip's first tile reads weights from memory, and the others from L2 in the meantime.
+        k_tile_us = TIMES.loaded_k_tile + TIMES.loaded_k_tile_per_tile_token * tile_tokens
+        memory_us = float(columns @ ((m > 0) * (TIMES.loaded_tile + k_tiles * k_tile_us))) / workers
     if config.stream_k:
         factor = 1.0 if len(live) == 1 else TIMES.stream_groups_factor
         stream_us = TIMES.stream + TIMES.stream_per_tile_token * tile_tokens
         more_parts = max(workers / max(num_tiles, 1) - 1, 0.0)
         stream_us += more_parts * (TIMES.part + TIMES.part_per_tile_token * tile_tokens)
-        return TIMES.decoding + stream_us + factor * all_us / workers
+        return TIMES.decoding + stream_us + max(factor * all_us / workers, memory_us)
     most_us = all_us / workers
     if is_dealt:
         # Waves alternate in direction, as in ``kernels.sm90.tile_walk``.
@@ -526,7 +527,7 @@ def _modelled_us(
         waves = np.concatenate([tiles, np.zeros(-num_tiles % workers)]).reshape(-1, workers)
         waves[1::2] = waves[1::2, ::-1]
         most_us = float(waves.sum(0).max())
-    return (TIMES.decoding if config.decode_first else TIMES.launch) + most_us
+    return (TIMES.decoding if config.decode_first else TIMES.launch) + max(most_us, memory_us)
 
 
 def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,77 @@
+"""Converts MXFP4 weights to FP8_128x128 without rounding, so that FP8 tensor cores multiply them.
+
+An e2m1 value has two significant bits, and a ue8m0 scale is a power of two. Their product is an e4m3 value times a power of two
+per 128 x 128 values, if the scales of those values span at most 15 binades: e4m3 holds 6 * 2^6 down to 0.5 * 2^-8. NVFP4 has
+no such conversion, because e2m1 times an e4m3 scale has up to six significant bits.
+"""
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import E2M1, E4M3, MXFP4, FP8_128x128
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.codecs import decode_e4m3, encode_e4m3
+
+# Values converted at a time. Bounds the memory for their float64 copies.
+MOST_VALUES = 1 << 24
+# Smallest exponent of a normal float32 scale.
+LEAST_EXPONENT = -126
+
+
+def mxfp4_as_fp8(weight: BlockScaledTensor) -> BlockScaledTensor:
+    """Returns the same values in FP8_128x128, which takes 8 bits per weight instead of 4.25.
+
+    Args:
+        weight: MXFP4 [..., N, K], K a multiple of 128.
+
+    Raises:
+        TypeError, ValueError: ``weight`` is not an MXFP4 tensor, or K is not a multiple of 128.
+        UnsupportedProblem: the values of a block span more than e4m3 holds.
+    """
+    if not isinstance(weight, BlockScaledTensor) or weight.format != MXFP4:
+        name = weight.format.title if isinstance(weight, BlockScaledTensor) else type(weight).__name__
+        raise TypeError(f"weight is {name}; pass an MXFP4 BlockScaledTensor")
+    *lead, n, k = weight.shape
+    k_blocks, rows = FP8_128x128.num_k_blocks(k), FP8_128x128.block_rows
+    data = torch.empty((*lead, n, k), dtype=torch.uint8, device=weight.device)
+    scale = torch.empty((*lead, -(-n // rows), k_blocks), dtype=torch.float32, device=weight.device)
+    step = max(MOST_VALUES // (rows * k), 1) * rows
+    for index in range(max(torch.Size(lead).numel(), 1)):
+        batch = [int(i) for i in torch.unravel_index(torch.tensor(index), lead)] if lead else []
+        part = weight
+        for i in batch:
+            part = part[i]
+        own_data, own_scale = (x[tuple(batch)] if batch else x for x in (data, scale))
+        for start in range(0, n, step):
+            stop = min(start + step, n)
+            found = _converted(part[start:stop].dequantize(torch.float64), [*batch, start])
+            own_data[start:stop] = found[0]
+            own_scale[start // rows : -(-stop // rows)] = found[1]
+    return BlockScaledTensor(
+        data.view(FP8_128x128.data_dtypes[-1]), scale, None, (*lead, n, k), "rowmajor", format=FP8_128x128
+    )
+
+
+def _converted(values: torch.Tensor, place: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns e4m3 codes of float64 [rows, K] and float32 scales of its blocks. place: batch and first row, for the message."""
+    n, k = values.shape
+    rows, columns = FP8_128x128.block_rows, FP8_128x128.block_k
+    blocks = torch.nn.functional.pad(values, (0, 0, 0, -n % rows))
+    blocks = blocks.view(-1, rows, k // columns, columns)
+    largest = blocks.abs().nan_to_num(0.0).amax((1, 3))
+    # The largest magnitude is 6, 4 or 3 times a power of two at most, so its scaled value is at most 6 * 2^6 = 384.
+    exponent = torch.where(largest > 0, torch.frexp(largest / E2M1.max).exponent - 1, 6) - 6
+    exponent += (torch.ldexp(torch.ones_like(largest), exponent) * E4M3.max < largest).int()
+    scale = torch.ldexp(torch.ones_like(largest), exponent.clamp(min=LEAST_EXPONENT))
+    codes = encode_e4m3(blocks / scale[:, None, :, None])
+    again = decode_e4m3(codes, torch.float64) * scale[:, None, :, None]
+    wrong = ((again != blocks) & ~blocks.isnan()).any(3).any(1)
+    if wrong.any():
+        row, column = (int(i) for i in wrong.nonzero()[0])
+        *batch, start = place
+        where = f"rows {start + row * rows} on, K {column * columns} on" + (f" of {batch}" if batch else "")
+        raise UnsupportedProblem(
+            f"MXFP4 values ({where}) span more binades than e4m3 holds with one scale per {rows} x {columns} values; "
+            'use activations="16bit" or "mxfp8_e4m3" rows'
+        )
+    return codes.view(-1, k)[:n], scale.float()
