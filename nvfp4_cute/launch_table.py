@@ -211,31 +211,6 @@ class W4A16(IntEnum):
     BIAS = 18  # address of one number per row of the weights; unused if the kernel has none
 
 
-class WarpMma(IntEnum):
-    """Entries of the table of ``kernels/warp_mma``, one row: addresses, strides in bytes (of out: in elements), extents."""
-
-    X = 0  # 16-bit tokens
-    B = 1  # weights
-    SFB = 2
-    OUT = 3
-    ALPHA = 4  # address of one fp32 factor per group; unused if the kernel has none
-    SIZES = 5  # address of the int32 offs or masked_m; unused if groups have all rows
-    PARTIALS = 6  # address of partial sums that CTAs exchange
-    COUNTERS = 7  # address of int32 counters, 0 before and after a launch
-    X_PITCH = 8
-    X_BATCH = 9  # between groups; unused if groups follow each other
-    B_PITCH = 10
-    B_BATCH = 11
-    SFB_BATCH = 12
-    OUT_PITCH = 13
-    OUT_BATCH = 14
-    M = 15  # rows of all groups that follow each other, otherwise the largest number per group
-    N = 16
-    K = 17
-    GROUPS = 18
-    NUM_CTA = 19
-
-
 class Route(IntEnum):
     """Entries of a routing's table, one row: addresses, a stride in bytes, extents, and a number's bits."""
 

@@ -6,7 +6,6 @@ TIMES_HEADER = (
     "case", "us", "deciles", "predicted", "ratio", "% of SOL", "TB/s", "clean L2 us", "torch us", "torch's way", "kernels",
 )  # fmt: skip
 CONSTANTS_HEADER = ("figure", "measured", "the model has", "ratio", "what")
-PROBES_HEADER = ("probe", "rule", "question", "answer", "seen", "decides")
 
 
 def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -34,24 +33,6 @@ def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
         value, model = line["value"], line["model"]
         ratio = "-" if value is None or not model else f"{value / model:.2f}"
         rows.append((line["name"], _figure(value), _figure(model), ratio, line["unit"]))
-    return rows
-
-
-def probe_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What was asked of the silicon and answered, in the order of ``PROBES_HEADER``; surprises with an exclamation mark."""
-    rows: list[tuple[str, ...]] = []
-    for p in found["probes"]:
-        if p["verdict"] != "not here":
-            answer = {"passed": "yes", "wrong": "no"}.get(p["verdict"], p["verdict"])
-            cells = (
-                p["name"],
-                p["rule"],
-                p["question"],
-                answer + "!" * p["is_surprise"],
-                p["detail"],
-                p["decides"],
-            )
-            rows.append(tuple(map(str, cells)))
     return rows
 
 

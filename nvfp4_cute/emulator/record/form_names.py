@@ -9,7 +9,6 @@ from nvfp4_cute.emulator.ptx import Inst
 FAMILIES = {100: "sm_100", 103: "sm_100", 110: "sm_100", 120: "sm_120", 121: "sm_120"}
 """Architectures whose kernels are compiled from one source for one kind of hardware; others are families of their own."""
 
-_TYPE = re.compile(r"(pred|[busf]\d+|bf16|f16x2|bf16x2|tf32|e\dm\d(x\d)?|ue\dm\d(x\d)?)$")
 _UNTYPED = {"ld", "st", "mov", "selp", "and", "or", "xor", "not", "shl", "shfl", "ldu"}
 _OLD_SHARED = {"ld", "st", "mbarrier", "ldmatrix", "stmatrix", "atom", "red", "mapa"}
 _DEFAULTS = {"mbarrier": ({"release", "cta"}, {"acquire", "cta"}), "ld": ({"weak"},), "st": ({"weak"},)}
