@@ -50,6 +50,9 @@ MISSING_IN_DSL = re.compile(r"(?:Attribute|Import|ModuleNotFound)Error: .*\bcutl
 CHECKED = re.compile(r"^nvfp4-cute emulate: \d+ launch(es)? checked: .*\n?", re.M)
 """Last line of a checked script, however it ends."""
 
+REPORTED = re.compile(r"\b(?:error|warning|note)s? in kernel `")
+"""First words of a report of the hazard checker."""
+
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
 EPILOG = """settings: eager, lazy, or random:SEED, with +check for the hazard checker. The exit code is 0 if every run passes,
@@ -368,16 +371,19 @@ def _verdict(returncode: int, message: str) -> str:
         return "pass"
     if MISSING_IN_DSL.search(message):
         return OTHER_DSL
-    return "hazard" if " hazard" in message else "FAIL"
+    return "hazard" if REPORTED.search(message) else "FAIL"
 
 
 def _last_words(text: str) -> str:
     """Returns the emulator's report, else the first error or hazard of a suite, else the last line."""
     text = CHECKED.sub("", text)
-    report = text.rfind("nvfp4-cute emulate:")
+    hazards = re.search(
+        rf"^nvfp4-cute emulate: .*{REPORTED.pattern}", text, re.M
+    )  # warnings and notes may follow
+    report = hazards.start() if hazards else text.rfind("nvfp4-cute emulate:")
     lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()
     if report < 0:
-        found = [n for n, line in enumerate(lines) if re.match(r"E  |\d+ hazards? in kernel ", line)]
+        found = [n for n, line in enumerate(lines) if re.match(rf"E  |\d+ .*{REPORTED.pattern}", line)]
         lines = lines[found[0] :][:2] if found else lines[-1:]
     return "\n".join(lines)[:MESSAGE_CHARACTERS]
 

@@ -144,6 +144,15 @@ def test_public_kernels_pass_and_are_clean():
     assert public_kernels.main([str(env.cutlass_checkout()), "--only", clean, "--settings", *settings]) == 0
 
 
+def test_a_report_of_the_checker_is_a_hazard():
+    """Errors come first; warnings of other launches, explanations and the closing line follow."""
+    report = "nvfp4-cute emulate: 1 error, 2 warnings in kernel `k`:\nexit: cta 0,0,0 may exit\n"
+    text = f"PASS\n{report}nvfp4-cute emulate: kernel `j`: race (warning)\nnvfp4-cute emulate: note: `x` is common\n"
+    said = public_kernels._last_words(text + "nvfp4-cute emulate: 3 launches checked: 1 error\n")
+    assert said.startswith(report) and public_kernels._verdict(1, said) == "hazard"
+    assert public_kernels._verdict(1, "nvfp4-cute emulate: there is no file `x`") == "FAIL"
+
+
 def test_each_architecture_has_a_cache_of_its_own():
     """An object in QuACK's cache is found whatever architecture it was compiled for."""
     cases = [public_cases.Case("a.py", arch) for arch in ("sm_90a", "sm_100a")]
