@@ -506,9 +506,8 @@ def _modelled_us(
     all_us = float(columns @ (num_full * full_us + last_us + behind_us))
     workers = resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
     memory_us = 0.0
-    if (
-        config.decode_first
-    ):  # A strip's first tile reads weights from memory, and the others from L2 in the meantime.
+    # A strip's first tile reads weights from memory, and the others from L2 meanwhile. In fewer waves, not all SMs load.
+    if config.decode_first and num_tiles >= 2 * workers:
         k_tile_us = TIMES.loaded_k_tile + TIMES.loaded_k_tile_per_tile_token * tile_tokens
         memory_us = float(columns @ ((m > 0) * (TIMES.loaded_tile + k_tiles * k_tile_us))) / workers
     if config.stream_k:
