@@ -19,7 +19,7 @@ def make_folder(folder: Path, model: str, scheme: Scheme, changes: Mapping[str, 
     """Write config.json of a model; return ``folder``.
 
     Args:
-        model: name of a file of ``models/configs``. changes: entries to replace.
+        model: name of a file of ``bench/models/configs``. changes: entries to replace.
     """
     config = json.loads((CONFIGS / f"{model}.json").read_text()) | dict(changes or {})
     if scheme != "bf16":

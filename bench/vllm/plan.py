@@ -13,7 +13,7 @@ class Job:
     """One engine to measure.
 
     Attributes:
-        model: name of a config in ``models/configs``.
+        model: name of a config in ``bench/models/configs``.
         scheme: quantization of its weights and activations.
         method: implementation: this package, vLLM's choice, or vLLM's Marlin.
         batches: numbers of sequences that decode together.

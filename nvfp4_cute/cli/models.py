@@ -79,8 +79,8 @@ def run_bench(args: argparse.Namespace) -> int:
     """Measures, and prints a table."""
     import torch
 
-    from nvfp4_cute.models.random_model import config_of
-    from nvfp4_cute.models.speed import measure_ways
+    from nvfp4_cute.bench.models.random_model import config_of
+    from nvfp4_cute.bench.models.speed import measure_ways
 
     if args.read:
         from nvfp4_cute.bench.provenance import read_object
@@ -135,7 +135,7 @@ def _about(device: str) -> dict[str, Any]:
 
 def _save(report: dict[str, Any], stem: Path, read: Path | None = None) -> int:
     """Writes JSON, page and, if matplotlib is installed, picture."""
-    from nvfp4_cute.models.speed_page import draw, page
+    from nvfp4_cute.bench.models.page import draw, page
 
     names = " ".join(model["model"] for model in report["models"])
     ways = [way for model in report["models"] for way in model["ways"]]

@@ -12,9 +12,9 @@ pytest.importorskip(
 
 from transformers import StaticCache  # noqa: E402
 
+from nvfp4_cute.bench.models.random_model import config_of, random_model  # noqa: E402
 from nvfp4_cute.models import attention  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
-from nvfp4_cute.models.random_model import config_of, random_model  # noqa: E402
 from nvfp4_cute.models.router import Routing, routing_of  # noqa: E402
 
 SIZES = {

@@ -12,6 +12,7 @@ pytest.importorskip(
 
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
+from nvfp4_cute.bench.models.random_model import random_model  # noqa: E402
 from nvfp4_cute.cli import main  # noqa: E402
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
@@ -19,7 +20,6 @@ from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.inspect import inspect, kept_bytes, what_runs  # noqa: E402
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
 from nvfp4_cute.models.quantizing.layouts import LAYOUTS  # noqa: E402
-from nvfp4_cute.models.random_model import random_model  # noqa: E402
 from nvfp4_cute.nn.decoded import KEPT_ROWS  # noqa: E402
 from nvfp4_cute.nn.embedding import QuantizedEmbedding  # noqa: E402
 from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402

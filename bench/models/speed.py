@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.models.random_model import Way, random_model
+from nvfp4_cute.bench.models.random_model import Way, random_model
 from nvfp4_cute.terminal import Progress
 
 WARM_UPS = 3

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import torch
 
+from nvfp4_cute.bench.models.fp8_linear import MULTIPLE, LinearFP8
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import ATOM_ROWS, MXFP8_E4M3, NVFP4, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import E4M3_MAX
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
-from nvfp4_cute.models.fp8_linear import MULTIPLE, LinearFP8
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import mode_of
 from nvfp4_cute.nn.embedding import QuantizedEmbedding

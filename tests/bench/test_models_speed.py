@@ -9,10 +9,10 @@ pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-transformers installs it"
 )
 
+from nvfp4_cute.bench.models import speed  # noqa: E402
+from nvfp4_cute.bench.models.fp8_linear import LinearFP8  # noqa: E402
+from nvfp4_cute.bench.models.random_model import NAMES, config_of, random_model  # noqa: E402
 from nvfp4_cute.cli import main  # noqa: E402
-from nvfp4_cute.models import speed  # noqa: E402
-from nvfp4_cute.models.fp8_linear import LinearFP8  # noqa: E402
-from nvfp4_cute.models.random_model import NAMES, config_of, random_model  # noqa: E402
 from nvfp4_cute.nn.linear import QuantizedLinear  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 
